@@ -1,0 +1,222 @@
+"""One Kafka broker process: its configuration, start, and whether it answers."""
+
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .binaries import java
+from .errors import ServerStartError
+from .kafka_jars import kafka_jars
+from .locations import LOOPBACK
+from .process import ServerProcess, clean_environment
+from .state import ServerStatus, describe
+from .tls import TlsFiles
+
+__all__ = ["Broker", "BrokerPlan"]
+
+START_SECONDS = 60
+# A small heap, the cheapest collector and no optimising compiler: it starts in 2.5 s and leaves the cores to
+# others.
+JVM = ("-Xmx384m", "-Xms128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+LOG4J = """\
+rootLogger.level = INFO
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d %p %m (%c)%n
+"""
+
+
+@dataclass(frozen=True)
+class BrokerPlan:
+    """What one broker must know: itself and its cluster."""
+
+    node: int
+    cluster: str
+    ports: Mapping[int, int]  # of each node: the plain listener
+    controllers: Mapping[int, int]  # of each node that votes: the controller's port
+    secure_port: int | None = None
+    tls: TlsFiles | None = None
+    jaas: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def port(self) -> int:
+        return self.ports[self.node]
+
+    def properties(self, data: Path) -> dict[str, str]:
+        """The broker's `server.properties`."""
+        listeners = [f"PLAINTEXT://{LOOPBACK}:{self.port}"]
+        if self.secure_port is not None:
+            listeners.append(f"SASL_SSL://{LOOPBACK}:{self.secure_port}")
+        votes = self.node in self.controllers
+        controller = [f"CONTROLLER://{LOOPBACK}:{self.controllers[self.node]}"] if votes else []
+        replicas = str(min(3, len(self.ports)))
+        properties = {
+            "process.roles": "broker,controller" if votes else "broker",
+            "node.id": str(self.node),
+            "controller.quorum.voters": ",".join(
+                f"{node}@{LOOPBACK}:{port}" for node, port in self.controllers.items()
+            ),
+            "listeners": ",".join(listeners + controller),
+            "advertised.listeners": ",".join(listeners),
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "log.dirs": str(data),
+            "auto.create.topics.enable": "false",
+            "offsets.topic.num.partitions": "4",
+            "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.num.partitions": "4",
+            "transaction.state.log.replication.factor": replicas,
+            "transaction.state.log.min.isr": "1",
+            "share.coordinator.state.topic.replication.factor": replicas,
+            "share.coordinator.state.topic.min.isr": "1",
+            # A group of consumers forms at once, and tests can choose short sessions.
+            "group.initial.rebalance.delay.ms": "0",
+            "group.min.session.timeout.ms": "1000",
+            # A killed broker is noticed in 3 seconds instead of 9.
+            "broker.session.timeout.ms": "3000",
+            "broker.heartbeat.interval.ms": "500",
+            # Small indexes: each of the tests' many partitions would preallocate 10 MB.
+            "log.index.size.max.bytes": "262144",
+            "log.cleaner.dedupe.buffer.size": "4194304",
+            "num.network.threads": "2",
+            "num.io.threads": "4",
+            "log.cleaner.threads": "1",
+            "num.recovery.threads.per.data.dir": "1",
+        }
+        return properties | self._secure_properties() | dict(self.settings)
+
+    def _secure_properties(self) -> dict[str, str]:
+        if self.tls is None:
+            return {}
+        return {
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": self.jaas,
+            "listener.name.sasl_ssl.ssl.keystore.type": "PKCS12",
+            "listener.name.sasl_ssl.ssl.keystore.location": str(self.tls.keystore),
+            "listener.name.sasl_ssl.ssl.keystore.password": self.tls.password,
+            "listener.name.sasl_ssl.ssl.key.password": self.tls.password,
+        }
+
+
+class Broker:
+    """One broker of a `Kafka`; it can be killed, paused and restarted alone."""
+
+    def __init__(self, directory: Path, plan: BrokerPlan) -> None:
+        self.directory = directory
+        self.plan = plan
+        self._process = ServerProcess(f"kafka-{plan.node}", directory)
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the plain listener."""
+        return f"{LOOPBACK}:{self.plan.port}"
+
+    @property
+    def log(self) -> Path:
+        """The broker's log file."""
+        return self._process.log
+
+    @property
+    def pid(self) -> int | None:
+        """The JVM's pid, or None when it does not run."""
+        process = self._process.find()
+        return process.pid if process else None
+
+    def launch(self) -> None:
+        """Start the JVM without waiting for it; `await_ready` does. Formats the storage at the first time."""
+        if self._process.find() is not None:
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        data = self.directory / "data"
+        config = self.directory / "server.properties"
+        properties = self.plan.properties(data)
+        config.touch(mode=0o600)  # it names the generated passwords
+        config.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+        (self.directory / "log4j2.properties").write_text(LOG4J)
+        if not (data / "meta.properties").exists():
+            self._format(config)
+        self._since = self._process.log_size()
+        self._process.spawn(
+            self._java("kafka.Kafka", str(config)), env=clean_environment(), cwd=self.directory, account=None
+        )
+
+    def await_ready(self) -> None:
+        """Wait until the broker answers.
+
+        Raises:
+            ServerStartError: it ended or did not answer in time; the text carries the last log lines.
+        """
+        self._process.await_ready(lambda: answers(self.plan.port), timeout=START_SECONDS, since=self._since)
+
+    def start(self) -> None:
+        """Start the broker and wait until it answers; does nothing when it runs."""
+        if self._process.find() is None:
+            self.launch()
+            self.await_ready()
+
+    def stop(self) -> None:
+        """Shut down cleanly: leadership moves to other brokers first."""
+        self._process.terminate([(signal.SIGTERM, 20)])
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open, and nothing answers."""
+        self._process.pause()
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._process.resume()
+
+    def restart(self) -> None:
+        """`stop()`, then `start()`."""
+        self.stop()
+        self.start()
+
+    def status(self) -> ServerStatus:
+        """What the broker is doing now."""
+        return describe(self._process, self.address if self.directory.exists() else None)
+
+    def _java(self, main: str, *arguments: str) -> list[str]:
+        log4j = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}"
+        return [java(), *JVM, log4j, "-cp", f"{kafka_jars()}/*", main, *arguments]
+
+    def _format(self, config: Path) -> None:
+        command = self._java("kafka.tools.StorageTool", "format", "-t", self.plan.cluster, "-c", str(config))
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=clean_environment(),
+            check=False,
+            timeout=START_SECONDS,
+        )
+        if done.returncode != 0:
+            lines = (done.stdout + done.stderr).splitlines()[-20:]
+            raise ServerStartError(
+                "kafka storage format", f"it exited with {done.returncode}", self.log, lines
+            )
+
+
+def answers(port: int, *, timeout: float = 1.0) -> bool:
+    """Whether a broker answers a request for its API versions; a paused one accepts, but does not answer."""
+    correlation = secrets.randbits(31)
+    request = struct.pack(">hhih", 18, 0, correlation, -1)  # ApiVersions v0, no client id
+    try:
+        with socket.create_connection((LOOPBACK, port), timeout=timeout) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            answer = connection.recv(8)
+    except OSError:
+        return False
+    return len(answer) == 8 and struct.unpack(">ii", answer)[1] == correlation

@@ -1,0 +1,197 @@
+"""A real Apache Kafka of one's own (KRaft, no ZooKeeper), on loopback ports: one broker, or several."""
+
+import base64
+import secrets
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from .broker import Broker, BrokerPlan
+from .errors import DevstackError, ServerStartError
+from .locations import LOOPBACK, free_ports
+from .state import SavedState, ServerStatus
+from .tls import TlsFiles, make_certificates
+
+__all__ = ["Kafka"]
+
+
+class Kafka:
+    """A Kafka cluster in `directory`.
+
+    The methods block (start about 3 seconds); from async code call them through `asyncio.to_thread`. They
+    work from any process: the brokers are found again through their pid files.
+
+    Args:
+        directory: the cluster's own; made when missing. Data, logs and pid files live in it.
+        port: loopback port of the first broker; default: a free one, chosen at the first start and kept.
+        brokers: how many. With three or more, three of them form the quorum, so that any single one may die.
+            With two, the first is the controller, and only the second may die.
+        secure: adds a SASL_SSL listener (mechanism PLAIN) to every broker.
+        settings: broker settings beside or instead of the devstack's own.
+
+    Number of brokers and listeners are fixed at the first start.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        port: int | None = None,
+        *,
+        brokers: int = 1,
+        secure: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.directory = Path(directory).resolve()
+        self._state = SavedState(self.directory / "kafka.json")
+        self._port = port
+        self._wanted = brokers
+        self._secure = secure
+        self._settings = dict(settings or {})
+
+    # -- where it is
+
+    @property
+    def bootstrap(self) -> str:
+        """`host:port,…` of the plain listeners; known after the first start."""
+        return ",".join(f"{LOOPBACK}:{port}" for port in self._numbers("ports"))
+
+    @property
+    def secure_bootstrap(self) -> str:
+        """`host:port,…` of the SASL_SSL listeners."""
+        return ",".join(f"{LOOPBACK}:{port}" for port in self._numbers("secure_ports"))
+
+    @property
+    def ca_file(self) -> Path:
+        """PEM file of the authority that signed the brokers' certificates."""
+        return self.directory / "tls" / "ca.pem"
+
+    @property
+    def username(self) -> str:
+        """The SASL user."""
+        return "sidings"
+
+    @property
+    def password(self) -> str:
+        """The SASL user's password, generated at the first start."""
+        return self._state["password"]
+
+    @property
+    def brokers(self) -> list[Broker]:
+        """All brokers; empty before the first start."""
+        return [self.broker(node) for node in self._nodes()] if "cluster" in self._state else []
+
+    def broker(self, node: int) -> Broker:
+        """The broker with this number, counted from 1."""
+        if node not in self._nodes():
+            raise DevstackError(f"there is no broker {node}: the cluster has {len(self._nodes())}")
+        return Broker(self.directory / f"broker-{node}", self._plan(node))
+
+    # -- what can be done to it
+
+    def start(self) -> None:
+        """Start all brokers that do not run and wait until each answers.
+
+        Raises:
+            ServerStartError: a broker ended or did not answer in time; the text carries its last log lines.
+            ToolMissingError: there is no Java, or nothing to fetch Kafka's jars with.
+        """
+        if "cluster" not in self._state:
+            self._invent()
+        started = [broker for broker in self.brokers if broker.pid is None]
+        try:
+            for broker in started:
+                broker.launch()
+            for broker in started:
+                broker.await_ready()
+        except ServerStartError:
+            for broker in started:
+                broker.kill()
+            raise
+
+    def stop(self) -> None:
+        """Shut all brokers down cleanly, at the same time; one that needs more than 20 seconds is killed."""
+        self._each(Broker.stop)
+
+    def kill(self) -> None:
+        """SIGKILL to all brokers."""
+        self._each(Broker.kill)
+
+    def pause(self) -> None:
+        """SIGSTOP to all brokers."""
+        self._each(Broker.pause)
+
+    def resume(self) -> None:
+        """SIGCONT to all brokers."""
+        self._each(Broker.resume)
+
+    def restart(self) -> None:
+        """`stop()`, then `start()`."""
+        self.stop()
+        self.start()
+
+    def status(self) -> list[ServerStatus]:
+        """What each broker is doing now; empty before the first start."""
+        return [broker.status() for broker in self.brokers]
+
+    def remove(self) -> None:
+        """Kill the brokers and delete the directory with all data."""
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    # -- how it is made
+
+    def _each(self, action: Callable[[Broker], None]) -> None:
+        brokers = self.brokers
+        if brokers:
+            with ThreadPoolExecutor(len(brokers)) as pool:
+                list(pool.map(action, brokers))
+
+    def _nodes(self) -> range:
+        return range(1, len(self._numbers("ports")) + 1)
+
+    def _numbers(self, name: str) -> list[int]:
+        return [int(number) for number in self._state[name].split(",") if number]
+
+    def _invent(self) -> None:
+        """Choose what stays for the cluster's life: its id, ports, password and certificates."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        count = self._wanted
+        voters = 3 if count >= 3 else 1
+        free = free_ports(2 * count + voters + 1)
+        if self._port is not None:
+            free = [self._port, *(port for port in free if port != self._port)]
+        chosen = {
+            "ports": free[:count],
+            "controllers": free[count : count + voters],
+            "secure_ports": list[int](),
+        }
+        values = {"password": secrets.token_urlsafe(18)}
+        if self._secure:
+            chosen["secure_ports"] = free[count + voters : 2 * count + voters]
+            values["store_password"] = make_certificates(self.directory / "tls").password
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+        ports = {name: ",".join(map(str, numbers)) for name, numbers in chosen.items()}
+        self._state.update(**values, **ports, cluster=cluster)
+
+    def _plan(self, node: int) -> BrokerPlan:
+        secure_ports = self._numbers("secure_ports")
+        plan = BrokerPlan(
+            node=node,
+            cluster=self._state["cluster"],
+            ports=dict(enumerate(self._numbers("ports"), 1)),
+            controllers=dict(enumerate(self._numbers("controllers"), 1)),
+            settings=self._settings,
+        )
+        if not secure_ports:
+            return plan
+        tls = self.directory / "tls"
+        login = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        return replace(
+            plan,
+            secure_port=secure_ports[node - 1],
+            tls=TlsFiles(self.ca_file, tls / "broker.p12", self._state["store_password"]),
+            jaas=f'{login} required user_{self.username}="{self.password}";',
+        )

@@ -1,0 +1,209 @@
+"""A real Postgres 18 server of one's own, on a loopback port."""
+
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from .accounts import open_directory, server_account
+from .binaries import postgres_program
+from .errors import ServerStartError
+from .locations import LOOPBACK, free_port
+from .process import ServerProcess, clean_environment
+from .state import SavedState, ServerStatus, describe
+
+__all__ = ["Postgres"]
+
+START_SECONDS = 60
+USER = "postgres"
+
+# fsync stays on: the tests are about what survives. Sized for a small machine that also runs everything else.
+SETTINGS: Mapping[str, str] = {
+    "listen_addresses": LOOPBACK,
+    "unix_socket_directories": "",  # a socket's path is limited to about 100 characters; TCP has no such trap
+    "max_connections": "300",
+    "shared_buffers": "256MB",
+    "wal_level": "replica",
+    "max_prepared_transactions": "10",
+    "max_wal_size": "4GB",
+    "log_line_prefix": "%m [%p] %q%a %d ",
+    "log_timezone": "UTC",
+    "timezone": "UTC",
+}
+
+
+class Postgres:
+    """A Postgres server in `directory`; a second server is another object with another directory.
+
+    The methods block (start about half a second); from async code call them through `asyncio.to_thread`. They
+    work from any process: the server is found again through its pid file.
+
+    Args:
+        directory: the server's own; made when missing. Data, log and pid file live in it.
+        port: loopback port; default: a free one, chosen at the first start and kept.
+        settings: server settings beside or instead of the devstack's own, e.g. `{"fsync": "off"}`.
+
+    Example:
+        server = Postgres("/tmp/pg")
+        server.start()
+        connection = await asyncpg.connect(server.dsn)
+    """
+
+    def __init__(
+        self, directory: Path | str, port: int | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self.directory = Path(directory).resolve()
+        self._state = SavedState(self.directory / "postgres.json")
+        self._port = port
+        self._settings = dict(settings or {})
+        self._process = ServerProcess("postgres", self.directory)
+
+    @property
+    def port(self) -> int:
+        """The TCP port; known after the first start."""
+        return int(self._state["port"])
+
+    @property
+    def dsn(self) -> str:
+        """Connection string of the superuser and the database `postgres`; known after the first start."""
+        password = quote(self._state["password"])
+        return f"postgresql://{USER}:{password}@{LOOPBACK}:{self.port}/postgres"
+
+    @property
+    def log(self) -> Path:
+        """The server's log file."""
+        return self._process.log
+
+    @property
+    def pid(self) -> int | None:
+        """The postmaster's pid, or None when it does not run."""
+        process = self._process.find()
+        return process.pid if process else None
+
+    def start(self) -> None:
+        """Start the server (creating its cluster at the first time) and wait until it accepts connections.
+
+        Does nothing when it runs.
+
+        Raises:
+            ServerStartError: it ended or was not ready in time; the text carries the last log lines.
+            ToolMissingError: the binaries are missing.
+        """
+        if self._process.find() is not None:
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        account = server_account()
+        data = open_directory(self.directory / "data", account)
+        if not (data / "PG_VERSION").exists():
+            self._create_cluster(data)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            since = self._process.log_size()
+            try:
+                self._launch(data)
+                self._process.await_ready(
+                    lambda: _says_ready(data), timeout=deadline - time.monotonic(), since=since
+                )
+                return
+            except ServerStartError as error:
+                # After a SIGKILL from elsewhere the old server's children may take a moment to notice and
+                # leave.
+                leaving = any("pre-existing shared memory block" in line for line in error.lines)
+                if not leaving or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def stop(self) -> None:
+        """Shut down cleanly: sessions are ended, transactions rolled back, a checkpoint written."""
+        self._process.terminate([(signal.SIGINT, 30), (signal.SIGQUIT, 10)])
+
+    def kill(self) -> None:
+        """SIGKILL to the whole server, as when the power fails; returns when all its processes are gone."""
+        self._process.kill()
+
+    def pause(self) -> None:
+        """SIGSTOP to the whole server: connections stay open, and nothing answers."""
+        self._process.pause()
+
+    def resume(self) -> None:
+        """SIGCONT to the whole server."""
+        self._process.resume()
+
+    def restart(self) -> None:
+        """`stop()`, then `start()`."""
+        self.stop()
+        self.start()
+
+    def status(self) -> ServerStatus:
+        """What the server is doing now."""
+        address = f"{LOOPBACK}:{self._state['port']}" if "port" in self._state else None
+        return describe(self._process, address)
+
+    def remove(self) -> None:
+        """Kill the server and delete its directory with all data."""
+        self.kill()
+        data = self.directory / "data"
+        if data.is_symlink():
+            shutil.rmtree(data.resolve(), ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _create_cluster(self, data: Path) -> None:
+        account = server_account()
+        password = secrets.token_urlsafe(18)
+        with tempfile.NamedTemporaryFile("w", prefix="sidings-") as pwfile:
+            pwfile.write(password)
+            pwfile.flush()
+            if account:
+                shutil.chown(pwfile.name, account.uid, account.gid)
+            command = [
+                *(postgres_program("initdb"), "--pgdata", str(data), "--no-sync", "--no-instructions"),
+                *("--username", USER, "--pwfile", pwfile.name, "--auth", "scram-sha-256"),
+                # The password is random and long; iterations would only make each connection slower.
+                *("--set", "scram_iterations=1"),
+                *("--encoding", "UTF8", "--locale", "C"),
+                *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8"),
+            ]
+            made = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                env=clean_environment(LC_ALL="C"),
+                cwd=data,
+                user=account.uid if account else None,
+                group=account.gid if account else None,
+                extra_groups=[] if account else None,
+                check=False,
+                timeout=120,
+            )
+        if made.returncode != 0:
+            lines = (made.stdout + made.stderr).splitlines()[-20:]
+            raise ServerStartError("initdb", f"it exited with {made.returncode}", self.log, lines)
+        self._state.update(password=password)
+
+    def _launch(self, data: Path) -> None:
+        if self._port is not None:
+            self._state.update(port=str(self._port))
+        elif "port" not in self._state:
+            self._state.update(port=str(free_port()))
+        chosen = {**SETTINGS, **self._settings, "port": self._state["port"]}
+        options = [part for name, value in chosen.items() for part in ("-c", f"{name}={value}")]
+        self._process.spawn(
+            [postgres_program("postgres"), "-D", str(data), *options],
+            env=clean_environment(LC_ALL="C"),
+            cwd=data,
+            account=server_account(),
+        )
+
+
+def _says_ready(data: Path) -> bool:
+    """Postgres writes its state into line 8 of postmaster.pid; pg_ctl waits for the same word."""
+    try:
+        lines = (data / "postmaster.pid").read_text().splitlines()
+    except FileNotFoundError:
+        return False
+    return len(lines) >= 8 and lines[7].strip() == "ready"

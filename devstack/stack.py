@@ -1,0 +1,102 @@
+"""Both servers together: what the command line, the demo and the test fixtures use."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .kafka import Kafka
+from .locations import home
+from .postgres import Postgres
+from .state import ServerStatus
+
+__all__ = ["Endpoints", "Stack", "ensure", "external"]
+
+POSTGRES_VARIABLE = "SIDINGS_POSTGRES"
+KAFKA_VARIABLE = "SIDINGS_KAFKA"
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Where a Postgres and a Kafka are: a DSN, and a list of bootstrap servers."""
+
+    postgres: str
+    kafka: str
+
+
+@dataclass(frozen=True)
+class External:
+    """Servers that the environment names, to be used instead of our own; None where it names none."""
+
+    postgres: str | None
+    kafka: str | None
+
+
+def external() -> External:
+    """What `SIDINGS_POSTGRES` and `SIDINGS_KAFKA` say."""
+    return External(os.environ.get(POSTGRES_VARIABLE) or None, os.environ.get(KAFKA_VARIABLE) or None)
+
+
+class Stack:
+    """One Postgres and one Kafka in `directory` (default: the devstack's home)."""
+
+    def __init__(
+        self, directory: Path | str | None = None, *, brokers: int = 1, secure: bool = False
+    ) -> None:
+        self.directory = Path(directory).resolve() if directory else home()
+        self.postgres = Postgres(self.directory / "postgres")
+        self.kafka = Kafka(self.directory / "kafka", brokers=brokers, secure=secure)
+
+    def up(self) -> Endpoints:
+        """Start what does not run and the environment does not provide, and say where both are.
+
+        Raises:
+            DevstackError: a tool is missing or a server did not start; the text says what to do.
+        """
+        given = external()
+        with self._lock():
+            if not given.postgres:
+                self.postgres.start()
+            if not given.kafka:
+                self.kafka.start()
+        return Endpoints(given.postgres or self.postgres.dsn, given.kafka or self.kafka.bootstrap)
+
+    def down(self) -> None:
+        """Stop both cleanly; the data stays."""
+        with self._lock():
+            self.kafka.stop()
+            self.postgres.stop()
+
+    def status(self) -> list[ServerStatus]:
+        """What each server is doing now."""
+        return [self.postgres.status(), *self.kafka.status()]
+
+    def remove(self) -> None:
+        """Kill both and delete all their data."""
+        with self._lock():
+            self.kafka.remove()
+            self.postgres.remove()
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        # Two `up` at the same time would both create a cluster in one directory.
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with (self.directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def ensure(directory: Path | str | None = None) -> Endpoints:
+    """A running Postgres and Kafka: those that the environment names, else the devstack's own.
+
+    Our own are started if need be, and stay up; `python -m sidings.devstack down` stops them.
+
+    Raises:
+        DevstackError: a tool is missing or a server did not start; the text says what to do.
+    """
+    given = external()
+    if given.postgres and given.kafka:
+        return Endpoints(given.postgres, given.kafka)
+    return Stack(directory).up()
