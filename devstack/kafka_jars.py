@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def kafka_jars(report: Report = _to_stderr) -> Path:
 
 
 @contextmanager
-def _lock(path: Path, report: Report) -> Iterator[None]:
+def _lock(path: Path, report: Report) -> Generator[None]:
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,7 +3,7 @@
 import logging
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def session_directory() -> Iterator[Path]:
+def session_directory() -> Generator[Path]:
     """A new directory under the devstack's home, deleted at the end."""
     sessions = home() / "sessions"
     sessions.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, for_code
@@ -13,6 +14,12 @@ __all__ = ["create_topic", "delete_topics"]
 
 SERVER_SECONDS = 30
 log = logging.getLogger(__name__)
+
+
+class _CreateTopicsAnswer(Protocol):
+    """The part of Kafka's answer that is read here; aiokafka leaves it untyped."""
+
+    topic_errors: Sequence[tuple[str, int, str | None]]
 
 
 async def create_topic(
@@ -27,9 +34,8 @@ async def create_topic(
     try:
         async with asyncio.timeout(SERVER_SECONDS):
             await admin.start()
-            answer = await admin.create_topics(
-                [NewTopic(name, partitions, replicas, topic_configs=dict(config or {}))]
-            )
+            topic = NewTopic(name, partitions, replicas, topic_configs=dict(config or {}))
+            answer = cast(_CreateTopicsAnswer, await admin.create_topics([topic]))
             for _, code, message in answer.topic_errors:
                 if code:
                     raise DevstackError(f"topic {name} was not created: {for_code(code).__name__}: {message}")
