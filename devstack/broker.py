@@ -90,6 +90,7 @@ class BrokerPlan:
             "num.network.threads": "2",
             "num.io.threads": "4",
             "log.cleaner.threads": "1",
+            "log.segment.delete.delay.ms": "1000",  # deleted topics give their files back soon
             "num.recovery.threads.per.data.dir": "1",
         }
         return properties | self._secure_properties() | dict(self.settings)
@@ -204,9 +205,7 @@ class Broker:
         )
         if done.returncode != 0:
             lines = (done.stdout + done.stderr).splitlines()[-20:]
-            raise ServerStartError(
-                "kafka storage format", f"it exited with {done.returncode}", self.log, lines
-            )
+            raise ServerStartError("kafka storage format", f"it exited with {done.returncode}", self.log, lines)
 
 
 def answers(port: int, *, timeout: float = 1.0) -> bool:

@@ -66,9 +66,7 @@ class _Connected:
         self._dsn = dsn
 
     async def __aenter__(self) -> "asyncpg.Connection[asyncpg.Record]":
-        self._connection = await asyncpg.connect(
-            self._dsn, timeout=SERVER_SECONDS, command_timeout=SERVER_SECONDS
-        )
+        self._connection = await asyncpg.connect(self._dsn, timeout=SERVER_SECONDS, command_timeout=SERVER_SECONDS)
         return self._connection
 
     async def __aexit__(self, *_: object) -> None:

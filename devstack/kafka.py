@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from .broker import Broker, BrokerPlan
-from .errors import DevstackError, ServerStartError
+from .errors import DevstackError, ServerStartError, ServerStateError
 from .locations import LOOPBACK, free_ports
-from .state import SavedState, ServerStatus
+from .state import SavedState, ServerState, ServerStatus
 from .tls import TlsFiles, make_certificates
 
 __all__ = ["Kafka"]
@@ -27,12 +27,13 @@ class Kafka:
     Args:
         directory: the cluster's own; made when missing. Data, logs and pid files live in it.
         port: loopback port of the first broker; default: a free one, chosen at the first start and kept.
-        brokers: how many. With three or more, three of them form the quorum, so that any single one may die.
-            With two, the first is the controller, and only the second may die.
-        secure: adds a SASL_SSL listener (mechanism PLAIN) to every broker.
+        brokers: how many, default 1. With three or more, three form the quorum, so that any single one
+            may die. With two, only the second may: the first is the controller.
+        secure: whether to add a SASL_SSL listener (mechanism PLAIN) to every broker.
         settings: broker settings beside or instead of the devstack's own.
 
-    Number of brokers and listeners are fixed at the first start.
+    The number of brokers, their ports and listeners are fixed at the first start; to find a cluster again,
+    its directory is enough.
     """
 
     def __init__(
@@ -40,8 +41,8 @@ class Kafka:
         directory: Path | str,
         port: int | None = None,
         *,
-        brokers: int = 1,
-        secure: bool = False,
+        brokers: int | None = None,
+        secure: bool | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.directory = Path(directory).resolve()
@@ -95,11 +96,13 @@ class Kafka:
         """Start all brokers that do not run and wait until each answers.
 
         Raises:
+            ServerStateError: the cluster was made with other `brokers` or without `secure`.
             ServerStartError: a broker ended or did not answer in time; the text carries its last log lines.
             ToolMissingError: there is no Java, or nothing to fetch Kafka's jars with.
         """
         if "cluster" not in self._state:
             self._invent()
+        self._check_shape()
         started = [broker for broker in self.brokers if broker.pid is None]
         try:
             for broker in started:
@@ -133,8 +136,9 @@ class Kafka:
         self.start()
 
     def status(self) -> list[ServerStatus]:
-        """What each broker is doing now; empty before the first start."""
-        return [broker.status() for broker in self.brokers]
+        """What each broker is doing now."""
+        absent = ServerStatus("kafka", ServerState.ABSENT, None, None, self.directory)
+        return [broker.status() for broker in self.brokers] or [absent]
 
     def remove(self) -> None:
         """Kill the brokers and delete the directory with all data."""
@@ -158,7 +162,7 @@ class Kafka:
     def _invent(self) -> None:
         """Choose what stays for the cluster's life: its id, ports, password and certificates."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        count = self._wanted
+        count = self._wanted or 1
         voters = 3 if count >= 3 else 1
         free = free_ports(2 * count + voters + 1)
         if self._port is not None:
@@ -175,6 +179,12 @@ class Kafka:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
         ports = {name: ",".join(map(str, numbers)) for name, numbers in chosen.items()}
         self._state.update(**values, **ports, cluster=cluster)
+
+    def _check_shape(self) -> None:
+        count, secured = len(self._nodes()), bool(self._numbers("secure_ports"))
+        if self._wanted not in (None, count) or self._secure not in (None, secured):
+            what = f"{count} broker(s), {'with' if secured else 'without'} a secured listener"
+            raise ServerStateError(f"{self.directory} holds a cluster of {what}; delete it to make another")
 
     def _plan(self, node: int) -> BrokerPlan:
         secure_ports = self._numbers("secure_ports")

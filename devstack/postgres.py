@@ -106,14 +106,13 @@ class Postgres:
             since = self._process.log_size()
             try:
                 self._launch(data)
-                self._process.await_ready(
-                    lambda: _says_ready(data), timeout=deadline - time.monotonic(), since=since
-                )
+                self._process.await_ready(self._says_ready, timeout=deadline - time.monotonic(), since=since)
                 return
             except ServerStartError as error:
                 # After a SIGKILL from elsewhere the old server's children may take a moment to notice and
                 # leave.
-                leaving = any("pre-existing shared memory block" in line for line in error.lines)
+                signs = ("pre-existing shared memory block", 'lock file "postmaster.pid" already exists')
+                leaving = any(sign in line for sign in signs for line in error.lines)
                 if not leaving or time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
@@ -199,11 +198,11 @@ class Postgres:
             account=server_account(),
         )
 
-
-def _says_ready(data: Path) -> bool:
-    """Postgres writes its state into line 8 of postmaster.pid; pg_ctl waits for the same word."""
-    try:
-        lines = (data / "postmaster.pid").read_text().splitlines()
-    except FileNotFoundError:
-        return False
-    return len(lines) >= 8 and lines[7].strip() == "ready"
+    def _says_ready(self) -> bool:
+        """Postgres writes its state into line 8 of postmaster.pid; pg_ctl waits for the same word."""
+        try:
+            lines = (self.directory / "data" / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return False
+        # A killed server leaves the file behind, with its pid and "ready".
+        return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready"

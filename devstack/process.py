@@ -1,7 +1,7 @@
 """One server process: started detached, found again by its pid file, signalled only when it is really ours.
 
 A pid alone proves nothing: after a reboot, or a long time, another program can have it. So the pid file also
-holds the process's creation time, and both must match before any signal is sent.
+holds when the process was born, and both must match before any signal is sent.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,13 +19,11 @@ import psutil
 from .accounts import Account
 from .errors import ServerStartError, ServerStateError
 
-__all__ = ["ServerProcess", "clean_environment", "wait_until"]
+__all__ = ["ServerProcess", "birth", "clean_environment", "wait_until"]
 
-# Creation times are compared with a tolerance: they are kernel ticks (10 ms), converted through the boot
-# time.
-SAME_START_SECONDS = 0.05
 LOG_LINES_SHOWN = 20
-_children: list[subprocess.Popen[bytes]] = []  # kept until they end, so that none stays a zombie
+STOP_SECONDS = 10
+KILL_SECONDS = 30
 
 
 def wait_until(condition: Callable[[], bool], *, timeout: float, interval: float = 0.02) -> bool:
@@ -35,6 +34,23 @@ def wait_until(condition: Callable[[], bool], *, timeout: float, interval: float
             return False
         time.sleep(interval)
     return True
+
+
+def birth(pid: int) -> str | None:
+    """A text that tells this process from any other that has or had its pid; None when it does not run.
+
+    On Linux, ticks since boot and the boot's id: what psutil computes from them moves when the clock is set.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] == "Z" else f"{boot} {fields[19]}"
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # gone, or not a Linux
+    try:
+        return str(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return None
 
 
 class ServerProcess:
@@ -50,9 +66,7 @@ class ServerProcess:
         self.pid_file = directory / f"{name}.pid"
         self.log = directory / f"{name}.log"
 
-    def spawn(
-        self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, account: Account | None
-    ) -> None:
+    def spawn(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, account: Account | None) -> None:
         """Start `command` in a session of its own (it outlives us, and Ctrl-C does not reach it)."""
         with self.log.open("ab") as log:
             child = subprocess.Popen(
@@ -67,23 +81,20 @@ class ServerProcess:
                 group=account.gid if account else None,
                 extra_groups=[] if account else None,
             )
-        _children.append(child)
-        started = psutil.Process(child.pid).create_time()
+        # Reaped at once, whoever killed it: Postgres takes a zombie for a running server and would not start.
+        threading.Thread(target=child.wait, name=f"reap {self.name}", daemon=True).start()
         partial = self.pid_file.with_suffix(".pid.new")
-        partial.write_text(json.dumps({"pid": child.pid, "started": started}))
+        partial.write_text(json.dumps({"pid": child.pid, "birth": birth(child.pid) or "died at once"}))
         partial.replace(self.pid_file)
 
     def find(self) -> psutil.Process | None:
         """The running process, or None. A pid file that names another process is ignored."""
-        _reap()
         try:
             noted = json.loads(self.pid_file.read_text())
             process = psutil.Process(noted["pid"])
-            if abs(process.create_time() - noted["started"]) > SAME_START_SECONDS:
-                return None
-            return None if process.status() == psutil.STATUS_ZOMBIE else process
-        except (FileNotFoundError, json.JSONDecodeError, KeyError, psutil.NoSuchProcess):
+        except (FileNotFoundError, psutil.NoSuchProcess):
             return None
+        return process if birth(process.pid) == noted["birth"] else None
 
     def require(self) -> psutil.Process:
         """The running process.
@@ -103,47 +114,51 @@ class ServerProcess:
 
     def pause(self) -> None:
         """SIGSTOP to the process and all its children; returns when all have stopped."""
-        leader = self.require()
-        leader.suspend()  # first: from now on it forks no more
-        family = [leader, *leader.children(recursive=True)]
-        for process in family[1:]:
-            _signal(process, signal.SIGSTOP)
-        if not wait_until(lambda: all(_stopped(process) for process in family), timeout=10):
-            raise ServerStateError(f"{self.name} did not stop on SIGSTOP within 10 seconds")
+        self._freeze(self.require())
+
+    def _freeze(self, leader: psutil.Process) -> list[psutil.Process]:
+        # The leader first, and only then the list of its children: stopped, it forks no more.
+        family = [leader]
+        _signal(leader, signal.SIGSTOP)
+        if wait_until(lambda: _stopped(leader), timeout=STOP_SECONDS):
+            family += _children(leader)
+            for process in family[1:]:
+                _signal(process, signal.SIGSTOP)
+            if wait_until(lambda: all(map(_stopped, family)), timeout=STOP_SECONDS):
+                return family
+        raise ServerStateError(f"{self.name} did not stop on SIGSTOP within {STOP_SECONDS} seconds")
 
     def resume(self) -> None:
         """SIGCONT to the process and all its children."""
         leader = self.require()
-        for process in [*leader.children(recursive=True), leader]:
+        for process in [*_children(leader), leader]:
             _signal(process, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL to the process and all its children, as when the power fails; returns when all are gone."""
         leader = self.find()
         if leader is not None:
-            leader.suspend()  # what it forked after the list was made would survive
-            family = [leader, *leader.children(recursive=True)]
+            family = self._freeze(leader)  # a child forked after the list was made would survive
             for process in family:
                 _signal(process, signal.SIGKILL)
-            if not wait_until(lambda: all(_gone(process) for process in family), timeout=30):
-                raise ServerStateError(f"{self.name} did not die on SIGKILL within 30 seconds")
+            if not wait_until(lambda: all(map(_gone, family)), timeout=KILL_SECONDS):
+                raise ServerStateError(f"{self.name} did not die on SIGKILL within {KILL_SECONDS} seconds")
         self.pid_file.unlink(missing_ok=True)
 
     def terminate(self, signals: Sequence[tuple[signal.Signals, float]]) -> None:
         """Ask with each signal in turn, waiting the given seconds for the end; kill what is still there."""
-        process = self.find()
-        if process is None:
-            self.pid_file.unlink(missing_ok=True)
-            return
-        if self.paused:
-            self.resume()
-        family = [process, *process.children(recursive=True)]
-        for number, seconds in signals:
-            _signal(process, number)
-            if wait_until(lambda: all(_gone(member) for member in family), timeout=seconds):
-                self.pid_file.unlink(missing_ok=True)
-                return
-        self.kill()
+        leader = self.find()
+        if leader is not None:
+            if self.paused:
+                self.resume()
+            family = [leader, *_children(leader)]
+            for number, seconds in signals:
+                _signal(leader, number)
+                if wait_until(lambda: all(map(_gone, family)), timeout=seconds):
+                    break
+            else:
+                self.kill()
+        self.pid_file.unlink(missing_ok=True)
 
     def await_ready(self, ready: Callable[[], bool], *, timeout: float, since: int = 0) -> None:
         """Wait until `ready`.
@@ -174,18 +189,20 @@ class ServerProcess:
             return log.read().decode(errors="replace").splitlines()[-count:]
 
 
-def _reap() -> None:
-    _children[:] = [child for child in _children if child.poll() is None]
-
-
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
-    # psutil compares creation times before it signals, so a reused pid is never hit.
+    # psutil checks before it signals that the pid has not been given to another process meanwhile.
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(number)
 
 
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
 def _gone(process: psutil.Process) -> bool:
-    _reap()
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -193,10 +210,7 @@ def _gone(process: psutil.Process) -> bool:
 
 
 def _stopped(process: psutil.Process) -> bool:
-    try:
-        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
+    return _gone(process) or process.status() == psutil.STATUS_STOPPED
 
 
 def clean_environment(**extra: str) -> dict[str, str]:

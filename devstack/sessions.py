@@ -1,20 +1,21 @@
 """A directory for the servers of one test session, and the removal of what killed sessions left behind."""
 
 import logging
+import os
 import secrets
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from .kafka import Kafka
 from .locations import home
 from .postgres import Postgres
+from .process import birth
 
 __all__ = ["session_directory"]
 
+OWNER = "owner"  # file: pid and birth of the process that runs the session
 log = logging.getLogger(__name__)
 
 
@@ -24,9 +25,9 @@ def session_directory() -> Generator[Path]:
     sessions = home() / "sessions"
     sessions.mkdir(parents=True, exist_ok=True)
     _sweep(sessions)
-    owner = psutil.Process()
-    directory = sessions / f"{owner.pid}-{owner.create_time():.2f}-{secrets.token_hex(3)}"
+    directory = sessions / f"{os.getpid()}-{secrets.token_hex(3)}"
     directory.mkdir()
+    (directory / OWNER).write_text(f"{os.getpid()} {birth(os.getpid())}")
     try:
         yield directory
     finally:
@@ -36,8 +37,10 @@ def session_directory() -> Generator[Path]:
 def _sweep(sessions: Path) -> None:
     """A session that was killed could not stop its servers: kill them now, and delete their data."""
     for directory in sessions.iterdir():
-        pid, started, _ = directory.name.split("-")
-        if _runs(int(pid), float(started)):
+        if not (directory / OWNER).exists():
+            continue  # just being made
+        pid, noted = (directory / OWNER).read_text().split(" ", 1)
+        if birth(int(pid)) == noted:
             continue
         log.warning("removing the servers of a test session that was killed: %s", directory)
         for server in directory.iterdir():
@@ -46,10 +49,3 @@ def _sweep(sessions: Path) -> None:
             elif (server / "kafka.json").exists():
                 Kafka(server).remove()
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _runs(pid: int, started: float) -> bool:
-    try:
-        return abs(psutil.Process(pid).create_time() - started) < 0.05
-    except psutil.NoSuchProcess:
-        return False

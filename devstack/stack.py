@@ -43,7 +43,7 @@ class Stack:
     """One Postgres and one Kafka in `directory` (default: the devstack's home)."""
 
     def __init__(
-        self, directory: Path | str | None = None, *, brokers: int = 1, secure: bool = False
+        self, directory: Path | str | None = None, *, brokers: int | None = None, secure: bool | None = None
     ) -> None:
         self.directory = Path(directory).resolve() if directory else home()
         self.postgres = Postgres(self.directory / "postgres")

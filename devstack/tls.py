@@ -39,16 +39,8 @@ def make_certificates(directory: Path) -> TlsFiles:
         tool = Path(java()).resolve().parent / "keytool"
         if not tool.exists():
             raise ToolMissingError(f"{tool} is missing: install a JDK or JRE that has keytool")
-        command = [
-            str(tool),
-            *arguments,
-            "-keystore",
-            str(store),
-            "-storetype",
-            "PKCS12",
-            "-storepass:env",
-            "STOREPASS",
-        ]
+        where = ("-keystore", str(store), "-storetype", "PKCS12", "-storepass:env", "STOREPASS")
+        command = [str(tool), "-J-XX:TieredStopAtLevel=1", *arguments, *where]
         done = subprocess.run(
             command, input=request, capture_output=True, env={"STOREPASS": password}, check=False, timeout=60
         )
@@ -59,9 +51,7 @@ def make_certificates(directory: Path) -> TlsFiles:
     key = ("-keyalg", "EC", "-groupname", "secp256r1", "-validity", "3650")
     names = "san=ip:127.0.0.1,dns:localhost"
     request = b""
-    keytool(
-        "-genkeypair", "-alias", "ca", "-dname", "CN=sidings devstack", "-ext", "bc:c", *key, store=ca_store
-    )
+    keytool("-genkeypair", "-alias", "ca", "-dname", "CN=sidings devstack", "-ext", "bc:c", *key, store=ca_store)
     authority = keytool("-exportcert", "-alias", "ca", "-rfc", store=ca_store)
     keytool("-genkeypair", "-alias", "broker", "-dname", "CN=localhost", *key, store=files.keystore)
     request = keytool("-certreq", "-alias", "broker", store=files.keystore)

@@ -65,6 +65,4 @@ async def delete_topics(bootstrap: str, names: Sequence[str]) -> None:
 async def _has_leaders(admin: AIOKafkaAdminClient, name: str, partitions: int) -> bool:
     described = (await admin.describe_topics([name]))[0]
     leaders = [partition["leader"] for partition in described["partitions"]]
-    return (
-        described["error_code"] == 0 and len(leaders) == partitions and all(leader >= 0 for leader in leaders)
-    )
+    return described["error_code"] == 0 and len(leaders) == partitions and all(leader >= 0 for leader in leaders)

@@ -1,0 +1,77 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+KAFKA_READY := $(VENV)/.kafka-ready
+LOCKS := requirements/build.lock requirements/dev.lock
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-options \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test chaos lint format model bench profile up down lock clean
+
+help: ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) $(KAFKA_READY) ## virtual environment, locked dependencies, Kafka's jars (the others do this by themselves)
+
+demo: setup ## the acceptance demo: three instances, kills, takeovers; about a minute
+	$(BIN)/python -m examples.transports
+
+test: setup ## all tests but the long ones, on a real Postgres and a real Kafka
+	$(BIN)/python -m pytest -q -m "not chaos" tests
+
+chaos: setup ## the long tests, which kill servers and processes again and again
+	$(BIN)/python -m pytest -q -m chaos tests
+
+lint: $(READY) ## style, formatting, strict types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+
+format: $(READY) ## rewrite the code in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+model: $(READY) ## the explicit-state models of the protocols, with the bugs that they must catch
+	$(BIN)/python docs/model/run.py
+
+bench: setup ## the short benchmarks
+	$(BIN)/python -m benchmarks run --short
+
+profile: setup ## where the time of a drain goes
+	$(BIN)/python -m benchmarks profile
+
+up: setup ## start Postgres and Kafka; prints SIDINGS_POSTGRES and SIDINGS_KAFKA for your shell
+	@$(BIN)/python -m sidings.devstack up
+
+down: $(READY) ## stop them; their data stays
+	@$(BIN)/python -m sidings.devstack down
+
+lock: $(READY) ## resolve the dependencies anew and write requirements/*.lock
+	$(COMPILE) --upgrade --output-file requirements/build.lock requirements/build.in
+	$(COMPILE) --upgrade --all-extras --output-file requirements/dev.lock pyproject.toml
+
+clean: ## stop and delete the servers, delete the virtual environment and all that was generated
+	@if [ -x $(BIN)/python ] && [ -d .sidings-devstack ]; then $(BIN)/python -m sidings.devstack down --delete; fi
+	rm -rf $(VENV) .sidings-devstack build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# The build tools come first, from a lock of their own: what is built from source is then built by known versions.
+$(READY): $(LOCKS) pyproject.toml
+	@.ci/prerequisites
+	@echo "Setting up $(VENV): about two minutes, once."
+	@test -x $(BIN)/python || "$$(PYTHON='$(PYTHON)' .ci/prerequisites python)" -m venv $(VENV)
+	@$(INSTALL) --require-hashes -r requirements/build.lock
+	@$(INSTALL) --require-hashes --no-build-isolation -r requirements/dev.lock
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@mkdir -p $(VENV)/typing && ln -sfn ../.. $(VENV)/typing/sidings
+	@touch $@
+
+$(KAFKA_READY): $(READY)
+	@$(BIN)/python -m sidings.devstack fetch
+	@touch $@
