@@ -1,0 +1,110 @@
+"""Every error that Sidings raises, under one root.
+
+::
+
+    SidingsError
+    ├── ConfigurationError        a setting or a declaration is wrong; the message names the field and the remedy
+    ├── SchemaError               the database cannot be used as it is
+    │   ├── SchemaMissing         no migration has run: call migrate()
+    │   ├── SchemaTooOld          migrations are missing: call migrate()
+    │   ├── SchemaTooNew          a newer release has migrated this schema: deploy that release
+    │   ├── SchemaChanged         an applied migration file has been edited
+    │   └── ForeignSchema         the schema belongs to a service of another name
+    ├── EnqueueError              a job cannot be stored; nothing has been written
+    │   ├── UnknownJobType        no handler of that name is registered
+    │   ├── InvalidPayload        the payload does not fit the type's model
+    │   ├── MissingOrigin         no origin was given and none can be derived
+    │   ├── MissingGroup          a serial type got no group
+    │   └── NotInTransaction      the connection is in autocommit
+    ├── PostgresUnavailable       no connection, or a call timed out; retried by every loop of ours
+    ├── KafkaUnavailable          no broker answers; retried by every loop of ours
+    └── Fenced                    another executor has taken the origin over; the attempt's outcome is void
+"""
+
+__all__ = [
+    "ConfigurationError",
+    "EnqueueError",
+    "Fenced",
+    "ForeignSchema",
+    "InvalidPayload",
+    "KafkaUnavailable",
+    "MissingGroup",
+    "MissingOrigin",
+    "NotInTransaction",
+    "PostgresUnavailable",
+    "SchemaChanged",
+    "SchemaError",
+    "SchemaMissing",
+    "SchemaTooNew",
+    "SchemaTooOld",
+    "SidingsError",
+    "UnknownJobType",
+]
+
+
+class SidingsError(Exception):
+    """The root of all errors raised by Sidings."""
+
+
+class ConfigurationError(SidingsError):
+    """A setting or a declaration is wrong. Raised at start or at import, never while jobs run."""
+
+
+class SchemaError(SidingsError):
+    """The database schema cannot be used as it is."""
+
+
+class SchemaMissing(SchemaError):
+    """The schema does not exist. Call ``await migrate(...)`` or run ``python -m sidings.schema``."""
+
+
+class SchemaTooOld(SchemaError):
+    """The schema lacks migrations that this release needs. Call ``migrate``."""
+
+
+class SchemaTooNew(SchemaError):
+    """A newer release of Sidings has migrated the schema; this process must not touch it."""
+
+
+class SchemaChanged(SchemaError):
+    """An applied migration differs from the file in this release."""
+
+
+class ForeignSchema(SchemaError):
+    """The schema belongs to a service of another name. Give each service a schema of its own."""
+
+
+class EnqueueError(SidingsError):
+    """A job cannot be stored. Nothing has been written; the caller's transaction is still usable."""
+
+
+class UnknownJobType(EnqueueError):
+    """No job type of that name is registered in this process."""
+
+
+class InvalidPayload(EnqueueError):
+    """The payload does not fit the model of its job type."""
+
+
+class MissingOrigin(EnqueueError):
+    """No origin was given, and the call does not stand inside a consumer or a job that has one."""
+
+
+class MissingGroup(EnqueueError):
+    """A serial job type needs a group, and the payload yields none."""
+
+
+class NotInTransaction(EnqueueError):
+    """The connection is in autocommit, so the job could not commit together with the state change."""
+
+
+class PostgresUnavailable(SidingsError):
+    """Postgres did not answer in time or cut the connection. What was sent may have been committed."""
+
+
+class KafkaUnavailable(SidingsError):
+    """No Kafka broker answered in time."""
+
+
+class Fenced(SidingsError):
+    """The origin has a newer epoch: another executor runs its jobs now, this attempt's outcome is void."""

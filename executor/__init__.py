@@ -1,0 +1,23 @@
+"""Runs the jobs of the origins that this process holds.
+
+Reading order: `scheduler` (which job next; pure), `marks` and `reader` with `read.sql` (how jobs are found), `cycles` with
+`cycle.sql` (how they start and end), `workers` (handlers), `reconcile` with the SQL function ``acquire`` (ownership),
+`leases` and `watchdog` (threads), then `executor`, which puts them together.
+"""
+
+from .clock import now
+from .executor import Executor
+from .link import Backoff, Link, connect
+from .metrics import ExecutorMetrics
+from .settings import ExecutorSettings, PostgresSettings
+
+__all__ = [
+    "Backoff",
+    "Executor",
+    "ExecutorMetrics",
+    "ExecutorSettings",
+    "Link",
+    "PostgresSettings",
+    "connect",
+    "now",
+]

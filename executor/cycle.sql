@@ -1,0 +1,68 @@
+-- THE CYCLE: everything that has finished, and everything that is about to run, in one round trip.
+--
+-- The fence is the compare-and-set on the executor's own row, and every other part depends on it: a takeover has bumped
+-- `fence`, so a stale cycle is void as a whole; the cycle number makes a repetition after a lost connection safe. Joining
+-- origin.epoch instead does not fence (docs/decisions/0002-fence.md).
+-- Lock order: executor, then jobs by primary key. Never origin: acquire locks origin before executor.
+-- Plan: index scans on executor_pkey and job_pkey, driven by unnest(); never a scan of job.
+--
+-- $1 executor, $2 cycle, $3 fence, $4 ids that run or are about to,
+-- succeeded: $5 ids, $6 attempts, $7 epochs, $8 seconds since start, $9 seconds since end
+-- $10 all other outcomes as jsonb, $11 types that leave no history
+-- Times go as ages, so that only the server's clock stands in the history.
+WITH me AS (
+    UPDATE sidings.executor SET running = $4, cycle = $2
+    WHERE id = $1 AND cycle = $2 - 1 AND fence = $3
+    RETURNING id
+), succeeded AS (
+    DELETE FROM sidings.job j
+    USING me, unnest($5::bigint[], $6::int[], $7::bigint[], $8::float8[], $9::float8[])
+              AS f (id, attempt, epoch, started, finished)
+    WHERE j.id = f.id AND j.attempt = f.attempt
+    RETURNING j.id, f.epoch, j.enqueued_at, j.run_at, f.started, f.finished, j.attempt, j.priority, j.type, j.origin,
+              j."group", j.headers
+), other AS MATERIALIZED (
+    SELECT o.* FROM me, jsonb_to_recordset($10::jsonb)
+        AS o (id bigint, attempt int, epoch bigint, action text, outcome text, started float8, finished float8, due float8, delay float8,
+              first_started float8, failed int, reason text, error_class text, error_message text, error_fingerprint text)
+), gone AS (
+    DELETE FROM sidings.job j USING other o
+    WHERE o.action = 'end' AND j.id = o.id AND j.attempt = o.attempt
+    RETURNING j.*, o.epoch, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, true AS keep
+), again AS (   -- a job without a group leaves the order: it is promoted when due
+    UPDATE sidings.job j
+    SET attempt = j.attempt + 1, failures = j.failures + o.failed, losses = 0,
+        run_at = clock_timestamp() + o.delay * interval '1 second',
+        first_started_at = CASE WHEN o.failed = 0 THEN j.first_started_at
+                                ELSE coalesce(j.first_started_at,
+                                              clock_timestamp() - o.started * interval '1 second') END,
+        position = CASE WHEN j."group" IS NULL THEN NULL ELSE j.position END
+    FROM other o
+    WHERE o.action = 'again' AND j.id = o.id AND j.attempt = o.attempt
+    RETURNING j.*, o.epoch, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, false AS keep
+), held AS (
+    UPDATE sidings.job j
+    SET attempt = j.attempt + 1, held = o.reason, position = NULL, losses = 0
+    FROM other o
+    WHERE o.action = 'hold' AND j.id = o.id AND j.attempt = o.attempt
+    RETURNING j.*, o.epoch, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, false AS keep
+), unsuccessful AS (
+    SELECT * FROM gone UNION ALL SELECT * FROM again UNION ALL SELECT * FROM held
+), history AS (
+    INSERT INTO sidings.job_history
+        (job_id, epoch, enqueued_at, due_at, started_at, finished_at, executor, attempt, outcome, priority, type, origin,
+         "group", error_class, error_message, error_fingerprint, correlation_id, payload)
+    SELECT s.id, s.epoch, s.enqueued_at, s.run_at, clock_timestamp() - s.started * interval '1 second',
+           clock_timestamp() - s.finished * interval '1 second', $1, s.attempt, 'succeeded', s.priority, s.type, s.origin,
+           s."group", NULL, NULL, NULL, s.headers ->> 'correlation_id', NULL
+    FROM succeeded s WHERE s.type <> ALL ($11::text[])
+    UNION ALL
+    SELECT u.id, u.epoch, u.enqueued_at, clock_timestamp() - u.due * interval '1 second',
+           clock_timestamp() - u.started * interval '1 second', clock_timestamp() - u.finished * interval '1 second', $1,
+           CASE WHEN u.keep THEN u.attempt ELSE u.attempt - 1 END, u.outcome::sidings.outcome, u.priority, u.type, u.origin,
+           u."group", u.error_class, u.error_message, u.error_fingerprint, u.headers ->> 'correlation_id',
+           CASE WHEN u.keep THEN u.payload END
+    FROM unsuccessful u WHERE u.type <> ALL ($11::text[])
+)
+SELECT (SELECT count(*) FROM me) AS applied, (SELECT count(*) FROM succeeded) AS succeeded,
+       (SELECT count(*) FROM unsuccessful) AS other

@@ -1,0 +1,372 @@
+"""The cycle loop: one statement after the other, each recording what has finished and naming what runs next.
+
+The next cycle starts when the last one has returned and gathers all that has happened meanwhile: batches grow under
+load, latency stays low when idle.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from ..errors import PostgresUnavailable
+from ..jobs import Again, End, ErrorInfo, Hold, OutcomeName, Registry
+from ..schema import load_sql
+from .clock import now
+from .link import Backoff, Link
+from .metrics import ExecutorMetrics
+from .scheduler import Entry, Scheduler
+from .workers import Finished, Workers
+
+__all__ = ["Batch", "CycleLoop", "Deposed"]
+
+log = logging.getLogger("sidings.executor")
+
+_MAX_AHEAD = 400  # jobs named beyond the free workers; `running` has to stay within a page
+_LOCKED_RETRY_SECONDS = 1.0
+
+
+class Deposed(Exception):
+    """This executor's row is gone from the database: start again under a new id."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one cycle records and names."""
+
+    finished: list[Finished]
+    chosen: list[Entry]
+    barriers: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
+
+
+class CycleLoop:
+    """Owns the executor's row: its `cycle` number, its `fence`, and the set of jobs that it names.
+
+    on_fenced: called with the origins that turned out to be another's, before the rest of the cycle is repeated.
+    on_delayed: called with the due time of a job that is to be promoted later. on_hungry: the reader should read.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        scheduler: Scheduler,
+        workers: Workers,
+        registry: Registry,
+        metrics: ExecutorMetrics,
+        *,
+        schema: str,
+        poison_after: int,
+        on_fenced: Callable[[list[str]], None],
+        on_delayed: Callable[[float], None],
+        on_hungry: Callable[[], None],
+    ) -> None:
+        self.executor_id: UUID | None = None
+        self.paused = False  # choose nothing new: the executor is stopping
+        self.last_answer = now()
+        self._link = link
+        self._scheduler = scheduler
+        self._workers = workers
+        self._metrics = metrics
+        self._registry = registry
+        self._poison_after = poison_after
+        self._on_fenced = on_fenced
+        self._on_delayed = on_delayed
+        self._on_hungry = on_hungry
+        self._sql = load_sql(__package__, "cycle", schema)
+        self._standing_sql = load_sql(__package__, "standing", schema)
+        self._locked_sql = load_sql(__package__, "locked", schema)
+        self._cycle = 0
+        self._fence = 0
+        self._ahead = 0.0
+        self._named: dict[int, Entry] = {}
+        self._deferred: list[Finished] = []
+        self._barriers: list[asyncio.Future[None]] = []
+        self._signal = asyncio.Event()
+        self._busy_since: float | None = None
+
+    def begin(self, executor_id: UUID) -> None:
+        """Start with a fresh row."""
+        self.executor_id, self._cycle, self._fence = executor_id, 0, 0
+        self._named.clear()
+        self._deferred.clear()
+
+    def signal(self) -> None:
+        """Something has finished or become ready."""
+        self._signal.set()
+
+    def busy_seconds(self) -> float:
+        """How long the cycle that is under way has been waiting for its answer; 0 when none is."""
+        return 0.0 if self._busy_since is None else now() - self._busy_since
+
+    async def barrier(self) -> None:
+        """Return when a cycle that started after this call has been acknowledged."""
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._barriers.append(reached)
+        self._signal.set()
+        await reached
+
+    async def run(self) -> None:
+        """Cycle for ever. Raises `Deposed` when the executor's row is gone."""
+        while True:
+            if not self._signal.is_set():
+                await self._wait()
+            self._signal.clear()
+            batch = self._gather()
+            if batch is None:
+                continue
+            self._busy_since = now()
+            try:
+                await self._commit(batch)
+            finally:
+                self._busy_since = None
+            self.last_answer = now()
+            if batch.finished or batch.chosen:
+                self._signal.set()
+                await asyncio.sleep(0)  # let the workers that were just given jobs run before the next gathering
+
+    async def _wait(self) -> None:
+        due = self._scheduler.next_due()
+        if due is None:
+            await self._signal.wait()
+            return
+        try:
+            async with asyncio.timeout(max(0.0, due - now())):
+                await self._signal.wait()
+        except TimeoutError:
+            pass
+
+    # -- what goes into a cycle -----------------------------------------------------------------------------------
+
+    def _gather(self) -> Batch | None:
+        scheduler, workers, time = self._scheduler, self._workers, now()
+        if workers.expired:
+            self._put_back(workers.expired, time)
+            workers.expired = []
+        finished, workers.finished = workers.finished, []
+        if self._deferred and not finished:
+            finished, self._deferred = self._deferred, []
+        finished = [f for f in finished if scheduler.holds(f.entry)]
+        scheduler.wake_due(time)
+        chosen: list[Entry] = []
+        if not self.paused:
+            self._ahead = min(_MAX_AHEAD, max(2.0 * len(finished), self._ahead * 0.9 - 1))
+            limit = workers.capacity() + int(self._ahead)
+            if limit > 0 and scheduler.ready:
+                chosen = self._without_poison(scheduler.choose(limit, time), finished)
+        if scheduler.hungry or scheduler.ready < scheduler.window // 2:
+            self._on_hungry()
+        if not finished and not chosen and not self._barriers:
+            return None
+        barriers, self._barriers = self._barriers, []
+        for f in finished:
+            self._named.pop(f.entry.id, None)
+        for entry in chosen:
+            self._named[entry.id] = entry
+        return Batch(finished, chosen, barriers)
+
+    def _without_poison(self, chosen: list[Entry], finished: list[Finished]) -> list[Entry]:
+        """Jobs that keep killing executors are not run but held; their payload stays where it is."""
+        runnable: list[Entry] = []
+        for entry in chosen:
+            if entry.losses <= self._poison_after:
+                runnable.append(entry)
+                continue
+            log.error("job %s %s has killed %s executors: held", entry.id, entry.type, entry.losses)
+            error = ErrorInfo.from_text("Poison", f"lost {entry.losses} times; its executor died each time")
+            finished.append(Finished(entry, Hold("poison: it kept killing executors", error), now(), now()))
+        return runnable
+
+    def _put_back(self, entries: list[Entry], time: float) -> None:
+        for entry in entries:
+            self._named.pop(entry.id, None)
+            if self._scheduler.holds(entry):
+                self._scheduler.put_back(entry, time)
+
+    def unname(self, entries: list[Entry]) -> None:
+        """Claimed jobs that will not start after all: put back, and named no more from the next cycle on."""
+        self._put_back(entries, now())
+        self._signal.set()
+
+    def forget(self, origin: str) -> None:
+        """The origin is not ours any more: name none of its jobs."""
+        for entry in [e for e in self._named.values() if e.origin.name == origin]:
+            del self._named[entry.id]
+
+    # -- sending it -----------------------------------------------------------------------------------------------
+
+    async def _commit(self, batch: Batch) -> None:
+        """Send the batch until it is known to be committed, then act on it."""
+        number = self._cycle + 1
+        backoff = Backoff()
+        while True:
+            sent = now()
+            try:
+                row = await self._link.fetchrow(self._sql, *self._arguments(batch, number, sent))
+                if row is not None and row["applied"] == 1:
+                    self._metrics.unmatched.inc(len(batch.finished) - row["succeeded"] - row["other"])
+                    break
+                following = await self._resolve(batch, number)
+                if following is None:
+                    break
+                number = following
+            except PostgresUnavailable as error:
+                # Whether it has committed is unknown. The same number goes out again: only one of the two can apply.
+                log.warning("cycle %s is unanswered: %s", number, error)
+                await backoff.sleep()
+            except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
+                await self._leave_out_locked(batch, backoff)
+            except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError) as error:
+                self._bisect(batch, error)
+            except asyncpg.PostgresError as error:
+                self._metrics.database_errors.inc()
+                log.error("cycle %s failed: %s: %s", number, type(error).__name__, error)
+                await backoff.sleep()
+        self._cycle = number
+        self._metrics.cycle_seconds.observe(now() - sent)
+        self._acknowledged(batch)
+
+    async def _resolve(self, batch: Batch, number: int) -> int | None:
+        """The compare-and-set did not match: find out why.
+
+        Returns None if an earlier sending of this batch has committed, else the number to send the rest of it with.
+        """
+        row = await self._link.fetchrow(self._standing_sql, self.executor_id)
+        if row is None:
+            raise Deposed
+        held = dict(zip(row["origins"], row["epochs"], strict=True))
+        lost = [q.name for q in self._scheduler.origins.values() if held.get(q.name) != q.epoch]
+        self._fence = row["fence"]
+        if lost:
+            self._metrics.fenced.inc(len(lost))
+            self._on_fenced(lost)
+        if row["cycle"] == number:
+            return None
+        batch.finished = [f for f in batch.finished if self._scheduler.holds(f.entry)]
+        batch.chosen = [e for e in batch.chosen if self._scheduler.holds(e)]
+        return row["cycle"] + 1  # not always `number`: a database restored from a backup may have gone back
+
+    def _arguments(self, batch: Batch, number: int, sent: float) -> tuple[object, ...]:
+        ids: list[int] = []
+        attempts: list[int] = []
+        epochs: list[int] = []
+        started: list[float] = []
+        ended: list[float] = []
+        other: list[dict[str, Any]] = []
+        for entry, outcome, start, finish in batch.finished:
+            if outcome.name is OutcomeName.SUCCEEDED:
+                ids.append(entry.id)
+                attempts.append(entry.attempt)
+                epochs.append(entry.origin.epoch)
+                started.append(sent - start)
+                ended.append(sent - finish)
+            else:
+                other.append(_record(entry, outcome, sent - start, sent - finish, sent))
+        silent = [t.name for t in self._registry if not t.history]
+        running = list(self._named)
+        return (self.executor_id, number, self._fence, running, ids, attempts, epochs, started, ended,
+                json.dumps(other), silent)  # fmt: skip
+
+    async def _leave_out_locked(self, batch: Batch, backoff: Backoff) -> None:
+        """Somebody else's transaction holds a row: record the rest, and that row a little later."""
+        try:
+            rows = await self._link.fetch(self._locked_sql, [f.entry.id for f in batch.finished])
+        except (PostgresUnavailable, asyncpg.PostgresError):
+            rows = []
+        locked = {row["id"] for row in rows}
+        if not locked:
+            await backoff.sleep()
+        else:
+            log.warning("jobs %s are locked by another transaction; their outcomes wait", sorted(locked)[:5])
+            self._defer([f for f in batch.finished if f.entry.id in locked])
+            batch.finished = [f for f in batch.finished if f.entry.id not in locked]
+
+    def _bisect(self, batch: Batch, error: Exception) -> None:
+        """Postgres refuses a value. Halve the batch until the culprit stands alone, then record it without its texts."""
+        log.error("a cycle was refused (%s: %s); %s outcomes", type(error).__name__, error, len(batch.finished))
+        self._metrics.database_errors.inc()
+        if len(batch.finished) > 1:
+            half = len(batch.finished) // 2
+            self._defer(batch.finished[half:])
+            batch.finished = batch.finished[:half]
+            return
+        if not batch.finished or batch.finished[0].outcome == _plain(batch.finished[0]).outcome:
+            raise RuntimeError("a cycle without anything to blame was refused") from error
+        batch.finished = [_plain(batch.finished[0])]
+
+    def _defer(self, finished: list[Finished]) -> None:
+        for f in finished:
+            self._named[f.entry.id] = f.entry  # until its outcome is recorded, the attempt stays named
+        self._deferred.extend(finished)
+        asyncio.get_running_loop().call_later(_LOCKED_RETRY_SECONDS, self._signal.set)
+
+    # -- what follows from it -------------------------------------------------------------------------------------
+
+    def _acknowledged(self, batch: Batch) -> None:
+        scheduler, time = self._scheduler, now()
+        for f in batch.finished:
+            entry, outcome = f.entry, f.outcome
+            self._metrics.record(entry, outcome.name, f.started, f.finished)
+            if isinstance(outcome, Again):
+                due = time + outcome.delay
+                scheduler.again(entry, due)
+                if entry.group is None:
+                    self._on_delayed(due)
+            else:
+                scheduler.ended(entry, time)
+        start: list[Entry] = []
+        back: list[Entry] = []
+        for entry in batch.chosen:
+            live = scheduler.holds(entry) and not entry.origin.draining and not self.paused
+            (start if live and time < entry.origin.deadline else back).append(entry)
+        if back:
+            self.unname(back)
+        if start:
+            self._workers.claim(start)
+        for reached in batch.barriers:
+            if not reached.done():
+                reached.set_result(None)
+
+
+def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished: float, sent: float) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "id": entry.id,
+        "attempt": entry.attempt,
+        "epoch": entry.origin.epoch,
+        "outcome": outcome.name.value,
+        "started": started,
+        "finished": finished,
+        "due": None if entry.due is None else sent - entry.due,
+    }
+    if outcome.error is not None:
+        record["error_class"] = outcome.error.error_class
+        record["error_message"] = outcome.error.message
+        record["error_fingerprint"] = outcome.error.fingerprint
+    match outcome:
+        case End():
+            record["action"] = "end"
+        case Again():
+            record["action"] = "again"
+            record["delay"] = outcome.delay
+            record["failed"] = 1 if outcome.name is OutcomeName.RETRIED else 0
+        case Hold():
+            record["action"] = "hold"
+            record["reason"] = outcome.reason
+    return record
+
+
+def _plain(f: Finished) -> Finished:
+    """The same outcome with an error text that can give no offence."""
+    error = ErrorInfo("unrecordable", "the error's text could not be stored", "unrecordable")
+    match f.outcome:
+        case End(name):
+            outcome = End(name, None if name is OutcomeName.SUCCEEDED else error)
+        case Again(name, delay):
+            outcome = Again(name, delay, error)
+        case Hold():
+            outcome = Hold("its reason could not be stored", error)
+    return f._replace(outcome=outcome)

@@ -1,0 +1,329 @@
+"""The executor: composes the scheduler, the loops and the threads, and starts and stops them together."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Collection, Coroutine, Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.metrics_core import Metric
+
+from ..errors import PostgresUnavailable
+from ..jobs import Registry
+from ..schema import check, load_sql
+from .clock import now
+from .cycles import CycleLoop, Deposed
+from .leases import LeaseEvents, LeaseThread
+from .link import Backoff, Link, connect
+from .metrics import ExecutorMetrics, gauge
+from .promoter import Promoter
+from .reader import Reader
+from .reconcile import Reconciler
+from .scheduler import OriginQueue, Scheduler
+from .settings import ExecutorSettings, PostgresSettings
+from .upkeep import Upkeep
+from .watchdog import Watchdog
+from .workers import CancelReason, Workers
+
+__all__ = ["Executor"]
+
+log = logging.getLogger("sidings.executor")
+
+
+class Executor:
+    """Runs the jobs of the origins that are assigned to this process. One per service instance.
+
+    Guarantees, with their conditions, stand in `docs/guarantees.md`. `assign` says which origins; `start` returns at
+    once, also while Postgres is away; `stop` lets running handlers end, then cancels them, then gives the origins back.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        registry: Registry,
+        postgres: PostgresSettings,
+        settings: ExecutorSettings | None = None,
+        *,
+        prometheus: CollectorRegistry | None = REGISTRY,
+    ) -> None:
+        self.id: UUID = uuid4()
+        self.settings = settings or ExecutorSettings()
+        self.postgres = postgres
+        self.metrics = ExecutorMetrics(service, prometheus)
+        self._service = service
+        self._prometheus = prometheus
+        count = self.metrics.database_errors.inc
+        schema = postgres.schema_name
+        self._links = {name: Link(postgres, count) for name in ("cycle", "read", "control", "promote", "upkeep")}
+        self.scheduler = Scheduler(lambda name: registry.get(name) is not None)
+        self.workers = Workers(registry, self.settings.concurrency, self._worked)
+        self.cycles = CycleLoop(
+            self._links["cycle"],
+            self.scheduler,
+            self.workers,
+            registry,
+            self.metrics,
+            schema=schema,
+            poison_after=self.settings.poison_after,
+            on_fenced=self._fenced,
+            on_delayed=self._delayed,
+            on_hungry=lambda: self.reader.hungry(),
+        )
+        self.reader = Reader(
+            self._links["read"],
+            self.scheduler,
+            self.metrics,
+            schema=schema,
+            poll_seconds=self.settings.poll_seconds,
+            on_rows=self.cycles.signal,
+            on_new_server=lambda: self._reconciler.distrust_expiry(),
+        )
+        events = LeaseEvents(
+            lost=lambda name, epoch: self._reconciler.lost(name, epoch),
+            wanted=lambda name, generation: self._reconciler.wanted(name, generation),
+        )
+        self._leases = LeaseThread(postgres, self.settings, events, count)
+        self._watchdog = Watchdog(self.settings, self._leases, self.workers)
+        self._reconciler = Reconciler(
+            self._links["control"],
+            self.scheduler,
+            self.workers,
+            self.cycles,
+            self.reader,
+            self._leases,
+            self.metrics,
+            self.settings,
+            schema,
+        )
+        self._promoter = Promoter(self._links["promote"], self.scheduler, schema=schema, on_promoted=self.reader.wake)
+        self._upkeep = Upkeep(
+            self._links["upkeep"],
+            self.scheduler,
+            self.metrics,
+            self.settings,
+            schema=schema,
+            on_found=self._reread,
+        )
+        self._main: asyncio.Task[None] | None = None
+        self._registered = asyncio.Event()
+        self._stopped = False
+        self.metrics.gauges = self._gauges
+
+    # -- for the assignment -----------------------------------------------------------------------------------------
+
+    def assign(self, origins: Collection[str], generation: int = 0) -> None:
+        """From now on these origins, and no others, belong to this process as far as Kafka is concerned.
+
+        generation: of the consumer group; a holder yields an origin to a newer one. Origins that are no longer listed
+        are drained; new ones are acquired in the background, as soon as their former owner has let go.
+        """
+        self._reconciler.assign(origins, generation)
+
+    @property
+    def held(self) -> dict[str, int]:
+        """The origins whose jobs may run here now, with their epochs."""
+        return {queue.name: queue.epoch for queue in self.scheduler.origins.values() if not queue.draining}
+
+    async def settled(self, timeout: float | None = None) -> None:
+        """Return when all that is assigned is held and all else released. Raises `TimeoutError`."""
+        async with asyncio.timeout(timeout):
+            await self._reconciler.settled()
+
+    def wake(self) -> None:
+        """Jobs were committed: look for them now instead of at the next poll. Any thread of the loop may call it."""
+        self.reader.wake()
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start in the background. Postgres may be away: the executor waits for it.
+
+        Raises `SchemaError` at once if the database answers and its schema does not fit.
+        """
+        try:
+            await self._check_schema()
+        except PostgresUnavailable as error:
+            log.warning("starting without Postgres: %s", error)
+        self._leases.start()
+        self._watchdog.start()
+        self.workers.start()
+        self._main = asyncio.create_task(self._run(), name="sidings executor")
+
+    async def stop(self) -> None:
+        """Let running handlers end for `shutdown_seconds`, cancel those that have not, record what came of them and
+        give the origins back. Safe to call twice, and when never started."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._main is None:
+            self._unregister_metrics()
+            return
+        try:
+            if self._registered.is_set() and not self._main.done():
+                await self._wind_down()
+        finally:
+            self._main.cancel()
+            await asyncio.gather(self._main, return_exceptions=True)
+            await self.workers.stop()
+            self._watchdog.stop()
+            await self._leases.stop()
+            await asyncio.gather(*(link.close() for link in self._links.values()))
+            self._unregister_metrics()
+
+    async def wait(self) -> None:
+        """Return when the executor has been stopped; raise what ended it otherwise."""
+        if self._main is not None:
+            await asyncio.gather(self._main, return_exceptions=False)
+
+    def cancel_all(self) -> None:
+        """Cancel every running handler now; their jobs run again. The firm part of a stop."""
+        self.workers.cancel(None, CancelReason.STOPPING)
+
+    async def _wind_down(self) -> None:
+        """The graceful part, in this order, under one deadline."""
+        deadline = now() + self.settings.shutdown_seconds
+        self.cycles.paused = True  # 1. start nothing more
+        self.cycles.unname(self.workers.unclaim())
+        while self.workers.running() and now() < deadline:  # 2. let handlers end
+            await asyncio.sleep(0.02)
+        if running := self.workers.running():  # 3. cancel the rest
+            log.warning(
+                "stopping: %s handlers still run after %s s: cancelled",
+                running,
+                self.settings.shutdown_seconds,
+            )
+            self.cancel_all()
+        deadline = max(deadline, now() + 5.0)
+        self.assign((), self._reconciler.generation + 1)  # 4. record outcomes, release
+        try:
+            await self.settled(max(0.0, deadline - now()))
+            await self._links["control"].fetch(load_sql(__package__, "deregister", self.postgres.schema_name), self.id)
+        except (TimeoutError, PostgresUnavailable, asyncpg.PostgresError) as error:
+            left = ", ".join(self.scheduler.origins)
+            log.warning("stopped without releasing %s; their leases run out by themselves (%r)", left or "all", error)
+
+    async def _run(self) -> None:
+        while True:
+            await self._register()
+            loops: list[Coroutine[Any, Any, None]] = [
+                self.cycles.run(),
+                self.reader.run(),
+                self._reconciler.run(),
+                self._promoter.run(),
+                self._upkeep.run(),
+            ]
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for loop in loops:
+                        group.create_task(loop, name=f"sidings {loop.__qualname__}")
+            except* Deposed:
+                log.error("the row of executor %s is gone from the database: starting again under a new id", self.id)
+                for name in list(self.scheduler.origins):
+                    self._reconciler.lost(name)
+                self.id = uuid4()
+
+    async def _register(self) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                await self._check_schema()
+                sql = load_sql(__package__, "register", self.postgres.schema_name)
+                await self._links["control"].fetch(sql, self.id, socket.gethostname(), os.getpid())
+                break
+            except asyncpg.UniqueViolationError:
+                break  # an earlier sending has committed although its answer was lost
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                log.warning("executor not registered yet: %s", error)
+                await backoff.sleep()
+        self.cycles.begin(self.id)
+        self._leases.executor_id = self._reconciler.executor_id = self._promoter.executor_id = self.id
+        self._registered.set()
+
+    async def _check_schema(self) -> None:
+        connection = await connect(self.postgres)
+        try:
+            await check(connection, service=self._service, schema=self.postgres.schema_name)
+        finally:
+            await connection.close(timeout=1.0)
+
+    # -- between the parts ------------------------------------------------------------------------------------------
+
+    def _worked(self) -> None:
+        self.cycles.signal()
+
+    def _delayed(self, due: float) -> None:
+        self._promoter.expect(due)
+
+    def _fenced(self, origins: list[str]) -> None:
+        for name in origins:
+            self._reconciler.lost(name)
+
+    def _reread(self, queue: OriginQueue) -> None:
+        self.scheduler.forget_waiting(queue)
+        self.reader.wake()
+
+    def _unregister_metrics(self) -> None:
+        if self._prometheus is not None:
+            try:
+                self._prometheus.unregister(self.metrics)
+            except KeyError:
+                log.debug("the metrics were not registered")
+
+    # -- seeing what goes on ----------------------------------------------------------------------------------------
+
+    def problems(self) -> list[str]:
+        """What a health check should complain about; empty when all is well."""
+        limit = max(5.0, self.settings.lease_seconds)
+        found: list[str] = []
+        if (stalled := self._watchdog.stalled_seconds()) > self.settings.stall_warn_seconds:
+            found.append(f"the event loop has not answered for {stalled:.1f} s")
+        if self._main is None or self._main.done():
+            found.append("the executor does not run")
+        elif not self._registered.is_set():
+            found.append("the executor has not reached Postgres yet")
+        if self.scheduler.origins and now() - self._leases.last_renewed > self.settings.lease_seconds:
+            found.append(f"leases were last renewed {now() - self._leases.last_renewed:.1f} s ago")
+        for name, busy in (("cycle", self.cycles.busy_seconds()), ("read", self.reader.busy_seconds())):
+            if busy > limit:
+                found.append(f"a {name} has been under way for {busy:.1f} s")
+        if self._registered.is_set() and now() - self.reader.last_answer > limit:
+            found.append(f"the last read was answered {now() - self.reader.last_answer:.1f} s ago")
+        return found
+
+    def _gauges(self) -> Iterator[Metric]:
+        service = (self._service,)
+        scheduler = self.scheduler
+        stuck = list(scheduler.stuck_lanes())
+        held_types = dict(scheduler.unknown)
+        origins = list(scheduler.origins.values())
+        yield gauge("sidings_running", "Handlers that run now.", ["service"], {service: self.workers.running()})
+        yield gauge(
+            "sidings_ready",
+            "Lanes and single jobs that could run now.",
+            ["service"],
+            {service: scheduler.ready},
+        )
+        yield gauge("sidings_blocked_groups", "Groups whose head backs off.", ["service"], {service: len(stuck)})
+        yield gauge("sidings_held_jobs", "Jobs that wait for a person.", ["service"], {service: self._upkeep.held})
+        yield gauge(
+            "sidings_held_origins",
+            "Origins that this executor has leased.",
+            ["service"],
+            {service: len(origins)},
+        )
+        yield gauge(
+            "sidings_unknown_jobs",
+            "Jobs seen of types that this process has no handler for.",
+            ["service", "type"],
+            {(self._service, kind): count for kind, count in held_types.items()},
+        )
+        yield gauge(
+            "sidings_oldest_waiting_seconds",
+            "Age of the first waiting job of each held origin.",
+            ["service", "origin"],
+            {(self._service, name): age for name, age in self._upkeep.oldest.items()},
+        )

@@ -1,0 +1,159 @@
+"""The lease thread: renews every lease, whatever the event loop of the service is doing."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+import asyncpg
+
+from ..errors import PostgresUnavailable
+from ..schema import load_sql
+from .clock import now
+from .link import Link
+from .scheduler import OriginQueue
+from .settings import ExecutorSettings, PostgresSettings
+
+__all__ = ["LeaseEvents", "LeaseThread"]
+
+log = logging.getLogger("sidings.executor")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEvents:
+    """What the thread reports; called in the event loop of the service.
+
+    lost: the database says that somebody else has the origin. wanted: an executor with an assignment of that Kafka
+    generation waits for it.
+    """
+
+    lost: Callable[[str, int], None]
+    wanted: Callable[[str, int], None]
+
+
+class LeaseThread:
+    """Renews the leases every third of their time, over a connection of its own.
+
+    Deadlines count from the sending of a renewal, minus a margin. `suspended` is set by the watchdog when the event
+    loop has not answered for too long: a hung process must not keep its partitions.
+    """
+
+    def __init__(
+        self,
+        postgres: PostgresSettings,
+        settings: ExecutorSettings,
+        events: LeaseEvents,
+        on_error: Callable[[], None],
+    ) -> None:
+        self.executor_id: UUID | None = None
+        self.suspended = False
+        self.last_renewed = now()
+        self._postgres = postgres
+        self._settings = settings
+        self._events = events
+        self._on_error = on_error
+        self._held: dict[str, OriginQueue] = {}
+        self._lock = threading.Lock()
+        self._sql = load_sql(__package__, "renew", postgres.schema_name)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._poke: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def start(self) -> None:
+        """Start the thread. Call it in the event loop that is to get the events."""
+        self._home = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="sidings leases", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread. Leases are left as they are."""
+        self._stopping = True
+        self.renew_soon()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 2 * self._postgres.connect_seconds)
+
+    def hold(self, queues: Iterable[OriginQueue]) -> None:
+        """Keep these leases from now on."""
+        with self._lock:
+            self._held.update((queue.name, queue) for queue in queues)
+
+    def drop(self, name: str) -> None:
+        """Renew this lease no more."""
+        with self._lock:
+            self._held.pop(name, None)
+
+    def held(self) -> list[OriginQueue]:
+        """The origins whose leases are kept."""
+        with self._lock:
+            return list(self._held.values())
+
+    def renew_soon(self) -> None:
+        """Renew now instead of at the next turn."""
+        if self._loop is not None and self._poke is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._poke.set)
+
+    async def _run(self) -> None:
+        self._loop, self._poke = asyncio.get_running_loop(), asyncio.Event()
+        # A call must not outlast the lease: better to try again over another connection.
+        patience = max(0.2, self._settings.lease_seconds / 3)
+        link = Link(
+            self._postgres.model_copy(
+                update={
+                    "call_seconds": min(self._postgres.call_seconds, patience),
+                    "connect_seconds": min(self._postgres.connect_seconds, patience),
+                }
+            ),
+            self._on_error,
+        )
+        pause = self._settings.lease_seconds / 3
+        while not self._stopping:
+            try:
+                async with asyncio.timeout(pause):
+                    await self._poke.wait()
+            except TimeoutError:
+                pass
+            self._poke.clear()
+            if self.suspended or self._stopping:
+                continue
+            try:
+                complete = await self._renew(link)
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                log.warning("leases could not be renewed: %s", error)
+                complete = False
+            pause = self._settings.lease_seconds / (3 if complete else 15)
+        await link.close()
+
+    async def _renew(self, link: Link) -> bool:
+        held, me = self.held(), self.executor_id
+        if not held or me is None:
+            self.last_renewed = now()
+            return True
+        by_name = {queue.name: queue for queue in held}
+        names = sorted(by_name)
+        sent = now()
+        deadline = sent + self._settings.lease_seconds - self._settings.margin_seconds
+        lease = timedelta(seconds=self._settings.lease_seconds)
+        rows = await link.fetch(self._sql, me, names, [by_name[name].epoch for name in names], lease)
+        complete = True
+        for row in rows:
+            queue = by_name[row["origin"]]
+            if row["renewed"]:
+                queue.deadline = deadline
+            elif row["held"]:
+                complete = False  # its row was locked; again soon
+            else:
+                self._report(self._events.lost, queue.name, queue.epoch)
+            if row["wanted_generation"] is not None:
+                self._report(self._events.wanted, queue.name, row["wanted_generation"])
+        if complete:
+            self.last_renewed = sent
+        return complete
+
+    def _report(self, event: Callable[[str, int], None], name: str, number: int) -> None:
+        if self._home is not None and not self._home.is_closed():
+            self._home.call_soon_threadsafe(event, name, number)

@@ -1,0 +1,123 @@
+"""One database connection that is opened when needed and thrown away when it misbehaves."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import asyncpg
+
+from ..errors import PostgresUnavailable
+from .settings import PostgresSettings
+
+__all__ = ["Backoff", "Link", "connect"]
+
+# Not a session state that a query depends on: only guards against a plan or a wait that must not happen. A sequential scan
+# is what a generic plan made on an empty table would choose; jit costs more than these statements take.
+_SERVER_SETTINGS = {
+    "application_name": "sidings",
+    "enable_seqscan": "off",
+    "jit": "off",
+    "lock_timeout": "3000",
+    "plan_cache_mode": "force_generic_plan",
+}
+
+_BROKEN = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.OperatorInterventionError,  # shutdown, crash of another backend, cancelled by an administrator
+    asyncpg.TooManyConnectionsError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.ReadOnlySQLTransactionError,  # a standby, or a primary that has been demoted
+    asyncpg.ConnectionDoesNotExistError,
+)
+
+
+class Backoff:
+    """Delays between attempts to reach a server: exponential with full jitter, from 50 ms to 2 s."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def reset(self) -> None:
+        """The last attempt has succeeded."""
+        self._failures = 0
+
+    async def sleep(self) -> None:
+        """Wait before the next attempt."""
+        self._failures = min(self._failures + 1, 10)
+        await asyncio.sleep(random.uniform(0.02, min(2.0, 0.05 * 2**self._failures)))
+
+
+async def connect(settings: PostgresSettings) -> asyncpg.Connection:
+    """Open a connection with the settings that our statements rely on. Raises `PostgresUnavailable`."""
+    try:
+        if settings.pgbouncer:
+            return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, statement_cache_size=0)
+        return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, server_settings=_SERVER_SETTINGS)
+    except _BROKEN as error:
+        raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
+
+
+class Link:
+    """A connection of our own for one loop. Every call has a timeout; after a failure the connection is thrown away
+    and the next call opens another one. `on_error` counts failures."""
+
+    def __init__(self, settings: PostgresSettings, on_error: Callable[[], None] | None = None) -> None:
+        self._settings = settings
+        self._on_error = on_error
+        self._connection: asyncpg.Connection | None = None
+
+    async def fetch(self, query: str, *args: object) -> list[asyncpg.Record]:
+        """Run one statement in autocommit and return its rows.
+
+        Raises `PostgresUnavailable` when the connection failed or the call took too long: whether the statement has
+        committed is unknown then. Errors that Postgres reports for the statement itself pass through: it has not.
+        """
+        connection = self._connection
+        try:
+            if connection is None or connection.is_closed():
+                connection = self._connection = await connect(self._settings)
+            if not self._settings.pgbouncer:
+                return await connection.fetch(query, *args, timeout=self._settings.call_seconds)
+            # PgBouncer hands out a server connection per transaction: parse and execute have to share one.
+            async with asyncio.timeout(self._settings.call_seconds), connection.transaction():
+                await connection.execute("SET LOCAL lock_timeout = 3000")
+                return await connection.fetch(query, *args)
+        except _BROKEN as error:
+            self.drop()
+            if self._on_error is not None:
+                self._on_error()
+            raise PostgresUnavailable(f"Postgres did not answer: {_text(error)}") from error
+        except PostgresUnavailable:
+            if self._on_error is not None:
+                self._on_error()
+            raise
+        except asyncio.CancelledError:
+            self.drop()  # a statement may be under way
+            raise
+
+    async def fetchrow(self, query: str, *args: object) -> asyncpg.Record | None:
+        """The first row of `fetch`, or None."""
+        rows = await self.fetch(query, *args)
+        return rows[0] if rows else None
+
+    def drop(self) -> None:
+        """Throw the connection away without a word to the server, which may be gone."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+    async def close(self) -> None:
+        """Close the connection in good order."""
+        connection, self._connection = self._connection, None
+        if connection is not None and not connection.is_closed():
+            try:
+                await connection.close(timeout=1.0)
+            except _BROKEN:
+                connection.terminate()
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

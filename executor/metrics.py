@@ -1,0 +1,132 @@
+"""What an executor counts. The table in `docs/metrics.md` is the reference; a test holds it equal to this module.
+
+Histograms and outcome counts of jobs are kept in plain lists and turned into Prometheus' form at scrape time: the
+library's own `observe` takes longer than many a handler.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from ..jobs import OutcomeName
+from .scheduler import Entry
+
+__all__ = ["ExecutorMetrics", "Gauges"]
+
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
+_CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+Gauges = Callable[[], Iterator[Metric]]
+
+
+class _Durations:
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_BUCKETS) + 1)
+        self.total = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(_BUCKETS, seconds)] += 1
+        self.total += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        out: list[tuple[str, float]] = []
+        running = 0
+        for bound, count in zip((*_BUCKETS, "+Inf"), self.counts, strict=True):
+            running += count
+            out.append((str(bound), float(running)))
+        return out
+
+
+class ExecutorMetrics(Collector):
+    """Counters and histograms of one executor, labelled with the service's name. `gauges` is asked at scrape time for
+    the figures that are states."""
+
+    def __init__(self, service: str, registry: CollectorRegistry | None = REGISTRY) -> None:
+        self.service = service
+        self.gauges: Gauges | None = None
+        self._outcomes: dict[tuple[str, OutcomeName], int] = {}
+        self._run: dict[str, _Durations] = {}
+        self._wait: dict[str, _Durations] = {}
+        self._own = CollectorRegistry()
+        self._skew = 0.0
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, ["service"], registry=self._own).labels(service)
+
+        def histogram(name: str, text: str) -> Histogram:
+            made = Histogram(name, text, ["service"], registry=self._own, buckets=_CALL_BUCKETS)
+            return made.labels(service)
+
+        self.cycle_seconds = histogram("sidings_cycle_seconds", "Round trip of a cycle statement.")
+        self.read_seconds = histogram("sidings_read_seconds", "Round trip of a read statement.")
+        self.audit_found = counter("sidings_audit_found", "Jobs that only the audit read has found; must stay 0.")
+        self.fenced = counter("sidings_fenced", "Origins that another executor had taken over from this one.")
+        self.lost = counter("sidings_lost", "Attempts of dead executors that this one has accounted for as lost.")
+        self.takeovers = counter("sidings_takeovers", "Origins taken over from an executor whose lease had run out.")
+        self.unmatched = counter("sidings_unmatched_outcomes", "Outcomes whose job had been changed meanwhile.")
+        self.database_errors = counter("sidings_database_errors", "Statements that failed or were not answered.")
+        self.late_rows = counter("sidings_late_rows", "Jobs that became visible behind jobs already read.")
+        if registry is not None:
+            registry.register(self)
+
+    def set_clock_skew(self, seconds: float) -> None:
+        """How far the server's clock is ahead of this machine's."""
+        self._skew = seconds
+
+    def record(self, entry: Entry, outcome: OutcomeName, started: float, finished: float) -> None:
+        """Count one attempt whose outcome is committed. Times are seconds of the executor's clock."""
+        key = (entry.type, outcome)
+        self._outcomes[key] = self._outcomes.get(key, 0) + 1
+        run = self._run.get(entry.type)
+        if run is None:
+            run = self._run[entry.type] = _Durations()
+            self._wait[entry.type] = _Durations()
+        run.add(finished - started)
+        if entry.due is not None:
+            self._wait[entry.type].add(max(0.0, started - entry.due))
+        elif entry.enqueued_at is not None:
+            waited = datetime.now(UTC).timestamp() + self._skew - (finished - started) - entry.enqueued_at.timestamp()
+            self._wait[entry.type].add(max(0.0, waited))
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the names would collide when a process has several executors in one registry."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, as prometheus-client wants them."""
+        ended = CounterMetricFamily(
+            "sidings_jobs", "Attempts by type and outcome.", labels=["service", "type", "outcome"]
+        )
+        for (kind, outcome), count in list(self._outcomes.items()):
+            ended.add_metric([self.service, kind, outcome.value], count)
+        yield ended
+        for name, text, durations in (
+            ("sidings_job_run_seconds", "How long attempts ran.", self._run),
+            ("sidings_job_wait_seconds", "From enqueue or due time to the start of the attempt.", self._wait),
+        ):
+            family = HistogramMetricFamily(name, text, labels=["service", "type"])
+            for kind, duration in list(durations.items()):
+                family.add_metric([self.service, kind], buckets=duration.buckets(), sum_value=duration.total)
+            yield family
+        yield from self._own.collect()
+        if self.gauges is not None:
+            yield from self.gauges()
+
+    def count(self, outcome: OutcomeName, kind: str | None = None) -> int:
+        """Attempts that ended so, of one type or of all."""
+        return sum(n for (k, o), n in self._outcomes.items() if o is outcome and kind in (None, k))
+
+
+def gauge(name: str, text: str, labels: list[str], values: dict[tuple[str, ...], float]) -> GaugeMetricFamily:
+    """A gauge family from a table of label values."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(list(key), value)
+    return family

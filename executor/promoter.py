@@ -1,0 +1,77 @@
+"""Gives delayed jobs their place when they are due."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from uuid import UUID
+
+import asyncpg
+
+from ..errors import PostgresUnavailable
+from ..schema import load_sql
+from .clock import now
+from .link import Backoff, Link
+from .scheduler import Scheduler
+
+__all__ = ["Promoter"]
+
+log = logging.getLogger("sidings.executor")
+
+_POLL_SECONDS = 0.25
+_MOST_PER_ORIGIN = 1_000
+
+
+class Promoter:
+    """Promotes at the due time where it knows it, else within `_POLL_SECONDS`: others enqueue delayed jobs too."""
+
+    def __init__(self, link: Link, scheduler: Scheduler, *, schema: str, on_promoted: Callable[[], None]) -> None:
+        self.executor_id: UUID | None = None
+        self._link = link
+        self._scheduler = scheduler
+        self._sql = load_sql(__package__, "promote", schema)
+        self._on_promoted = on_promoted
+        self._next = 0.0
+        self._sooner = asyncio.Event()
+
+    def expect(self, due: float) -> None:
+        """A job is to be promoted at `due`, seconds of the executor's clock."""
+        if due < self._next:
+            self._next = due
+            self._sooner.set()
+
+    async def run(self) -> None:
+        """Promote for ever."""
+        backoff = Backoff()
+        while True:
+            self._sooner.clear()
+            self._next = now() + _POLL_SECONDS * random.uniform(0.8, 1.2)
+            held = [queue for queue in self._scheduler.origins.values() if not queue.draining]
+            if held:
+                try:
+                    row = await self._link.fetchrow(
+                        self._sql,
+                        self.executor_id,
+                        [queue.name for queue in held],
+                        [queue.epoch for queue in held],
+                        _MOST_PER_ORIGIN,
+                    )
+                    backoff.reset()
+                except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                    log.warning("delayed jobs could not be promoted, trying again: %s", error)
+                    await backoff.sleep()
+                    continue
+                assert row is not None
+                if row["promoted"]:
+                    self._on_promoted()
+                    if row["promoted"] >= _MOST_PER_ORIGIN:
+                        continue
+                if row["next_due_in"] is not None:
+                    self.expect(now() + max(0.0, row["next_due_in"]))
+            while (left := self._next - now()) > 0:
+                try:
+                    async with asyncio.timeout(left):
+                        await self._sooner.wait()
+                    self._sooner.clear()
+                except TimeoutError:
+                    break

@@ -1,0 +1,61 @@
+-- THE READ: late rows, refills and forward rows of all held origins in ONE snapshot. In snapshots of their own they
+-- overtake each other (docs/model/reads.py). Sent in autocommit: age() answers too low inside a transaction with an id.
+--
+-- $1 origins, $2 their high marks, $3 their page sizes, $4 whether to report how far was scanned (some lane left out),
+-- $5 snapshot of the previous read (null at first), $6 ids open in it, $7 their marks, $8 mark of the ids from its xmax on,
+-- $9 origins, $10 groups, $11 after, $12 up to: the lanes to refill, $13 rows a refill,
+-- $14 lanes to leave out of the forward part, written origin || chr(31) || group; null: none
+--
+-- Plan: nested loops from unnest() into index scans on job_scan (forward, late) and job_group (refill), each with its
+-- LIMIT inside. Never a sequential scan of job, never a sort over it; tests/test_query_plans.py holds that. Nothing at or
+-- below the marks is touched but late rows, so dead entries there cost nothing.
+WITH s AS MATERIALIZED (
+    SELECT pg_current_snapshot() AS snapshot,
+           -- The first id not handed out. xmax alone is the last *completed* id + 1: ids above it may be at work.
+           pg_snapshot_xmax(pg_current_snapshot())::text::bigint + age(pg_snapshot_xmax(pg_current_snapshot())::xid)
+               AS next_xid
+), late AS MATERIALIZED (   -- the mark from which late rows can stand; null when no transaction has ended
+    SELECT least((SELECT min(u.mark) FROM unnest($6::bigint[], $7::bigint[]) u (xid, mark), s
+                  WHERE pg_visible_in_snapshot(u.xid::text::xid8, s.snapshot)),
+                 (SELECT $8::bigint FROM s
+                  WHERE pg_snapshot_xmax(s.snapshot) > pg_snapshot_xmax($5::text::pg_snapshot))) AS mark
+)
+SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id,
+       CASE WHEN pg_is_in_recovery() THEN 'standby'
+            ELSE pg_postmaster_start_time()::text || ' timeline '
+                 || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS type,
+       NULL::text AS "group", late.mark AS position, NULL::int AS attempt, NULL::int AS failures, NULL::smallint AS losses,
+       NULL::smallint AS priority, date_part('epoch', clock_timestamp()) AS run_at, NULL::timestamptz AS enqueued_at,
+       NULL::float8 AS first_started_at, NULL::json AS headers, to_json(s.snapshot::text) AS payload
+FROM s, late
+UNION ALL
+SELECT 1, o.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority,
+       date_part('epoch', j.run_at), j.enqueued_at, date_part('epoch', j.first_started_at), j.headers, j.payload
+FROM late, unnest($1::text[], $2::bigint[]) WITH ORDINALITY o (origin, high, ref),
+     LATERAL (SELECT * FROM sidings.job j
+              WHERE j.origin = o.origin AND j.position > late.mark AND j.position <= o.high
+                AND NOT pg_visible_in_snapshot(j.txid, $5::text::pg_snapshot)
+              ORDER BY j.position) j
+WHERE late.mark IS NOT NULL
+UNION ALL
+SELECT 2, g.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority,
+       date_part('epoch', j.run_at), j.enqueued_at, date_part('epoch', j.first_started_at), j.headers, j.payload
+FROM unnest($9::text[], $10::text[], $11::bigint[], $12::bigint[]) WITH ORDINALITY g (origin, "group", after, upto, ref),
+     LATERAL (SELECT * FROM sidings.job j
+              WHERE j.origin = g.origin AND j."group" = g."group" AND j.position > g.after AND j.position <= g.upto
+              ORDER BY j.position LIMIT $13) j
+UNION ALL
+SELECT 3, o.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority,
+       date_part('epoch', j.run_at), j.enqueued_at, date_part('epoch', j.first_started_at), j.headers, j.payload
+FROM unnest($1::text[], $2::bigint[], $3::int[]) WITH ORDINALITY o (origin, high, page, ref),
+     LATERAL (SELECT * FROM sidings.job j
+              WHERE j.origin = o.origin AND j.position > o.high
+                AND ($14::text[] IS NULL OR j."group" IS NULL OR j.origin || chr(31) || j."group" <> ALL ($14))
+              ORDER BY j.position LIMIT o.page) j
+UNION ALL
+SELECT 4, o.ref::int, NULL, NULL, NULL,
+       (SELECT j.position FROM sidings.job j WHERE j.origin = o.origin AND j.position > o.high
+        ORDER BY j.position DESC LIMIT 1),
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM unnest($1::text[], $2::bigint[], $4::boolean[]) WITH ORDINALITY o (origin, high, report, ref)
+WHERE o.report

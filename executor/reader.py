@@ -1,0 +1,295 @@
+"""The reader: one read in flight, for all held origins, in one snapshot."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import asyncpg
+
+from ..errors import PostgresUnavailable
+from ..schema import load_sql
+from .clock import now
+from .link import Backoff, Link
+from .marks import ReadMarks
+from .metrics import ExecutorMetrics
+from .scheduler import Entry, Lane, OriginQueue, Scheduler
+
+__all__ = ["Reader"]
+
+log = logging.getLogger("sidings.executor")
+
+_REFILLS = 500  # lanes a read refills
+_LEFT_OUT = 16  # lanes that the server leaves out of the forward part
+_IDLE_PAGE = 16
+_HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What a read asks for, with the versions that tell whether its answer still applies."""
+
+    origins: list[tuple[OriginQueue, int]]
+    pages: list[int]
+    lanes: list[tuple[Lane, int, int]]  # lane, its version, up to
+    left_out: dict[Lane, None]
+    size: int
+
+
+class Reader:
+    """Reads until the scheduler has enough, then when woken, and at the latest every `poll_seconds`.
+
+    on_rows: the scheduler may have something to choose. on_new_server: the server has been restarted or replaced.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        scheduler: Scheduler,
+        metrics: ExecutorMetrics,
+        *,
+        schema: str,
+        poll_seconds: float,
+        on_rows: Callable[[], None],
+        on_new_server: Callable[[], None],
+    ) -> None:
+        self.last_answer = now()
+        self.server: str | None = None
+        self._link = link
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._poll_seconds = poll_seconds
+        self._on_rows = on_rows
+        self._on_new_server = on_new_server
+        self._marks = ReadMarks()
+        self._sql = load_sql(__package__, "read", schema)
+        self._woken = asyncio.Event()
+        self._busy_since: float | None = None
+
+    def wake(self) -> None:
+        """Something was committed, acquired or has become due: read now."""
+        self._woken.set()
+
+    def hungry(self) -> None:
+        """The scheduler has used up some of what it had: read if the database is known to have more."""
+        if not self._woken.is_set() and self._wants():
+            self._woken.set()
+
+    def busy_seconds(self) -> float:
+        """How long the read that is under way has been waiting for its answer; 0 when none is."""
+        return 0.0 if self._busy_since is None else now() - self._busy_since
+
+    async def run(self) -> None:
+        """Read for ever."""
+        backoff = Backoff()
+        while True:
+            await self._wait()
+            self._woken.clear()
+            if not any(not queue.draining for queue in self._scheduler.origins.values()):
+                self.last_answer = now()
+                continue
+            plan = self._plan()
+            self._scheduler.reading = True
+            self._busy_since = sent = now()
+            try:
+                rows = await self._link.fetch(self._sql, *self._arguments(plan))
+                self._metrics.read_seconds.observe(now() - sent)
+                backoff.reset()
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                # The previous snapshot stays: only a delivered result replaces it.
+                log.warning("a read failed, trying again: %s: %s", type(error).__name__, error)
+                self._give_up(plan)
+                self._woken.set()
+                await backoff.sleep()
+                continue
+            finally:
+                self._busy_since = None
+            self._deliver(plan, rows, sent)
+            self.last_answer = now()
+            self._on_rows()
+
+    async def _wait(self) -> None:
+        if self._woken.is_set():
+            await asyncio.sleep(0)
+            return
+        try:
+            async with asyncio.timeout(self._poll_seconds * random.uniform(0.8, 1.2)):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+
+    def _wants(self) -> bool:
+        scheduler = self._scheduler
+        if scheduler.hungry:
+            return True
+        return scheduler.room() > scheduler.window // 2 and any(
+            queue.backlogged and not queue.draining for queue in scheduler.origins.values()
+        )
+
+    def _plan(self) -> _Plan:
+        scheduler = self._scheduler
+        scheduler.adjust_keep()
+        queues = [queue for queue in scheduler.origins.values() if not queue.draining]
+        room = scheduler.room()
+        backlogged = sum(queue.backlogged for queue in queues)
+        busy_page = max(_IDLE_PAGE, room // max(1, backlogged)) if room else 0
+        idle_page = max(_IDLE_PAGE, room // max(1, len(queues))) if room else 0
+        lanes: list[tuple[Lane, int, int]] = []
+        for lane in list(scheduler.hungry)[:_REFILLS]:
+            del scheduler.hungry[lane]
+            if not lane.origin.draining and scheduler.origins.get(lane.origin.name) is lane.origin:
+                lanes.append((lane, lane.version, lane.origin.high))
+        return _Plan(
+            [(queue, queue.version) for queue in queues],
+            [busy_page if queue.backlogged else idle_page for queue in queues],
+            lanes,
+            dict.fromkeys([lane for lane in scheduler.heavy if lane.more][:_LEFT_OUT]),
+            scheduler.keep,
+        )
+
+    def _arguments(self, plan: _Plan) -> tuple[object, ...]:
+        marks = self._marks
+        deep = {lane.origin for lane in plan.left_out}
+        return (
+            [queue.name for queue, _ in plan.origins],
+            [queue.high for queue, _ in plan.origins],
+            plan.pages,
+            [queue in deep for queue, _ in plan.origins],
+            marks.snapshot,
+            list(marks.open),
+            list(marks.open.values()),
+            marks.unseen,
+            [lane.origin.name for lane, _, _ in plan.lanes],
+            [lane.group for lane, _, _ in plan.lanes],
+            [lane.last for lane, _, _ in plan.lanes],
+            [upto for _, _, upto in plan.lanes],
+            plan.size,
+            [f"{lane.origin.name}\x1f{lane.group}" for lane in plan.left_out] or None,
+        )
+
+    def _give_up(self, plan: _Plan) -> None:
+        self._scheduler.read_delivered()
+        for lane, version, _ in plan.lanes:
+            if lane.version == version:
+                self._scheduler.hungry[lane] = None
+
+    def _deliver(self, plan: _Plan, rows: list[asyncpg.Record], sent: float) -> None:
+        """Apply late rows, refills and forward rows, in this order: so nothing is taken in twice or too early."""
+        scheduler, time = self._scheduler, now()
+        header = rows[0]
+        assert header["part"] == _HEADER
+        if header["type"] == "standby" or (self.server is not None and header["type"] != self.server):
+            self._new_server(header["type"], plan)
+            return
+        self.server = header["type"]
+        skew = header["run_at"] - (sent + time) / 2  # server's epoch seconds against our clock
+        parts: list[list[asyncpg.Record]] = [[], [], [], [], []]
+        for row in rows:
+            parts[row[0]].append(row)
+        high_before = max((queue.high for queue, _ in plan.origins), default=0)
+
+        def applies(ref: int) -> OriginQueue | None:
+            queue, version = plan.origins[ref - 1]
+            live: bool = queue.version == version and scheduler.origins.get(queue.name) is queue
+            return queue if live else None
+
+        for row in parts[_LATE]:
+            if (queue := applies(row[1])) is not None:
+                self._metrics.late_rows.inc()
+                scheduler.insert(_entry(row, queue, skew), time)
+        refills: dict[int, list[Entry]] = {}
+        for row in parts[_REFILL]:
+            refills.setdefault(row[1], []).append(_entry(row, plan.lanes[row[1] - 1][0].origin, skew))
+        for number, (lane, version, upto) in enumerate(plan.lanes, start=1):
+            if lane.version == version and scheduler.origins.get(lane.origin.name) is lane.origin:
+                entries = refills.get(number, [])
+                scheduler.refilled(lane, entries, size=plan.size, upto=upto, left_out=lane in plan.left_out, now=time)
+        self._forward(plan, parts[_FORWARD], parts[_SCANNED], applies, skew, time)
+        self._marks.delivered(_text(header["payload"]), header["id"], high_before)
+        scheduler.read_delivered()
+        if self._wants():
+            self._woken.set()
+
+    def _forward(
+        self,
+        plan: _Plan,
+        rows: list[asyncpg.Record],
+        scanned: list[asyncpg.Record],
+        applies: Callable[[int], OriginQueue | None],
+        skew: float,
+        time: float,
+    ) -> None:
+        counts = [0] * len(plan.origins)
+        highs: dict[OriginQueue, int] = {}
+        insert = self._scheduler.insert
+        for row in rows:
+            ref = row[1]
+            counts[ref - 1] += 1
+            if (queue := applies(ref)) is not None:
+                insert(_entry(row, queue, skew), time)
+                if row[5] > highs.get(queue, 0):
+                    highs[queue] = row[5]
+        tops = {row[1]: row[5] for row in scanned}
+        for index, page in enumerate(plan.pages):
+            queue = applies(index + 1)
+            if queue is None or not page:
+                continue
+            queue.backlogged = counts[index] >= page
+            queue.high = max(queue.high, highs.get(queue, 0))
+            if not queue.backlogged and tops.get(index + 1) is not None:
+                queue.high = max(queue.high, tops[index + 1])  # past the rows of lanes that were left out
+
+    def _new_server(self, server: str, plan: _Plan) -> None:
+        """Positions, transaction ids and leases may have gone back: nothing read so far can be relied on."""
+        if server == "standby":
+            log.error("this database is a standby: waiting for a primary; check the DSN")
+            self._link.drop()
+        else:
+            log.warning("Postgres was restarted or replaced (%s): reading everything anew", server)
+            self.server = server
+        self._marks.reset()
+        self._give_up(plan)
+        for queue in self._scheduler.origins.values():
+            self._scheduler.forget_waiting(queue)
+        self._on_new_server()
+
+
+def _entry(row: asyncpg.Record, queue: OriginQueue, skew: float) -> Entry:
+    (
+        _,
+        _,
+        id,
+        type,
+        group,
+        position,
+        attempt,
+        failures,
+        losses,
+        priority,
+        run_at,
+        enqueued,
+        first,
+        headers,
+        payload,
+    ) = row
+    return Entry(
+        id,
+        queue,
+        type,
+        group,
+        position,
+        attempt,
+        failures,
+        losses,
+        priority,
+        None if run_at is None else run_at - skew,
+        enqueued,
+        None if first is None else first - skew,
+        headers,
+        payload,
+    )
+
+
+def _text(value: str) -> str:
+    return value.strip('"')

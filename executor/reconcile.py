@@ -1,0 +1,212 @@
+"""Desired and actual ownership, brought together by one loop.
+
+An origin is *absent* -> acquired -> *held* -> (unassigned, wanted by a newer assignment, or its lease cannot be renewed)
+-> *draining* -> released -> *absent*. An origin that is assigned again while it drains goes back to *held* under the
+epoch that it still has. Kafka's assignment is routing; the lease decides.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from datetime import timedelta
+from uuid import UUID
+
+import asyncpg
+
+from ..errors import PostgresUnavailable
+from ..schema import load_sql
+from .clock import now
+from .cycles import CycleLoop
+from .leases import LeaseThread
+from .link import Backoff, Link
+from .metrics import ExecutorMetrics
+from .reader import Reader
+from .scheduler import OriginQueue, Scheduler
+from .settings import ExecutorSettings
+from .workers import CancelReason, Workers
+
+__all__ = ["Reconciler"]
+
+log = logging.getLogger("sidings.executor")
+
+_ACQUIRE_AT_ONCE = 200  # origins locked by one call
+
+
+class Reconciler:
+    """Acquires what is assigned, drains and releases what is not."""
+
+    def __init__(
+        self,
+        link: Link,
+        scheduler: Scheduler,
+        workers: Workers,
+        cycles: CycleLoop,
+        reader: Reader,
+        leases: LeaseThread,
+        metrics: ExecutorMetrics,
+        settings: ExecutorSettings,
+        schema: str,
+    ) -> None:
+        self.executor_id: UUID | None = None
+        self.desired: frozenset[str] = frozenset()
+        self.generation = 0
+        self._link = link
+        self._scheduler = scheduler
+        self._workers = workers
+        self._cycles = cycles
+        self._reader = reader
+        self._leases = leases
+        self._metrics = metrics
+        self._settings = settings
+        self._acquire_sql = load_sql(__package__, "acquire", schema)
+        self._release_sql = load_sql(__package__, "release", schema)
+        self._yielded: set[str] = set()  # given up to a newer assignment; not wanted again before the next of ours
+        self._drain_until: dict[OriginQueue, float] = {}
+        self._trust_from = 0.0
+        self._changed = asyncio.Event()
+        self._settled = asyncio.Event()
+
+    # -- what changes the picture -----------------------------------------------------------------------------------
+
+    def assign(self, origins: Collection[str], generation: int) -> None:
+        """A new assignment. `generation` grows with every one that Kafka makes."""
+        self.desired = frozenset(origins)
+        self.generation = generation
+        self._yielded.clear()
+        self.wake()
+
+    def wanted(self, name: str, generation: int) -> None:
+        """Another executor waits for an origin of ours."""
+        if name in self._scheduler.origins and generation > self.generation and name not in self._yielded:
+            log.warning("%s is assigned to another executor since generation %s: yielding it", name, generation)
+            self._yielded.add(name)
+            self.wake()
+
+    def lost(self, name: str, epoch: int | None = None) -> None:
+        """The database says that somebody else has the origin: stop everything of it at once."""
+        queue = self._scheduler.origins.get(name)
+        if queue is None or (epoch is not None and queue.epoch != epoch):
+            return
+        log.warning("%s was taken over by another executor (epoch %s is superseded)", name, queue.epoch)
+        self._leases.drop(name)
+        self._workers.unclaim(queue)
+        self._workers.cancel(queue, CancelReason.FENCED)
+        self._cycles.forget(name)
+        self._drain_until.pop(queue, None)
+        self._scheduler.remove_origin(name)
+        self.wake()
+
+    def distrust_expiry(self) -> None:
+        """The server was restarted or replaced: others may have renewed on the old one. Wait a full lease."""
+        self._trust_from = now() + self._settings.lease_seconds
+        self._leases.renew_soon()
+        self.wake()
+
+    def wake(self) -> None:
+        """Look at the picture again."""
+        self._settled.clear()
+        self._changed.set()
+
+    async def settled(self) -> None:
+        """Return when everything desired is held and everything else released."""
+        await self._settled.wait()
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Reconcile for ever, at a change and twice per lease third."""
+        backoff = Backoff()
+        while True:
+            pause = min(1.0, self._settings.lease_seconds / 6)
+            try:
+                pause = min(pause, await self._reconcile())
+                backoff.reset()
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                log.warning("origins could not be reconciled, trying again: %s", error)
+                self._changed.clear()
+                await backoff.sleep()
+                continue
+            try:
+                async with asyncio.timeout(pause):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+
+    async def _reconcile(self) -> float:
+        """One pass; returns how long the next may wait."""
+        wanted = self.desired - self._yielded
+        self._turn(wanted)
+        released = await self._release_drained(wanted)
+        absent = sorted(wanted - self._scheduler.origins.keys())
+        if absent:
+            await self._acquire(absent)
+        if wanted == self._scheduler.origins.keys() and not self._drain_until:
+            self._settled.set()
+            return 1.0
+        return 0.02 if released else 0.1
+
+    def _turn(self, wanted: frozenset[str]) -> None:
+        """Start and end drains."""
+        time = now()
+        for queue in list(self._scheduler.origins.values()):
+            expiring = time >= queue.deadline - self._settings.soft_seconds
+            if queue.name in wanted and not expiring:
+                if queue.draining:
+                    log.info("%s comes back while it drains", queue.name)
+                    self._drain_until.pop(queue, None)
+                    self._scheduler.resume(queue)
+                    self._reader.wake()
+                continue
+            if not queue.draining:
+                self._drain_until[queue] = time + (0.0 if expiring else self._settings.drain_seconds)
+                if expiring:
+                    log.warning("the lease of %s cannot be renewed: stopping its jobs", queue.name)
+                self._cycles.unname(self._workers.unclaim(queue))
+                self._scheduler.drain(queue)
+            if expiring or time >= self._drain_until.get(queue, time):
+                self._workers.cancel(queue, CancelReason.STOPPING)
+
+    async def _release_drained(self, wanted: frozenset[str]) -> bool:
+        """Give back the drained origins that are not wanted: after a cycle that names none of their jobs."""
+        queues = [q for q in self._drain_until if not q.running and q.name not in wanted]
+        if not queues:
+            return False
+        await self._cycles.barrier()
+        queues = [q for q in queues if q.draining and not q.running and self._scheduler.origins.get(q.name) is q]
+        if queues:
+            for queue in queues:  # from here on nothing may renew or resume it
+                self._leases.drop(queue.name)
+                self._drain_until.pop(queue, None)
+                self._scheduler.remove_origin(queue.name)
+            names = [queue.name for queue in queues]
+            await self._link.fetch(self._release_sql, self.executor_id, names, [queue.epoch for queue in queues])
+            log.info("released %s", ", ".join(sorted(names)))
+        return True
+
+    async def _acquire(self, absent: list[str]) -> None:
+        lease = timedelta(seconds=self._settings.lease_seconds)
+        for start in range(0, len(absent), _ACQUIRE_AT_ONCE):
+            names = absent[start : start + _ACQUIRE_AT_ONCE]
+            sent = now()
+            rows = await self._link.fetch(
+                self._acquire_sql, self.executor_id, names, self.generation, lease, sent >= self._trust_from
+            )
+            taken: list[OriginQueue] = []
+            for row in rows:
+                queue = self._scheduler.add_origin(row["acquired"], row["acquired_epoch"])
+                queue.deadline = sent + self._settings.lease_seconds - self._settings.margin_seconds
+                taken.append(queue)
+                if row["former"] is not None and row["former"] != self.executor_id:
+                    self._metrics.takeovers.inc()
+                    self._metrics.lost.inc(row["losses"])
+                    log.warning(
+                        "took %s over from a dead executor (epoch %s, %s attempts lost)",
+                        queue.name,
+                        queue.epoch,
+                        row["losses"],
+                    )
+            if taken:
+                self._leases.hold(taken)
+                log.info("acquired %s", ", ".join(queue.name for queue in taken))
+                self._reader.wake()

@@ -1,0 +1,521 @@
+"""Which job runs next: a pure object, without I/O and without a clock of its own (`now` is passed in, in seconds).
+
+It holds the waiting jobs of all origins that this executor has leased. Jobs of one group form a `Lane`, a virtual
+partition: one job at a time, by position. What must never happen is kept here: two jobs of a lane at once, a job
+twice, a job before its predecessor.
+
+Rules, each found by the model in `docs/model/reads.py` or by a stress run:
+
+- A head is removed from its lane when it is chosen, not after an await.
+- A lane keeps at most `keep` fetched jobs. What does not fit is dropped and the lane is flagged `more`: the rest is in
+  the database, behind `last`, and comes back as a refill. Rows above `last` of such a lane are ignored.
+- A lane whose head failed is compacted: all its fetched jobs are dropped, and it is read again from its head when
+  that is due. So a stuck lane costs a few hundred bytes, and the database is the only truth about its jobs.
+- The successor of a job becomes ready only when the job's outcome is committed (`ended`, `again`).
+- A job that ended while a read was under way may still be in that read's result, at the position it had.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from math import inf
+
+__all__ = ["Entry", "Lane", "OriginQueue", "Scheduler"]
+
+_HEAVY = 256  # rows dropped from one lane before the server is asked to leave the lane out
+
+
+class Entry:
+    """A job in memory. Times are seconds of the executor's clock; `due` is None for "at once"."""
+
+    __slots__ = (
+        "attempt",
+        "due",
+        "enqueued_at",
+        "failures",
+        "first_started",
+        "group",
+        "headers",
+        "id",
+        "lane",
+        "losses",
+        "origin",
+        "payload",
+        "position",
+        "priority",
+        "type",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        origin: "OriginQueue",
+        type: str,
+        group: str | None,
+        position: int,
+        attempt: int = 1,
+        failures: int = 0,
+        losses: int = 0,
+        priority: int = 0,
+        due: float | None = None,
+        enqueued_at: datetime | None = None,
+        first_started: float | None = None,
+        headers: str | None = None,
+        payload: str | None = None,
+    ) -> None:
+        self.id = id
+        self.origin = origin
+        self.type = type
+        self.group = group
+        self.position = position
+        self.attempt = attempt
+        self.failures = failures
+        self.losses = losses
+        self.priority = priority
+        self.due = due
+        self.enqueued_at = enqueued_at
+        self.first_started = first_started
+        self.headers = headers
+        self.payload = payload
+        self.lane: Lane | None = None
+
+    def __repr__(self) -> str:
+        return f"Entry({self.id}, {self.origin.name}, group={self.group!r}, position={self.position})"
+
+
+class Lane:
+    """A group of one origin. `version` changes whenever a refill that is under way must not be applied."""
+
+    __slots__ = (
+        "blocked",
+        "due",
+        "group",
+        "last",
+        "more",
+        "origin",
+        "queue",
+        "queued",
+        "running",
+        "skipped",
+        "version",
+    )
+
+    def __init__(self, origin: "OriginQueue", group: str) -> None:
+        self.origin = origin
+        self.group = group
+        self.queue: deque[Entry] = deque()
+        self.running: Entry | None = None
+        self.queued = False  # stands in the ready queue
+        self.more = False  # the database has jobs behind `last` that are not here
+        self.last = 0
+        self.due: float | None = None  # backs off until then
+        self.blocked = False  # its head's type is unknown to this process
+        self.skipped = 0
+        self.version = 0
+
+
+class OriginQueue:
+    """What the executor knows of one origin. `high` is the position up to which it has been read; `deadline` is the
+    executor's clock time until which jobs of it may start (kept by the lease thread)."""
+
+    __slots__ = ("backlogged", "deadline", "draining", "epoch", "high", "lanes", "name", "running", "version")
+
+    def __init__(self, name: str, epoch: int) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.deadline = inf
+        self.high = 0
+        self.lanes: dict[str, Lane] = {}
+        self.running: set[Entry] = set()  # chosen, running, or finished but not yet acknowledged
+        self.draining = False
+        self.backlogged = True
+        self.version = 0
+
+
+class Scheduler:
+    """The waiting jobs of all leased origins.
+
+    known_type: whether this process has a handler for a type; jobs of other types wait.
+    window: how many runnable lanes and single jobs to have in memory. keep: most jobs of one lane in memory.
+    budget: how many jobs in memory suffice while there are enough runnable ones.
+    """
+
+    def __init__(
+        self,
+        known_type: Callable[[str], bool],
+        *,
+        window: int = 4_000,
+        keep: int = 64,
+        budget: int = 8_000,
+    ) -> None:
+        self.origins: dict[str, OriginQueue] = {}
+        self.suspect: Entry | None = None  # at most one job that may have killed an executor runs at a time
+        self.unknown: dict[str, int] = {}  # jobs seen of types that this process does not know
+        self.reading = False
+        self.hungry: dict[Lane, None] = {}  # lanes to refill
+        self.heavy: dict[Lane, None] = {}  # lanes so deep that the server should leave them out of forward reads
+        self.window = window
+        self.keep = keep
+        self.ready = 0
+        self._known_type = known_type
+        self._max_keep = keep
+        self._budget = budget
+        self._known: dict[int, Entry] = {}
+        self._ended: dict[int, int] = {}  # id -> position, of jobs that ended while a read was under way
+        self._levels: dict[int, deque[Entry | Lane]] = {}
+        self._order: list[int] = []  # priorities, highest first
+        self._suspects: deque[Entry] = deque()
+        self._timers: list[tuple[float, int, Lane | Entry]] = []
+        self._serial = 0
+
+    # -- origins ------------------------------------------------------------------------------------------------
+
+    def add_origin(self, name: str, epoch: int) -> OriginQueue:
+        """Start with an origin that has just been acquired; its jobs are read from position 0."""
+        self.remove_origin(name)
+        queue = self.origins[name] = OriginQueue(name, epoch)
+        return queue
+
+    def remove_origin(self, name: str) -> None:
+        """Forget an origin and everything of it."""
+        queue = self.origins.pop(name, None)
+        if queue is None:
+            return
+        self.forget_waiting(queue)
+        for entry in queue.running:
+            self._known.pop(entry.id, None)
+            if self.suspect is entry:
+                self.suspect = None
+        queue.running.clear()
+        queue.lanes.clear()
+
+    def drain(self, queue: OriginQueue) -> None:
+        """Choose nothing more of this origin. What runs goes on."""
+        queue.draining = True
+        self.forget_waiting(queue)
+
+    def resume(self, queue: OriginQueue) -> None:
+        """Take a draining origin back, under the epoch that it still has."""
+        queue.draining = False
+
+    def forget_waiting(self, queue: OriginQueue) -> None:
+        """Drop the waiting jobs of an origin, so that it is read from position 0 again; what runs stays known."""
+        queue.version += 1
+        queue.high = 0
+        queue.backlogged = True
+        for level in self._levels.values():
+            stay = [item for item in level if item.origin is not queue]
+            self.ready -= len(level) - len(stay)
+            level.clear()
+            level.extend(stay)
+        for entry in [e for e in self._suspects if e.origin is queue]:
+            self._suspects.remove(entry)
+            if entry.lane is not None:
+                entry.lane.running = None
+        for entry in [e for e in self._known.values() if e.origin is queue and e not in queue.running]:
+            del self._known[entry.id]
+        for group, lane in list(queue.lanes.items()):
+            lane.queue.clear()
+            lane.queued = lane.more = lane.blocked = False
+            lane.due = None
+            lane.last = lane.skipped = 0
+            lane.version += 1
+            self.hungry.pop(lane, None)
+            self.heavy.pop(lane, None)
+            if lane.running is None:
+                del queue.lanes[group]
+
+    # -- what came from the database ----------------------------------------------------------------------------
+
+    def insert(self, entry: Entry, now: float) -> None:
+        """Take in a row that a read has delivered. Rows that are known, over, or left to a refill are ignored."""
+        known = self._known.get(entry.id)
+        if known is not None:
+            if known.position == entry.position or known in known.origin.running:
+                return
+            self._discard_waiting(known)  # it was given a new place
+        if self._ended.get(entry.id) == entry.position:
+            return
+        if entry.group is None:
+            self._insert_single(entry, now)
+        else:
+            self._insert_grouped(entry, now)
+
+    def _insert_single(self, entry: Entry, now: float) -> None:
+        if not self._known_type(entry.type):
+            self.unknown[entry.type] = self.unknown.get(entry.type, 0) + 1
+            return
+        self._known[entry.id] = entry
+        if entry.due is not None and entry.due > now:
+            self._set_timer(entry.due, entry)
+        else:
+            self._push(entry, entry.priority)
+
+    def _insert_grouped(self, entry: Entry, now: float) -> None:
+        lanes = entry.origin.lanes
+        assert entry.group is not None
+        lane = lanes.get(entry.group)
+        if lane is None:
+            lane = lanes[entry.group] = Lane(entry.origin, entry.group)
+        if lane.more and entry.position > lane.last:
+            lane.skipped += 1
+            if lane.skipped == _HEAVY:
+                self.heavy[lane] = None
+            return
+        entry.lane = lane
+        self._known[entry.id] = entry
+        queue = lane.queue
+        if not queue or entry.position > queue[-1].position:
+            queue.append(entry)
+        else:  # a late commit: it takes its place by position
+            behind: list[Entry] = []
+            while queue and queue[-1].position > entry.position:
+                behind.append(queue.pop())
+            queue.append(entry)
+            queue.extend(reversed(behind))
+        if len(queue) > self.keep:
+            del self._known[queue.pop().id]
+            lane.more = True
+            lane.last = queue[-1].position
+        self._arm(lane, now)
+
+    def refilled(self, lane: Lane, rows: Iterable[Entry], *, size: int, upto: int, left_out: bool, now: float) -> None:
+        """Apply the refill of a lane: its rows behind `last`, at most `size`, up to the position `upto`.
+
+        left_out: rows of the lane above `upto` were kept back by the server in the same read.
+        """
+        lane.more = False
+        count = 0
+        position = lane.last
+        for entry in rows:
+            count += 1
+            position = max(position, entry.position)
+            self.insert(entry, now)
+        if not lane.more and (left_out or count >= size):
+            lane.more = True
+            lane.last = upto if count < size else position
+        if not lane.more:
+            lane.skipped = 0
+            self.heavy.pop(lane, None)
+        self._arm(lane, now)
+        self._check_hunger(lane)
+        self._drop_if_empty(lane)
+
+    def read_delivered(self) -> None:
+        """The read that was under way has been applied, or has failed."""
+        self.reading = False
+        self._ended.clear()
+        if self.heavy:
+            self.heavy = {lane: None for lane in self.heavy if lane.more}
+
+    def adjust_keep(self) -> None:
+        """Share the budget among the lanes: many lanes, few jobs of each."""
+        lanes = sum(len(queue.lanes) for queue in self.origins.values())
+        self.keep = max(4, min(self._max_keep, self._budget // (lanes + 1)))
+
+    def room(self) -> int:
+        """How many more rows to read forward."""
+        if len(self._known) >= self._budget and self.ready >= self.window // 8:
+            return 0
+        return max(0, self.window - self.ready)
+
+    # -- choosing -----------------------------------------------------------------------------------------------
+
+    def choose(self, limit: int, now: float) -> list[Entry]:
+        """Take up to `limit` jobs that may run now, the highest priority first, lanes in turn."""
+        chosen: list[Entry] = []
+        if self._suspects and self.suspect is None and limit > 0:
+            self.suspect = self._suspects.popleft()
+            self.suspect.origin.running.add(self.suspect)
+            chosen.append(self.suspect)
+        for priority in self._order:
+            level = self._levels[priority]
+            while level and len(chosen) < limit:
+                item = level.popleft()
+                self.ready -= 1
+                entry = self._take(item, now) if isinstance(item, Lane) else item
+                if entry is None or (entry.losses and not self._admit_suspect(entry)):
+                    continue
+                entry.origin.running.add(entry)
+                chosen.append(entry)
+        return chosen
+
+    def _take(self, lane: Lane, now: float) -> Entry | None:
+        lane.queued = False
+        if not lane.queue:
+            return None
+        head = lane.queue[0]
+        if head.due is not None and head.due > now:
+            self._stick(lane, head.position, head.due)
+            return None
+        lane.queue.popleft()
+        lane.running = head
+        self._check_hunger(lane)
+        return head
+
+    def _admit_suspect(self, entry: Entry) -> bool:
+        if self.suspect is None:
+            self.suspect = entry
+            return True
+        self._suspects.append(entry)
+        return False
+
+    def put_back(self, entry: Entry, now: float) -> None:
+        """Undo `choose` for a job that has not started."""
+        entry.origin.running.discard(entry)
+        if self.suspect is entry:
+            self.suspect = None
+        lane = entry.lane
+        if lane is None:
+            self._push(entry, entry.priority)
+            return
+        lane.running = None
+        lane.queue.appendleft(entry)
+        if len(lane.queue) > 1 and lane.queue[1].position < entry.position:
+            lane.queue = deque(sorted(lane.queue, key=lambda e: e.position))
+        self._arm(lane, now)
+
+    # -- outcomes, once they are committed ----------------------------------------------------------------------
+
+    def ended(self, entry: Entry, now: float) -> None:
+        """The job has left its order: it is over, held, or (without a group) delayed."""
+        self._forget(entry)
+        lane = entry.lane
+        if lane is not None and self.holds(entry):
+            lane.running = None
+            self._arm(lane, now)
+            self._drop_if_empty(lane)
+
+    def again(self, entry: Entry, due: float) -> None:
+        """The job runs again at `due`; until then its group waits. Without a group the job is now a delayed one."""
+        self._forget(entry)
+        lane = entry.lane
+        if lane is not None and self.holds(entry):
+            lane.running = None
+            self._stick(lane, entry.position, due)
+
+    def _forget(self, entry: Entry) -> None:
+        if self._known.get(entry.id) is entry:  # the origin may have been dropped and read anew meanwhile
+            del self._known[entry.id]
+        entry.origin.running.discard(entry)
+        if self.reading:
+            self._ended[entry.id] = entry.position
+        if self.suspect is entry:
+            self.suspect = None
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def next_due(self) -> float | None:
+        """When `wake_due` has something to do next."""
+        return self._timers[0][0] if self._timers else None
+
+    def wake_due(self, now: float) -> None:
+        """Let lanes and jobs go on whose time has come; a lane asks for a refill."""
+        while self._timers and self._timers[0][0] <= now:
+            due, _, item = heapq.heappop(self._timers)
+            if isinstance(item, Lane):
+                if item.due == due:
+                    item.due = None
+                    self._check_hunger(item)
+                    self._arm(item, now)
+            elif self._known.get(item.id) is item:
+                self._push(item, item.priority)
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether the origin that this entry was read under is still the one that is held."""
+        return self.origins.get(entry.origin.name) is entry.origin
+
+    # -- figures ------------------------------------------------------------------------------------------------
+
+    def knows(self, job_id: int) -> bool:
+        """Whether the job stands in memory."""
+        return job_id in self._known
+
+    def accounts_for(self, origin: str, group: str | None, position: int) -> bool:
+        """Whether a row found by the audit is one that this scheduler is going to read by itself."""
+        queue = self.origins.get(origin)
+        if queue is None or queue.draining or position > queue.high:
+            return True
+        lane = queue.lanes.get(group) if group is not None else None
+        return lane is not None and lane.more and position > lane.last
+
+    def waiting(self) -> int:
+        """Jobs in memory that have not been chosen."""
+        return len(self._known) - sum(len(queue.running) for queue in self.origins.values())
+
+    def stuck_lanes(self) -> Iterator[Lane]:
+        """Lanes that back off or are blocked by a head of an unknown type."""
+        for queue in self.origins.values():
+            for lane in queue.lanes.values():
+                if lane.due is not None or lane.blocked:
+                    yield lane
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _push(self, item: Entry | Lane, priority: int) -> None:
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = deque()
+            self._order = sorted(self._levels, reverse=True)
+        level.append(item)
+        self.ready += 1
+
+    def _arm(self, lane: Lane, now: float) -> None:
+        """Put a lane into the ready queue if its head may run."""
+        if lane.running is not None or lane.queued or lane.due is not None or lane.blocked or not lane.queue:
+            return
+        head = lane.queue[0]
+        if head.due is not None and head.due > now:
+            self._stick(lane, head.position, head.due)
+        elif not self._known_type(head.type):
+            self.unknown[head.type] = self.unknown.get(head.type, 0) + 1
+            self._compact(lane, head.position)
+            lane.blocked = True
+        else:
+            lane.queued = True
+            self._push(lane, head.priority)
+
+    def _stick(self, lane: Lane, position: int, due: float) -> None:
+        self._compact(lane, position)
+        lane.due = due
+        self._set_timer(due, lane)
+
+    def _compact(self, lane: Lane, position: int) -> None:
+        """Drop a lane's fetched jobs; it is to be read again from `position`, or from a late job before it."""
+        if lane.queue:
+            position = min(position, lane.queue[0].position)
+            for entry in lane.queue:
+                self._known.pop(entry.id, None)
+            lane.queue.clear()
+        lane.more = True
+        lane.last = position - 1
+        lane.version += 1
+        self.hungry.pop(lane, None)
+
+    def _check_hunger(self, lane: Lane) -> None:
+        if lane.more and lane.due is None and not lane.blocked and len(lane.queue) <= self.keep // 4:
+            self.hungry[lane] = None
+
+    def _drop_if_empty(self, lane: Lane) -> None:
+        if lane.running is None and not lane.queue and not lane.more and not lane.queued and lane.due is None:
+            lane.origin.lanes.pop(lane.group, None)
+
+    def _discard_waiting(self, entry: Entry) -> None:
+        """Take a waiting job out, because a read has brought it with another position."""
+        del self._known[entry.id]
+        if entry in self._suspects:
+            self._suspects.remove(entry)
+            if entry.lane is not None:
+                entry.lane.running = None
+        elif entry.lane is not None:
+            entry.lane.queue.remove(entry)
+        else:
+            level = self._levels.get(entry.priority)
+            if level is not None and entry in level:
+                level.remove(entry)
+                self.ready -= 1
+
+    def _set_timer(self, due: float, item: Lane | Entry) -> None:
+        self._serial += 1
+        heapq.heappush(self._timers, (due, self._serial, item))

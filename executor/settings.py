@@ -1,0 +1,69 @@
+"""Settings of an executor and of its database connections. Durations are seconds."""
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ..schema import valid_schema_name
+
+__all__ = ["ExecutorSettings", "PostgresSettings"]
+
+
+class PostgresSettings(BaseModel):
+    """How to reach the service's database.
+
+    dsn: ``postgresql://...``. schema_name: where Sidings' tables live. pgbouncer: set it when connections go through
+    PgBouncer in transaction mode; prepared statements and start-up parameters are not used then.
+    call_seconds: how long any single statement of ours may take before its connection is given up.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dsn: str
+    schema_name: str = "sidings"
+    pgbouncer: bool = False
+    connect_seconds: float = Field(default=5.0, gt=0)
+    call_seconds: float = Field(default=10.0, gt=0)
+    pool_size: int = Field(default=10, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> "PostgresSettings":
+        valid_schema_name(self.schema_name)
+        return self
+
+
+class ExecutorSettings(BaseModel):
+    """How jobs run.
+
+    concurrency: handlers that run at once. lease_seconds: how long an origin stays ours without a renewal; a takeover
+    after a kill takes that long. poll_seconds: how often to look for jobs that others enqueued without telling us.
+    poison_after: losses after which a job is held instead of run. drain_seconds: how long a handler may go on after
+    its partition was taken away; shutdown_seconds: the same for the end of the process; then it is cancelled.
+    exit_when_fenced: end the process (`os._exit`) when a lease would run out under a handler that cannot be stopped.
+    Without it such a handler may overlap with its successor elsewhere; the database is fenced either way.
+    stall_warn_seconds, stall_seconds: an event loop that has not answered for so long is logged with its stack, and
+    its leases are no longer renewed.
+    history_days: how long `job_history` keeps attempts.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    concurrency: int = Field(default=100, ge=1, le=10_000)
+    lease_seconds: float = Field(default=15.0, ge=0.2)
+    poll_seconds: float = Field(default=0.1, gt=0)
+    poison_after: int = Field(default=5, ge=1)
+    drain_seconds: float = Field(default=10.0, ge=0)
+    shutdown_seconds: float = Field(default=20.0, ge=0)
+    exit_when_fenced: bool = True
+    stall_warn_seconds: float = Field(default=1.0, gt=0)
+    stall_seconds: float = Field(default=30.0, gt=0)
+    history_days: int = Field(default=30, ge=1)
+    audit_seconds: float = Field(default=60.0, gt=0)
+
+    @property
+    def margin_seconds(self) -> float:
+        """Taken off every lease on our own clock, for clocks that run at slightly different speeds."""
+        return min(1.0, self.lease_seconds * 0.1)
+
+    @property
+    def soft_seconds(self) -> float:
+        """How long before its deadline a lease that cannot be renewed makes us cancel its handlers."""
+        return self.lease_seconds / 6

@@ -1,0 +1,116 @@
+"""Slow work in the background: the audit of the reader, the history's partitions, the age of what waits."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import asyncpg
+
+from ..errors import PostgresUnavailable
+from ..schema import load_sql
+from .link import Link
+from .metrics import ExecutorMetrics
+from .scheduler import OriginQueue, Scheduler
+from .settings import ExecutorSettings
+
+__all__ = ["Upkeep"]
+
+log = logging.getLogger("sidings.executor")
+
+_AGES_SECONDS = 5.0
+_MAINTAIN_SECONDS = 3_600.0
+_PAGE = 1_000
+_SECOND_LOOK_SECONDS = 2.0
+
+
+class Upkeep:
+    """`oldest` is the age of the oldest waiting job of each held origin, in seconds, as of the last look."""
+
+    def __init__(
+        self,
+        link: Link,
+        scheduler: Scheduler,
+        metrics: ExecutorMetrics,
+        settings: ExecutorSettings,
+        *,
+        schema: str,
+        on_found: Callable[[OriginQueue], None],
+    ) -> None:
+        self.oldest: dict[str, float] = {}
+        self.held = 0
+        self._link = link
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._settings = settings
+        self._on_found = on_found
+        self._audit_sql = load_sql(__package__, "audit", schema)
+        self._ages_sql = load_sql(__package__, "ages", schema)
+        self._maintain_sql = load_sql(__package__, "maintain", schema)
+
+    async def run(self) -> None:
+        """Do each of the tasks in its time, for ever. A failed one is logged and tried at its next turn."""
+        loop = asyncio.get_running_loop()
+        audit_at = loop.time() + self._settings.audit_seconds
+        ages_at = maintain_at = loop.time()
+        while True:
+            await asyncio.sleep(max(0.0, min(audit_at, ages_at, maintain_at) - loop.time()))
+            time = loop.time()
+            try:
+                if time >= maintain_at:
+                    maintain_at = time + 60.0  # if it fails
+                    await self._link.fetch(self._maintain_sql, self._settings.history_days)
+                    maintain_at = time + _MAINTAIN_SECONDS
+                if time >= ages_at:
+                    ages_at = time + _AGES_SECONDS
+                    await self._look_at_ages()
+                if time >= audit_at:
+                    audit_at = time + self._settings.audit_seconds
+                    await self.audit()
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                log.warning("upkeep failed, trying again: %s", error)
+
+    async def _look_at_ages(self) -> None:
+        names = list(self._scheduler.origins)
+        rows = await self._link.fetch(self._ages_sql, names)
+        self.oldest = {row["origin"]: row["age"] or 0.0 for row in rows}
+        self.held = sum(row["held"] for row in rows)
+
+    async def audit(self) -> int:
+        """Read every held origin from 0 and count the jobs that the scheduler would never have started.
+
+        What looks missed is looked at again a little later: the reader may just have been about to deliver it.
+        """
+        found = 0
+        for queue in list(self._scheduler.origins.values()):
+            suspects = await self._unaccounted(queue)
+            if suspects:
+                await asyncio.sleep(_SECOND_LOOK_SECONDS)
+                missed = suspects & await self._unaccounted(queue)
+                if missed:
+                    found += len(missed)
+                    self._metrics.audit_found.inc(len(missed))
+                    log.error(
+                        "the audit found jobs of %s that no read had delivered: %s",
+                        queue.name,
+                        sorted(missed)[:10],
+                    )
+                    self._on_found(queue)
+        return found
+
+    async def _unaccounted(self, queue: OriginQueue) -> set[int]:
+        out: set[int] = set()
+        after = 0
+        while self._scheduler.origins.get(queue.name) is queue:
+            version = queue.version
+            rows = await self._link.fetch(self._audit_sql, queue.name, after, _PAGE)
+            if queue.version != version:
+                return set()
+            for row in rows:
+                known = self._scheduler.knows(row["id"]) or row["type"] in self._scheduler.unknown
+                if not known and not self._scheduler.accounts_for(queue.name, row["group"], row["position"]):
+                    out.add(row["id"])
+            if len(rows) < _PAGE:
+                return out
+            after = rows[-1]["position"]
+            await asyncio.sleep(0.01)
+        return set()

@@ -1,0 +1,119 @@
+"""The watchdog thread: looks at the clock when the event loop cannot."""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+from .clock import now
+from .leases import LeaseThread
+from .settings import ExecutorSettings
+from .workers import Workers
+
+__all__ = ["EXIT_CODE", "Watchdog"]
+
+log = logging.getLogger("sidings.watchdog")
+
+EXIT_CODE = 70
+
+
+class Watchdog:
+    """Notices a stalled event loop and handlers that outlive their lease.
+
+    A loop that has not answered for `stall_warn_seconds` is logged with the stack that blocks it; after `stall_seconds`
+    its leases are no longer renewed. When a lease runs out under a handler that still runs, the process ends, because
+    that handler cannot be stopped in any other way and another executor may start its successor at any time.
+    """
+
+    def __init__(
+        self,
+        settings: ExecutorSettings,
+        leases: LeaseThread,
+        workers: Workers,
+        exit_process: Callable[[int], object] = os._exit,
+    ) -> None:
+        self.loop_answered = now()
+        self._settings = settings
+        self._leases = leases
+        self._workers = workers
+        self._exit = exit_process
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        self._asked = False
+        self._reported = False
+
+    def start(self) -> None:
+        """Start watching the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self.loop_answered = now()
+        self._thread = threading.Thread(target=self._run, name="sidings watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._stop.set()
+
+    def stalled_seconds(self) -> float:
+        """How long the loop has not answered."""
+        return max(0.0, now() - self.loop_answered) if self._asked else 0.0
+
+    def _run(self) -> None:
+        tick = min(0.05, self._settings.lease_seconds / 30)
+        while not self._stop.wait(tick):
+            self._look_at_loop()
+            self._look_at_deadlines()
+
+    def _look_at_loop(self) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+        if not self._asked:
+            self._asked = True
+            self.loop_answered = now()
+            self._loop.call_soon_threadsafe(self._answer)
+            return
+        silent = now() - self.loop_answered
+        if silent >= self._settings.stall_warn_seconds and not self._reported:
+            self._reported = True
+            log.warning("the event loop has not answered for %.1f s; it is blocked here:\n%s", silent, self._stack())
+        if silent >= self._settings.stall_seconds and not self._leases.suspended:
+            self._leases.suspended = True
+            log.error("the event loop has not answered for %.1f s: its leases are not renewed any more", silent)
+
+    def _answer(self) -> None:
+        if self._reported:
+            log.warning("the event loop answers again after %.1f s", now() - self.loop_answered)
+        self._asked = self._reported = False
+        self.loop_answered = now()
+        if self._leases.suspended:
+            self._leases.suspended = False
+            self._leases.renew_soon()
+
+    def _stack(self) -> str:
+        # The documented way to see another thread's stack, its underscore notwithstanding.
+        frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
+        return "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)"
+
+    def _look_at_deadlines(self) -> None:
+        if not self._settings.exit_when_fenced:
+            return
+        time = now()
+        for worker in self._workers.all:
+            entry = worker.entry
+            # The entry is read again: the worker may have gone on to another job between the two looks.
+            if entry is not None and time >= entry.origin.deadline and worker.entry is entry:
+                log.critical(
+                    "the lease of %s has run out under job %s (%s), which cannot be stopped: ending the process",
+                    entry.origin.name,
+                    entry.id,
+                    entry.type,
+                )
+                for handler in logging.getLogger().handlers:
+                    handler.flush()
+                self._exit(EXIT_CODE)
+                return

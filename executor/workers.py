@@ -1,0 +1,301 @@
+"""Runs handlers: a fixed set of worker coroutines, no task and no statement per job.
+
+Workers take jobs from `claimed`, where the cycle puts those that a commit has named in `running`, and put what came of
+them into `finished`, from where the next cycle collects it.
+"""
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from enum import Enum
+from typing import Any, NamedTuple, cast
+
+from pydantic import ValidationError
+
+from ..jobs import (
+    SUCCEEDED,
+    Again,
+    Discard,
+    End,
+    ErrorInfo,
+    Fence,
+    Hold,
+    Job,
+    JobId,
+    JobType,
+    Outcome,
+    OutcomeName,
+    Registry,
+    Snooze,
+    current_origin,
+)
+from .clock import now
+from .scheduler import Entry, OriginQueue
+
+__all__ = ["CancelReason", "Finished", "Worker", "Workers"]
+
+log = logging.getLogger("sidings.executor")
+
+_STREAK = 64  # jobs that one worker runs before it lets the event loop go round
+_SWEEP_SECONDS = 0.05
+
+
+class CancelReason(Enum):
+    """Why a running handler is cancelled, and so what its attempt counts as."""
+
+    TIMEOUT = "its timeout"  # a failure
+    STOPPING = "its executor gives the origin up"  # runs again elsewhere, no failure
+    FENCED = "another executor has the origin"  # nothing: the attempt is not ours any more
+
+
+class Finished(NamedTuple):
+    """An attempt that is over. Times are seconds of the executor's clock."""
+
+    entry: Entry
+    outcome: Outcome
+    started: float
+    finished: float
+
+
+class Worker:
+    """One coroutine that runs one job after the other."""
+
+    __slots__ = ("entry", "reason", "started", "stop_at", "task", "wake")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.entry: Entry | None = None  # the job that runs now; the watchdog reads it from its thread
+        self.started = 0.0
+        self.stop_at: float | None = None
+        self.reason: CancelReason | None = None
+        self.wake: asyncio.Future[None] | None = None
+
+    def cancel(self, reason: CancelReason) -> None:
+        """Cancel the running handler. A later reason of more weight replaces an earlier one."""
+        if self.entry is None or self.task is None:
+            return
+        if self.reason is None:
+            self.reason = reason
+            self.task.cancel()
+        elif reason is CancelReason.FENCED:
+            self.reason = reason
+
+
+class Workers:
+    """All workers of an executor. `on_change` is called when the cycle has something to collect."""
+
+    def __init__(self, registry: Registry, concurrency: int, on_change: Callable[[], None]) -> None:
+        self.claimed: deque[Entry] = deque()
+        self.finished: list[Finished] = []
+        self.expired: list[Entry] = []  # claimed, but the lease ran out before a worker came to them
+        self.all = [Worker() for _ in range(concurrency)]
+        self._idle: list[Worker] = []
+        self._registry = registry
+        self._on_change = on_change
+        self._threads: ThreadPoolExecutor | None = None
+        self._concurrency = concurrency
+        self._sweeper: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    def start(self) -> None:
+        """Create the workers' coroutines."""
+        for worker in self.all:
+            worker.task = asyncio.create_task(self._work(worker), name="sidings worker")
+        self._sweeper = asyncio.create_task(self._sweep(), name="sidings timeouts")
+
+    async def stop(self) -> None:
+        """End the coroutines, running handlers included. Threads are left to themselves."""
+        tasks = [worker.task for worker in self.all if worker.task is not None]
+        if self._sweeper is not None:
+            tasks.append(self._sweeper)
+        self._stopping = True
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def capacity(self) -> int:
+        """Workers that have nothing to do and no claimed job waiting for them."""
+        return len(self._idle) - len(self.claimed)
+
+    def running(self) -> int:
+        """Handlers that run now."""
+        return sum(worker.entry is not None for worker in self.all)
+
+    def claim(self, entries: list[Entry]) -> None:
+        """Hand over jobs that a committed cycle has named."""
+        self.claimed.extend(entries)
+        self._wake()
+
+    def unclaim(self, queue: OriginQueue | None = None) -> list[Entry]:
+        """Take back claimed jobs that have not started, of one origin or of all."""
+        taken = [entry for entry in self.claimed if queue is None or entry.origin is queue]
+        if taken:
+            stay = [entry for entry in self.claimed if queue is not None and entry.origin is not queue]
+            self.claimed.clear()
+            self.claimed.extend(stay)
+        return taken
+
+    def cancel(self, queue: OriginQueue | None, reason: CancelReason) -> int:
+        """Cancel the handlers of one origin, or all; returns how many run."""
+        count = 0
+        for worker in self.all:
+            if worker.entry is not None and (queue is None or worker.entry.origin is queue):
+                worker.cancel(reason)
+                count += 1
+        return count
+
+    def _wake(self) -> None:
+        # Two at a time, and each that wakes wakes two more: quick jobs need one worker, slow ones soon have all.
+        for _ in range(min(2, len(self._idle), len(self.claimed))):
+            wake = self._idle.pop().wake
+            if wake is not None and not wake.done():
+                wake.set_result(None)
+
+    async def _work(self, worker: Worker) -> None:
+        loop = asyncio.get_running_loop()
+        claimed = self.claimed
+        streak = 0
+        while True:
+            if not claimed:
+                worker.wake = loop.create_future()
+                self._idle.append(worker)
+                await worker.wake
+                streak = 0
+                if len(claimed) > 1:
+                    self._wake()
+                continue
+            await self._attempt(worker, claimed.popleft())
+            streak += 1
+            if streak >= _STREAK:
+                streak = 0
+                await asyncio.sleep(0)
+
+    async def _attempt(self, worker: Worker, entry: Entry) -> None:
+        started = now()
+        origin = entry.origin
+        if started >= origin.deadline:
+            self.expired.append(entry)
+            self._on_change()
+            return
+        job_type = self._registry.get(entry.type)
+        assert job_type is not None  # the scheduler passes known types only
+        worker.started = started
+        worker.entry = entry
+        if job_type.timeout is not None:
+            worker.stop_at = started + job_type.timeout
+        current_origin.set(origin.name)
+        try:
+            outcome = await self._run(job_type, entry)
+        except asyncio.CancelledError:
+            outcome = self._cancelled(worker, job_type, entry)
+        if worker.reason is not None and worker.task is not None:
+            while worker.task.cancelling():  # a handler may have caught the cancellation and gone on
+                worker.task.uncancel()
+        worker.entry = None
+        worker.stop_at = worker.reason = None
+        if outcome is not None:
+            self.finished.append(Finished(entry, outcome, started, now()))
+        else:
+            self.expired.append(entry)
+        self._on_change()
+
+    async def _run(self, job_type: JobType[Any], entry: Entry) -> Outcome:
+        """One attempt, from the stored payload to an outcome. Only cancellation comes out as an exception."""
+        try:
+            job = _job(job_type, entry)
+        except (ValidationError, ValueError) as error:
+            log.error("job %s %s: its payload does not validate, held: %s", entry.id, entry.type, error)
+            return Hold("the payload does not validate", ErrorInfo.of(error))
+        try:
+            if job_type.is_async:
+                result = await cast(Any, job_type.handler)(job)
+            else:
+                result = await self._in_thread(job_type, job)
+        except Discard as error:
+            return End(OutcomeName.DISCARDED, ErrorInfo.of(error))
+        except Snooze as error:
+            return Again(OutcomeName.SNOOZED, error.seconds, ErrorInfo.of(error))
+        except Exception as error:
+            return _failed(job_type, entry, error)
+        if result is not None:  # None is by far the most frequent, and what retry_if_result is not asked about
+            rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry))
+            if rejected is not None:
+                return rejected
+        return SUCCEEDED
+
+    async def _in_thread(self, job_type: JobType[Any], job: Job[Any]) -> object:
+        """A plain function. It cannot be interrupted: cancellation waits for it, and its own end counts."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="sidings-job")
+        context, handler = copy_context(), cast(Callable[[Any], object], job_type.handler)
+        call = asyncio.get_running_loop().run_in_executor(self._threads, lambda: context.run(handler, job))
+        while not call.done():
+            try:
+                await asyncio.wait([call])
+            except asyncio.CancelledError:
+                if self._stopping:
+                    raise
+                log.warning("job %s %s: a plain function cannot be cancelled; waiting for it", job.id, job.type)
+        return call.result()
+
+    def _cancelled(self, worker: Worker, job_type: JobType[Any], entry: Entry) -> Outcome | None:
+        """The handler ended by cancellation: ours, for a reason, or one that it raised itself."""
+        if self._stopping:
+            raise asyncio.CancelledError
+        match worker.reason:
+            case CancelReason.TIMEOUT:
+                return _failed(job_type, entry, TimeoutError(f"the handler ran longer than {job_type.timeout} s"))
+            case CancelReason.STOPPING:
+                error = ErrorInfo.from_text("Interrupted", "the executor gave the origin up; the job runs again")
+                return Again(OutcomeName.SNOOZED, 0.0, error)
+            case CancelReason.FENCED:
+                return None
+            case None:
+                return _failed(job_type, entry, RuntimeError("the handler raised CancelledError"))
+
+    async def _sweep(self) -> None:
+        """Enforce timeouts for all workers with one timer."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            time = now()
+            for worker in self.all:
+                if worker.stop_at is not None and time >= worker.stop_at:
+                    worker.stop_at = None
+                    worker.cancel(CancelReason.TIMEOUT)
+
+
+def _job(job_type: JobType[Any], entry: Entry) -> Job[Any]:
+    return Job(
+        job_type.load(entry.payload),
+        JobId(entry.id),
+        entry.type,
+        entry.origin.name,
+        entry.group,
+        entry.attempt,
+        entry.failures,
+        entry.priority,
+        entry.enqueued_at,
+        json.loads(entry.headers) if entry.headers else {},
+        Fence(entry.origin.name, entry.origin.epoch),
+    )
+
+
+def _failed(job_type: JobType[Any], entry: Entry, error: Exception) -> Outcome:
+    try:
+        outcome = job_type.retry.decide(error, failures=entry.failures, elapsed=_elapsed(entry))
+    except Exception as broken:  # a user's own wait_ or stop_ strategy: the job must not be lost over it
+        log.exception("job type %s: its retry policy failed; retrying in 60 s", entry.type)
+        return Again(OutcomeName.RETRIED, 60.0, ErrorInfo.of(broken))
+    log.warning("job %s %s %s: attempt %s failed, %s: %r", entry.id, entry.type, entry.group, entry.attempt,
+                f"again in {outcome.delay:.1f} s" if isinstance(outcome, Again) else outcome.name.value, error)  # fmt: skip
+    return outcome
+
+
+def _elapsed(entry: Entry) -> float:
+    return 0.0 if entry.first_started is None else now() - entry.first_started

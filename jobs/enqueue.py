@@ -1,0 +1,144 @@
+"""Put jobs into the database inside the caller's transaction, which is never committed here."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from ..errors import EnqueueError, MissingOrigin, NotInTransaction
+from ..schema import load_sql
+from .job import JobId
+from .retry import MAX_DELAY_SECONDS
+from .transaction import Connection, Transaction, current_origin
+
+__all__ = ["UNSET", "Unset", "When", "insert_many", "insert_one", "when"]
+
+_MAX_NAME_BYTES = 1_000  # an index entry must fit (2,704 bytes): origin and group stand in one
+
+
+class Unset:
+    """The type of `UNSET`: "not given", where None has a meaning of its own."""
+
+
+UNSET = Unset()
+
+
+class When(NamedTuple):
+    """When a job becomes due: at a time, after seconds, or at once (both None)."""
+
+    run_at: datetime | None
+    delay_seconds: float | None
+
+
+def when(delay: timedelta | float | None, run_at: datetime | None) -> When:
+    """Check and normalise the two ways to delay a job. Raises `EnqueueError`."""
+    if delay is not None and run_at is not None:
+        raise EnqueueError("delay= and run_at= exclude each other: give one of them")
+    if run_at is not None and run_at.tzinfo is None:
+        raise EnqueueError(f"run_at={run_at!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC) + ...")
+    if delay is None:
+        return When(run_at, None)
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+    if not 0 <= seconds <= MAX_DELAY_SECONDS:
+        raise EnqueueError(f"delay={delay!r}: give seconds between 0 and {MAX_DELAY_SECONDS:.0f}, or use run_at=")
+    return When(None, seconds or None)
+
+
+async def insert_one(
+    tx: Transaction | Connection,
+    *,
+    schema: str,
+    type_name: str,
+    origin: str | None,
+    group: str | None,
+    payload: str,
+    policy: int,
+    when: When,
+    priority: int,
+    headers: Mapping[str, str] | None,
+) -> JobId:
+    """Insert one job; see `JobType.enqueue`."""
+    connection = _connection(tx)
+    row = await connection.fetchval(
+        load_sql(__package__, "insert_job", schema),
+        type_name,
+        _origin(type_name, origin),
+        _short("group", group),
+        _priority(priority),
+        when.run_at,
+        when.delay_seconds,
+        json.dumps(dict(headers)) if headers else None,
+        payload,
+        policy,
+    )
+    return JobId(row)
+
+
+async def insert_many(
+    tx: Transaction | Connection,
+    *,
+    schema: str,
+    type_name: str,
+    origin: str | None,
+    groups: Sequence[str | None],
+    payloads: Sequence[str],
+    policy: int,
+    when: When,
+    priority: int,
+    headers: Mapping[str, str] | None,
+) -> list[JobId]:
+    """Insert many jobs of one type with one statement, in order; see `JobType.enqueue_many`."""
+    connection = _connection(tx)
+    if not payloads:
+        return []
+    chosen = _origin(type_name, origin)
+    rows = await connection.fetch(
+        load_sql(__package__, "insert_jobs", schema),
+        type_name,
+        [chosen] * len(payloads),
+        [_short("group", group) for group in groups],
+        _priority(priority),
+        when.run_at,
+        when.delay_seconds,
+        json.dumps(dict(headers)) if headers else None,
+        payloads,
+        policy,
+    )
+    return [JobId(row[0]) for row in rows]
+
+
+def _connection(tx: Transaction | Connection) -> Connection:
+    connection = tx.connection if isinstance(tx, Transaction) else tx
+    if not connection.is_in_transaction():
+        raise NotInTransaction(
+            "the connection is in autocommit, so the job could not commit together with the state change: "
+            "call enqueue inside `async with connection.transaction():`"
+        )
+    if isinstance(tx, Transaction):
+        tx.enqueued = True
+    return connection
+
+
+def _origin(type_name: str, origin: str | None) -> str:
+    chosen = current_origin.get() if origin is None else origin
+    if not chosen:
+        raise MissingOrigin(
+            f"the job {type_name!r} needs an origin: give origin='topic/partition', or enqueue from a consumer's or a "
+            "job's handler, whose origin it then shares"
+        )
+    return _short("origin", chosen) or ""
+
+
+def _short(field: str, text: str | None) -> str | None:
+    if text is not None:
+        if len(text) * 4 > _MAX_NAME_BYTES and len(text.encode()) > _MAX_NAME_BYTES:
+            raise EnqueueError(f"{field} is longer than {_MAX_NAME_BYTES} bytes ({text[:40]!r}...): use a shorter name")
+        if "\0" in text or "\x1f" in text:
+            raise EnqueueError(f"{field}={text!r} holds a control character that cannot be stored: remove it")
+    return text
+
+
+def _priority(priority: int) -> int:
+    if not -100 <= priority <= 100:
+        raise EnqueueError(f"priority={priority!r}: give a whole number from -100 to 100")
+    return priority

@@ -1,0 +1,41 @@
+"""What a handler gets to see of its job."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Generic, NamedTuple, NewType, TypeVar
+
+__all__ = ["Fence", "Job", "JobId", "P"]
+
+P = TypeVar("P")
+JobId = NewType("JobId", int)
+
+
+class Fence(NamedTuple):
+    """A fencing token for effects outside the database: of two tokens of one origin the larger epoch is right.
+
+    Example: send it along, and let the receiver refuse an epoch smaller than the largest it has seen.
+    """
+
+    origin: str
+    epoch: int
+
+
+@dataclass(slots=True)
+class Job(Generic[P]):
+    """One attempt of a job, as its handler receives it.
+
+    attempt counts runs from 1, lost and snoozed ones included; failures counts those that failed.
+    enqueued_at is None only for a job that was made by hand in a test.
+    """
+
+    payload: P
+    id: JobId = JobId(0)
+    type: str = ""
+    origin: str = ""
+    group: str | None = None
+    attempt: int = 1
+    failures: int = 0
+    priority: int = 0
+    enqueued_at: datetime | None = None
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    fence: Fence = Fence("", 0)

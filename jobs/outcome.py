@@ -1,0 +1,88 @@
+"""How an attempt ends: frozen values that the executor writes into the database."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["SUCCEEDED", "Again", "End", "ErrorInfo", "Hold", "Outcome", "OutcomeName"]
+
+_MESSAGE_CHARACTERS = 4_000
+_VOLATILE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b|[0-9a-f]{8}-[0-9a-f-]{27}|\d+|'[^']*'|\"[^\"]*\"")
+
+
+class OutcomeName(StrEnum):
+    """The value of `job_history.outcome`; equal to the SQL type ``sidings.outcome``, which a test holds."""
+
+    SUCCEEDED = "succeeded"
+    RETRIED = "retried"
+    SNOOZED = "snoozed"
+    DISCARDED = "discarded"
+    CANCELLED = "cancelled"
+    SUPERSEDED = "superseded"
+    LOST = "lost"
+    HELD = "held"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the job is gone after it. Every job ends in exactly one terminal outcome."""
+        return self in (
+            OutcomeName.SUCCEEDED,
+            OutcomeName.DISCARDED,
+            OutcomeName.CANCELLED,
+            OutcomeName.SUPERSEDED,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """An error as the history keeps it: its class, its message (at most 4,000 characters, no NUL), and a
+    fingerprint that is equal for errors which differ only in numbers, ids and quoted values."""
+
+    error_class: str
+    message: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "ErrorInfo":
+        """Describe `error`."""
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        return cls.from_text(name, str(error))
+
+    @classmethod
+    def from_text(cls, error_class: str, message: str) -> "ErrorInfo":
+        # Neither NUL nor lone surrogates can be stored in Postgres: one bad error text must not stall a cycle.
+        clean = message[:_MESSAGE_CHARACTERS].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+        shape = _VOLATILE.sub("?", f"{error_class}: {clean}")
+        return cls(error_class, clean, hashlib.sha256(shape.encode()).hexdigest()[:16])
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job is over and leaves the table."""
+
+    name: OutcomeName
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The job runs again in `delay` seconds. A serial job keeps its place and holds its group until then."""
+
+    name: OutcomeName
+    delay: float
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The job leaves its group and waits for a person's decision, with `reason`."""
+
+    reason: str
+    error: ErrorInfo | None = None
+    name: OutcomeName = OutcomeName.HELD
+
+
+Outcome = End | Again | Hold
+SUCCEEDED = End(OutcomeName.SUCCEEDED)

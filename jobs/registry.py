@@ -1,0 +1,289 @@
+"""Job types: declared with a decorator, collected in a `Registry` that services include."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from enum import IntEnum
+from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from ..errors import ConfigurationError, InvalidPayload, MissingGroup, UnknownJobType
+from . import enqueue as _enqueue
+from .enqueue import UNSET, Unset
+from .job import Job, JobId, P
+from .retry import Retry
+from .transaction import Connection, Transaction
+
+__all__ = ["JobType", "Policy", "Registry"]
+
+Handler = Callable[[Job[P]], Awaitable[object] | object]
+GroupOf = str | Callable[[P], str | None] | None
+T = TypeVar("T")
+
+
+class Policy(IntEnum):
+    """How jobs of one group relate; stored in `job.policy`. A job without a group is a group of its own."""
+
+    SERIAL = 0
+
+
+class JobType(Generic[P]):
+    """A named handler with its payload model, group, retry policy and timeout. Made by ``Service.job`` or
+    ``Registry.job``; call its `enqueue` to store a job. Calling the type calls the handler."""
+
+    def __init__(
+        self,
+        registry: "Registry",
+        handler: Handler[P],
+        *,
+        name: str,
+        payload: Any,
+        group: GroupOf[P],
+        retry: Retry,
+        timeout: float | None,
+        history: bool,
+    ) -> None:
+        self.name = name
+        self.handler = handler
+        self.retry = retry
+        self.timeout = timeout
+        self.history = history
+        self.policy = Policy.SERIAL
+        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
+        )
+        self.grouped = group is not None
+        self._registry = registry
+        self._group = group
+        self._adapter: TypeAdapter[P] = TypeAdapter(payload)
+        self._check_group(payload)
+
+    def __call__(self, job: Job[P]) -> Awaitable[object] | object:
+        return self.handler(job)
+
+    def __repr__(self) -> str:
+        return f"JobType({self.name!r})"
+
+    async def enqueue(
+        self,
+        tx: Transaction | Connection,
+        payload: P,
+        *,
+        origin: str | None = None,
+        group: str | None | Unset = UNSET,
+        delay: timedelta | float | None = None,
+        run_at: datetime | None = None,
+        priority: int = 0,
+        headers: Mapping[str, str] | None = None,
+    ) -> JobId:
+        """Store one job in the caller's transaction, which this call neither commits nor rolls back.
+
+        tx: a consumer's or service's `Transaction`, or an asyncpg connection with a transaction open.
+        origin: default: the partition of the message, or the origin of the job, whose handler makes the call.
+        group: default: what the type's `group` yields for the payload. delay: seconds or a timedelta, or run_at:
+        an aware datetime. priority: -100 to 100, larger first, between groups only.
+
+        Returns the job's id. The job exists if and only if the transaction commits; jobs of one group run in the
+        order of their commits where writers lock the entity's row before they enqueue.
+
+        Raises `InvalidPayload`, `MissingOrigin`, `MissingGroup`, `NotInTransaction`; nothing is written then.
+        """
+        text = self.dump(payload)
+        chosen = self.group_of(payload) if isinstance(group, Unset) else self.checked_group(group)
+        return await _enqueue.insert_one(
+            tx,
+            schema=self._registry.schema,
+            type_name=self.name,
+            origin=origin,
+            group=chosen,
+            payload=text,
+            policy=self.policy,
+            when=_enqueue.when(delay, run_at),
+            priority=priority,
+            headers=headers,
+        )
+
+    async def enqueue_many(
+        self,
+        tx: Transaction | Connection,
+        payloads: Iterable[P],
+        *,
+        origin: str | None = None,
+        delay: timedelta | float | None = None,
+        run_at: datetime | None = None,
+        priority: int = 0,
+        headers: Mapping[str, str] | None = None,
+    ) -> list[JobId]:
+        """Store many jobs with one statement, in the order of `payloads`; see `enqueue`. All or none are stored."""
+        items = list(payloads)
+        return await _enqueue.insert_many(
+            tx,
+            schema=self._registry.schema,
+            type_name=self.name,
+            origin=origin,
+            groups=[self.group_of(item) for item in items],
+            payloads=[self.dump(item) for item in items],
+            policy=self.policy,
+            when=_enqueue.when(delay, run_at),
+            priority=priority,
+            headers=headers,
+        )
+
+    def dump(self, payload: P) -> str:
+        """Serialise `payload` to JSON. Raises `InvalidPayload`."""
+        try:
+            checked = self._adapter.validate_python(payload)
+            return self._adapter.dump_json(checked).decode()
+        except (ValidationError, ValueError, TypeError) as error:
+            raise InvalidPayload(f"the payload of {self.name!r} does not fit {self._adapter}: {error}") from error
+
+    def load(self, text: str | None) -> P:
+        """Parse a stored payload. Raises pydantic's `ValidationError`."""
+        return self._adapter.validate_json("null" if text is None else text)
+
+    def group_of(self, payload: P) -> str | None:
+        """The group of a job with this payload; None where the type has no groups. Raises `MissingGroup`."""
+        if self._group is None:
+            return None
+        if callable(self._group):
+            value = self._group(payload)
+        elif isinstance(payload, Mapping):
+            value = cast(Mapping[str, object], payload).get(self._group)
+        else:
+            value = getattr(payload, self._group, None)
+        return self.checked_group(None if value is None else str(value))
+
+    def checked_group(self, group: str | None) -> str | None:
+        """Refuse an empty group where the type is serial. Raises `MissingGroup`."""
+        if not group and self.grouped:
+            raise MissingGroup(
+                f"{self.name!r} runs serially by group, but {self._group!r} gave {group!r}: fill that field, or declare "
+                "the type without group="
+            )
+        return group
+
+    def _check_group(self, payload: Any) -> None:
+        fields = getattr(payload, "model_fields", None)
+        if isinstance(self._group, str) and isinstance(fields, dict) and self._group not in fields:
+            names = ", ".join(cast(dict[str, object], fields))
+            if not hasattr(payload, self._group):
+                raise ConfigurationError(f"{self.name}: group={self._group!r} is no field of its payload ({names})")
+
+
+class Registry:
+    """A set of job types without a service, for modules that services include::
+
+    jobs = Registry()
+
+
+    @jobs.job(group="order_id")
+    async def ship(job: Job[Shipment]) -> None: ...
+
+
+    service.include(jobs)
+    """
+
+    def __init__(self) -> None:
+        self.schema = "sidings"
+        self._types: dict[str, JobType[Any]] = {}
+
+    def job(
+        self,
+        *,
+        name: str | None = None,
+        payload: Any = None,
+        group: GroupOf[Any] = None,
+        retry: Retry | None = None,
+        timeout: float | timedelta | None = None,
+        history: bool = True,
+    ) -> Callable[[Handler[P]], JobType[P]]:
+        """Declare a job type.
+
+        name: default: the function's name; it is stored with every job, so keep it when you rename the function.
+        payload: the model; default: the parameter of the handler's ``Job[...]`` annotation.
+        group: name of a payload field, or a function of the payload. Jobs of one origin and group run one at a time,
+            in order. Without it every job stands alone.
+        retry: default `Retry()`: exponential backoff with jitter, for ever.
+        timeout: seconds (or timedelta) after which an attempt is cancelled and counts as failed. A plain function
+            cannot be interrupted: it keeps its group until it returns.
+        history: whether attempts of this type leave rows in `job_history`.
+
+        The handler is ``async def``, or a plain function, which runs in a thread. Raises `ConfigurationError`.
+        """
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if seconds is not None and seconds <= 0:
+            raise ConfigurationError(f"timeout={timeout!r}: give a positive number of seconds, or None")
+
+        def declare(handler: Handler[P]) -> JobType[P]:
+            label = name or getattr(handler, "__name__", "")
+            if not label:
+                raise ConfigurationError(f"{handler!r} has no __name__: give name=...")
+            model = _payload_model(handler, label) if payload is None else payload
+            return self.add(
+                JobType(
+                    self,
+                    handler,
+                    name=label,
+                    payload=model,
+                    group=group,
+                    retry=retry or Retry(),
+                    timeout=seconds,
+                    history=history,
+                )
+            )
+
+        return declare
+
+    def add(self, job_type: JobType[P]) -> JobType[P]:
+        """Register a type. Raises `ConfigurationError` if its name is taken."""
+        if self._types.setdefault(job_type.name, job_type) is not job_type:
+            raise ConfigurationError(f"two job types are called {job_type.name!r}: give one of them name=...")
+        return job_type
+
+    def include(self, other: "Registry") -> None:
+        """Take over the types of `other`, which from now on enqueue into this registry's schema."""
+        for job_type in other:
+            self.add(job_type)
+        other.schema = self.schema
+
+    def get(self, name: str) -> JobType[Any] | None:
+        """The type of that name, or None."""
+        return self._types.get(name)
+
+    def __getitem__(self, name: str) -> JobType[Any]:
+        """The type of that name. Raises `UnknownJobType`."""
+        try:
+            return self._types[name]
+        except KeyError:
+            known = ", ".join(sorted(self._types)) or "none"
+            raise UnknownJobType(
+                f"no job type {name!r} is registered (known: {known}): declare it with @service.job, or include its registry"
+            ) from None
+
+    async def enqueue(self, tx: Transaction | Connection, type_name: str, payload: Any, **options: Any) -> JobId:
+        """`JobType.enqueue` by name. Raises `UnknownJobType` as well."""
+        return await self[type_name].enqueue(tx, payload, **options)
+
+    def __iter__(self) -> Iterator[JobType[Any]]:
+        return iter(self._types.values())
+
+    def __len__(self) -> int:
+        return len(self._types)
+
+
+def _payload_model(handler: Callable[..., object], label: str) -> Any:
+    """X of the handler's ``Job[X]`` annotation."""
+    parameters = list(inspect.signature(handler).parameters.values())
+    remedy = "annotate the handler's parameter as Job[YourModel], or give payload=YourModel"
+    if not parameters:
+        raise ConfigurationError(f"{label}: the handler takes no parameter; {remedy}")
+    try:
+        hint = get_type_hints(handler).get(parameters[0].name)
+    except NameError as error:  # a model defined inside a function, under `from __future__ import annotations`
+        raise ConfigurationError(f"{label}: the annotation cannot be resolved ({error}); {remedy}") from None
+    if hint is Job:
+        return Any
+    if get_origin(hint) is not Job:
+        raise ConfigurationError(f"{label}: the payload's model is unknown; {remedy}")
+    return get_args(hint)[0]

@@ -1,0 +1,133 @@
+"""Retry policies: tenacity's own objects, evaluated across attempts that the database remembers."""
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tenacity import (
+    Future,
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_never,
+    wait_exponential_jitter,
+)
+from tenacity.retry import retry_base
+from tenacity.stop import stop_base
+from tenacity.wait import wait_base
+
+from ..errors import ConfigurationError, SidingsError
+from .outcome import Again, End, ErrorInfo, Hold, Outcome, OutcomeName
+
+__all__ = ["Discard", "Retry", "RetryAfter", "Snooze"]
+
+MAX_DELAY_SECONDS = 366 * 86_400.0
+
+
+class Discard(SidingsError):
+    """``raise Discard("why")`` in a handler ends the job as `discarded`; the history keeps its payload."""
+
+
+class Snooze(SidingsError):
+    """``raise Snooze(seconds)`` runs the job again later without counting a failure. A serial job keeps its
+    place, so its group waits as well."""
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        self.seconds = _seconds("Snooze", seconds)
+        super().__init__(reason or f"snoozed for {seconds} s")
+
+
+class RetryAfter(SidingsError):
+    """``raise Retry.after(seconds)``: this failure is retried after `seconds`, whatever the policy's `wait`
+    says. The policy's `stop` still applies."""
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        self.seconds = _seconds("Retry.after", seconds)
+        super().__init__(reason or f"retry after {seconds} s")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When a failed job runs again, and what becomes of it when it does not.
+
+    wait: seconds until the next attempt; a tenacity ``wait_*``. Default: exponential from 1 s to 300 s, with jitter.
+    stop: when to give up; a tenacity ``stop_*``. Default: never, because no number that ran out may lose a job.
+        ``attempt_number`` counts failures of this job over all executors (losses and snoozes do not count), and
+        ``seconds_since_start`` runs from the start of the first attempt that failed.
+    retry: which failures (or results) are worth another attempt; a tenacity ``retry_if_*``. Default: every exception.
+    on_exhausted: ``"skip"`` ends the job as discarded (the history keeps its payload), ``"hold"`` keeps it for a
+        person while its group goes on.
+
+    Raises `ConfigurationError` for coroutine functions: a decision about a retry must not wait for anything.
+    """
+
+    wait: wait_base = field(default_factory=lambda: wait_exponential_jitter(initial=1, max=300))
+    stop: stop_base = stop_never
+    retry: retry_base = field(default_factory=lambda: retry_if_exception_type(Exception))
+    on_exhausted: Literal["skip", "hold"] = "skip"
+
+    def __post_init__(self) -> None:
+        for name in ("wait", "stop", "retry"):
+            value = getattr(self, name)
+            if not callable(value):
+                raise ConfigurationError(f"Retry({name}={value!r}): give one of tenacity's {name}_... objects")
+            if inspect.iscoroutinefunction(type(value).__call__):
+                raise ConfigurationError(f"Retry({name}=...): asynchronous strategies are not supported")
+        if self.on_exhausted not in ("skip", "hold"):
+            raise ConfigurationError(f"Retry(on_exhausted={self.on_exhausted!r}): give 'skip' or 'hold'")
+
+    @staticmethod
+    def after(seconds: float, reason: str = "") -> RetryAfter:
+        """The exception to raise for one retry after `seconds`: ``raise Retry.after(30)``."""
+        return RetryAfter(seconds, reason)
+
+    def decide(self, error: BaseException, *, failures: int, elapsed: float) -> Outcome:
+        """What follows `error`.
+
+        failures: failed attempts before this one; elapsed: seconds since the first failed attempt started.
+        """
+        info = ErrorInfo.of(error)
+        state = _call_state(failures, elapsed)
+        state.outcome = Future(state.attempt_number)
+        state.outcome.set_exception(error)
+        return self._decide(state, info, error.seconds if isinstance(error, RetryAfter) else None)
+
+    def judge_result(self, result: object, *, failures: int, elapsed: float) -> Outcome | None:
+        """What follows a handler that returned `result`; None when that is a success (``retry_if_result``)."""
+        state = _call_state(failures, elapsed)
+        state.outcome = Future(state.attempt_number)
+        state.outcome.set_result(result)
+        if not self.retry(state):
+            return None
+        return self._decide(state, ErrorInfo.from_text("ResultRejected", f"the handler returned {result!r}"), None)
+
+    def _decide(self, state: RetryCallState, info: ErrorInfo, asked: float | None) -> Outcome:
+        if asked is None and not self.retry(state):
+            return self._exhausted(f"not retried: {info.error_class}", info)
+        delay = asked if asked is not None else min(max(float(self.wait(state)), 0.0), MAX_DELAY_SECONDS)
+        state.upcoming_sleep = delay
+        if self.stop(state):
+            return self._exhausted(f"gave up after {state.attempt_number} failures", info)
+        return Again(OutcomeName.RETRIED, delay, info)
+
+    def _exhausted(self, reason: str, info: ErrorInfo) -> Outcome:
+        return Hold(reason, info) if self.on_exhausted == "hold" else End(OutcomeName.DISCARDED, info)
+
+
+def _call_state(failures: int, elapsed: float) -> RetryCallState:
+    """tenacity's view of the attempt. Its clock is not used: the times are those that the database remembers."""
+    state = RetryCallState(_RETRYING, None, (), {})
+    state.attempt_number = failures + 1
+    state.start_time = 0.0
+    state.outcome_timestamp = max(elapsed, 0.0)
+    state.idle_for = max(elapsed, 0.0)
+    return state
+
+
+def _seconds(what: str, seconds: float) -> float:
+    if not 0 <= seconds <= MAX_DELAY_SECONDS:
+        raise ConfigurationError(f"{what}({seconds!r}): give seconds between 0 and {MAX_DELAY_SECONDS:.0f}")
+    return float(seconds)
+
+
+_RETRYING = Retrying(reraise=True)

@@ -1,0 +1,50 @@
+"""The database transaction that a consumer's handler works in, and where an `enqueue` finds its origin."""
+
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+if TYPE_CHECKING:
+    Connection = asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
+else:
+    Connection = asyncpg.Connection
+
+__all__ = ["Connection", "Transaction", "current_origin"]
+
+# Set by the consumer and by the executor around each handler: jobs that a handler enqueues belong to the origin
+# that caused them, unless it says otherwise.
+current_origin: ContextVar[str | None] = ContextVar("sidings_origin", default=None)
+
+
+class Transaction:
+    """An open transaction. Whoever opened it commits it: a consumer after its handler, ``service.transaction()``
+    at the end of its block. It has asyncpg's query methods; `connection` is asyncpg's own object.
+    """
+
+    __slots__ = ("connection", "enqueued")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.enqueued = False  # whether the commit should wake the executor at once
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
+        """Run `query` and return Postgres' command tag."""
+        return await self.connection.execute(query, *args, timeout=timeout)
+
+    async def executemany(self, query: str, args: Iterable[Any], *, timeout: float | None = None) -> None:
+        """Run `query` once for each sequence of arguments."""
+        await self.connection.executemany(query, args, timeout=timeout)
+
+    async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
+        """Run `query` and return all rows."""
+        return await self.connection.fetch(query, *args, timeout=timeout)
+
+    async def fetchrow(self, query: str, *args: Any, timeout: float | None = None) -> asyncpg.Record | None:
+        """Run `query` and return its first row, or None."""
+        return await self.connection.fetchrow(query, *args, timeout=timeout)
+
+    async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
+        """Run `query` and return one value of its first row, or None."""
+        return await self.connection.fetchval(query, *args, column=column, timeout=timeout)

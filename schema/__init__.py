@@ -1,0 +1,11 @@
+"""Every table, index and SQL function that Sidings needs, as numbered migrations.
+
+Read `migrations/0001_core.sql` first: the comments there carry the reasons. `migrate()` applies what is missing,
+`check()` is what a starting service calls, `load_sql()` reads the queries that stand beside the code of the
+other packages.
+"""
+
+from .migrate import Migration, check, migrate, migrations
+from .sql import load_sql, valid_schema_name
+
+__all__ = ["Migration", "check", "load_sql", "migrate", "migrations", "valid_schema_name"]

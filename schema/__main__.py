@@ -1,0 +1,35 @@
+"""``python -m sidings.schema --service NAME DSN``: apply the migrations that are missing."""
+
+import argparse
+import asyncio
+import os
+import sys
+
+import asyncpg
+
+from ..errors import SidingsError
+from .migrate import migrate
+
+
+def main() -> int:
+    """Run the command; 0 when the schema is up to date, 1 with the reason on stderr otherwise."""
+    parser = argparse.ArgumentParser(prog="python -m sidings.schema", description="Migrate the schema of Sidings.")
+    parser.add_argument("dsn", nargs="?", default=os.environ.get("SIDINGS_POSTGRES"), help="default: $SIDINGS_POSTGRES")
+    parser.add_argument("--service", required=True, help="name of the service that the schema belongs to")
+    parser.add_argument("--schema", default="sidings", help="default: sidings")
+    arguments = parser.parse_args()
+    if not arguments.dsn:
+        parser.error("give the DSN of the database, or set SIDINGS_POSTGRES")
+    try:
+        applied = asyncio.run(migrate(arguments.dsn, service=arguments.service, schema=arguments.schema))
+    except (SidingsError, OSError, asyncpg.PostgresError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for migration in applied:
+        print(f"applied {migration.version:04}_{migration.name}")
+    print(f"the schema {arguments.schema!r} is up to date")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

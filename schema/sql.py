@@ -1,0 +1,37 @@
+"""Queries live in ``.sql`` files beside the code that runs them; this module loads them.
+
+In the files the schema is always called ``sidings``, so that they can be pasted into psql as they are. The name
+that a service has chosen is the only substitution.
+"""
+
+import re
+from functools import cache
+from importlib.resources import files
+
+from ..errors import ConfigurationError
+
+__all__ = ["load_sql", "rename_schema", "valid_schema_name"]
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+_QUALIFIER = re.compile(r"\bsidings\.")
+
+
+def valid_schema_name(schema: str) -> str:
+    """Return `schema` if it can stand in SQL without quotes; raise `ConfigurationError` otherwise."""
+    if not _NAME.fullmatch(schema) or schema.startswith("pg_"):
+        raise ConfigurationError(
+            f"schema={schema!r} is not usable: give lower-case letters, digits and underscores, at most 48, "
+            "not starting with a digit or with 'pg_'"
+        )
+    return schema
+
+
+def rename_schema(sql: str, schema: str) -> str:
+    """Put `schema` in the place of the name that the files use."""
+    return sql if schema == "sidings" else _QUALIFIER.sub(f"{valid_schema_name(schema)}.", sql)
+
+
+@cache
+def load_sql(package: str, name: str, schema: str = "sidings") -> str:
+    """Read ``name.sql`` of `package` (a module's ``__package__``) for the given schema."""
+    return rename_schema(files(package).joinpath(f"{name}.sql").read_text(encoding="utf-8"), schema)
