@@ -156,7 +156,7 @@ class CycleLoop:
         if not self.paused:
             self._ahead = min(_MAX_AHEAD, max(2.0 * len(finished), self._ahead * 0.9 - 1))
             limit = workers.capacity() + int(self._ahead)
-            if limit > 0 and scheduler.ready:
+            if limit > 0 and scheduler.runnable():
                 chosen = self._without_poison(scheduler.choose(limit, time), finished)
         if scheduler.hungry or scheduler.ready < scheduler.window // 2:
             self._on_hungry()
@@ -286,7 +286,7 @@ class CycleLoop:
             batch.finished = [f for f in batch.finished if f.entry.id not in locked]
 
     def _bisect(self, batch: Batch, error: Exception) -> None:
-        """Postgres refuses a value. Halve the batch until the culprit stands alone, then record it without its texts."""
+        """Postgres refuses a value: halve the batch until the culprit stands alone, then record it without its texts."""
         log.error("a cycle was refused (%s: %s); %s outcomes", type(error).__name__, error, len(batch.finished))
         self._metrics.database_errors.inc()
         if len(batch.finished) > 1:

@@ -225,6 +225,10 @@ class Executor:
                 for name in list(self.scheduler.origins):
                     self._reconciler.lost(name)
                 self.id = uuid4()
+            except* Exception:
+                # A defect of ours. Without its loops this process must not keep its origins.
+                self._leases.suspended = True
+                raise
 
     async def _register(self) -> None:
         backoff = Backoff()

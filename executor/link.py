@@ -11,8 +11,8 @@ from .settings import PostgresSettings
 
 __all__ = ["Backoff", "Link", "connect"]
 
-# Not a session state that a query depends on: only guards against a plan or a wait that must not happen. A sequential scan
-# is what a generic plan made on an empty table would choose; jit costs more than these statements take.
+# Nothing that a query's result depends on, only guards against plans and waits that must not happen. A sequential
+# scan is what a generic plan made on an empty table would choose; jit costs more than these statements take.
 _SERVER_SETTINGS = {
     "application_name": "sidings",
     "enable_seqscan": "off",

@@ -138,7 +138,7 @@ class Reader:
         lanes: list[tuple[Lane, int, int]] = []
         for lane in list(scheduler.hungry)[:_REFILLS]:
             del scheduler.hungry[lane]
-            if not lane.origin.draining and scheduler.origins.get(lane.origin.name) is lane.origin:
+            if lane.more and not lane.origin.draining and scheduler.origins.get(lane.origin.name) is lane.origin:
                 lanes.append((lane, lane.version, lane.origin.high))
         return _Plan(
             [(queue, queue.version) for queue in queues],

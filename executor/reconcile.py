@@ -1,7 +1,7 @@
 """Desired and actual ownership, brought together by one loop.
 
-An origin is *absent* -> acquired -> *held* -> (unassigned, wanted by a newer assignment, or its lease cannot be renewed)
--> *draining* -> released -> *absent*. An origin that is assigned again while it drains goes back to *held* under the
+An origin is *absent* -> acquired -> *held* -> (unassigned, wanted by a newer assignment, or its lease cannot be
+renewed) -> *draining* -> released -> *absent*. An origin that is assigned again while it drains goes back to *held* under the
 epoch that it still has. Kafka's assignment is routing; the lease decides.
 """
 
@@ -62,6 +62,7 @@ class Reconciler:
         self._release_sql = load_sql(__package__, "release", schema)
         self._yielded: set[str] = set()  # given up to a newer assignment; not wanted again before the next of ours
         self._drain_until: dict[OriginQueue, float] = {}
+        self._unreleased: dict[str, int] = {}  # let go of in memory, not yet in the database
         self._trust_from = 0.0
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
@@ -137,7 +138,8 @@ class Reconciler:
         """One pass; returns how long the next may wait."""
         wanted = self.desired - self._yielded
         self._turn(wanted)
-        released = await self._release_drained(wanted)
+        released = await self._let_go_of_drained(wanted)
+        await self._release()
         absent = sorted(wanted - self._scheduler.origins.keys())
         if absent:
             await self._acquire(absent)
@@ -167,8 +169,8 @@ class Reconciler:
             if expiring or time >= self._drain_until.get(queue, time):
                 self._workers.cancel(queue, CancelReason.STOPPING)
 
-    async def _release_drained(self, wanted: frozenset[str]) -> bool:
-        """Give back the drained origins that are not wanted: after a cycle that names none of their jobs."""
+    async def _let_go_of_drained(self, wanted: frozenset[str]) -> bool:
+        """Forget the drained origins that are not wanted, after a cycle that names none of their jobs."""
         queues = [q for q in self._drain_until if not q.running and q.name not in wanted]
         if not queues:
             return False
@@ -179,10 +181,17 @@ class Reconciler:
                 self._leases.drop(queue.name)
                 self._drain_until.pop(queue, None)
                 self._scheduler.remove_origin(queue.name)
-            names = [queue.name for queue in queues]
-            await self._link.fetch(self._release_sql, self.executor_id, names, [queue.epoch for queue in queues])
-            log.info("released %s", ", ".join(sorted(names)))
+            self._unreleased.update((queue.name, queue.epoch) for queue in queues)
         return True
+
+    async def _release(self) -> None:
+        """Tell the database. What fails is repeated; the epoch keeps a late repetition from releasing too much."""
+        if self._unreleased:
+            given_up = dict(self._unreleased)
+            await self._link.fetch(self._release_sql, self.executor_id, list(given_up), list(given_up.values()))
+            for name in given_up:
+                del self._unreleased[name]
+            log.info("released %s", ", ".join(sorted(given_up)))
 
     async def _acquire(self, absent: list[str]) -> None:
         lease = timedelta(seconds=self._settings.lease_seconds)

@@ -322,6 +322,10 @@ class Scheduler:
 
     # -- choosing -----------------------------------------------------------------------------------------------
 
+    def runnable(self) -> bool:
+        """Whether `choose` may find something."""
+        return self.ready > 0 or (bool(self._suspects) and self.suspect is None)
+
     def choose(self, limit: int, now: float) -> list[Entry]:
         """Take up to `limit` jobs that may run now, the highest priority first, lanes in turn."""
         chosen: list[Entry] = []
@@ -362,11 +366,17 @@ class Scheduler:
         return False
 
     def put_back(self, entry: Entry, now: float) -> None:
-        """Undo `choose` for a job that has not started."""
+        """Undo `choose` for a job that has not started. In a draining origin it is forgotten, to be read again."""
         entry.origin.running.discard(entry)
         if self.suspect is entry:
             self.suspect = None
         lane = entry.lane
+        if entry.origin.draining:
+            self._known.pop(entry.id, None)
+            if lane is not None:
+                lane.running = None
+                self._drop_if_empty(lane)
+            return
         if lane is None:
             self._push(entry, entry.priority)
             return

@@ -221,7 +221,7 @@ class Workers:
             return End(OutcomeName.DISCARDED, ErrorInfo.of(error))
         except Snooze as error:
             return Again(OutcomeName.SNOOZED, error.seconds, ErrorInfo.of(error))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is recorded as its failure
             return _failed(job_type, entry, error)
         if result is not None:  # None is by far the most frequent, and what retry_if_result is not asked about
             rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry))
@@ -289,11 +289,13 @@ def _job(job_type: JobType[Any], entry: Entry) -> Job[Any]:
 def _failed(job_type: JobType[Any], entry: Entry, error: Exception) -> Outcome:
     try:
         outcome = job_type.retry.decide(error, failures=entry.failures, elapsed=_elapsed(entry))
-    except Exception as broken:  # a user's own wait_ or stop_ strategy: the job must not be lost over it
+    except Exception as broken:  # a user's own strategy: the job must not be lost over it
         log.exception("job type %s: its retry policy failed; retrying in 60 s", entry.type)
         return Again(OutcomeName.RETRIED, 60.0, ErrorInfo.of(broken))
-    log.warning("job %s %s %s: attempt %s failed, %s: %r", entry.id, entry.type, entry.group, entry.attempt,
-                f"again in {outcome.delay:.1f} s" if isinstance(outcome, Again) else outcome.name.value, error)  # fmt: skip
+    what = f"again in {outcome.delay:.1f} s" if isinstance(outcome, Again) else outcome.name.value
+    log.warning(
+        "job %s %s %s: attempt %s failed, %s: %r", entry.id, entry.type, entry.group, entry.attempt, what, error
+    )
     return outcome
 
 

@@ -20,6 +20,9 @@ class Fence(NamedTuple):
     epoch: int
 
 
+_NO_FENCE = Fence("", 0)
+
+
 @dataclass(slots=True)
 class Job(Generic[P]):
     """One attempt of a job, as its handler receives it.
@@ -38,4 +41,4 @@ class Job(Generic[P]):
     priority: int = 0
     enqueued_at: datetime | None = None
     headers: dict[str, str] = field(default_factory=dict[str, str])
-    fence: Fence = Fence("", 0)
+    fence: Fence = _NO_FENCE

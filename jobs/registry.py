@@ -71,7 +71,7 @@ class JobType(Generic[P]):
         payload: P,
         *,
         origin: str | None = None,
-        group: str | None | Unset = UNSET,
+        group: str | Unset | None = UNSET,
         delay: timedelta | float | None = None,
         run_at: datetime | None = None,
         priority: int = 0,
@@ -158,8 +158,8 @@ class JobType(Generic[P]):
         """Refuse an empty group where the type is serial. Raises `MissingGroup`."""
         if not group and self.grouped:
             raise MissingGroup(
-                f"{self.name!r} runs serially by group, but {self._group!r} gave {group!r}: fill that field, or declare "
-                "the type without group="
+                f"{self.name!r} runs serially by group, but {self._group!r} gave {group!r}: fill that field, "
+                "or declare the type without group="
             )
         return group
 
@@ -258,7 +258,8 @@ class Registry:
         except KeyError:
             known = ", ".join(sorted(self._types)) or "none"
             raise UnknownJobType(
-                f"no job type {name!r} is registered (known: {known}): declare it with @service.job, or include its registry"
+                f"no job type {name!r} is registered (known: {known}): "
+                "declare it with @service.job, or include its registry"
             ) from None
 
     async def enqueue(self, tx: Transaction | Connection, type_name: str, payload: Any, **options: Any) -> JobId:

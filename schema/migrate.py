@@ -33,10 +33,11 @@ class Migration:
 @cache
 def migrations() -> tuple[Migration, ...]:
     """All migrations of this release, in order."""
-    found: list[Migration] = []
-    for file in files(__package__ or "").joinpath("migrations").iterdir():
-        if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name):
-            found.append(Migration(int(match[1]), match[2], file.read_text(encoding="utf-8")))
+    found = [
+        Migration(int(match[1]), match[2], file.read_text(encoding="utf-8"))
+        for file in files(__package__ or "").joinpath("migrations").iterdir()
+        if (match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name))
+    ]
     return tuple(sorted(found, key=lambda m: m.version))
 
 
