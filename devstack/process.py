@@ -19,7 +19,7 @@ import psutil
 from .accounts import Account
 from .errors import ServerStartError, ServerStateError
 
-__all__ = ["ServerProcess", "birth", "clean_environment", "wait_until"]
+__all__ = ["ServerProcess", "birth", "clean_environment", "gone", "wait_until"]
 
 LOG_LINES_SHOWN = 20
 STOP_SECONDS = 10
@@ -141,7 +141,7 @@ class ServerProcess:
             family = self._freeze(leader)  # a child forked after the list was made would survive
             for process in family:
                 _signal(process, signal.SIGKILL)
-            if not wait_until(lambda: all(map(_gone, family)), timeout=KILL_SECONDS):
+            if not wait_until(lambda: all(map(gone, family)), timeout=KILL_SECONDS):
                 raise ServerStateError(f"{self.name} did not die on SIGKILL within {KILL_SECONDS} seconds")
         self.pid_file.unlink(missing_ok=True)
 
@@ -154,7 +154,7 @@ class ServerProcess:
             family = [leader, *_children(leader)]
             for number, seconds in signals:
                 _signal(leader, number)
-                if wait_until(lambda: all(map(_gone, family)), timeout=seconds):
+                if wait_until(lambda: all(map(gone, family)), timeout=seconds):
                     break
             else:
                 self.kill()
@@ -202,7 +202,8 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _gone(process: psutil.Process) -> bool:
+def gone(process: psutil.Process) -> bool:
+    """Whether the process has ended; one whose parent has not yet asked how (a zombie) has ended too."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -210,7 +211,7 @@ def _gone(process: psutil.Process) -> bool:
 
 
 def _stopped(process: psutil.Process) -> bool:
-    return _gone(process) or process.status() == psutil.STATUS_STOPPED
+    return gone(process) or process.status() == psutil.STATUS_STOPPED
 
 
 def clean_environment(**extra: str) -> dict[str, str]:

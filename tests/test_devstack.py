@@ -1,0 +1,531 @@
+"""The devstack itself: servers that can be started, found again, killed and paused, and their fixtures."""
+
+import asyncio
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+import psutil
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from sidings import devstack
+from sidings.devstack import (
+    DevstackError,
+    Kafka,
+    Postgres,
+    ServerStartError,
+    ServerState,
+    ServerStateError,
+    ToolMissingError,
+    kafka_jars,
+)
+from sidings.devstack.accounts import reachable
+from sidings.devstack.broker import answers
+from sidings.devstack.databases import create_database, drop_database
+from sidings.devstack.locations import PORTS, free_ports
+from sidings.devstack.process import ServerProcess, gone, wait_until
+from sidings.devstack.sessions import session_directory
+from sidings.devstack.topics import create_topic
+
+SECONDS = 20
+
+
+def query(dsn: str, sql: str, timeout: float = SECONDS):
+    """The value of one query on a connection of its own."""
+
+    async def run():
+        connection = await asyncpg.connect(dsn, timeout=timeout)
+        try:
+            return await connection.fetchval(sql, timeout=timeout)
+        finally:
+            await connection.close(timeout=timeout)
+
+    return asyncio.run(asyncio.wait_for(run(), timeout))
+
+
+async def send(bootstrap: str, topic: str, value: bytes, **security) -> None:
+    """Send a message to partition 0 and wait until all replicas in sync have it."""
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", **security)
+    await producer.start()
+    try:
+        await asyncio.wait_for(producer.send_and_wait(topic, value, partition=0), SECONDS)
+    finally:
+        await producer.stop()
+
+
+async def received(bootstrap: str, topic: str, **security) -> list[bytes]:
+    """Every value of partition 0."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, **security)
+    await consumer.start()
+    try:
+        partition = TopicPartition(topic, 0)
+        consumer.assign([partition])
+        await consumer.seek_to_beginning(partition)
+        end = (await consumer.end_offsets([partition]))[partition]
+        values: list[bytes] = []
+        while await consumer.position(partition) < end:
+            batch = await asyncio.wait_for(consumer.getmany(timeout_ms=200), SECONDS)
+            values += [record.value for record in batch.get(partition, ())]
+        return values
+    finally:
+        await consumer.stop()
+
+
+def run_devstack(directory: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m sidings.devstack …` in a process of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SIDINGS_")}
+    return subprocess.run(
+        [sys.executable, "-m", "sidings.devstack", "--directory", str(directory), *arguments],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+# -- the command line
+
+
+@pytest.fixture
+def stack_directory(sidings_devstack_directory: Path) -> Iterator[Path]:
+    directory = sidings_devstack_directory / f"stack-{os.urandom(4).hex()}"
+    yield directory
+    devstack.Stack(directory).remove()
+
+
+def test_up_status_and_down_work_from_separate_processes_and_data_stays(stack_directory: Path):
+    def up() -> dict[str, str]:
+        done = run_devstack(stack_directory, "up")
+        assert done.returncode == 0, done.stderr
+        lines = [line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines()]
+        return {name: value.strip("'") for name, value in lines}
+
+    first = up()
+    assert set(first) == {"SIDINGS_POSTGRES", "SIDINGS_KAFKA"}
+    query(first["SIDINGS_POSTGRES"], "CREATE TABLE kept AS SELECT 42 AS answer")
+    asyncio.run(create_topic(first["SIDINGS_KAFKA"], "kept", partitions=1))
+    asyncio.run(send(first["SIDINGS_KAFKA"], "kept", b"kept"))
+
+    status = run_devstack(stack_directory, "status")
+    assert status.returncode == 0
+    assert status.stdout.count("running") == 2
+    assert "started" in run_devstack(stack_directory, "logs", "kafka").stdout.lower()
+
+    assert run_devstack(stack_directory, "down").returncode == 0
+    status = run_devstack(stack_directory, "status")
+    assert status.returncode == 1
+    assert status.stdout.count("stopped") == 2
+
+    assert up() == first  # addresses and password stay, so that nobody's settings go stale
+    assert query(first["SIDINGS_POSTGRES"], "SELECT answer FROM kept") == 42
+    assert asyncio.run(received(first["SIDINGS_KAFKA"], "kept")) == [b"kept"]
+
+
+def test_kill_pause_and_resume_reach_one_server_by_name(stack_directory: Path):
+    external = {"SIDINGS_KAFKA": "127.0.0.1:1"}
+    up = run_devstack(stack_directory, "up", **external)
+    assert "SIDINGS_KAFKA='127.0.0.1:1'" in up.stdout
+    server = devstack.Stack(stack_directory).postgres
+
+    for action, state in [
+        ("pause", ServerState.PAUSED),
+        ("resume", ServerState.RUNNING),
+        ("kill", ServerState.STOPPED),
+        ("restart", ServerState.RUNNING),
+    ]:
+        assert run_devstack(stack_directory, action, "postgres", **external).returncode == 0
+        assert server.status().state is state
+
+    refused = run_devstack(stack_directory, "kill", "mysql")
+    assert refused.returncode == 1
+    assert "postgres, kafka" in refused.stderr
+
+
+def test_two_ups_at_the_same_time_start_one_server(stack_directory: Path):
+    answers: list[subprocess.CompletedProcess[str]] = []
+    both = [
+        threading.Thread(
+            target=lambda: answers.append(run_devstack(stack_directory, "up", SIDINGS_KAFKA="127.0.0.1:1"))
+        )
+        for _ in range(2)
+    ]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert [answer.returncode for answer in answers] == [0, 0]
+    assert answers[0].stdout == answers[1].stdout
+
+
+# -- Postgres
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_postgres_keeps_what_was_committed_and_only_that(own_postgres, end: str):
+    server: Postgres = own_postgres()
+    query(server.dsn, "CREATE TABLE committed AS SELECT 1 AS n")
+
+    async def die_with_a_transaction_open() -> None:
+        connection = await asyncpg.connect(server.dsn)
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("INSERT INTO committed VALUES (2)")
+        await asyncio.to_thread(getattr(server, end))
+        connection.terminate()
+
+    asyncio.run(die_with_a_transaction_open())
+    assert server.status().state is ServerState.STOPPED
+    with pytest.raises(ConnectionRefusedError):
+        query(server.dsn, "SELECT 1")
+
+    server.start()
+    assert query(server.dsn, "SELECT array_agg(n) FROM committed") == [1]
+
+
+def test_postgres_starts_again_after_a_sigkill_of_its_main_process_alone(own_postgres):
+    server: Postgres = own_postgres()
+    pid = server.pid
+    assert pid is not None
+    children = psutil.Process(pid).children(recursive=True)
+    os.kill(pid, signal.SIGKILL)  # the children notice by themselves, a moment later
+    assert wait_until(lambda: server.pid is None, timeout=SECONDS)
+    server.start()
+    assert query(server.dsn, "SELECT 1") == 1
+    assert all(map(gone, children))
+
+
+def test_a_paused_postgres_answers_nothing_until_it_is_resumed(own_postgres):
+    server: Postgres = own_postgres()
+    server.pause()
+    assert server.status().state is ServerState.PAUSED
+    with pytest.raises(TimeoutError):
+        query(server.dsn, "SELECT 1", timeout=0.5)
+    server.resume()
+    assert server.status().state is ServerState.RUNNING
+    assert query(server.dsn, "SELECT 1") == 1
+
+
+def test_a_paused_postgres_can_be_stopped_and_killed(own_postgres):
+    server: Postgres = own_postgres()
+    server.pause()
+    server.stop()
+    assert server.status().state is ServerState.STOPPED
+    server.start()
+    server.pause()
+    server.kill()
+    assert server.status().state is ServerState.STOPPED
+
+
+def test_a_second_postgres_is_another_server(own_postgres):
+    first: Postgres = own_postgres()
+    second: Postgres = own_postgres({"work_mem": "7MB"})
+    first.kill()
+    assert query(second.dsn, "SHOW work_mem") == "7MB"
+    assert query(second.dsn, "SHOW fsync") == "on"
+
+
+def test_a_postgres_that_cannot_start_shows_its_log(own_postgres):
+    with pytest.raises(ServerStartError, match="not-a-size") as caught:
+        own_postgres({"shared_buffers": "not-a-size"})
+    assert "postgres.log" in str(caught.value)
+
+
+def test_starting_and_stopping_twice_is_harmless(own_postgres):
+    server: Postgres = own_postgres()
+    pid = server.pid
+    server.start()
+    assert server.pid == pid
+    server.stop()
+    server.stop()
+    server.kill()
+    with pytest.raises(ServerStateError, match="not running"):
+        server.pause()
+
+
+def test_a_server_that_was_never_started_says_so(tmp_path: Path):
+    server = Postgres(tmp_path / "never")
+    assert server.status().state is ServerState.ABSENT
+    with pytest.raises(ServerStateError, match="start it first"):
+        _ = server.dsn
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's Postgres runs as another user")
+def test_as_root_the_data_moves_where_the_other_user_can_reach_it(tmp_path: Path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    server = Postgres(closed / "postgres")
+    data = closed / "postgres" / "data"
+    try:
+        server.start()
+        assert not reachable(data.parent / "x")
+        assert reachable(data.resolve())
+        assert query(server.dsn, "SELECT 1") == 1
+        elsewhere = data.resolve()
+    finally:
+        server.remove()
+    assert not elsewhere.exists()
+
+
+# -- pid files
+
+
+def test_a_pid_file_that_names_another_process_sends_no_signal(tmp_path: Path):
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        server = ServerProcess("server", tmp_path)
+        server.pid_file.write_text(json.dumps({"pid": bystander.pid, "birth": "another boot 1"}))
+        assert server.find() is None
+        server.terminate([(signal.SIGTERM, 1)])
+        server.kill()
+        assert bystander.poll() is None
+    finally:
+        bystander.communicate(timeout=SECONDS)
+
+
+def test_a_killed_server_leaves_no_zombie(own_postgres):
+    server: Postgres = own_postgres()
+    pid = server.pid
+    assert pid is not None
+    server.kill()
+    assert wait_until(lambda: not psutil.pid_exists(pid), timeout=SECONDS)
+
+
+def test_the_servers_of_a_killed_test_session_are_removed_by_the_next_one(
+    sidings_devstack_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    home = sidings_devstack_directory / "home"
+    monkeypatch.setenv("SIDINGS_DEVSTACK_HOME", str(home))
+    script = """if True:
+        from sidings.devstack import Postgres
+        from sidings.devstack.sessions import session_directory
+        with session_directory() as directory:
+            server = Postgres(directory / "postgres")
+            server.start()
+            print(server.pid, flush=True)
+            input()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as session:
+        assert session.stdout is not None
+        left = psutil.Process(int(session.stdout.readline()))
+        session.kill()
+        session.wait(SECONDS)
+    assert not gone(left)
+
+    with session_directory() as directory:
+        assert gone(left)
+        assert list(directory.parent.iterdir()) == [directory]
+
+
+# -- Kafka
+
+
+def test_kafka_keeps_acknowledged_messages_through_sigkill_and_sigstop(own_kafka):
+    kafka: Kafka = own_kafka()
+    asyncio.run(create_topic(kafka.bootstrap, "numbers", partitions=1))
+    asyncio.run(send(kafka.bootstrap, "numbers", b"1"))
+
+    kafka.kill()
+    assert [status.state for status in kafka.status()] == [ServerState.STOPPED]
+    kafka.start()
+    asyncio.run(send(kafka.bootstrap, "numbers", b"2"))
+
+    port = kafka.broker(1).plan.port
+    kafka.pause()
+    assert [status.state for status in kafka.status()] == [ServerState.PAUSED]
+    assert not answers(port, timeout=0.5)
+    kafka.resume()
+    assert wait_until(lambda: answers(port), timeout=SECONDS)
+
+    assert asyncio.run(received(kafka.bootstrap, "numbers")) == [b"1", b"2"]
+
+
+def test_a_kafka_that_cannot_start_shows_its_log(own_kafka):
+    with pytest.raises(ServerStartError, match=r"(?s)last lines.*not-a-number"):
+        own_kafka(settings={"num.io.threads": "not-a-number"})
+
+
+def test_three_brokers_go_on_without_any_single_one(own_kafka):
+    kafka: Kafka = own_kafka(brokers=3)
+    config = {"min.insync.replicas": "2"}
+    asyncio.run(create_topic(kafka.bootstrap, "numbers", partitions=1, replicas=3, config=config))
+    for node in (1, 2, 3):
+        kafka.broker(node).kill()
+        asyncio.run(send(kafka.bootstrap, "numbers", str(node).encode()))
+        kafka.broker(node).start()
+    assert asyncio.run(received(kafka.bootstrap, "numbers")) == [b"1", b"2", b"3"]
+    with pytest.raises(DevstackError, match="there is no broker 4"):
+        kafka.broker(4)
+    with pytest.raises(ServerStateError, match="holds a cluster of 3"):
+        Kafka(kafka.directory, brokers=1).start()
+
+
+def test_the_secured_listener_wants_its_certificate_authority_and_its_password(own_kafka):
+    kafka: Kafka = own_kafka(secure=True)
+    security = {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": kafka.username,
+        "sasl_plain_password": kafka.password,
+        "ssl_context": ssl.create_default_context(cafile=str(kafka.ca_file)),
+    }
+    asyncio.run(create_topic(kafka.bootstrap, "secrets", partitions=1))
+    asyncio.run(send(kafka.secure_bootstrap, "secrets", b"hidden", **security))
+    assert asyncio.run(received(kafka.secure_bootstrap, "secrets", **security)) == [b"hidden"]
+
+    for wrong in ({"sasl_plain_password": "guess"}, {"ssl_context": ssl.create_default_context()}):
+        with pytest.raises(KafkaError):
+            asyncio.run(send(kafka.secure_bootstrap, "secrets", b"forged", **(security | wrong)))
+    assert asyncio.run(received(kafka.bootstrap, "secrets")) == [b"hidden"]
+
+
+# -- fetching
+
+
+def test_processes_that_need_the_jars_at_once_fetch_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fetched: list[Path] = []
+    waiting: list[str] = []
+    go_on = threading.Event()
+
+    def fetch(work: Path, _report: object) -> None:
+        assert go_on.wait(SECONDS)
+        (work / "jars").mkdir()
+        fetched.append(work)
+
+    monkeypatch.setattr(kafka_jars, "_fetch", fetch)
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(kafka_jars.kafka_jars(waiting.append))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert wait_until(lambda: len(waiting) == 2, timeout=SECONDS)
+    go_on.set()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert len(fetched) == 1
+    assert found == [tmp_path / "sidings" / f"kafka-{kafka_jars.KAFKA_VERSION}"] * 3
+    assert not fetched[0].exists()
+
+
+def test_a_fetch_that_fails_leaves_nothing_that_looks_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    script = "mkdir jars; touch jars/kafka_2.13-0.jar; echo the network is gone; exit 1"
+    monkeypatch.setattr(kafka_jars, "_ivy_command", lambda *_: ["sh", "-c", script])
+    with pytest.raises(DevstackError, match="the network is gone"):
+        kafka_jars.kafka_jars(lambda _: None)
+    assert [path.name for path in (tmp_path / "sidings").iterdir() if path.is_dir()] == []
+
+
+def test_without_ivy_and_maven_the_error_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kafka_jars, "_ivy_jar", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolMissingError, match=r"pyspark.*maven"):
+        kafka_jars.kafka_jars(lambda _: None)
+
+
+def test_ports_lie_below_those_of_outgoing_connections():
+    ports = free_ports(50)
+    assert len(set(ports)) == 50
+    assert all(port in PORTS for port in ports)
+    outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if outgoing.exists() and int(outgoing.read_text().split()[0]) == 32768:  # Linux's default
+        assert max(PORTS) < 32768
+
+
+# -- servers that the environment names, and the fixtures
+
+
+def test_servers_that_the_environment_names_are_used_instead_of_own_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SIDINGS_POSTGRES", "postgresql://somewhere/else")
+    monkeypatch.setenv("SIDINGS_KAFKA", "somewhere:9092")
+    endpoints = devstack.ensure(tmp_path / "stack")
+    assert endpoints == devstack.Endpoints("postgresql://somewhere/else", "somewhere:9092")
+    assert not (tmp_path / "stack").exists()
+
+
+def test_the_fixtures_use_the_server_that_the_environment_names_and_clean_up(tmp_path: Path, sidings_postgres: str):
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["sidings.devstack.fixtures"]\n')
+    (tmp_path / "test_user.py").write_text(
+        "import asyncpg, os\n"
+        "async def test_of_a_user(database):\n"
+        "    connection = await asyncpg.connect(database)\n"  # left open on purpose
+        "    name = await connection.fetchval('SELECT current_database()')\n"
+        "    assert await connection.fetchval('SELECT count(*) FROM sidings.job') == 0\n"
+        "    open('name', 'w').write(name)\n"
+    )
+    environment = os.environ | {
+        "SIDINGS_POSTGRES": sidings_postgres,
+        "SIDINGS_DEVSTACK_HOME": str(tmp_path / "home"),
+    }
+    arguments = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--rootdir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments, str(tmp_path)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert not (tmp_path / "home").exists()  # no server of its own was started
+    name = (tmp_path / "name").read_text()
+    assert name.startswith("test_of_a_user_")
+    assert query(sidings_postgres, f"SELECT count(*) FROM pg_database WHERE datname = '{name}'") == 0
+
+
+async def test_database_has_the_schema_and_empty_database_has_nothing(database: str, empty_database: str):
+    found: list[bool] = []
+    for dsn in (database, empty_database):
+        connection = await asyncpg.connect(dsn)
+        found.append(await connection.fetchval("SELECT to_regclass('sidings.job') IS NOT NULL"))
+        await connection.close()
+    assert found == [True, False]
+
+
+async def test_a_database_is_dropped_whoever_is_connected(sidings_postgres: str):
+    dsn = await create_database(sidings_postgres, f"busy_{os.urandom(4).hex()}")
+    connection = await asyncpg.connect(dsn)
+    await drop_database(sidings_postgres, dsn)
+    with pytest.raises(asyncpg.InvalidCatalogNameError):
+        await asyncpg.connect(dsn)
+    connection.terminate()
+
+
+@asynccontextmanager
+async def admin_of(bootstrap: str):
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.close()
+
+
+async def test_topics_have_unique_names_their_partitions_and_their_settings(topic, sidings_kafka: str):
+    first = await topic("positions", partitions=12)
+    second = await topic("positions", partitions=3, config={"cleanup.policy": "compact"})
+    assert first != second
+    async with admin_of(sidings_kafka) as admin:
+        described = await admin.describe_topics([first, second])
+    assert [len(one["partitions"]) for one in described] == [12, 3]
+
+
+async def test_a_topic_that_kafka_refuses_says_why(topic):
+    with pytest.raises(DevstackError, match=r"(?i)replication"):
+        await topic("positions", replicas=5)
