@@ -29,6 +29,7 @@ log = logging.getLogger("sidings.executor")
 
 _MAX_AHEAD = 400  # jobs named beyond the free workers; `running` has to stay within a page
 _LOCKED_RETRY_SECONDS = 1.0
+_REFUSED_RETRY_SECONDS = 30.0
 
 
 class Deposed(Exception):
@@ -84,7 +85,7 @@ class CycleLoop:
         self._fence = 0
         self._ahead = 0.0
         self._named: dict[int, Entry] = {}
-        self._deferred: list[Finished] = []
+        self._deferred: list[tuple[float, Finished]] = []  # outcomes to record later than their cycle
         self._barriers: list[asyncio.Future[None]] = []
         self._signal = asyncio.Event()
         self._busy_since: float | None = None
@@ -148,8 +149,9 @@ class CycleLoop:
             self._put_back(workers.expired, time)
             workers.expired = []
         finished, workers.finished = workers.finished, []
-        if self._deferred and not finished:
-            finished, self._deferred = self._deferred, []
+        if self._deferred:
+            finished.extend(f for at, f in self._deferred if at <= time)
+            self._deferred = [(at, f) for at, f in self._deferred if at > time]
         finished = [f for f in finished if scheduler.holds(f.entry)]
         scheduler.wake_due(time)
         chosen: list[Entry] = []
@@ -282,27 +284,36 @@ class CycleLoop:
             await backoff.sleep()
         else:
             log.warning("jobs %s are locked by another transaction; their outcomes wait", sorted(locked)[:5])
-            self._defer([f for f in batch.finished if f.entry.id in locked])
+            self._defer([f for f in batch.finished if f.entry.id in locked], _LOCKED_RETRY_SECONDS)
             batch.finished = [f for f in batch.finished if f.entry.id not in locked]
 
     def _bisect(self, batch: Batch, error: Exception) -> None:
-        """Postgres refuses a value: halve the batch until the culprit stands alone, then record it without its texts."""
+        """Postgres refuses a value: halve the batch until the culprit stands alone, then record it without its texts.
+
+        What is refused even so (a constraint that somebody put on the history, say) is tried again now and then; its
+        group waits, the others do not.
+        """
         log.error("a cycle was refused (%s: %s); %s outcomes", type(error).__name__, error, len(batch.finished))
         self._metrics.database_errors.inc()
         if len(batch.finished) > 1:
             half = len(batch.finished) // 2
-            self._defer(batch.finished[half:])
+            self._defer(batch.finished[half:], 0.0)
             batch.finished = batch.finished[:half]
             return
-        if not batch.finished or batch.finished[0].outcome == _plain(batch.finished[0]).outcome:
-            raise RuntimeError("a cycle without anything to blame was refused") from error
-        batch.finished = [_plain(batch.finished[0])]
+        if not batch.finished:
+            raise RuntimeError("a cycle without any outcome was refused") from error
+        plain = _plain(batch.finished[0])
+        if plain.outcome == batch.finished[0].outcome:
+            self._defer(batch.finished, _REFUSED_RETRY_SECONDS)
+            batch.finished = []
+        else:
+            batch.finished = [plain]
 
-    def _defer(self, finished: list[Finished]) -> None:
+    def _defer(self, finished: list[Finished], seconds: float) -> None:
         for f in finished:
             self._named[f.entry.id] = f.entry  # until its outcome is recorded, the attempt stays named
-        self._deferred.extend(finished)
-        asyncio.get_running_loop().call_later(_LOCKED_RETRY_SECONDS, self._signal.set)
+            self._deferred.append((now() + seconds, f))
+        asyncio.get_running_loop().call_later(seconds, self._signal.set)
 
     # -- what follows from it -------------------------------------------------------------------------------------
 

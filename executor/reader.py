@@ -195,7 +195,8 @@ class Reader:
             return queue if live else None
 
         for row in parts[_LATE]:
-            if (queue := applies(row[1])) is not None:
+            queue = applies(row[1])
+            if queue is not None:
                 self._metrics.late_rows.inc()
                 scheduler.insert(_entry(row, queue, skew), time)
         refills: dict[int, list[Entry]] = {}

@@ -1,8 +1,8 @@
 """Desired and actual ownership, brought together by one loop.
 
 An origin is *absent* -> acquired -> *held* -> (unassigned, wanted by a newer assignment, or its lease cannot be
-renewed) -> *draining* -> released -> *absent*. An origin that is assigned again while it drains goes back to *held* under the
-epoch that it still has. Kafka's assignment is routing; the lease decides.
+renewed) -> *draining* -> released -> *absent*. An origin that is assigned again while it drains goes back to *held*
+under the epoch that it still has. Kafka's assignment is routing; the lease decides.
 """
 
 import asyncio
