@@ -189,35 +189,37 @@ class Reader:
             parts[row[0]].append(row)
         high_before = max((queue.high for queue, _ in plan.origins), default=0)
 
-        def applies(ref: int) -> OriginQueue | None:
-            queue, version = plan.origins[ref - 1]
-            live: bool = queue.version == version and scheduler.origins.get(queue.name) is queue
-            return queue if live else None
-
         for row in parts[_LATE]:
-            queue = applies(row[1])
+            queue = self._live(plan, row[1])
             if queue is not None:
                 self._metrics.late_rows.inc()
                 scheduler.insert(_entry(row, queue, skew), time)
         refills: dict[int, list[Entry]] = {}
         for row in parts[_REFILL]:
-            refills.setdefault(row[1], []).append(_entry(row, plan.lanes[row[1] - 1][0].origin, skew))
+            ref: int = row[1]
+            refills.setdefault(ref, []).append(_entry(row, plan.lanes[ref - 1][0].origin, skew))
         for number, (lane, version, upto) in enumerate(plan.lanes, start=1):
             if lane.version == version and scheduler.origins.get(lane.origin.name) is lane.origin:
                 entries = refills.get(number, [])
                 scheduler.refilled(lane, entries, size=plan.size, upto=upto, left_out=lane in plan.left_out, now=time)
-        self._forward(plan, parts[_FORWARD], parts[_SCANNED], applies, skew, time)
+        self._forward(plan, parts[_FORWARD], parts[_SCANNED], skew, time)
         self._marks.delivered(_text(header["payload"]), header["id"], high_before)
         scheduler.read_delivered()
         if self._wants():
             self._woken.set()
+
+    def _live(self, plan: _Plan, ref: int) -> OriginQueue | None:
+        """The origin of a row, unless it was dropped or is to be read anew since the read was sent."""
+        queue, version = plan.origins[ref - 1]
+        if queue.version != version or self._scheduler.origins.get(queue.name) is not queue:
+            return None
+        return queue
 
     def _forward(
         self,
         plan: _Plan,
         rows: list[asyncpg.Record],
         scanned: list[asyncpg.Record],
-        applies: Callable[[int], OriginQueue | None],
         skew: float,
         time: float,
     ) -> None:
@@ -227,13 +229,13 @@ class Reader:
         for row in rows:
             ref = row[1]
             counts[ref - 1] += 1
-            if (queue := applies(ref)) is not None:
+            if (queue := self._live(plan, ref)) is not None:
                 insert(_entry(row, queue, skew), time)
                 if row[5] > highs.get(queue, 0):
                     highs[queue] = row[5]
         tops = {row[1]: row[5] for row in scanned}
         for index, page in enumerate(plan.pages):
-            queue = applies(index + 1)
+            queue = self._live(plan, index + 1)
             if queue is None or not page:
                 continue
             queue.backlogged = counts[index] >= page
