@@ -6,7 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 KAFKA_READY := $(VENV)/.kafka-ready
 LOCKS := requirements/build.lock requirements/dev.lock
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# What pip says is shown only when it fails.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-input
+LOG := $(VENV)/setup.log
+SHOW_LOG := (tail -n 40 $(LOG); exit 1)
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-options \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
@@ -66,9 +69,9 @@ $(READY): $(LOCKS) pyproject.toml
 	@.ci/prerequisites
 	@echo "Setting up $(VENV): about two minutes, once."
 	@test -x $(BIN)/python || "$$(PYTHON='$(PYTHON)' .ci/prerequisites python)" -m venv $(VENV)
-	@$(INSTALL) --require-hashes -r requirements/build.lock
-	@$(INSTALL) --require-hashes --no-build-isolation -r requirements/dev.lock
-	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@$(INSTALL) --require-hashes -r requirements/build.lock >$(LOG) 2>&1 || $(SHOW_LOG)
+	@$(INSTALL) --require-hashes --no-build-isolation -r requirements/dev.lock >>$(LOG) 2>&1 || $(SHOW_LOG)
+	@$(INSTALL) --no-deps --no-build-isolation --editable . >>$(LOG) 2>&1 || $(SHOW_LOG)
 	@mkdir -p $(VENV)/typing && ln -sfn ../.. $(VENV)/typing/sidings
 	@touch $@
 
