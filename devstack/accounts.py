@@ -60,12 +60,14 @@ def open_directory(wanted: Path, account: Account | None) -> Path:
 
     The same `wanted` always gives the same answer. Where a stand-in is used, `wanted` becomes a link to it.
     """
-    if account is None or reachable(wanted):
+    if account is None or (reachable(wanted) and not wanted.is_symlink()):
         directory = wanted
     else:
         digest = hashlib.sha256(str(wanted).encode()).hexdigest()[:12]
         directory = OPEN_BASE / f"sidings-devstack-{digest}"
         if not wanted.is_symlink():
+            if directory.exists():  # left over from a `wanted` that was deleted without `remove()`
+                shutil.rmtree(directory)
             wanted.symlink_to(directory)
     directory.mkdir(mode=0o700, exist_ok=True)
     if account is not None and directory.lstat().st_uid != account.uid:
