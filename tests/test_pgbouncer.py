@@ -1,0 +1,117 @@
+"""The core works through PgBouncer in transaction mode: no session state on hot paths."""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+from prometheus_client import CollectorRegistry
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings
+from sidings.jobs import Job, Registry, Retry
+from tenacity import wait_fixed
+
+
+def find_pgbouncer() -> str:
+    """The binary; as root on a Debian-like system its package is installed first. Skips the test, with the reason."""
+    found = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "pgbouncer"]):
+            subprocess.run(
+                ["apt-get", *command],
+                env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+                capture_output=True,
+                check=False,
+                timeout=100,
+            )
+        found = shutil.which("pgbouncer", path="/usr/sbin")
+    if found is None:
+        pytest.skip("no pgbouncer here and it cannot be installed; install the package `pgbouncer` to run this test")
+    return found
+
+
+@pytest.fixture
+def bouncer(database: str, tmp_path: Path) -> Iterator[str]:
+    """DSN of the test's database through a PgBouncer with two server connections in transaction mode."""
+    binary = find_pgbouncer()
+    server = urlsplit(database)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    name = server.path.lstrip("/")
+    tmp_path.chmod(0o755)
+    config = tmp_path / "pgbouncer.ini"
+    config.write_text(
+        "[databases]\n"
+        f"{name} = host={server.hostname} port={server.port} dbname={name} user={server.username} "
+        f"password={server.password}\n"
+        "[pgbouncer]\n"
+        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+        "pool_mode = transaction\ndefault_pool_size = 2\nmax_client_conn = 100\n"
+    )
+    account = ["-u", "nobody"] if os.geteuid() == 0 else []
+    with (tmp_path / "pgbouncer.log").open("w") as log:
+        process = subprocess.Popen([binary, *account, str(config)], stdout=log, stderr=log, cwd="/")
+    try:
+        yield f"postgresql://{server.username}@127.0.0.1:{port}/{name}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+async def reachable(dsn: str) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                connection = await asyncpg.connect(dsn, statement_cache_size=0, timeout=2)
+            except (OSError, asyncpg.PostgresError):
+                await asyncio.sleep(0.05)
+            else:
+                await connection.close()
+                return
+
+
+async def test_jobs_run_retry_and_wait_their_turn_through_pgbouncer(bouncer: str, database: str) -> None:
+    await reachable(bouncer)
+    registry = Registry()
+    ran: dict[str, list[int]] = {}
+    failed: set[int] = set()
+
+    @registry.job(group="group", retry=Retry(wait=wait_fixed(0.05)))
+    async def serial(job: Job[dict[str, object]]) -> None:
+        if job.payload["n"] == 3 and job.id not in failed:
+            failed.add(job.id)
+            raise ValueError("once")
+        ran.setdefault(str(job.payload["group"]), []).append(int(str(job.payload["n"])))
+
+    settings = PostgresSettings(dsn=bouncer, pgbouncer=True)
+    executor = Executor("test", registry, settings, ExecutorSettings(), prometheus=CollectorRegistry())
+    await executor.start()
+    try:
+        executor.assign(["t/0", "t/1"], 1)
+        await executor.settled(20)
+        # Users' own transactions go through the bouncer as well.
+        connection = await asyncpg.connect(bouncer, statement_cache_size=0)
+        for n in range(10):
+            async with connection.transaction():
+                for group in ("a", "b", "c"):
+                    await serial.enqueue(connection, {"group": group, "n": n}, origin=f"t/{ord(group) % 2}")
+            executor.wake()
+        async with connection.transaction():
+            await serial.enqueue(connection, {"group": "late", "n": 1}, origin="t/0", delay=0.2)
+        await connection.close()
+        direct = await asyncpg.connect(database)
+        async with asyncio.timeout(30):
+            while await direct.fetchval("SELECT EXISTS (SELECT FROM sidings.job)"):
+                await asyncio.sleep(0.02)
+        assert ran == {group: list(range(10)) for group in "abc"} | {"late": [1]}
+        outcomes = await direct.fetch("SELECT outcome::text AS o, count(*) AS n FROM sidings.job_history GROUP BY 1")
+        assert {row["o"]: row["n"] for row in outcomes} == {"succeeded": 31, "retried": 3}
+        await direct.close()
+    finally:
+        await executor.stop()
