@@ -55,9 +55,9 @@ up: setup ## start Postgres and Kafka; prints SIDINGS_POSTGRES and SIDINGS_KAFKA
 down: $(READY) ## stop them; their data stays
 	@$(BIN)/python -m sidings.devstack down
 
-lock: $(READY) ## resolve the dependencies anew and write requirements/*.lock
-	$(COMPILE) --upgrade --output-file requirements/build.lock requirements/build.in
-	$(COMPILE) --upgrade --all-extras --output-file requirements/dev.lock pyproject.toml
+lock: $(READY) ## write requirements/*.lock after pyproject.toml has changed; UPGRADE=--upgrade: all to the newest
+	$(COMPILE) $(UPGRADE) --output-file requirements/build.lock requirements/build.in
+	$(COMPILE) $(UPGRADE) --all-extras --output-file requirements/dev.lock pyproject.toml
 
 clean: ## stop and delete the servers, delete the virtual environment and all that was generated
 	@if [ -x $(BIN)/python ] && [ -d .sidings-devstack ]; then $(BIN)/python -m sidings.devstack down --delete; fi

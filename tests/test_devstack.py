@@ -75,7 +75,7 @@ async def received(bootstrap: str, topic: str, **security) -> list[bytes]:
         values: list[bytes] = []
         while await consumer.position(partition) < end:
             batch = await asyncio.wait_for(consumer.getmany(timeout_ms=200), SECONDS)
-            values += [record.value for record in batch.get(partition, ())]
+            values += [record.value or b"" for record in batch.get(partition, ())]
         return values
     finally:
         await consumer.stop()

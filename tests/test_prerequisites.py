@@ -1,0 +1,91 @@
+"""What `make` says on a machine where a tool is missing or too old."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "prerequisites"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A PATH with the ordinary tools, a fitting Python and a fitting Java."""
+    for tool in ("sed", "head"):
+        found = shutil.which(tool)
+        assert found
+        (tmp_path / tool).symlink_to(found)
+    put(tmp_path, "python3", f'exec {sys.executable} "$@"')
+    put(tmp_path, "java", "echo 'openjdk version \"21.0.2\" 2024-01-16' >&2")
+    return tmp_path
+
+
+def put(machine: Path, name: str, script: str) -> None:
+    (machine / name).write_text(f"#!/bin/sh\n{script}\n")
+    (machine / name).chmod(0o755)
+
+
+def check(machine: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "PYTHON", "VIRTUAL_ENV")}
+    return subprocess.run(
+        ["/bin/sh", str(SCRIPT), *arguments],
+        env=kept | {"PATH": str(machine)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def refused(machine: Path) -> str:
+    done = check(machine)
+    assert done.returncode == 1
+    return done.stderr
+
+
+def test_a_fitting_machine_passes(machine: Path):
+    assert check(machine).returncode == 0, check(machine).stderr
+    assert check(machine, "python").stdout.strip() == str(machine / "python3")
+
+
+def test_an_old_python_is_named_with_how_to_get_a_newer_one(machine: Path):
+    put(machine, "python3", 'case "$2" in *print*) echo 3.9;; *) exit 1;; esac')
+    said = refused(machine)
+    assert f"{machine}/python3 is 3.9" in said
+    assert all(manager in said for manager in ("Python 3.11", "apt install", "brew install", "winget install"))
+
+
+def test_a_newer_python_beside_an_old_one_is_found(machine: Path):
+    put(machine, "python3", 'case "$2" in *print*) echo 3.9;; *) exit 1;; esac')
+    put(machine, "python3.12", f'exec {sys.executable} "$@"')
+    assert check(machine, "python").stdout.strip() == str(machine / "python3.12")
+
+
+def test_no_python_at_all_is_said(machine: Path):
+    (machine / "python3").unlink()
+    assert "there is none" in refused(machine)
+
+
+def test_a_python_without_venv_names_debians_package(machine: Path):
+    put(machine, "python3", f'case "$2" in *ensurepip*) exit 1;; *) exec {sys.executable} "$@";; esac')
+    assert "apt install python3-venv" in refused(machine)
+
+
+def test_an_old_java_is_named_with_how_to_get_a_newer_one(machine: Path):
+    put(machine, "java", "echo 'openjdk version \"11.0.2\" 2019-01-15' >&2")
+    said = refused(machine)
+    assert "java is version 11" in said
+    assert all(manager in said for manager in ("Java 17", "apt install", "brew install", "winget install"))
+
+
+def test_no_java_at_all_is_said(machine: Path):
+    (machine / "java").unlink()
+    assert "Java 17 or newer is needed" in refused(machine)
+
+
+def test_a_java_that_only_pretends_is_refused(machine: Path):
+    put(machine, "java", "echo 'Unable to locate a Java Runtime.' >&2; exit 1")
+    assert "names no version" in refused(machine)
