@@ -6,7 +6,6 @@ library's own `observe` takes longer than many a handler.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -77,7 +76,7 @@ class ExecutorMetrics(Collector):
             registry.register(self)
 
     def set_clock_skew(self, seconds: float) -> None:
-        """How far the server's clock is ahead of this machine's."""
+        """The server's epoch seconds minus the executor's clock."""
         self._skew = seconds
 
     def record(self, entry: Entry, outcome: OutcomeName, started: float, finished: float) -> None:
@@ -91,9 +90,8 @@ class ExecutorMetrics(Collector):
         run.add(finished - started)
         if entry.due is not None:
             self._wait[entry.type].add(max(0.0, started - entry.due))
-        elif entry.enqueued_at is not None:
-            waited = datetime.now(UTC).timestamp() + self._skew - (finished - started) - entry.enqueued_at.timestamp()
-            self._wait[entry.type].add(max(0.0, waited))
+        else:
+            self._wait[entry.type].add(max(0.0, started + self._skew - entry.enqueued))
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: the names would collide when a process has several executors in one registry."""

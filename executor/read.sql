@@ -25,12 +25,12 @@ SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id,
             ELSE pg_postmaster_start_time()::text || ' timeline '
                  || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS type,
        NULL::text AS "group", late.mark AS position, NULL::int AS attempt, NULL::int AS failures, NULL::smallint AS losses,
-       NULL::smallint AS priority, date_part('epoch', clock_timestamp()) AS run_at, NULL::timestamptz AS enqueued_at,
+       NULL::smallint AS priority, date_part('epoch', clock_timestamp()) AS run_at, NULL::float8 AS enqueued_at,
        NULL::float8 AS first_started_at, NULL::json AS headers, to_json(s.snapshot::text) AS payload
 FROM s, late
 UNION ALL
 SELECT 1, o.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority,
-       date_part('epoch', j.run_at), j.enqueued_at, date_part('epoch', j.first_started_at), j.headers, j.payload
+       date_part('epoch', j.run_at), date_part('epoch', j.enqueued_at), date_part('epoch', j.first_started_at), j.headers, j.payload
 FROM late, unnest($1::text[], $2::bigint[]) WITH ORDINALITY o (origin, high, ref),
      LATERAL (SELECT * FROM sidings.job j
               WHERE j.origin = o.origin AND j.position > late.mark AND j.position <= o.high
@@ -39,14 +39,14 @@ FROM late, unnest($1::text[], $2::bigint[]) WITH ORDINALITY o (origin, high, ref
 WHERE late.mark IS NOT NULL
 UNION ALL
 SELECT 2, g.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority,
-       date_part('epoch', j.run_at), j.enqueued_at, date_part('epoch', j.first_started_at), j.headers, j.payload
+       date_part('epoch', j.run_at), date_part('epoch', j.enqueued_at), date_part('epoch', j.first_started_at), j.headers, j.payload
 FROM unnest($9::text[], $10::text[], $11::bigint[], $12::bigint[]) WITH ORDINALITY g (origin, "group", after, upto, ref),
      LATERAL (SELECT * FROM sidings.job j
               WHERE j.origin = g.origin AND j."group" = g."group" AND j.position > g.after AND j.position <= g.upto
               ORDER BY j.position LIMIT $13) j
 UNION ALL
 SELECT 3, o.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority,
-       date_part('epoch', j.run_at), j.enqueued_at, date_part('epoch', j.first_started_at), j.headers, j.payload
+       date_part('epoch', j.run_at), date_part('epoch', j.enqueued_at), date_part('epoch', j.first_started_at), j.headers, j.payload
 FROM unnest($1::text[], $2::bigint[], $3::int[]) WITH ORDINALITY o (origin, high, page, ref),
      LATERAL (SELECT * FROM sidings.job j
               WHERE j.origin = o.origin AND j.position > o.high

@@ -184,6 +184,7 @@ class Reader:
             return
         self.server = header["type"]
         skew = header["run_at"] - (sent + time) / 2  # server's epoch seconds against our clock
+        self._metrics.set_clock_skew(skew)
         parts: list[list[asyncpg.Record]] = [[], [], [], [], []]
         for row in rows:
             parts[row[0]].append(row)

@@ -18,7 +18,6 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
 from math import inf
 
 __all__ = ["Entry", "Lane", "OriginQueue", "Scheduler"]
@@ -27,12 +26,13 @@ _HEAVY = 256  # rows dropped from one lane before the server is asked to leave t
 
 
 class Entry:
-    """A job in memory. Times are seconds of the executor's clock; `due` is None for "at once"."""
+    """A job in memory. Times are seconds of the executor's clock, but `enqueued`, which is the server's epoch seconds;
+    `due` is None for "at once"."""
 
     __slots__ = (
         "attempt",
         "due",
-        "enqueued_at",
+        "enqueued",
         "failures",
         "first_started",
         "group",
@@ -59,7 +59,7 @@ class Entry:
         losses: int = 0,
         priority: int = 0,
         due: float | None = None,
-        enqueued_at: datetime | None = None,
+        enqueued: float = 0.0,
         first_started: float | None = None,
         headers: str | None = None,
         payload: str | None = None,
@@ -74,7 +74,7 @@ class Entry:
         self.losses = losses
         self.priority = priority
         self.due = due
-        self.enqueued_at = enqueued_at
+        self.enqueued = enqueued
         self.first_started = first_started
         self.headers = headers
         self.payload = payload

@@ -280,7 +280,7 @@ def _job(job_type: JobType[Any], entry: Entry) -> Job[Any]:
         entry.attempt,
         entry.failures,
         entry.priority,
-        entry.enqueued_at,
+        entry.enqueued,
         json.loads(entry.headers) if entry.headers else {},
         Fence(entry.origin.name, entry.origin.epoch),
     )

@@ -1,7 +1,7 @@
 """What a handler gets to see of its job."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Generic, NamedTuple, NewType, TypeVar
 
 __all__ = ["Fence", "Job", "JobId", "P"]
@@ -28,7 +28,7 @@ class Job(Generic[P]):
     """One attempt of a job, as its handler receives it.
 
     attempt counts runs from 1, lost and snoozed ones included; failures counts those that failed.
-    enqueued_at is None only for a job that was made by hand in a test.
+    enqueued_timestamp: seconds since the epoch, by the database's clock.
     """
 
     payload: P
@@ -39,6 +39,11 @@ class Job(Generic[P]):
     attempt: int = 1
     failures: int = 0
     priority: int = 0
-    enqueued_at: datetime | None = None
+    enqueued_timestamp: float = 0.0
     headers: dict[str, str] = field(default_factory=dict[str, str])
     fence: Fence = _NO_FENCE
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """When the job was enqueued, by the database's clock, in UTC."""
+        return datetime.fromtimestamp(self.enqueued_timestamp, UTC)
