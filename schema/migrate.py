@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import asyncpg
 
-from ..errors import ForeignSchema, SchemaChanged, SchemaMissing, SchemaTooNew, SchemaTooOld
+from ..errors import ConfigurationError, ForeignSchema, SchemaChanged, SchemaMissing, SchemaTooNew, SchemaTooOld
 from .sql import rename_schema, valid_schema_name
 
 __all__ = ["Migration", "check", "migrate", "migrations"]
@@ -48,11 +48,12 @@ async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Mi
     dies half-way leaves nothing behind. `service` is the name of the service that the schema belongs to.
 
     Raises `ForeignSchema` if another service owns the schema, `SchemaTooNew` if a newer release has migrated it,
-    `SchemaChanged` if an applied file was edited.
+    `SchemaChanged` if an applied file was edited, `ConfigurationError` if the name cannot stand in SQL without quotes.
     """
     valid_schema_name(schema)
     connection = await asyncpg.connect(dsn, timeout=_CONNECT_SECONDS, statement_cache_size=0)
     try:
+        await _verify_name(connection, schema)
         async with connection.transaction():
             # The key is the schema's name: schemas of one database do not wait for each other.
             await connection.execute(
@@ -102,6 +103,12 @@ async def check(connection: asyncpg.Connection, *, service: str, schema: str = "
         names = ", ".join(f"{m.version:04}_{m.name}" for m in missing)
         raise SchemaTooOld(f"the schema {schema!r} lacks the migrations {names}: call `await service.migrate()`")
     await _verify_owner(connection, service, schema)
+
+
+async def _verify_name(connection: asyncpg.Connection, schema: str) -> None:
+    reserved = "SELECT EXISTS (SELECT FROM pg_get_keywords() WHERE word = $1 AND catcode IN ('R', 'T'))"
+    if await connection.fetchval(reserved, schema):
+        raise ConfigurationError(f"schema={schema!r} is a reserved word of SQL: choose e.g. {schema}_jobs")
 
 
 async def _applied(connection: asyncpg.Connection, schema: str) -> dict[int, str]:

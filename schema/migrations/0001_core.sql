@@ -218,7 +218,10 @@ BEGIN
     FOR d IN SELECT today + n FROM generate_series(0, 2) n LOOP
         part := 'job_history_' || to_char(d, 'YYYYMMDD');
         CONTINUE WHEN to_regclass('sidings.' || part) IS NOT NULL;
-        -- Built beside the parent and attached: ATTACH locks the parent so lightly that cycles go on.
+        -- Cycles wait for the few milliseconds that this takes. Else rows come into the default partition between
+        -- the move and ATTACH, which then fails, again and again under load; and a lock on the default alone makes
+        -- the cycles fail that were about to insert there.
+        LOCK TABLE sidings.job_history IN SHARE ROW EXCLUSIVE MODE;
         EXECUTE format('CREATE TABLE sidings.%I (LIKE sidings.job_history INCLUDING DEFAULTS)', part);
         EXECUTE format('WITH moved AS (DELETE FROM sidings.job_history_default WHERE finished_at >= %L AND '
                        'finished_at < %L RETURNING *) INSERT INTO sidings.%I SELECT * FROM moved',
@@ -232,7 +235,14 @@ BEGIN
         WHERE i.inhparent = 'sidings.job_history'::regclass AND c.relname ~ '^job_history_\d{8}$'
           AND to_date(right(c.relname, 8), 'YYYYMMDD') < today - keep_days
     LOOP
-        EXECUTE format('DROP TABLE sidings.%I', old.relname);
+        -- A long query over the history must not keep tomorrow's partition from being made, nor make cycles
+        -- queue up behind us: the day is dropped another time.
+        BEGIN
+            PERFORM set_config('lock_timeout', '100ms', true);
+            EXECUTE format('DROP TABLE sidings.%I', old.relname);
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            RAISE LOG 'sidings: % is in use and will be dropped later', old.relname;
+        END;
     END LOOP;
     DELETE FROM sidings.job_history_default WHERE finished_at < (today - keep_days)::timestamp AT TIME ZONE 'UTC';
     DELETE FROM sidings.executor e
