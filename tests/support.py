@@ -1,0 +1,147 @@
+"""What several test modules share: connections, conditions with deadlines, an executor that is stopped in any case."""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+from pydantic import BaseModel
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings
+from sidings.jobs import Job, Registry
+
+SECONDS = 30.0  # the deadline of everything that is waited for; reached only when something is broken
+ORIGIN = "transports/0"
+
+
+class Ride(BaseModel):
+    """The payload of most test jobs."""
+
+    transport: str = ""
+    number: int = 0
+
+
+@asynccontextmanager
+async def connected(dsn: str, **settings: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection of the test's own."""
+    connection = await asyncpg.connect(dsn, timeout=SECONDS, command_timeout=SECONDS, server_settings=settings or None)
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+async def eventually(condition: Callable[[], Any], what: object = "", seconds: float = SECONDS) -> Any:
+    """Wait until `condition`, plain or async, gives something true, and return that. Fails after `seconds`."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        result = condition()
+        if asyncio.iscoroutine(result):
+            result = await result
+        if result:
+            return result
+        if asyncio.get_running_loop().time() > deadline:
+            told = what() if callable(what) else what
+            raise AssertionError(f"not within {seconds} s: {told or condition}")
+        await asyncio.sleep(0.01)
+
+
+def an_executor(dsn: str, registry: Registry, *, schema: str = "sidings", service: str = "test", **options: Any):
+    """An executor that polls fast. `options`: fields of `ExecutorSettings`, and `prometheus`."""
+    prometheus = options.pop("prometheus", None)
+    settings = ExecutorSettings(**{"poll_seconds": 0.02, "shutdown_seconds": 2.0, **options})
+    postgres = PostgresSettings(dsn=dsn, schema_name=schema)
+    return Executor(service, registry, postgres, settings, prometheus=prometheus)
+
+
+@asynccontextmanager
+async def running(
+    dsn: str, registry: Registry, origins: Iterable[str] = (ORIGIN,), **options: Any
+) -> AsyncIterator[Executor]:
+    """A started executor that holds `origins`; stopped at the end, whatever happens."""
+    executor = an_executor(dsn, registry, **options)
+    await executor.start()
+    try:
+        executor.assign(list(origins), 1)
+        await executor.settled(SECONDS)
+        yield executor
+    finally:
+        async with asyncio.timeout(SECONDS):
+            await executor.stop()
+
+
+async def enqueue(dsn: str, job_type: Any, payloads: Iterable[Any], *, origin: str = ORIGIN, **options: Any):
+    """Enqueue payloads in one transaction of its own; returns the ids."""
+    async with connected(dsn) as connection, connection.transaction():
+        return await job_type.enqueue_many(connection, list(payloads), origin=origin, **options)
+
+
+async def fetch(dsn: str, query: str, *args: Any) -> list[asyncpg.Record]:
+    """The rows of one query."""
+    async with connected(dsn) as connection:
+        return await connection.fetch(query, *args)
+
+
+async def value(dsn: str, query: str, *args: Any) -> Any:
+    """The value of one query."""
+    async with connected(dsn) as connection:
+        return await connection.fetchval(query, *args)
+
+
+async def jobs_left(dsn: str) -> int:
+    """Rows in the job table."""
+    return await value(dsn, "SELECT count(*) FROM sidings.job")
+
+
+async def drained(dsn: str) -> None:
+    """Wait until the job table is empty."""
+
+    async def empty() -> bool:
+        return await jobs_left(dsn) == 0
+
+    await eventually(empty, "the job table is empty")
+
+
+async def history(dsn: str, columns: str = "*") -> list[asyncpg.Record]:
+    """All attempts, in the order in which they ended."""
+    return await fetch(dsn, f"SELECT {columns} FROM sidings.job_history ORDER BY finished_at, attempt")
+
+
+async def outcomes(dsn: str) -> list[str]:
+    """The outcomes of all attempts, in the order in which they ended."""
+    return [row["outcome"] for row in await history(dsn, "outcome")]
+
+
+@dataclass
+class Ledger:
+    """What handlers did: starts in order, and any overlap within a group."""
+
+    started: list[tuple[str | None, int]] = field(default_factory=list)
+    ended: list[tuple[str | None, int]] = field(default_factory=list)
+    overlaps: list[tuple[str | None, int]] = field(default_factory=list)
+    _now: set[str] = field(default_factory=set)
+
+    def start(self, job: Job[Any]) -> None:
+        self.started.append((job.group, job.id))
+        if job.group is not None:
+            if job.group in self._now:
+                self.overlaps.append((job.group, job.id))
+            self._now.add(job.group)
+
+    def end(self, job: Job[Any]) -> None:
+        self.ended.append((job.group, job.id))
+        if job.group is not None:
+            self._now.discard(job.group)
+
+    def by_group(self) -> dict[str | None, list[int]]:
+        """Ids in the order in which they started, by group."""
+        out: dict[str | None, list[int]] = defaultdict(list)
+        for group, id in self.started:
+            out[group].append(id)
+        return out
+
+    def runs(self) -> Counter[int]:
+        """How often each job was started."""
+        return Counter(id for _, id in self.started)

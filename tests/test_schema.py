@@ -1,0 +1,435 @@
+"""The schema: migrations that many processes apply at once, refusals that say what to do, the history's partitions."""
+
+import asyncio
+import importlib
+import os
+import re
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import asyncpg
+import pytest
+from sidings.errors import (
+    ConfigurationError,
+    ForeignSchema,
+    SchemaChanged,
+    SchemaMissing,
+    SchemaTooNew,
+    SchemaTooOld,
+)
+from sidings.jobs import Job, OutcomeName, Registry
+from sidings.schema import Migration, check, load_sql, migrate, migrations, valid_schema_name
+from sidings.schema.sql import rename_schema
+
+from .support import SECONDS, Ride, connected, eventually, fetch, running, value
+
+migrate_module = importlib.import_module("sidings.schema.migrate")  # the package's `migrate` is the function
+
+
+async def has_schema(dsn: str, schema: str = "sidings") -> bool:
+    return await value(dsn, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", schema)
+
+
+async def checked(dsn: str, service: str = "test", schema: str = "sidings") -> None:
+    async with connected(dsn) as connection:
+        await check(connection, service=service, schema=schema)
+
+
+def later_migration(sql: str) -> tuple[Migration, ...]:
+    """This release's migrations and one more."""
+    return (*migrations(), Migration(max(m.version for m in migrations()) + 1, "later", sql))
+
+
+# -- migrate ------------------------------------------------------------------------------------------------------
+
+
+async def test_migrate_builds_an_empty_database_once(empty_database: str):
+    applied = await migrate(empty_database, service="freight")
+    assert [m.version for m in applied] == [m.version for m in migrations()]
+    assert await migrate(empty_database, service="freight") == []
+    await checked(empty_database, "freight")
+    rows = await fetch(empty_database, "SELECT version, name, checksum FROM sidings.migration ORDER BY version")
+    assert [tuple(row) for row in rows] == [(m.version, m.name, m.checksum) for m in migrations()]
+
+
+def test_migrations_are_numbered_without_gaps():
+    assert [m.version for m in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+async def test_twenty_tasks_and_some_processes_migrate_at_once(empty_database: str):
+    command = [sys.executable, "-m", "sidings.schema", "--service", "freight", empty_database]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    # Nobody waits for anybody before this: a lock that all of them need is held until all of them stand at it.
+    async with connected(empty_database) as gate, asyncio.TaskGroup() as group:
+        await gate.execute("BEGIN")
+        key = "sidings.migrate:sidings"
+        await gate.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", key)
+        tasks = [group.create_task(migrate(empty_database, service="freight")) for _ in range(20)]
+
+        async def all_at_the_gate() -> bool:
+            query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (\
+                     SELECT oid FROM pg_database WHERE datname = current_database())"
+            return await gate.fetchval(query) == len(tasks) + len(processes)
+
+        await eventually(all_at_the_gate, "all are waiting for the migration lock")
+        await gate.execute("COMMIT")
+    answers = await asyncio.gather(*(asyncio.to_thread(process.communicate, timeout=SECONDS) for process in processes))
+    assert [process.returncode for process in processes] == [0, 0, 0], answers
+    said = sum(out.count("applied ") for out, _ in answers)
+    assert said + sum(len(task.result()) for task in tasks) == len(migrations())  # each was applied by exactly one
+    assert await value(empty_database, "SELECT count(*) FROM sidings.migration") == len(migrations())
+    assert await value(empty_database, "SELECT count(*) FROM sidings.service") == 1
+
+
+async def test_a_migration_that_fails_leaves_nothing_behind(empty_database: str, monkeypatch: pytest.MonkeyPatch):
+    broken = later_migration("CREATE TABLE sidings.half (id int); SELECT 1/0")
+    monkeypatch.setattr(migrate_module, "migrations", lambda: broken)
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        await migrate(empty_database, service="freight")
+    assert not await has_schema(empty_database)
+
+
+async def test_a_later_release_applies_only_what_is_missing(database: str, monkeypatch: pytest.MonkeyPatch):
+    later = later_migration("CREATE TABLE sidings.later (id int)")
+    monkeypatch.setattr(migrate_module, "migrations", lambda: later)
+    with pytest.raises(SchemaTooOld, match=r"lacks the migrations \d{4}_later: call `await service.migrate\(\)`"):
+        await checked(database)
+    assert [m.name for m in await migrate(database, service="test")] == ["later"]
+    await checked(database)
+
+
+async def test_an_old_release_refuses_a_newer_schema_and_says_what_to_deploy(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patched:
+        later = later_migration("CREATE TABLE sidings.later (id int)")
+        patched.setattr(migrate_module, "migrations", lambda: later)
+        await migrate(database, service="test")
+    for refused in (checked(database), migrate(database, service="test")):
+        with pytest.raises(SchemaTooNew, match="a newer release of sidings has migrated it; deploy that release"):
+            await refused
+
+
+async def test_an_edited_migration_is_refused(database: str):
+    async with connected(database) as connection:
+        await connection.execute("UPDATE sidings.migration SET checksum = 'other' WHERE version = 1")
+    for refused in (checked(database), migrate(database, service="test")):
+        with pytest.raises(SchemaChanged, match="migration 0001_core was applied to 'sidings' with other contents"):
+            await refused
+
+
+async def test_a_schema_belongs_to_one_service(database: str):
+    for refused in (checked(database, "other"), migrate(database, service="other")):
+        with pytest.raises(ForeignSchema, match="belongs to the service 'test', not to 'other'"):
+            await refused
+    assert await value(database, "SELECT name FROM sidings.service") == "test"
+
+
+async def test_a_database_without_the_schema_says_which_command_makes_it(empty_database: str):
+    with pytest.raises(SchemaMissing, match=r"python -m sidings.schema --service freight --schema rail DSN"):
+        await checked(empty_database, "freight", "rail")
+
+
+async def test_a_service_may_have_only_one_row(database: str):
+    async with connected(database) as connection:
+        with pytest.raises(asyncpg.UniqueViolationError):
+            await connection.execute("INSERT INTO sidings.service (name) VALUES ('second')")
+
+
+# -- names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "Freight", "1st", "pg_jobs", "a-b", "a b", "a.b", "jobs;", 'j"', "ä", "x" * 49])
+def test_a_schema_name_that_needs_quotes_is_refused(name: str):
+    with pytest.raises(ConfigurationError, match="is not usable"):
+        valid_schema_name(name)
+
+
+@pytest.mark.parametrize("name", ["freight_jobs", "_x", "a1", "x" * 48])
+def test_plain_schema_names_are_accepted(name: str):
+    assert valid_schema_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["user", "order", "table", "select"])
+async def test_a_schema_name_that_is_a_word_of_sql_is_refused_too(name: str, empty_database: str):
+    with pytest.raises(ConfigurationError):
+        await migrate(empty_database, service="test", schema=name)
+
+
+def test_the_schema_is_the_only_substitution_in_a_query():
+    assert rename_schema("SELECT sidings.acquire() FROM sidings.job, x.sidings_job", "a1") == (
+        "SELECT a1.acquire() FROM a1.job, x.sidings_job"
+    )
+    folder = Path(importlib.import_module("sidings.executor.executor").__file__ or "").parent
+    for name in sorted(path.stem for path in folder.glob("*.sql")):
+        assert "sidings." not in load_sql("sidings.executor", name, "freight_jobs")
+
+
+async def test_two_schemas_of_one_database_do_not_wait_for_each_other(empty_database: str):
+    async with connected(empty_database) as connection, connection.transaction():
+        key = "sidings.migrate:sidings"
+        await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", key)
+        async with asyncio.timeout(SECONDS):
+            await migrate(empty_database, service="other", schema="rail")
+    assert await has_schema(empty_database, "rail")
+
+
+async def test_an_executor_works_in_a_schema_of_another_name(empty_database: str):
+    await migrate(empty_database, service="freight", schema="freight_jobs")
+    registry = Registry()
+    registry.schema = "freight_jobs"
+    attempts: list[int] = []
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        attempts.append(job.payload.number)
+        if job.payload.number == 1 and job.attempt == 1:
+            raise job_type_retry()
+
+    def job_type_retry() -> Exception:
+        return ride.retry.after(0)
+
+    async with connected(empty_database) as connection, connection.transaction():
+        rides = [Ride(transport="a", number=n) for n in range(3)]
+        await ride.enqueue_many(connection, rides, origin="t/0")
+        await ride.enqueue(connection, Ride(transport="b", number=7), origin="t/0", delay=0.05)
+    async with running(empty_database, registry, ["t/0"], schema="freight_jobs", service="freight"):
+        query = "SELECT count(*) FROM freight_jobs.job_history WHERE outcome = 'succeeded'"
+
+        async def done() -> bool:
+            return await value(empty_database, query) == 4
+
+        await eventually(done, "all four jobs have succeeded")
+        await value(empty_database, "SELECT freight_jobs.maintain(30)")
+    assert sorted(attempts) == [0, 1, 1, 2, 7]
+    assert not await has_schema(empty_database, "sidings")
+    bodies = await fetch(empty_database, "SELECT prosrc FROM pg_proc WHERE pronamespace = 'freight_jobs'::regnamespace")
+    assert bodies
+    assert not any("sidings." in row["prosrc"] for row in bodies)
+
+
+async def test_every_constraint_and_index_has_a_name_of_our_own(database: str):
+    folder = Path(migrate_module.__file__ or "").parent
+    texts = [path.read_text() for path in folder.rglob("*") if path.suffix in (".sql", ".py")]
+    words = set(re.findall(r"\w+", "\n".join(texts)))
+    names = await fetch(
+        database,
+        """SELECT c.relname AS name FROM pg_class c WHERE c.relnamespace = 'sidings'::regnamespace
+               AND c.relkind IN ('i', 'I') AND NOT c.relispartition
+           UNION SELECT c.conname FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid
+           WHERE c.connamespace = 'sidings'::regnamespace AND c.contype <> 'n' AND NOT t.relispartition""",
+    )
+    assert len(names) > 8
+    assert {row["name"] for row in names} <= words
+
+
+async def test_positions_are_handed_out_one_by_one(database: str):
+    query = "SELECT seqcache FROM pg_sequence WHERE seqrelid = 'sidings.job_position'::regclass"
+    assert await value(database, query) == 1  # with a larger cache a session hands out old numbers later
+
+
+async def test_the_outcomes_of_python_and_sql_are_the_same(database: str):
+    labels = await fetch(database, "SELECT unnest(enum_range(NULL::sidings.outcome))::text AS label")
+    assert [row["label"] for row in labels] == [name.value for name in OutcomeName]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    ["position = NULL, run_at = NULL, held = NULL", "held = 'why'"],
+    ids=["in no state", "waiting and held"],
+)
+async def test_a_row_in_no_state_or_in_two_is_refused(database: str, columns: str):
+    async with connected(database) as connection:
+        await connection.execute("INSERT INTO sidings.job (type, origin) VALUES ('x', 't/0')")
+        with pytest.raises(asyncpg.CheckViolationError):
+            await connection.execute(f"UPDATE sidings.job SET {columns}")
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: text for name, text in os.environ.items() if name != "SIDINGS_POSTGRES"}
+    return subprocess.run(
+        [sys.executable, "-m", "sidings.schema", *arguments],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+async def test_the_command_says_what_it_has_done(empty_database: str):
+    done = await asyncio.to_thread(run_command, "--service", "freight", "--schema", "rail", empty_database)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        *(f"applied {m.version:04}_{m.name}" for m in migrations()),
+        "the schema 'rail' is up to date",
+    ]
+    again = await asyncio.to_thread(
+        run_command, "--service", "freight", "--schema", "rail", SIDINGS_POSTGRES=empty_database
+    )
+    assert (again.returncode, again.stdout) == (0, "the schema 'rail' is up to date\n")
+    foreign = await asyncio.to_thread(run_command, "--service", "other", "--schema", "rail", empty_database)
+    assert (foreign.returncode, foreign.stdout) == (1, "")
+    assert foreign.stderr.startswith("error: the schema 'rail' belongs to the service 'freight'")
+
+
+def test_the_command_without_a_database_says_how_to_give_one():
+    done = run_command("--service", "freight")
+    assert done.returncode == 2
+    assert "give the DSN of the database, or set SIDINGS_POSTGRES" in done.stderr
+
+
+def test_the_command_reports_an_unreachable_server_without_a_traceback():
+    done = run_command("--service", "freight", "postgresql://postgres@127.0.0.1:1/x")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+# -- the history's partitions -------------------------------------------------------------------------------------
+
+ATTEMPT = """INSERT INTO sidings.job_history
+                 (job_id, enqueued_at, finished_at, attempt, outcome, priority, type, origin)
+             VALUES ($1, $2, $2, 1, 'succeeded', 0, 'x', 't/0')"""
+PARTITIONS = """SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+                WHERE i.inhparent = 'sidings.job_history'::regclass ORDER BY 1"""
+TABLES = "SELECT relname FROM pg_class WHERE relnamespace = 'sidings'::regnamespace AND relkind = 'r' ORDER BY 1"
+
+
+async def names(connection: asyncpg.Connection, query: str = PARTITIONS) -> list[str]:
+    return [row[0] for row in await connection.fetch(query)]
+
+
+async def days(connection: asyncpg.Connection, first: int, last: int) -> list[str]:
+    query = "SELECT to_char((now() AT TIME ZONE 'UTC')::date + n, 'YYYYMMDD') FROM generate_series($1::int, $2) n"
+    return [f"job_history_{row[0]}" for row in await connection.fetch(query, first, last)]
+
+
+async def test_partitions_of_the_history_are_made_ahead(database: str):
+    async with connected(database) as connection:
+        assert await names(connection) == ["job_history_default"]
+        for _ in range(2):
+            await connection.execute("SELECT sidings.maintain(30)")
+            assert await names(connection) == [*await days(connection, 0, 2), "job_history_default"]
+
+
+async def test_rows_that_fell_into_the_default_partition_move_to_their_day(database: str):
+    async with connected(database) as connection:
+        now = await connection.fetchval("SELECT now()")
+        for n in range(5):
+            await connection.execute(ATTEMPT, n, now)
+        await connection.execute(ATTEMPT, 99, now - timedelta(days=3))  # a day that has no partition, and gets none
+        await connection.execute("SELECT sidings.maintain(30)")
+        [today] = await days(connection, 0, 0)
+        assert await connection.fetchval(f"SELECT count(*) FROM sidings.{today}") == 5
+        assert await connection.fetchval("SELECT array_agg(job_id) FROM sidings.job_history_default") == [99]
+        assert await connection.fetchval("SELECT count(*) FROM sidings.job_history") == 6
+        await connection.execute(ATTEMPT, 100, now)
+        assert await connection.fetchval(f"SELECT count(*) FROM sidings.{today}") == 6
+
+
+async def an_old_partition(connection: asyncpg.Connection, days_ago: int) -> str:
+    [name] = await days(connection, -days_ago, -days_ago)
+    day = await connection.fetchval("SELECT (now() AT TIME ZONE 'UTC')::date - $1::int", days_ago)
+    await connection.execute(
+        f"CREATE TABLE sidings.{name} PARTITION OF sidings.job_history "
+        f"FOR VALUES FROM ('{day} 00:00:00+00') TO ('{day + timedelta(days=1)} 00:00:00+00')"
+    )
+    return name
+
+
+async def test_retention_drops_whole_days_and_only_those_that_are_over(database: str):
+    async with connected(database) as connection:
+        kept, dropped = await an_old_partition(connection, 7), await an_old_partition(connection, 8)
+        now = await connection.fetchval("SELECT now()")
+        await connection.execute(ATTEMPT, 7, now - timedelta(days=7))
+        await connection.execute(ATTEMPT, 8, now - timedelta(days=8))
+        await connection.execute(ATTEMPT, 9, now - timedelta(days=9))  # falls into the default partition
+        await connection.execute(ATTEMPT, 6, now - timedelta(days=6))  # so does this
+        await connection.execute("SELECT sidings.maintain(7)")
+        left = await names(connection)
+        assert kept in left
+        assert dropped not in left
+        assert dropped not in await names(connection, TABLES)
+        ids = await connection.fetchval("SELECT array_agg(job_id ORDER BY job_id) FROM sidings.job_history")
+        assert ids == [6, 7]
+
+
+async def test_two_may_maintain_at_once(database: str):
+    async with connected(database) as one, connected(database) as other:
+        async with one.transaction():
+            await one.execute("SELECT sidings.maintain(30)")
+            async with asyncio.timeout(SECONDS):
+                await other.execute("SELECT sidings.maintain(30)")  # returns at once and does nothing
+            assert await names(other) == ["job_history_default"]
+        assert len(await names(other)) == 4
+        await asyncio.gather(*(c.execute("SELECT sidings.maintain(30)") for c in (one, other)))
+        assert len(await names(other)) == 4
+
+
+async def test_maintenance_that_fails_leaves_no_table_behind(database: str):
+    async with connected(database) as connection, connected(database) as reader, reader.transaction():
+        await reader.fetch("SELECT count(*) FROM sidings.job_history_default")  # attaching needs the default's lock
+        before = await names(connection, TABLES)
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await connection.execute("SELECT sidings.maintain(30)")
+        assert await names(connection, TABLES) == before
+
+
+async def test_partitions_are_made_while_outcomes_are_being_written(database: str):
+    """Until the day has a partition its rows go to the default one, and keep coming while it is made."""
+    async with connected(database) as connection, asyncio.TaskGroup() as group:
+        now = await connection.fetchval("SELECT now()")
+        written = 0
+
+        async def write() -> None:
+            nonlocal written
+            async with connected(database) as writer:
+                while not over.is_set():
+                    await writer.execute(ATTEMPT, 1, now)
+                    written += 1
+
+        over = asyncio.Event()
+        for _ in range(4):
+            group.create_task(write())
+        try:
+            await eventually(lambda: written > 50)
+            await connection.execute("SELECT sidings.maintain(30)")
+            seen = written
+            await eventually(lambda: written > seen + 50)
+        finally:
+            over.set()
+    async with connected(database) as connection:
+        [today] = await days(connection, 0, 0)
+        assert await connection.fetchval(f"SELECT count(*) FROM sidings.{today}") == written
+        assert await connection.fetchval("SELECT count(*) FROM sidings.job_history_default") == 0
+
+
+async def test_a_long_query_over_the_history_delays_retention_but_not_the_partitions_ahead(database: str):
+    async with connected(database) as connection, connected(database) as analyst:
+        old = await an_old_partition(connection, 9)
+        async with analyst.transaction():
+            await analyst.fetch(f"SELECT count(*) FROM sidings.{old}")
+            await connection.execute("SELECT sidings.maintain(7)")
+            present = await names(connection)
+            assert set(await days(connection, 0, 2)) <= set(present)
+            assert old in present
+        await connection.execute("SELECT sidings.maintain(7)")
+        assert old not in await names(connection)
+
+
+async def test_rows_of_executors_that_are_long_gone_are_removed(database: str):
+    async with connected(database) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.executor (id, started_at, host)
+               SELECT gen_random_uuid(), now() - age::interval, host
+               FROM (VALUES ('young', '1 hour'), ('old', '2 days'), ('owner', '2 days')) v (host, age);
+               INSERT INTO sidings.origin (origin, owner) SELECT 't/0', id FROM sidings.executor WHERE host = 'owner'"""
+        )
+        await connection.execute("SELECT sidings.maintain(30)")
+        assert await names(connection, "SELECT host FROM sidings.executor ORDER BY 1") == ["owner", "young"]
