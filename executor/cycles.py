@@ -15,7 +15,7 @@ from uuid import UUID
 import asyncpg
 
 from ..errors import PostgresUnavailable
-from ..jobs import Again, End, ErrorInfo, Hold, OutcomeName, Registry
+from ..jobs import Again, Committed, End, ErrorInfo, Hold, OutcomeName, Registry
 from ..schema import load_sql
 from .clock import now
 from .link import Backoff, Link
@@ -210,7 +210,8 @@ class CycleLoop:
             try:
                 row = await self._link.fetchrow(self._sql, *self._arguments(batch, number, sent))
                 if row is not None and row["applied"] == 1:
-                    self._metrics.unmatched.inc(len(batch.finished) - row["succeeded"] - row["other"])
+                    recorded = sum(not isinstance(f.outcome, Committed) for f in batch.finished)
+                    self._metrics.unmatched.inc(recorded - row["succeeded"] - row["other"])
                     break
                 following = await self._resolve(batch, number)
                 if following is None:
@@ -260,6 +261,8 @@ class CycleLoop:
         ended: list[float] = []
         other: list[dict[str, Any]] = []
         for entry, outcome, start, finish in batch.finished:
+            if isinstance(outcome, Committed):
+                continue
             if outcome.name is OutcomeName.SUCCEEDED:
                 ids.append(entry.id)
                 attempts.append(entry.attempt)
@@ -378,6 +381,8 @@ def _plain(f: Finished) -> Finished:
             outcome = End(name, None if name is OutcomeName.SUCCEEDED else error)
         case Again(name, delay):
             outcome = Again(name, delay, error)
+        case Committed():
+            outcome = f.outcome
         case Hold():
             outcome = Hold("its reason could not be stored", error)
     return f._replace(outcome=outcome)

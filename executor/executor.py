@@ -25,6 +25,7 @@ from .reader import Reader
 from .reconcile import Reconciler
 from .scheduler import OriginQueue, Scheduler
 from .settings import ExecutorSettings, PostgresSettings
+from .transactional import Transactional
 from .upkeep import Upkeep
 from .watchdog import Watchdog
 from .workers import CancelReason, Workers
@@ -60,7 +61,8 @@ class Executor:
         schema = postgres.schema_name
         self._links = {name: Link(postgres, count) for name in ("cycle", "read", "control", "promote", "upkeep")}
         self.scheduler = Scheduler(lambda name: registry.get(name) is not None)
-        self.workers = Workers(registry, self.settings.concurrency, self._worked)
+        self._transactional = Transactional(postgres, lambda name: self._fenced([name]), lambda: self.reader.wake())
+        self.workers = Workers(registry, self.settings.concurrency, self._transactional, self._worked)
         self.cycles = CycleLoop(
             self._links["cycle"],
             self.scheduler,
@@ -169,6 +171,7 @@ class Executor:
             self._main.cancel()
             await asyncio.gather(self._main, return_exceptions=True)
             await self.workers.stop()
+            await self._transactional.close()
             self._watchdog.stop()
             await self._leases.stop()
             await asyncio.gather(*(link.close() for link in self._links.values()))
@@ -215,6 +218,7 @@ class Executor:
                 self._reconciler.run(),
                 self._promoter.run(),
                 self._upkeep.run(),
+                self.workers.watch(),
             ]
             try:
                 async with asyncio.TaskGroup() as group:
@@ -244,7 +248,9 @@ class Executor:
                 log.warning("executor not registered yet: %s", error)
                 await backoff.sleep()
         self.cycles.begin(self.id)
-        self._leases.executor_id = self._reconciler.executor_id = self._promoter.executor_id = self.id
+        self._transactional.executor_id = self._leases.executor_id = self._reconciler.executor_id = (
+            self._promoter.executor_id
+        ) = self.id
         self._registered.set()
 
     async def _check_schema(self) -> None:

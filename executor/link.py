@@ -9,7 +9,7 @@ import asyncpg
 from ..errors import PostgresUnavailable
 from .settings import PostgresSettings
 
-__all__ = ["Backoff", "Link", "connect"]
+__all__ = ["BROKEN", "Backoff", "Link", "connect"]
 
 # Nothing that a query's result depends on, only guards against plans and waits that must not happen. A sequential
 # scan is what a generic plan made on an empty table would choose; jit costs more than these statements take.
@@ -21,7 +21,7 @@ _SERVER_SETTINGS = {
     "plan_cache_mode": "force_generic_plan",
 }
 
-_BROKEN = (
+BROKEN = (
     OSError,
     TimeoutError,
     asyncpg.PostgresConnectionError,
@@ -56,7 +56,7 @@ async def connect(settings: PostgresSettings) -> asyncpg.Connection:
         if settings.pgbouncer:
             return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, statement_cache_size=0)
         return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, server_settings=_SERVER_SETTINGS)
-    except _BROKEN as error:
+    except BROKEN as error:
         raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
 
 
@@ -85,7 +85,7 @@ class Link:
             async with asyncio.timeout(self._settings.call_seconds), connection.transaction():
                 await connection.execute("SET LOCAL lock_timeout = 3000")
                 return await connection.fetch(query, *args)
-        except _BROKEN as error:
+        except BROKEN as error:
             self.drop()
             if self._on_error is not None:
                 self._on_error()
@@ -115,7 +115,7 @@ class Link:
         if connection is not None and not connection.is_closed():
             try:
                 await connection.close(timeout=1.0)
-            except _BROKEN:
+            except BROKEN:
                 connection.terminate()
 
 

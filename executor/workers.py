@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
+from ..errors import Fenced
 from ..jobs import (
     SUCCEEDED,
     Again,
@@ -35,6 +36,7 @@ from ..jobs import (
 )
 from .clock import now
 from .scheduler import Entry, OriginQueue
+from .transactional import Transactional
 
 __all__ = ["CancelReason", "Finished", "Worker", "Workers"]
 
@@ -76,8 +78,8 @@ class Worker:
 
     def cancel(self, reason: CancelReason) -> None:
         """Cancel the running handler. A later reason of more weight replaces an earlier one."""
-        if self.entry is None or self.task is None:
-            return
+        if self.entry is None or self.task is None or self.task is asyncio.current_task():
+            return  # a handler that has just learnt that it is fenced ends by itself
         if self.reason is None:
             self.reason = reason
             self.task.cancel()
@@ -88,7 +90,13 @@ class Worker:
 class Workers:
     """All workers of an executor. `on_change` is called when the cycle has something to collect."""
 
-    def __init__(self, registry: Registry, concurrency: int, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        concurrency: int,
+        transactional: Transactional,
+        on_change: Callable[[], None],
+    ) -> None:
         self.claimed: deque[Entry] = deque()
         self.finished: list[Finished] = []
         self.expired: list[Entry] = []  # claimed, but the lease ran out before a worker came to them
@@ -96,6 +104,7 @@ class Workers:
         self._idle: list[Worker] = []
         self._registry = registry
         self._on_change = on_change
+        self._transactional = transactional
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
         self._sweeper: asyncio.Task[None] | None = None
@@ -106,6 +115,12 @@ class Workers:
         for worker in self.all:
             worker.task = asyncio.create_task(self._work(worker), name="sidings worker")
         self._sweeper = asyncio.create_task(self._sweep(), name="sidings timeouts")
+
+    async def watch(self) -> None:
+        """Return never; raise if a worker ends although nobody asked it to: its jobs would wait for ever."""
+        tasks = [worker.task for worker in self.all if worker.task is not None]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        raise RuntimeError(f"a worker has ended: {next(iter(done))!r}")
 
     async def stop(self) -> None:
         """End the coroutines, running handlers included. Threads are left to themselves."""
@@ -191,7 +206,7 @@ class Workers:
             worker.stop_at = started + job_type.timeout
         current_origin.set(origin.name)
         try:
-            outcome = await self._run(job_type, entry)
+            outcome = await self._run(job_type, entry, started)
         except asyncio.CancelledError:
             outcome = self._cancelled(worker, job_type, entry)
         if worker.reason is not None and worker.task is not None:
@@ -205,7 +220,7 @@ class Workers:
             self.expired.append(entry)
         self._on_change()
 
-    async def _run(self, job_type: JobType[Any], entry: Entry) -> Outcome:
+    async def _run(self, job_type: JobType[Any], entry: Entry, started: float) -> Outcome | None:
         """One attempt, from the stored payload to an outcome. Only cancellation comes out as an exception."""
         try:
             job = _job(job_type, entry)
@@ -213,10 +228,14 @@ class Workers:
             log.error("job %s %s: its payload does not validate, held: %s", entry.id, entry.type, error)
             return Hold("the payload does not validate", ErrorInfo.of(error))
         try:
+            if job_type.transactional:
+                return await self._transactional.run(job_type, job, entry, started)
             if job_type.is_async:
                 result = await cast(Any, job_type.handler)(job)
             else:
                 result = await self._in_thread(job_type, job)
+        except Fenced:
+            return None
         except Discard as error:
             return End(OutcomeName.DISCARDED, ErrorInfo.of(error))
         except Snooze as error:

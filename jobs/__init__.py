@@ -5,7 +5,7 @@ Reading order: `job` (what a handler sees), `outcome` (how an attempt ends), `re
 """
 
 from .job import Fence, Job, JobId
-from .outcome import SUCCEEDED, Again, End, ErrorInfo, Hold, Outcome, OutcomeName
+from .outcome import SUCCEEDED, Again, Committed, End, ErrorInfo, Hold, Outcome, OutcomeName
 from .registry import JobType, Policy, Registry
 from .retry import Discard, Retry, RetryAfter, Snooze
 from .transaction import Connection, Transaction, current_origin
@@ -13,6 +13,7 @@ from .transaction import Connection, Transaction, current_origin
 __all__ = [
     "SUCCEEDED",
     "Again",
+    "Committed",
     "Connection",
     "Discard",
     "End",

@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Generic, NamedTuple, NewType, TypeVar
 
+from ..errors import ConfigurationError
+from .transaction import Transaction
+
 __all__ = ["Fence", "Job", "JobId", "P"]
 
 P = TypeVar("P")
@@ -42,6 +45,14 @@ class Job(Generic[P]):
     enqueued_timestamp: float = 0.0
     headers: dict[str, str] = field(default_factory=dict[str, str])
     fence: Fence = _NO_FENCE
+    transaction: Transaction | None = None
+
+    @property
+    def tx(self) -> Transaction:
+        """The transaction that ends this job, for types declared with ``transactional=True``."""
+        if self.transaction is None:
+            raise ConfigurationError(f"{self.type}: job.tx exists where the type is declared with transactional=True")
+        return self.transaction
 
     @property
     def enqueued_at(self) -> datetime:

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["SUCCEEDED", "Again", "End", "ErrorInfo", "Hold", "Outcome", "OutcomeName"]
+__all__ = ["SUCCEEDED", "Again", "Committed", "End", "ErrorInfo", "Hold", "Outcome", "OutcomeName"]
 
 _MESSAGE_CHARACTERS = 4_000
 _VOLATILE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b|[0-9a-f]{8}-[0-9a-f-]{27}|\d+|'[^']*'|\"[^\"]*\"")
@@ -84,5 +84,13 @@ class Hold:
     name: OutcomeName = OutcomeName.HELD
 
 
-Outcome = End | Again | Hold
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The job has been ended by its handler's own transaction (or by somebody else's): nothing is left to record."""
+
+    name: OutcomeName = OutcomeName.SUCCEEDED
+    error: ErrorInfo | None = None
+
+
+Outcome = End | Again | Hold | Committed
 SUCCEEDED = End(OutcomeName.SUCCEEDED)

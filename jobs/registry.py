@@ -43,12 +43,14 @@ class JobType(Generic[P]):
         retry: Retry,
         timeout: float | None,
         history: bool,
+        transactional: bool,
     ) -> None:
         self.name = name
         self.handler = handler
         self.retry = retry
         self.timeout = timeout
         self.history = history
+        self.transactional = transactional
         self.policy = Policy.SERIAL
         self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
@@ -58,6 +60,8 @@ class JobType(Generic[P]):
         self._group = group
         self._adapter: TypeAdapter[P] = TypeAdapter(payload)
         self._check_group(payload)
+        if transactional and not self.is_async:
+            raise ConfigurationError(f"{name}: a transactional handler has to be `async def`")
 
     def __call__(self, job: Job[P]) -> Awaitable[object] | object:
         return self.handler(job)
@@ -197,6 +201,7 @@ class Registry:
         retry: Retry | None = None,
         timeout: float | timedelta | None = None,
         history: bool = True,
+        transactional: bool = False,
     ) -> Callable[[Handler[P]], JobType[P]]:
         """Declare a job type.
 
@@ -208,6 +213,8 @@ class Registry:
         timeout: seconds (or timedelta) after which an attempt is cancelled and counts as failed. A plain function
             cannot be interrupted: it keeps its group until it returns.
         history: whether attempts of this type leave rows in `job_history`.
+        transactional: the handler gets `job.tx`, a transaction that also ends the job: what it writes there happens
+            exactly once. It must not commit by itself, and it holds a connection while it runs.
 
         The handler is ``async def``, or a plain function, which runs in a thread. Raises `ConfigurationError`.
         """
@@ -230,6 +237,7 @@ class Registry:
                     retry=retry or Retry(),
                     timeout=seconds,
                     history=history,
+                    transactional=transactional,
                 )
             )
 

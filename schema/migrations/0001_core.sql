@@ -202,6 +202,35 @@ BEGIN
     END LOOP;
 END $$;
 
+-- The end of a transactional handler: fence, then delete, the last thing before COMMIT (fencing first would block renewals for
+-- as long as the handler runs). KEY SHARE conflicts with a takeover, not with a renewal; the caller sets a short
+-- idle_in_transaction_session_timeout with it, so that a pause before its COMMIT ends in a rollback.
+-- SD001: the origin has another owner or epoch. SD002: this attempt is over already.
+CREATE FUNCTION sidings.finish(me uuid, its_origin text, its_epoch bigint, its_id bigint, its_attempt integer,
+                               started_ago float8, keep_history boolean) RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
+DECLARE
+    ended sidings.job;
+BEGIN
+    PERFORM 1 FROM sidings.origin o
+    WHERE o.origin = its_origin AND o.owner = me AND o.epoch = its_epoch
+    FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'epoch % of origin % is superseded', its_epoch, its_origin USING ERRCODE = 'SD001';
+    END IF;
+    DELETE FROM sidings.job j WHERE j.id = its_id AND j.attempt = its_attempt RETURNING j.* INTO ended;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'attempt % of job % is over already', its_attempt, its_id USING ERRCODE = 'SD002';
+    END IF;
+    IF keep_history THEN
+        INSERT INTO sidings.job_history (job_id, epoch, enqueued_at, due_at, started_at, finished_at, executor, attempt,
+                                         outcome, priority, type, origin, "group", correlation_id)
+        VALUES (ended.id, its_epoch, ended.enqueued_at, ended.run_at,
+                clock_timestamp() - started_ago * interval '1 second', clock_timestamp(), me, ended.attempt, 'succeeded',
+                ended.priority, ended.type, ended.origin, ended."group", ended.headers ->> 'correlation_id');
+    END IF;
+END $$;
+
 -- Partitions of the history: made two days ahead, dropped `keep_days` after their day; rows of executors that
 -- are long gone are removed. Called by every executor now and then; one at a time does the work.
 CREATE FUNCTION sidings.maintain(keep_days integer) RETURNS void

@@ -1,0 +1,129 @@
+"""Handlers whose database effects and whose job's end commit together."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+from uuid import UUID
+
+import asyncpg
+
+from ..errors import Fenced, PostgresUnavailable
+from ..jobs import Again, Committed, ErrorInfo, Job, JobType, Outcome, OutcomeName, Transaction
+from .clock import now
+from .link import BROKEN, connect
+from .scheduler import Entry
+from .settings import PostgresSettings
+
+__all__ = ["Transactional"]
+
+log = logging.getLogger("sidings.executor")
+
+_SUPERSEDED, _OVER = "SD001", "SD002"
+_IDLE_SECONDS = 300.0
+
+
+class Transactional:
+    """Runs transactional handlers, each on a connection that it has to itself meanwhile.
+
+    on_fenced: called with the origin whose lease turned out to be another's. on_committed: jobs may have been enqueued.
+    """
+
+    def __init__(
+        self,
+        postgres: PostgresSettings,
+        on_fenced: Callable[[str], None],
+        on_committed: Callable[[], None],
+    ) -> None:
+        self.executor_id: UUID | None = None
+        self._postgres = postgres
+        self._on_fenced = on_fenced
+        self._on_committed = on_committed
+        self._idle: list[asyncpg.Connection] = []
+
+    async def run(self, job_type: JobType[Any], job: Job[Any], entry: Entry, started: float) -> Outcome:
+        """One attempt. What the handler raises comes out after the rollback; a success is committed on return."""
+        connection = await self._connection()
+        transaction = connection.transaction()
+        try:
+            await transaction.start()
+            await self._limit_idleness(connection, max(job_type.timeout or 0.0, _IDLE_SECONDS))
+            job.transaction = Transaction(connection)
+            await cast(Any, job_type.handler)(job)
+        except BaseException:
+            await self._roll_back(connection, transaction)
+            raise
+        return await self._finish(connection, transaction, job_type, job.transaction, entry, started)
+
+    async def close(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            self._idle.pop().terminate()
+
+    async def _connection(self) -> asyncpg.Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return await connect(self._postgres)
+
+    async def _limit_idleness(self, connection: asyncpg.Connection, seconds: float) -> None:
+        # A paused client must not hold its locks for ever; PostgreSQL ends the transaction then.
+        await connection.execute(
+            f"SET LOCAL idle_in_transaction_session_timeout = '{int(seconds * 1000)}ms'",
+            timeout=self._postgres.call_seconds,
+        )
+
+    async def _roll_back(self, connection: asyncpg.Connection, transaction: Any) -> None:
+        try:
+            async with asyncio.timeout(self._postgres.call_seconds):
+                await transaction.rollback()
+            self._idle.append(connection)
+        except (*BROKEN, asyncpg.PostgresError):
+            connection.terminate()  # which rolls back as well
+        except BaseException:
+            connection.terminate()
+            raise
+
+    async def _finish(
+        self,
+        connection: asyncpg.Connection,
+        transaction: Any,
+        job_type: JobType[Any],
+        tx: Transaction,
+        entry: Entry,
+        started: float,
+    ) -> Outcome:
+        """Fence, end the job, commit. From the fence on, the origin cannot be taken over before the transaction ends;
+        should this process be paused there, PostgreSQL rolls it back after a second."""
+        origin = entry.origin.name.replace("'", "''")
+        finish = (
+            f"SET LOCAL idle_in_transaction_session_timeout = '1s'; "
+            f"SELECT {self._postgres.schema_name}.finish('{self.executor_id}', '{origin}', {entry.origin.epoch}, "
+            f"{entry.id}, {entry.attempt}, {now() - started:.6f}, {str(job_type.history).lower()})"
+        )
+        try:
+            async with asyncio.timeout(self._postgres.call_seconds):
+                await connection.execute(finish)
+                await transaction.commit()
+        except BROKEN as error:
+            # It may have committed. If it has, the job is gone, and this outcome will match nothing.
+            connection.terminate()
+            unknown = PostgresUnavailable(f"the end of the transaction is unknown: {error!r}")
+            return Again(OutcomeName.SNOOZED, 0.0, ErrorInfo.of(unknown))
+        except asyncpg.PostgresError as error:
+            await self._roll_back(connection, transaction)
+            if error.sqlstate == _SUPERSEDED:
+                self._on_fenced(entry.origin.name)
+                raise Fenced(str(error)) from error
+            if error.sqlstate == _OVER:
+                log.warning("job %s %s was ended by somebody else; its effects are rolled back", entry.id, entry.type)
+                return Committed(OutcomeName.CANCELLED)
+            raise
+        except BaseException:
+            connection.terminate()
+            raise
+        self._idle.append(connection)
+        if tx.enqueued:
+            self._on_committed()
+        return Committed()

@@ -1,0 +1,200 @@
+"""Transactional handlers: effects and the end of the job commit together, exactly once, fenced."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import asyncpg
+import pytest
+from prometheus_client import CollectorRegistry
+from sidings.errors import ConfigurationError
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings
+from sidings.jobs import Job, Registry, Retry
+from tenacity import wait_fixed
+
+Start = Callable[[Registry], Awaitable[Executor]]
+
+
+@pytest.fixture
+async def connection(database: str) -> AsyncIterator[asyncpg.Connection]:
+    opened = await asyncpg.connect(database)
+    await opened.execute("CREATE TABLE effect (job bigint, note text)")
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def start(database: str) -> AsyncIterator[Start]:
+    started: list[Executor] = []
+
+    async def begin(registry: Registry) -> Executor:
+        settings = ExecutorSettings(lease_seconds=3, concurrency=20)
+        postgres = PostgresSettings(dsn=database, call_seconds=3)
+        executor = Executor("test", registry, postgres, settings, prometheus=CollectorRegistry())
+        await executor.start()
+        executor.assign(["t/0"], 1)
+        await executor.settled(20)
+        started.append(executor)
+        return executor
+
+    yield begin
+    for executor in started:
+        await executor.stop()
+
+
+async def until(connection: asyncpg.Connection, query: str, seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
+        while not await connection.fetchval(query):
+            await asyncio.sleep(0.01)
+
+
+async def outcomes(connection: asyncpg.Connection) -> list[str]:
+    rows = await connection.fetch("SELECT outcome::text FROM sidings.job_history ORDER BY job_id, attempt")
+    return [row[0] for row in rows]
+
+
+NOTHING_WAITS = "SELECT NOT EXISTS (SELECT FROM sidings.job)"
+
+
+async def test_effects_followers_and_the_jobs_end_commit_together(connection: asyncpg.Connection, start: Start) -> None:
+    registry = Registry()
+
+    @registry.job(group="g", transactional=True)
+    async def first(job: Job[dict[str, str]]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1, 'first')", job.id)
+        async with job.tx.connection.transaction():  # a savepoint of the handler's own
+            await second.enqueue(job.tx, {"g": "x"})
+
+    @registry.job(group="g", transactional=True)
+    async def second(job: Job[dict[str, str]]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1, 'second')", job.id)
+
+    await start(registry)
+    async with connection.transaction():
+        await first.enqueue_many(connection, [{"g": "x"}] * 5, origin="t/0")
+    await until(connection, NOTHING_WAITS)
+    assert await connection.fetchval("SELECT count(*) FROM effect") == 10
+    assert await outcomes(connection) == ["succeeded"] * 10
+    assert await connection.fetchval("SELECT count(DISTINCT job) FROM effect") == 10
+
+
+async def test_a_failed_attempt_leaves_no_effect(connection: asyncpg.Connection, start: Start) -> None:
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=Retry(wait=wait_fixed(0.01)))
+    async def picky(job: Job[dict[str, str]]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1, 'attempt ' || $2)", job.id, str(job.attempt))
+        if job.attempt < 3:
+            raise ValueError("not yet")
+
+    await start(registry)
+    async with connection.transaction():
+        await picky.enqueue(connection, {}, origin="t/0")
+    await until(connection, NOTHING_WAITS)
+    assert await connection.fetchval("SELECT array_agg(note) FROM effect") == ["attempt 3"]
+    assert await outcomes(connection) == ["retried", "retried", "succeeded"]
+
+
+async def test_a_timeout_rolls_the_effects_back(connection: asyncpg.Connection, start: Start) -> None:
+    registry = Registry()
+
+    @registry.job(transactional=True, timeout=0.2, retry=Retry(wait=wait_fixed(0.01)))
+    async def slow(job: Job[dict[str, str]]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1, '')", job.id)
+        if job.attempt == 1:
+            await job.tx.execute("SELECT pg_sleep(30)")
+
+    await start(registry)
+    async with connection.transaction():
+        await slow.enqueue(connection, {}, origin="t/0")
+    await until(connection, NOTHING_WAITS)
+    assert await connection.fetchval("SELECT count(*) FROM effect") == 1
+    assert await outcomes(connection) == ["retried", "succeeded"]
+
+
+async def test_an_owner_whose_lease_was_taken_over_cannot_commit(
+    connection: asyncpg.Connection, database: str, start: Start
+) -> None:
+    registry = Registry()
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    @registry.job(transactional=True)
+    async def move(job: Job[dict[str, str]]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1, 'by epoch ' || $2)", job.id, str(job.fence.epoch))
+        if not reached.is_set():
+            reached.set()
+            await go_on.wait()
+
+    await start(registry)
+    async with connection.transaction():
+        await move.enqueue(connection, {}, origin="t/0")
+    await reached.wait()
+    # Somebody else takes the origin over, with all that a takeover does, while the handler is at work.
+    await connection.execute("UPDATE sidings.origin SET lease_until = now() - interval '1 day'")
+    taken = await connection.fetchrow(
+        "SELECT * FROM sidings.acquire(gen_random_uuid(), ARRAY['t/0'], 2, interval '0.1 s', true)"
+    )
+    assert taken is not None
+    assert taken["losses"] == 1
+    go_on.set()
+    await until(connection, NOTHING_WAITS)  # when that one's lease has run out, the job runs again, under a newer epoch
+    assert await connection.fetch("SELECT note FROM effect") != []
+    assert await connection.fetchval("SELECT count(*) FROM effect") == 1
+    assert await connection.fetchval("SELECT note FROM effect") != "by epoch 1"
+    assert await outcomes(connection) == ["lost", "succeeded"]
+
+
+async def test_a_job_that_somebody_else_has_ended_leaves_no_effect(
+    connection: asyncpg.Connection, start: Start
+) -> None:
+    registry = Registry()
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    @registry.job(transactional=True, group="g")
+    async def late(job: Job[dict[str, str]]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1, '')", job.id)
+        if job.payload["g"] == "a":
+            reached.set()
+            await go_on.wait()
+
+    await start(registry)
+    async with connection.transaction():
+        await late.enqueue(connection, {"g": "a"}, origin="t/0")
+    await reached.wait()
+    await connection.execute("DELETE FROM sidings.job")
+    go_on.set()
+    async with connection.transaction():
+        await late.enqueue(connection, {"g": "b"}, origin="t/0")
+    await until(connection, "SELECT EXISTS (SELECT FROM effect)")
+    assert await connection.fetchval("SELECT count(*) FROM effect") == 1
+    assert await outcomes(connection) == ["succeeded"]
+
+
+async def test_a_connection_that_dies_in_the_handler_is_replaced(connection: asyncpg.Connection, start: Start) -> None:
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=Retry(wait=wait_fixed(0.01)))
+    async def cut(job: Job[dict[str, str]]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1, '')", job.id)
+        if job.attempt == 1:
+            await connection.execute("SELECT pg_terminate_backend($1)", job.tx.connection.get_server_pid())
+            await job.tx.fetchval("SELECT 1")
+
+    await start(registry)
+    async with connection.transaction():
+        await cut.enqueue(connection, {}, origin="t/0")
+    await until(connection, NOTHING_WAITS)
+    assert await connection.fetchval("SELECT count(*) FROM effect") == 1
+    assert await outcomes(connection) == ["retried", "succeeded"]
+
+
+def test_a_plain_function_cannot_be_transactional() -> None:
+    registry = Registry()
+    with pytest.raises(ConfigurationError, match="async def"):
+
+        @registry.job(transactional=True)
+        def sync(job: Job[dict[str, str]]) -> None: ...
+
+
+def test_tx_is_refused_where_it_was_not_asked_for() -> None:
+    with pytest.raises(ConfigurationError, match="transactional=True"):
+        _ = Job({}, type="plain").tx
