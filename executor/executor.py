@@ -12,7 +12,7 @@ import asyncpg
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from ..errors import PostgresUnavailable
+from ..errors import ConfigurationError, PostgresUnavailable
 from ..jobs import Registry
 from ..schema import check, load_sql
 from .clock import now
@@ -20,6 +20,7 @@ from .cycles import CycleLoop, Deposed
 from .leases import LeaseEvents, LeaseThread
 from .link import Backoff, Link, connect
 from .metrics import ExecutorMetrics, gauge
+from .notify import Notifier
 from .promoter import Promoter
 from .reader import Reader
 from .reconcile import Reconciler
@@ -59,9 +60,11 @@ class Executor:
         self._prometheus = prometheus
         count = self.metrics.database_errors.inc
         schema = postgres.schema_name
-        self._links = {name: Link(postgres, count) for name in ("cycle", "read", "control", "promote", "upkeep")}
+        self._links = {
+            name: Link(postgres, count) for name in ("cycle", "read", "control", "promote", "upkeep", "notify")
+        }
         self.scheduler = Scheduler(lambda name: registry.get(name) is not None)
-        self._transactional = Transactional(postgres, lambda name: self._fenced([name]), lambda: self.reader.wake())
+        self._transactional = Transactional(postgres, lambda name: self._fenced([name]), self.committed)
         self.workers = Workers(registry, self.settings.concurrency, self._transactional, self._worked)
         self.cycles = CycleLoop(
             self._links["cycle"],
@@ -110,6 +113,11 @@ class Executor:
             schema=schema,
             on_found=self._reread,
         )
+        self._notifier: Notifier | None = None
+        if self.settings.notify:
+            if postgres.pgbouncer:
+                raise ConfigurationError("notify=True does not work with pgbouncer=True: leave one of them out")
+            self._notifier = Notifier(postgres, self._links["notify"], self.scheduler, on_notified=self.reader.wake)
         self._main: asyncio.Task[None] | None = None
         self._registered = asyncio.Event()
         self._stopped = False
@@ -136,8 +144,14 @@ class Executor:
             await self._reconciler.settled()
 
     def wake(self) -> None:
-        """Jobs were committed: look for them now instead of at the next poll. Any thread of the loop may call it."""
+        """Look for jobs now instead of at the next poll."""
         self.reader.wake()
+
+    def committed(self, origins: Collection[str]) -> None:
+        """Jobs of these origins have just been committed by this process: wake whoever runs them."""
+        self.reader.wake()
+        if self._notifier is not None:
+            self._notifier.announce(origins)
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -220,6 +234,8 @@ class Executor:
                 self._upkeep.run(),
                 self.workers.watch(),
             ]
+            if self._notifier is not None:
+                loops += [self._notifier.send(), self._notifier.listen()]
             try:
                 async with asyncio.TaskGroup() as group:
                     for loop in loops:

@@ -26,7 +26,7 @@ SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id,
                  || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS type,
        NULL::text AS "group", late.mark AS position, NULL::int AS attempt, NULL::int AS failures, NULL::smallint AS losses,
        NULL::smallint AS priority, date_part('epoch', clock_timestamp()) AS run_at, NULL::float8 AS enqueued_at,
-       NULL::float8 AS first_started_at, NULL::json AS headers, to_json(s.snapshot::text) AS payload
+       NULL::float8 AS first_started_at, NULL::jsonb AS headers, to_json(s.snapshot::text) AS payload
 FROM s, late
 UNION ALL
 SELECT 1, o.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority,

@@ -41,6 +41,8 @@ class ExecutorSettings(BaseModel):
     Without it such a handler may overlap with its successor elsewhere; the database is fenced either way.
     stall_warn_seconds, stall_seconds: an event loop that has not answered for so long is logged with its stack, and
     its leases are no longer renewed.
+    notify: tell other instances at once of jobs for their origins (`LISTEN`/`NOTIFY`, coalesced) instead of leaving
+    them to their polling; not through PgBouncer in transaction mode.
     history_days: how long `job_history` keeps attempts.
     """
 
@@ -56,6 +58,7 @@ class ExecutorSettings(BaseModel):
     stall_warn_seconds: float = Field(default=1.0, gt=0)
     stall_seconds: float = Field(default=30.0, gt=0)
     history_days: int = Field(default=30, ge=1)
+    notify: bool = False
     audit_seconds: float = Field(default=60.0, gt=0)
 
     @property

@@ -33,7 +33,7 @@ class Transactional:
         self,
         postgres: PostgresSettings,
         on_fenced: Callable[[str], None],
-        on_committed: Callable[[], None],
+        on_committed: Callable[[set[str]], None],
     ) -> None:
         self.executor_id: UUID | None = None
         self._postgres = postgres
@@ -125,5 +125,5 @@ class Transactional:
             raise
         self._idle.append(connection)
         if tx.enqueued:
-            self._on_committed()
+            self._on_committed(tx.enqueued)
         return Committed()

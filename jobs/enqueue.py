@@ -59,15 +59,16 @@ async def insert_one(
 ) -> JobId:
     """Insert one job; see `JobType.enqueue`."""
     connection = _connection(tx)
+    chosen = _origin(tx, type_name, origin)
     row = await connection.fetchval(
         load_sql(__package__, "insert_job", schema),
         type_name,
-        _origin(type_name, origin),
+        chosen,
         _short("group", group),
         _priority(priority),
         when.run_at,
         when.delay_seconds,
-        json.dumps(dict(headers)) if headers else None,
+        _headers(headers),
         payload,
         policy,
     )
@@ -91,7 +92,7 @@ async def insert_many(
     connection = _connection(tx)
     if not payloads:
         return []
-    chosen = _origin(type_name, origin)
+    chosen = _origin(tx, type_name, origin)
     rows = await connection.fetch(
         load_sql(__package__, "insert_jobs", schema),
         type_name,
@@ -100,7 +101,7 @@ async def insert_many(
         _priority(priority),
         when.run_at,
         when.delay_seconds,
-        json.dumps(dict(headers)) if headers else None,
+        _headers(headers),
         payloads,
         policy,
     )
@@ -114,19 +115,20 @@ def _connection(tx: Transaction | Connection) -> Connection:
             "the connection is in autocommit, so the job could not commit together with the state change: "
             "call enqueue inside `async with connection.transaction():`"
         )
-    if isinstance(tx, Transaction):
-        tx.enqueued = True
     return connection
 
 
-def _origin(type_name: str, origin: str | None) -> str:
+def _origin(tx: Transaction | Connection, type_name: str, origin: str | None) -> str:
     chosen = current_origin.get() if origin is None else origin
     if not chosen:
         raise MissingOrigin(
             f"the job {type_name!r} needs an origin: give origin='topic/partition', or enqueue from a consumer's or a "
             "job's handler, whose origin it then shares"
         )
-    return _short("origin", chosen) or ""
+    _short("origin", chosen)
+    if isinstance(tx, Transaction):
+        tx.enqueued.add(chosen)
+    return chosen
 
 
 def _short(field: str, text: str | None) -> str | None:
@@ -135,7 +137,23 @@ def _short(field: str, text: str | None) -> str | None:
             raise EnqueueError(f"{field} is longer than {_MAX_NAME_BYTES} bytes ({text[:40]!r}...): use a shorter name")
         if "\0" in text or "\x1f" in text:
             raise EnqueueError(f"{field}={text!r} holds a control character that cannot be stored: remove it")
+        if not _encodable(text):
+            raise EnqueueError(f"{field}={text!r} holds half a character (a lone surrogate): correct its decoding")
     return text
+
+
+def _headers(headers: Mapping[str, str] | None) -> str | None:
+    """As JSON whose values Postgres can turn into text: else every cycle that touches the job would be refused."""
+    if not headers:
+        return None
+    for name, text in headers.items():
+        if "\0" in name + text or not _encodable(name + text):
+            raise EnqueueError(f"headers: {name!r}={text!r} holds NUL or half a character: remove it")
+    return json.dumps(dict(headers))
+
+
+def _encodable(text: str) -> bool:
+    return text.isascii() or text.encode(errors="replace").decode() == text
 
 
 def _priority(priority: int) -> int:

@@ -93,8 +93,8 @@ class JobType(Generic[P]):
 
         Raises `InvalidPayload`, `MissingOrigin`, `MissingGroup`, `NotInTransaction`; nothing is written then.
         """
-        text = self.dump(payload)
-        chosen = self.group_of(payload) if isinstance(group, Unset) else self.checked_group(group)
+        checked, text = self._prepared(payload)
+        chosen = self.group_of(checked) if isinstance(group, Unset) else self.checked_group(group)
         return await _enqueue.insert_one(
             tx,
             schema=self._registry.schema,
@@ -120,14 +120,14 @@ class JobType(Generic[P]):
         headers: Mapping[str, str] | None = None,
     ) -> list[JobId]:
         """Store many jobs with one statement, in the order of `payloads`; see `enqueue`. All or none are stored."""
-        items = list(payloads)
+        items = [self._prepared(payload) for payload in payloads]
         return await _enqueue.insert_many(
             tx,
             schema=self._registry.schema,
             type_name=self.name,
             origin=origin,
-            groups=[self.group_of(item) for item in items],
-            payloads=[self.dump(item) for item in items],
+            groups=[self.group_of(checked) for checked, _ in items],
+            payloads=[text for _, text in items],
             policy=self.policy,
             when=_enqueue.when(delay, run_at),
             priority=priority,
@@ -136,15 +136,12 @@ class JobType(Generic[P]):
 
     def dump(self, payload: P) -> str:
         """Serialise `payload` to JSON. Raises `InvalidPayload`."""
-        try:
-            checked = self._adapter.validate_python(payload)
-            return self._adapter.dump_json(checked).decode()
-        except (ValidationError, ValueError, TypeError) as error:
-            raise InvalidPayload(f"the payload of {self.name!r} does not fit {self._adapter}: {error}") from error
+        return self._prepared(payload)[1]
 
     def load(self, text: str | None) -> P:
         """Parse a stored payload. Raises pydantic's `ValidationError`."""
-        return self._adapter.validate_json("null" if text is None else text)
+        # By name, as `_prepared` writes it, and by alias, as a Kafka message or another program may have it.
+        return self._adapter.validate_json("null" if text is None else text, by_name=True, by_alias=True)
 
     def group_of(self, payload: P) -> str | None:
         """The group of a job with this payload; None where the type has no groups. Raises `MissingGroup`."""
@@ -157,6 +154,14 @@ class JobType(Generic[P]):
         else:
             value = getattr(payload, self._group, None)
         return self.checked_group(None if value is None else str(value))
+
+    def _prepared(self, payload: P) -> tuple[P, str]:
+        """The payload as its model makes it, which also decides its group, and as JSON that `load` can read back."""
+        try:
+            checked = self._adapter.validate_python(payload, by_name=True, by_alias=True)
+            return checked, self._adapter.dump_json(checked, round_trip=True, by_alias=False).decode()
+        except (ValidationError, ValueError, TypeError) as error:
+            raise InvalidPayload(f"the payload of {self.name!r} does not fit {self._adapter}: {error}") from error
 
     def checked_group(self, group: str | None) -> str | None:
         """Refuse an empty group where the type is serial. Raises `MissingGroup`."""

@@ -27,7 +27,7 @@ class Transaction:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.enqueued = False  # whether the commit should wake the executor at once
+        self.enqueued: set[str] = set()  # origins whose executors should look for jobs once this has committed
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run `query` and return Postgres' command tag."""
