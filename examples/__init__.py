@@ -1,0 +1,1 @@
+"""Examples that run: `quickstart.py`, one file, and `transports`, the demo that is also the acceptance test."""

@@ -1,0 +1,154 @@
+"""The verdict: the checks, the figures, and the two ways side by side."""
+
+from rich.console import Console
+from rich.table import Table
+
+from .compare import Delays, Delivery, Window, delays, stalled
+from .observe import STALLED_SECONDS
+from .scenario import InlineRun, JobsRun
+from .settings import LEASE_SECONDS, SESSION_SECONDS, Plan
+from .verify import Check
+
+__all__ = ["better_than_inline", "isolation", "print_checks", "print_comparison", "takeover_in_time"]
+
+# Generous, since the machine may be small and busy; the point is the distance between the two.
+HEALTHY_P99_SECONDS = 2.0
+HEALTHY_TO_FAILING = 4.0
+TAKEOVER_SLACK_SECONDS = 3.0
+
+
+def isolation(run: JobsRun) -> Check:
+    """Were the healthy transports delayed by the failing ones?"""
+    quiet = [d for d in run.deliveries if d.sent_at in run.faults and not _in_any(d.sent_at, run.handovers)]
+    healthy, failing = delays(d for d in quiet if d.healthy), delays(d for d in quiet if not d.healthy)
+    retried = run.outcomes.get("retried", 0)
+    problems: list[str] = []
+    if healthy.messages < 100 or failing.messages < 5 or not retried:
+        problems.append("too few messages were sent while the carrier failed: nothing is shown")
+    if healthy.p99 > HEALTHY_P99_SECONDS:
+        problems.append(f"healthy transports waited {healthy.p99:.2f} s (p99), more than {HEALTHY_P99_SECONDS:.0f} s")
+    if healthy.p99 * HEALTHY_TO_FAILING > failing.p50:
+        problems.append(
+            f"healthy ones (p99 {healthy.p99:.2f} s) fared not much better than failing ones (p50 {failing.p50:.2f} s)"
+        )
+    return Check(
+        "the failing transports delayed nobody else",
+        f"while the carrier failed, {retried} retries: healthy p50/p99 {healthy}, failing {failing}",
+        problems,
+    )
+
+
+def takeover_in_time(run: JobsRun) -> Check:
+    """Was the killed instance replaced as soon as promised?"""
+    promised = LEASE_SECONDS + SESSION_SECONDS
+    problems = (
+        [f"it took more than lease + session = {promised:.0f} s, and {TAKEOVER_SLACK_SECONDS:.0f} s on top"]
+        if run.takeover_seconds > promised + TAKEOVER_SLACK_SECONDS
+        else []
+    )
+    return Check(
+        "what the killed instance held was taken over in time",
+        f"{run.takeover_seconds:.1f} s after SIGKILL (promised: {promised:.0f} s); {run.handover_seconds:.1f} s after "
+        "SIGTERM for the one that was stopped",
+        problems,
+    )
+
+
+def better_than_inline(jobs: JobsRun, inline: InlineRun) -> Check:
+    """Is the comparison what it is meant to be?"""
+    ours, theirs = _healthy(jobs, jobs.handovers), _healthy(inline, [])
+    problem = f"called in the message handler it is {theirs.p99:.2f} s, in jobs {ours.p99:.2f} s"
+    return Check(
+        "calls in the message handler delay the healthy transports, jobs do not",
+        f"p99 {_milliseconds(ours.p99)} against {_milliseconds(theirs.p99)}",
+        [problem] if theirs.p99 < 2 * ours.p99 else [],
+    )
+
+
+def print_checks(console: Console, checks: list[Check]) -> None:
+    """One line for each, and what is wrong below it."""
+    table = Table(title="What must be true", title_justify="left", title_style="bold", box=None, padding=(0, 1))
+    table.add_column("")
+    table.add_column("")
+    table.add_column("", style="dim")
+    for check in checks:
+        mark = "[green]ok[/]" if check.passed else "[red bold]WRONG[/]"
+        table.add_row(mark, check.claim, check.figures)
+        for problem in check.problems:
+            table.add_row("", f"[red]{problem}[/]", "")
+    console.print(table)
+
+
+def print_comparison(console: Console, plan: Plan, jobs: JobsRun, inline: InlineRun) -> None:
+    """The reason for the project, in one picture."""
+    table = Table(
+        title="While the carrier fails for 5 % of the transports, the other 95 % …",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("")
+    table.add_column("carrier called in a job", justify="right")
+    table.add_column("called in the message handler", justify="right")
+    for name, left, right in zip(_NAMES, _figures(jobs, jobs.handovers), _figures(inline, []), strict=True):
+        table.add_row(name, left, right)
+    console.print(table)
+    everything = delays(d for d in jobs.deliveries if d.healthy and d.sent_at in jobs.faults)
+    partitions, seconds = stalled(jobs.stalls)
+    console.print(
+        f"The left side leaves out the moments in which partitions changed hands ({_spans(jobs.handovers)}): with "
+        f"them, p50 / p99 of the healthy was {everything}, and {partitions} partitions stood still for "
+        f"{seconds:.0f} s in all. On the right nobody was killed; it was ended after {plan.inline_seconds:.0f} s with "
+        f"{inline.unread} messages unread, whose delay counts as long as it had lasted by then.",
+        style="dim",
+    )
+
+
+_NAMES = (
+    "… get ETAs per second (lorries report at the same rate)",
+    "… wait for their ETA: p50",
+    "… wait for their ETA: p99",
+    "… have no ETA at the end of that time",
+    f"partitions that stood still for more than {STALLED_SECONDS:.0f} s",
+    "partition-seconds stood still",
+)
+
+
+def _figures(run: JobsRun | InlineRun, apart_from: list[Window]) -> list[str]:
+    chosen = _chosen(run, apart_from)
+    found = delays(chosen)
+    arrived = [d for d in chosen if d.arrived and d.sent_at + d.seconds in run.faults]
+    span = run.faults.end - run.faults.start - sum(_overlap(run.faults, window) for window in apart_from)
+    partitions, seconds = stalled(run.stalls, apart_from)
+    return [
+        f"{len(arrived) / span:.0f}",
+        _milliseconds(found.p50),
+        _milliseconds(found.p99),
+        f"{100 * (len(chosen) - len(arrived)) / max(1, len(chosen)):.1f} %",
+        str(partitions),
+        f"{seconds:.0f}",
+    ]
+
+
+def _healthy(run: JobsRun | InlineRun, apart_from: list[Window]) -> Delays:
+    return delays(_chosen(run, apart_from))
+
+
+def _chosen(run: JobsRun | InlineRun, apart_from: list[Window]) -> list[Delivery]:
+    """The healthy transports' messages that were sent while the carrier failed."""
+    return [d for d in run.deliveries if d.healthy and d.sent_at in run.faults and not _in_any(d.sent_at, apart_from)]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms"
+
+
+def _in_any(at: float, windows: list[Window]) -> bool:
+    return any(at in window for window in windows)
+
+
+def _overlap(one: Window, other: Window) -> float:
+    return max(0.0, min(one.end, other.end) - max(one.start, other.start))
+
+
+def _spans(windows: list[Window]) -> str:
+    return ", ".join(f"{window.name}: {window.end - window.start:.0f} s" for window in windows)

@@ -1,0 +1,143 @@
+"""Who is started, killed and stopped when."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidings.devstack import Endpoints
+
+from .compare import Delivery, Window, deliveries
+from .crew import STOP_SECONDS, Crew
+from .observe import Snapshot, Stall
+from .sabotage import Sabotage
+from .settings import Plan
+from .stage import stage
+from .verify import Check, Story, verify
+from .view import View
+
+__all__ = ["InlineRun", "JobsRun", "run_inline", "run_jobs"]
+
+JOBS = "examples.transports.service"
+INLINE = "examples.transports.inline"
+START_SECONDS = 30.0
+DRAIN_SECONDS = 60.0
+SETTLING_SECONDS = 2.0  # after a change of owners, until what has piled up is worked off
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is measured in both runs. `faults`: while the carrier failed."""
+
+    deliveries: list[Delivery]
+    stalls: list[Stall]
+    faults: Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobsRun(Run):
+    """The run with jobs. `handovers`: while partitions changed hands, with a little time to settle."""
+
+    checks: list[Check]
+    handovers: list[Window]
+    takeover_seconds: float
+    handover_seconds: float
+    outcomes: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InlineRun(Run):
+    """The run with the carrier called in the message handler. `unread`: messages in Kafka when it was ended."""
+
+    unread: int
+
+
+async def run_jobs(endpoints: Endpoints, plan: Plan, view: View, logs: Path, sabotage: Sabotage) -> JobsRun:
+    """As it should be: the carrier's calls are jobs."""
+    async with stage(endpoints, "tracker", plan.transports) as address, Crew.gather(address, plan, view, logs) as crew:
+        view.begin("Jobs: a message updates a row and enqueues a call to the carrier, in one transaction")
+        view.narrate("Three instances of one service share twelve partitions, and run the jobs of those they own.")
+        await _open(crew, JOBS)
+        producer = await crew.start_producer(plan.seconds)
+
+        await crew.at(plan.faults_at)
+        view.narrate("The carrier fails for 5 % of the transports. Their jobs are retried, in order; the others go on.")
+        faults_from = await crew.switch_faults("on")
+
+        await crew.at(plan.kill_at)
+        view.narrate("B dies by SIGKILL. When its leases have run out, A and C take over its partitions and jobs.")
+        killed = await crew.kill("B")
+        await crew.until(_owned_by({"A", "C"}), START_SECONDS, "A and C have taken over from B")
+        takeover = Window("takeover", killed.at - 1.0, time.time() + SETTLING_SECONDS)
+
+        await crew.at(plan.replace_at)
+        view.narrate("A clean handover: C is asked to stop and gives its partitions back; then D starts.")
+        handover_from = time.time()
+        await crew.stop("C")
+        await crew.until(_owned_by({"A"}), START_SECONDS, "A has what C held")
+        handover_seconds = time.time() - handover_from
+        await crew.start_instance("D", JOBS)
+        await crew.until(_owned_by({"A", "D"}), START_SECONDS, "D has its share")
+        handover = Window("handover", handover_from - 1.0, time.time() + SETTLING_SECONDS)
+
+        await crew.at(plan.recovery_at)
+        await sabotage.commit(crew.observer.postgres)
+        view.narrate("The carrier is well again: the blocked groups catch up, each in its order.")
+        faults = Window("faults", faults_from, await crew.switch_faults("off"))
+        await crew.meanwhile(producer.wait(plan.seconds + STOP_SECONDS))
+        view.event("the lorries have stopped")
+        await crew.until(_drained, DRAIN_SECONDS, "every message is applied and no job waits")
+
+        story = Story(crew.observer.executors, "B", killed.executor, killed.died_at, crew.snapshot.sent)
+        return JobsRun(
+            deliveries=await deliveries(crew.observer.postgres, time.time()),
+            stalls=crew.stalls(),
+            faults=faults,
+            checks=await verify(crew.observer.postgres, story),
+            handovers=[takeover, handover],
+            takeover_seconds=takeover.end - SETTLING_SECONDS - killed.at,
+            handover_seconds=handover_seconds,
+            outcomes=dict(crew.snapshot.outcomes),
+        )
+
+
+async def run_inline(endpoints: Endpoints, plan: Plan, view: View, logs: Path) -> InlineRun:
+    """The same lorries and the same carrier, called inside the message handler. Nobody is killed, and it is ended while
+    the carrier still fails."""
+    async with (
+        stage(endpoints, "tracker_inline", plan.transports) as address,
+        Crew.gather(address, plan, view, logs) as crew,
+    ):
+        view.begin("For comparison, without jobs: the message handler calls the carrier itself")
+        view.narrate("The same lorries, the same carrier; nobody is killed.")
+        await _open(crew, INLINE)
+        producer = await crew.start_producer(plan.inline_seconds)
+        await crew.at(plan.inline_faults_at)
+        view.narrate("The carrier fails for 5 % of the transports. Each blocks its partition for all the others.")
+        faults_from = await crew.switch_faults("on")
+        await crew.meanwhile(producer.wait(plan.inline_seconds + STOP_SECONDS))
+        end = time.time()
+        return InlineRun(
+            deliveries=await deliveries(crew.observer.postgres, end),
+            stalls=crew.stalls(),
+            faults=Window("faults", faults_from, end),
+            unread=crew.snapshot.lag,
+        )
+
+
+async def _open(crew: Crew, module: str) -> None:
+    for name in "ABC":
+        await crew.start_instance(name, module)
+    await crew.until(_owned_by(set("ABC")), START_SECONDS, "A, B and C share the partitions")
+
+
+def _owned_by(names: set[str]):
+    """All partitions are owned by these instances, and each has some."""
+
+    def holds(now: Snapshot) -> bool:
+        return {None if state.expired else state.owner for state in now.partitions} == names
+
+    return holds
+
+
+def _drained(now: Snapshot) -> bool:
+    return now.lag == 0 and now.waiting == 0
