@@ -78,7 +78,7 @@ CREATE TABLE sidings.job (
     "group"          text,
     unique_key       text,
     held             text,
-    headers          json,
+    headers          jsonb,                -- refuses \u0000, so that ->> in cycle and acquire can never fail
     payload          json,                 -- json, not jsonb: kept to the letter, cheaper to store, any \u0000 allowed
     CONSTRAINT job_pkey PRIMARY KEY (id),
     CONSTRAINT job_state CHECK ((position IS NOT NULL AND held IS NULL)
