@@ -1,6 +1,7 @@
 """What several test modules share: connections, conditions with deadlines, an executor that is stopped in any case."""
 
 import asyncio
+import inspect
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -38,7 +39,7 @@ async def eventually(condition: Callable[[], Any], what: object = "", seconds: f
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         result = condition()
-        if asyncio.iscoroutine(result):
+        if inspect.isawaitable(result):
             result = await result
         if result:
             return result
