@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from importlib.resources import files
+from pathlib import Path
 
 import asyncpg
 from sidings.devstack import Endpoints, Stack, ensure
@@ -17,6 +17,8 @@ from .routes import routes
 from .settings import PARTITIONS, Address
 
 __all__ = ["servers", "stage"]
+
+TABLES = Path(__file__).with_name("tables.sql")
 
 
 @contextmanager
@@ -49,7 +51,7 @@ async def _prepare(dsn: str, service: str, transports: int) -> None:
     await migrate(dsn, service=service)
     connection = await asyncpg.connect(dsn)
     try:
-        await connection.execute(files(__package__).joinpath("tables.sql").read_text())
+        await connection.execute(TABLES.read_text())
         await connection.copy_records_to_table(
             "transport",
             records=[(route.transport_id, *route.destination) for route in routes(transports)],
