@@ -160,7 +160,7 @@ class CycleLoop:
             limit = workers.capacity() + int(self._ahead)
             if limit > 0 and scheduler.runnable():
                 chosen = self._without_poison(scheduler.choose(limit, time), finished)
-        if scheduler.hungry or scheduler.ready < scheduler.window // 2:
+        if scheduler.hungry or scheduler.low():
             self._on_hungry()
         if not finished and not chosen and not self._barriers:
             return None

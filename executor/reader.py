@@ -123,9 +123,7 @@ class Reader:
         scheduler = self._scheduler
         if scheduler.hungry:
             return True
-        return scheduler.room() > scheduler.window // 2 and any(
-            queue.backlogged and not queue.draining for queue in scheduler.origins.values()
-        )
+        return scheduler.low() and any(queue.backlogged and not queue.draining for queue in scheduler.origins.values())
 
     def _plan(self) -> _Plan:
         scheduler = self._scheduler

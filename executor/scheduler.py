@@ -22,6 +22,8 @@ from math import inf
 
 __all__ = ["Entry", "Lane", "OriginQueue", "Scheduler"]
 
+_FIRST_ROOM = 256
+_LEAST_ROOM = 64  # runnable jobs to have in memory, however large they are
 _HEAVY = 256  # rows dropped from one lane before the server is asked to leave the lane out
 
 
@@ -138,7 +140,8 @@ class Scheduler:
 
     known_type: whether this process has a handler for a type; jobs of other types wait.
     window: how many runnable lanes and single jobs to have in memory. keep: most jobs of one lane in memory.
-    budget: how many jobs in memory suffice while there are enough runnable ones.
+    budget: how many jobs in memory suffice while there are enough runnable ones. payload_budget: the same in characters
+    of their payloads.
     """
 
     def __init__(
@@ -148,6 +151,7 @@ class Scheduler:
         window: int = 4_000,
         keep: int = 64,
         budget: int = 8_000,
+        payload_budget: int = 64_000_000,
     ) -> None:
         self.origins: dict[str, OriginQueue] = {}
         self.suspect: Entry | None = None  # at most one job that may have killed an executor runs at a time
@@ -161,6 +165,8 @@ class Scheduler:
         self._known_type = known_type
         self._max_keep = keep
         self._budget = budget
+        self._payload_budget = payload_budget
+        self._payload = 0
         self._known: dict[int, Entry] = {}
         self._ended: dict[int, int] = {}  # id -> position, of jobs that ended while a read was under way
         self._levels: dict[int, deque[Entry | Lane]] = {}
@@ -184,7 +190,7 @@ class Scheduler:
             return
         self.forget_waiting(queue)
         for entry in queue.running:
-            self._known.pop(entry.id, None)
+            self._unlearn(entry)
             if self.suspect is entry:
                 self.suspect = None
         queue.running.clear()
@@ -214,7 +220,7 @@ class Scheduler:
             if entry.lane is not None:
                 entry.lane.running = None
         for entry in [e for e in self._known.values() if e.origin is queue and e not in queue.running]:
-            del self._known[entry.id]
+            self._unlearn(entry)
         for group, lane in list(queue.lanes.items()):
             lane.queue.clear()
             lane.queued = lane.more = lane.blocked = False
@@ -246,7 +252,7 @@ class Scheduler:
         if not self._known_type(entry.type):
             self.unknown[entry.type] = self.unknown.get(entry.type, 0) + 1
             return
-        self._known[entry.id] = entry
+        self._learn(entry)
         if entry.due is not None and entry.due > now:
             self._set_timer(entry.due, entry)
         else:
@@ -264,7 +270,7 @@ class Scheduler:
                 self.heavy[lane] = None
             return
         entry.lane = lane
-        self._known[entry.id] = entry
+        self._learn(entry)
         queue = lane.queue
         if not queue or entry.position > queue[-1].position:
             queue.append(entry)
@@ -275,7 +281,7 @@ class Scheduler:
             queue.append(entry)
             queue.extend(reversed(behind))
         if len(queue) > self.keep:
-            del self._known[queue.pop().id]
+            self._unlearn(queue.pop())
             lane.more = True
             lane.last = queue[-1].position
         self._arm(lane, now)
@@ -316,9 +322,19 @@ class Scheduler:
 
     def room(self) -> int:
         """How many more rows to read forward."""
-        if len(self._known) >= self._budget and self.ready >= self.window // 8:
+        known = len(self._known)
+        if known >= self._budget and self.ready >= self.window // 8:
             return 0
-        return max(0, self.window - self.ready)
+        room = self.window - self.ready
+        if known == 0:
+            return min(room, _FIRST_ROOM)  # how large the payloads are is not known yet
+        fitting = (self._payload_budget - self._payload) * known // max(1, self._payload)  # of the size seen so far
+        return max(0, min(room, max(fitting, _LEAST_ROOM - self.ready)))
+
+    def low(self) -> bool:
+        """Whether half of what memory may hold has been used up, so that the next read should be sent."""
+        room = self.room()
+        return room > 0 and room >= self.ready
 
     # -- choosing -----------------------------------------------------------------------------------------------
 
@@ -372,7 +388,7 @@ class Scheduler:
             self.suspect = None
         lane = entry.lane
         if entry.origin.draining:
-            self._known.pop(entry.id, None)
+            self._unlearn(entry)
             if lane is not None:
                 lane.running = None
                 self._drop_if_empty(lane)
@@ -406,8 +422,7 @@ class Scheduler:
             self._stick(lane, entry.position, due)
 
     def _forget(self, entry: Entry) -> None:
-        if self._known.get(entry.id) is entry:  # the origin may have been dropped and read anew meanwhile
-            del self._known[entry.id]
+        self._unlearn(entry)
         entry.origin.running.discard(entry)
         if self.reading:
             self._ended[entry.id] = entry.position
@@ -463,6 +478,17 @@ class Scheduler:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
+    def _learn(self, entry: Entry) -> None:
+        self._known[entry.id] = entry
+        if entry.payload is not None:
+            self._payload += len(entry.payload)
+
+    def _unlearn(self, entry: Entry) -> None:
+        if self._known.get(entry.id) is entry:  # the origin may have been dropped and read anew meanwhile
+            del self._known[entry.id]
+            if entry.payload is not None:
+                self._payload -= len(entry.payload)
+
     def _push(self, item: Entry | Lane, priority: int) -> None:
         level = self._levels.get(priority)
         if level is None:
@@ -496,7 +522,7 @@ class Scheduler:
         if lane.queue:
             position = min(position, lane.queue[0].position)
             for entry in lane.queue:
-                self._known.pop(entry.id, None)
+                self._unlearn(entry)
             lane.queue.clear()
         lane.more = True
         lane.last = position - 1
@@ -513,7 +539,7 @@ class Scheduler:
 
     def _discard_waiting(self, entry: Entry) -> None:
         """Take a waiting job out, because a read has brought it with another position."""
-        del self._known[entry.id]
+        self._unlearn(entry)
         if entry in self._suspects:
             self._suspects.remove(entry)
             if entry.lane is not None:
