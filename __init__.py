@@ -1,1 +1,75 @@
-"""Sidings."""
+"""Jobs in Postgres, committed with the state change and run only by the owner of their Kafka partition.
+
+Everything that a service author imports stands here. Reading order of the code: `errors`; `schema` (the tables);
+`jobs` (what a job is, and how it is stored); `executor` (who runs it, and when); `kafka` (assignment and consumer);
+`service`, which composes all of these, with `environment` and `monitor` beside it.
+"""
+
+from .errors import (
+    ConfigurationError,
+    ConsumerError,
+    EnqueueError,
+    Fenced,
+    ForeignSchema,
+    InvalidPayload,
+    KafkaUnavailable,
+    MissingGroup,
+    MissingOrigin,
+    NotInTransaction,
+    OffsetOutOfRange,
+    OffsetUnknown,
+    PostgresUnavailable,
+    SchemaChanged,
+    SchemaError,
+    SchemaMissing,
+    SchemaTooNew,
+    SchemaTooOld,
+    SidingsError,
+    UndecodableMessage,
+    UnknownJobType,
+)
+from .executor import ExecutorSettings, PostgresSettings
+from .jobs import Discard, Fence, Job, JobId, JobType, Registry, Retry, Snooze, Transaction
+from .kafka import KafkaSettings, Message, StaticAssignment
+from .schema import migrate
+from .service import Service
+
+__all__ = [
+    "ConfigurationError",
+    "ConsumerError",
+    "Discard",
+    "EnqueueError",
+    "ExecutorSettings",
+    "Fence",
+    "Fenced",
+    "ForeignSchema",
+    "InvalidPayload",
+    "Job",
+    "JobId",
+    "JobType",
+    "KafkaSettings",
+    "KafkaUnavailable",
+    "Message",
+    "MissingGroup",
+    "MissingOrigin",
+    "NotInTransaction",
+    "OffsetOutOfRange",
+    "OffsetUnknown",
+    "PostgresSettings",
+    "PostgresUnavailable",
+    "Registry",
+    "Retry",
+    "SchemaChanged",
+    "SchemaError",
+    "SchemaMissing",
+    "SchemaTooNew",
+    "SchemaTooOld",
+    "Service",
+    "SidingsError",
+    "Snooze",
+    "StaticAssignment",
+    "Transaction",
+    "UndecodableMessage",
+    "UnknownJobType",
+    "migrate",
+]

@@ -16,6 +16,10 @@
     │   ├── MissingOrigin         no origin was given and none can be derived
     │   ├── MissingGroup          a serial type got no group
     │   └── NotInTransaction      the connection is in autocommit
+    ├── ConsumerError             a message cannot be consumed as it is
+    │   ├── UndecodableMessage    its value does not fit the model; it is kept as a held job
+    │   ├── OffsetOutOfRange      the stored offset lies beyond the end of the log: the topic was made anew
+    │   └── OffsetUnknown         there is no stored offset, and start="fail" forbids to choose one
     ├── PostgresUnavailable       no connection, or a call timed out; retried by every loop of ours
     ├── KafkaUnavailable          no broker answers; retried by every loop of ours
     └── Fenced                    another executor has taken the origin over; the attempt's outcome is void
@@ -23,6 +27,7 @@
 
 __all__ = [
     "ConfigurationError",
+    "ConsumerError",
     "EnqueueError",
     "Fenced",
     "ForeignSchema",
@@ -31,6 +36,8 @@ __all__ = [
     "MissingGroup",
     "MissingOrigin",
     "NotInTransaction",
+    "OffsetOutOfRange",
+    "OffsetUnknown",
     "PostgresUnavailable",
     "SchemaChanged",
     "SchemaError",
@@ -38,6 +45,7 @@ __all__ = [
     "SchemaTooNew",
     "SchemaTooOld",
     "SidingsError",
+    "UndecodableMessage",
     "UnknownJobType",
 ]
 
@@ -96,6 +104,22 @@ class MissingGroup(EnqueueError):
 
 class NotInTransaction(EnqueueError):
     """The connection is in autocommit, so the job could not commit together with the state change."""
+
+
+class ConsumerError(SidingsError):
+    """A message or a partition cannot be consumed as it is."""
+
+
+class UndecodableMessage(ConsumerError):
+    """A message's value does not fit its model, or the decoder refused it. The message is kept as a held job."""
+
+
+class OffsetOutOfRange(ConsumerError):
+    """The stored offset lies beyond the end of the log, as after a topic was deleted and made anew."""
+
+
+class OffsetUnknown(ConsumerError):
+    """No offset is stored for a partition, and its consumer was declared with ``start="fail"``."""
 
 
 class PostgresUnavailable(SidingsError):

@@ -1,1 +1,28 @@
-"""Everything that speaks to Kafka."""
+"""Everything that speaks to Kafka: the assignment, and the consumer whose effects happen exactly once.
+
+Reading order: `settings`, `message` and `subscription` (what a service author declares), `assignment` (from a consumer
+group to the executor's origins), then the consumer from the inside out: `transactions`, `offsets` with
+``advance_offsets.sql`` (the compare-and-set), `parking`, `partition`, `handling` (one batch, one transaction),
+`topic_loop` (the main line, and what is set aside), `placing`, and `consumer`, which puts them together.
+"""
+
+from .assignment import KafkaExecutor, RebalanceListener, StaticAssignment
+from .consumer import Consumer
+from .message import Message, StoredMessage
+from .settings import KafkaSettings
+from .subscription import Decoder, Start, Subscription
+from .transactions import Transactions
+
+__all__ = [
+    "Consumer",
+    "Decoder",
+    "KafkaExecutor",
+    "KafkaSettings",
+    "Message",
+    "RebalanceListener",
+    "Start",
+    "StaticAssignment",
+    "StoredMessage",
+    "Subscription",
+    "Transactions",
+]

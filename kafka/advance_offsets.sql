@@ -1,0 +1,13 @@
+-- THE COMPARE-AND-SET that makes effects happen once: one statement for all partitions of a batch, the last before the
+-- handlers' transaction commits. It expects the offset that is *stored*: a log has gaps (transaction markers, compaction),
+-- so no arithmetic on messages' offsets can know it. A partition that another process has moved on yields no row, and
+-- then the whole transaction is rolled back.
+-- It stands last, so that its row locks live for one round trip. The arrays are sorted, and rows are locked in the order
+-- in which the nested loop meets them: two processes that believe to own the same partitions do not deadlock.
+-- Index: consumer_offset_pkey.
+-- $1 topics, $2 partitions, $3 expected offsets, $4 next offsets
+UPDATE sidings.consumer_offset c
+SET next_offset = m.next
+FROM unnest($1::text[], $2::int[], $3::bigint[], $4::bigint[]) AS m (topic, partition, expected, next)
+WHERE c.topic = m.topic AND c.partition = m.partition AND c.next_offset = m.expected
+RETURNING c.topic, c.partition

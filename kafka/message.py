@@ -1,0 +1,145 @@
+"""What a consumer's handler gets to see of a Kafka message, and the form in which a message is stored as a job."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Generic, Protocol, TypeVar
+
+from pydantic import BaseModel
+
+__all__ = ["Message", "Record", "StoredMessage", "group_of_key", "origin_of"]
+
+T = TypeVar("T")
+
+_MAX_GROUP_BYTES = 500  # longer keys are hashed: origin and group stand in one index entry
+
+
+class Record(Protocol):
+    """A message as it came from Kafka; aiokafka's ``ConsumerRecord`` is one."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Sequence[tuple[str, bytes]]: ...
+
+
+@dataclass(slots=True)
+class Message(Generic[T]):
+    """A Kafka message with its decoded value.
+
+    timestamp_ms: milliseconds since 1970, as the producer or the broker set it; -1 when there is none.
+    headers: in the order of the message; a name may occur more than once.
+    """
+
+    value: T
+    topic: str = ""
+    partition: int = 0
+    offset: int = 0
+    timestamp_ms: int = -1
+    key: bytes | None = None
+    headers: Sequence[tuple[str, bytes]] = ()
+
+    @property
+    def origin(self) -> str:
+        """The partition, as jobs name it: ``topic/partition``."""
+        return origin_of(self.topic, self.partition)
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """When the message was sent (or appended, as the topic is configured), in UTC."""
+        return None if self.timestamp_ms < 0 else datetime.fromtimestamp(self.timestamp_ms / 1000, UTC)
+
+    @property
+    def key_text(self) -> str | None:
+        """The key as text. Raises `UnicodeDecodeError` where it is none."""
+        return None if self.key is None else self.key.decode()
+
+    def header(self, name: str) -> bytes | None:
+        """The last header of that name, or None."""
+        return next((value for key, value in reversed(self.headers) if key == name), None)
+
+
+@dataclass(slots=True)
+class StoredRecord:
+    """A record that was stored as a job."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+
+
+class StoredMessage(BaseModel):
+    """A message as a job's payload. Bytes stand in base64, so that any message can be stored. error: why it is not
+    handled in the main line; null for ``isolate=True``."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: str | None = None
+    value: str | None = None
+    headers: list[tuple[str, str | None]] = []
+    error: str | None = None
+
+    @classmethod
+    def of(cls, record: Record, error: str | None) -> "StoredMessage":
+        """Store `record`."""
+        return cls.model_construct(
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            timestamp=record.timestamp,
+            key=_text(record.key),
+            value=_text(record.value),
+            headers=[(name, _text(value)) for name, value in record.headers],
+            error=error,
+        )
+
+    def record(self) -> Record:
+        """The record that was stored."""
+        headers = [(name, _bytes(value) or b"") for name, value in self.headers]
+        return StoredRecord(
+            self.topic, self.partition, self.offset, self.timestamp, _bytes(self.key), _bytes(self.value), headers
+        )
+
+
+def origin_of(topic: str, partition: int) -> str:
+    """A partition as jobs name it."""
+    return f"{topic}/{partition}"
+
+
+def group_of_key(key: bytes | None) -> str | None:
+    """The group of a message's key: the key itself where it is text, its hash otherwise, None without a key."""
+    if key is None:
+        return None
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not text or len(key) > _MAX_GROUP_BYTES or not text.isprintable():
+        return f"sha256:{hashlib.sha256(key).hexdigest()}"
+    return text
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+def _bytes(value: str | None) -> bytes | None:
+    return None if value is None else base64.b64decode(value)

@@ -1,0 +1,102 @@
+"""What a consumer counts. The table in `docs/consumer.md` is the reference; a test holds it equal to this module."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+__all__ = ["ConsumerMetrics"]
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
+
+
+class ConsumerMetrics(Collector):
+    """Counters and histograms of one consumer. `gauges` is asked at scrape time for the figures that are states: name,
+    help, and a value per (topic, partition), with None where a figure is of the topic."""
+
+    def __init__(self, service: str, registry: CollectorRegistry | None = REGISTRY) -> None:
+        self.service = service
+        self.gauges: Callable[[], Iterator[tuple[str, str, dict[tuple[str, int | None], float]]]] | None = None
+        self._own = CollectorRegistry()
+        self._registry = registry
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, ["service", "topic", *labels], registry=self._own)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, ["service", "topic"], registry=self._own, buckets=buckets)
+
+        self._messages = counter("sidings_consumer_messages", "Messages whose offset is stored, by result.", "result")
+        self._failures = counter("sidings_consumer_failures", "Attempts at a message that failed.")
+        self._retries = counter("sidings_consumer_retries", "Failed messages that were tried again.")
+        self._conflicts = counter("sidings_consumer_conflicts", "Batches undone, because another process was ahead.")
+        self._missed = counter("sidings_consumer_missed", "Offsets deleted by retention before they were read.")
+        self._sizes = histogram("sidings_consumer_batch_messages", "Messages in one transaction.", _SIZES)
+        self._seconds = histogram("sidings_consumer_batch_seconds", "Duration of a batch's transaction.", _SECONDS)
+        errors = Counter(
+            "sidings_consumer_errors", "Failed calls to a server.", ["service", "server"], registry=self._own
+        )
+        self._kafka_errors = errors.labels(service, "kafka")
+        self._postgres_errors = errors.labels(service, "postgres")
+        if registry is not None:
+            registry.register(self)
+
+    def close(self) -> None:
+        """Take the metrics out of their registry."""
+        if self._registry is not None:
+            registry, self._registry = self._registry, None
+            registry.unregister(self)
+
+    def batch(self, topic: str, size: int, seconds: float) -> None:
+        """A transaction has committed."""
+        self._sizes.labels(self.service, topic).observe(size)
+        self._seconds.labels(self.service, topic).observe(seconds)
+
+    def messages(self, topic: str, result: str, count: int = 1) -> None:
+        """Messages are done with: ``handled``, ``parked``, ``isolated``, ``held`` or ``discarded``."""
+        if count:
+            self._messages.labels(self.service, topic, result).inc(count)
+
+    def failed(self, topic: str) -> None:
+        """An attempt at a single message failed."""
+        self._failures.labels(self.service, topic).inc()
+
+    def retried(self, topic: str) -> None:
+        """A failed message will be tried again."""
+        self._retries.labels(self.service, topic).inc()
+
+    def conflict(self, topic: str) -> None:
+        """The compare-and-set of the offsets was refused."""
+        self._conflicts.labels(self.service, topic).inc()
+
+    def missed(self, topic: str, count: int) -> None:
+        """Offsets were deleted before they were read."""
+        self._missed.labels(self.service, topic).inc(count)
+
+    def kafka_error(self) -> None:
+        """A call to Kafka failed."""
+        self._kafka_errors.inc()
+
+    def postgres_error(self) -> None:
+        """A call to Postgres failed."""
+        self._postgres_errors.inc()
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the names would collide when a process has several consumers in one registry."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, as prometheus-client wants them."""
+        yield from self._own.collect()
+        if self.gauges is None:
+            return
+        for name, text, values in self.gauges():
+            by_partition = any(partition is not None for _, partition in values)
+            labels = ["service", "topic", "partition"] if by_partition else ["service", "topic"]
+            family = GaugeMetricFamily(name, text, labels=labels)
+            for (topic, partition), value in values.items():
+                family.add_metric([self.service, topic, *([str(partition)] if by_partition else [])], value)
+            yield family

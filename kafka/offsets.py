@@ -1,0 +1,74 @@
+"""The stored offsets: made at assignment, moved by a compare-and-set in the handlers' transaction."""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from aiokafka import TopicPartition
+
+from ..executor import Link
+from ..jobs import Transaction
+from ..schema import load_sql
+
+__all__ = ["Move", "OffsetStore", "OffsetsMoved"]
+
+
+class OffsetsMoved(Exception):
+    """The stored offset of `partitions` is not what this process expected: another one has moved it."""
+
+    def __init__(self, partitions: Collection[TopicPartition]) -> None:
+        super().__init__(
+            f"the stored offsets of {', '.join(f'{p.topic}/{p.partition}' for p in partitions)} have moved"
+        )
+        self.partitions = frozenset(partitions)
+
+
+class Move(NamedTuple):
+    """The stored offset of a partition goes from `expected` to `next`."""
+
+    tp: TopicPartition
+    expected: int
+    next: int
+
+
+class OffsetStore:
+    """Reads and writes ``consumer_offset``. `link` serves the calls outside of handlers' transactions."""
+
+    def __init__(self, link: Link, schema: str) -> None:
+        self._link = link
+        self._load_sql = load_sql(__package__, "load_offsets", schema)
+        self._create_sql = load_sql(__package__, "create_offsets", schema)
+        self._advance_sql = load_sql(__package__, "advance_offsets", schema)
+
+    async def load(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The stored offsets; a partition that has none is absent. Raises `PostgresUnavailable`."""
+        rows = await self._link.fetch(self._load_sql, [p.topic for p in partitions], [p.partition for p in partitions])
+        return {TopicPartition(row["topic"], row["partition"]): row["next_offset"] for row in rows}
+
+    async def create(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Store where to start, unless another process was faster. Raises `PostgresUnavailable`."""
+        await self._link.fetch(
+            self._create_sql, [p.topic for p in starts], [p.partition for p in starts], list(starts.values())
+        )
+
+    async def advance(self, tx: Transaction, moves: Collection[Move]) -> None:
+        """Move the offsets as a part of `tx`. Raises `OffsetsMoved`, after which `tx` must not commit."""
+        self._demand(moves, await tx.fetch(self._advance_sql, *_columns(moves)))
+
+    async def jump(self, move: Move) -> None:
+        """Move one offset on its own. Raises `OffsetsMoved`, `PostgresUnavailable`."""
+        self._demand([move], await self._link.fetch(self._advance_sql, *_columns([move])))
+
+    def _demand(self, moves: Collection[Move], rows: Collection[object]) -> None:
+        if len(rows) != len(moves):
+            moved = {TopicPartition(row[0], row[1]) for row in rows}  # type: ignore[index]
+            raise OffsetsMoved([move.tp for move in moves if move.tp not in moved])
+
+
+def _columns(moves: Collection[Move]) -> tuple[list[str], list[int], list[int], list[int]]:
+    ordered = sorted(moves)
+    return (
+        [move.tp.topic for move in ordered],
+        [move.tp.partition for move in ordered],
+        [move.expected for move in ordered],
+        [move.next for move in ordered],
+    )

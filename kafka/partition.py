@@ -1,0 +1,93 @@
+"""An assigned partition, as this process sees it: where it stands, and which of its messages are at hand."""
+
+import time
+from collections import deque
+from enum import Enum
+from typing import Any
+
+from aiokafka import TopicPartition
+
+from .message import Message, Record, origin_of
+
+__all__ = ["Item", "Partition", "State"]
+
+
+class State(Enum):
+    """What may happen to a partition next."""
+
+    UNPLACED = "its stored offset has to be read"
+    READY = "its messages are handled in the main line"
+    ASIDE = "its first message fails and is handled alone"
+    REFUSED = "its stored offset lies outside of the log"
+
+
+class Item:
+    """A message at hand: `message` is None where `error` says why it cannot be decoded."""
+
+    __slots__ = ("error", "group", "message", "partition", "record")
+
+    def __init__(
+        self,
+        partition: "Partition",
+        record: Record,
+        message: Message[Any] | None,
+        error: str | None,
+        group: str | None,
+    ) -> None:
+        self.partition = partition
+        self.record = record
+        self.message = message
+        self.error = error
+        self.group = group
+
+
+class Partition:
+    """next_offset: what is stored, and so what the next compare-and-set expects. items: fetched and not yet handled, in
+    order. end: where reading goes on after the last of them, behind any gap in the log."""
+
+    __slots__ = ("end", "failures", "first_failure", "items", "next_offset", "origin", "reason", "since", "state", "tp")
+
+    def __init__(self, tp: TopicPartition) -> None:
+        self.tp = tp
+        self.origin = origin_of(tp.topic, tp.partition)
+        self.state = State.UNPLACED
+        self.next_offset = -1
+        self.items: deque[Item] = deque()
+        self.end = -1
+        self.failures = 0  # of the message that stands first
+        self.first_failure = 0.0
+        self.reason = ""
+        self.since = time.monotonic()  # in this state
+
+    def enter(self, state: State, reason: str = "") -> None:
+        """Change the state."""
+        if state is not self.state:
+            self.since = time.monotonic()
+        self.state = state
+        self.reason = reason
+
+    def place(self, offset: int) -> None:
+        """Reading starts at the stored `offset`."""
+        if offset != self.next_offset:
+            self.failures = 0
+        self.next_offset = self.end = offset
+        self.items.clear()
+        self.enter(State.READY)
+
+    def displace(self) -> None:
+        """What is in memory may be wrong: read the stored offset again before anything else."""
+        self.items.clear()
+        self.enter(State.UNPLACED)
+
+    def after(self, count: int) -> int:
+        """The offset to store when the first `count` items are done."""
+        return self.end if count == len(self.items) else self.items[count - 1].record.offset + 1
+
+    def done(self, count: int, offset: int) -> None:
+        """The first `count` items are handled, and `offset` is stored."""
+        if self.state is State.UNPLACED:  # displaced meanwhile: what is stored is read anew
+            return
+        for _ in range(count):
+            self.items.popleft()
+        self.next_offset = offset
+        self.failures = 0

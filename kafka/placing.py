@@ -1,0 +1,154 @@
+"""Places partitions: after each rebalance, reading goes on at the stored offset (aiokafka forgets its positions)."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import IllegalStateError, KafkaError
+
+from ..errors import OffsetOutOfRange, OffsetUnknown, PostgresUnavailable
+from ..executor import Backoff
+from .metrics import ConsumerMetrics
+from .offsets import Move, OffsetsMoved, OffsetStore
+from .partition import Partition, State
+from .subscription import Subscription
+
+__all__ = ["Placer"]
+
+log = logging.getLogger("sidings.consumer")
+
+_REFUSED_SECONDS = 10.0  # how often to look again at a partition whose offset lies beyond the end
+
+
+class Placer:
+    """Gives each new partition its place in the log, in the background, until it has one."""
+
+    def __init__(
+        self,
+        client: AIOKafkaConsumer,
+        partitions: Mapping[TopicPartition, Partition],
+        subscriptions: Mapping[str, Subscription[object]],
+        offsets: OffsetStore,
+        metrics: ConsumerMetrics,
+        *,
+        request_seconds: float,
+        on_placed: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._partitions = partitions
+        self._subscriptions = subscriptions
+        self._offsets = offsets
+        self._metrics = metrics
+        self._request_seconds = request_seconds
+        self._on_placed = on_placed
+        self._wanted = asyncio.Event()
+
+    def wake(self) -> None:
+        """Some partition has to be placed."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Place partitions for ever. Raises `OffsetUnknown` where the declaration asks for that."""
+        backoff = Backoff()
+        while True:
+            waiting = [p for p in self._partitions.values() if p.state in (State.UNPLACED, State.REFUSED)]
+            waiting = [p for p in waiting if p.tp.topic in self._subscriptions]
+            refused = [p for p in waiting if p.state is State.REFUSED]
+            try:
+                async with asyncio.timeout(_REFUSED_SECONDS if refused else None):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+            self._wanted.clear()
+            try:
+                await self._place_all()
+                backoff.reset()
+            except (PostgresUnavailable, OffsetsMoved, KafkaError, TimeoutError) as error:
+                log.warning("partitions could not be placed yet, trying again: %r", error)
+                self._wanted.set()
+                await backoff.sleep()
+
+    async def _place_all(self) -> None:
+        waiting = {
+            p.tp: p
+            for p in self._partitions.values()
+            if p.state in (State.UNPLACED, State.REFUSED) and p.tp.topic in self._subscriptions
+        }
+        if not waiting:
+            return
+        async with asyncio.timeout(self._request_seconds):
+            first = await self._client.beginning_offsets(list(waiting))
+            end = await self._client.end_offsets(list(waiting))
+        stored = await self._offsets.load(waiting.keys())
+        if missing := waiting.keys() - stored.keys():
+            await self._offsets.create(await self._starts(missing, first, end))
+            stored = await self._offsets.load(waiting.keys())
+        for tp, partition in waiting.items():
+            await self._place(partition, stored[tp], first[tp], end[tp])
+        self._on_placed()
+
+    async def _starts(
+        self,
+        missing: Collection[TopicPartition],
+        first: Mapping[TopicPartition, int],
+        end: Mapping[TopicPartition, int],
+    ) -> dict[TopicPartition, int]:
+        """Where partitions without a stored offset start, as their subscription says."""
+        starts: dict[TopicPartition, int] = {}
+        for tp in missing:
+            match self._subscriptions[tp.topic].start:
+                case "earliest":
+                    starts[tp] = first[tp]
+                case "latest":
+                    starts[tp] = end[tp]
+                case "committed":
+                    async with asyncio.timeout(self._request_seconds):
+                        committed: int | None = await self._client.committed(tp)
+                    starts[tp] = first[tp] if committed is None else committed
+                case "fail":
+                    raise OffsetUnknown(
+                        f"no offset is stored for {tp.topic}/{tp.partition}, and its consumer says start='fail': "
+                        "give another start, or insert the row into consumer_offset"
+                    )
+        return starts
+
+    async def _place(self, partition: Partition, stored: int, first: int, end: int) -> None:
+        tp = partition.tp
+        if self._partitions.get(tp) is not partition or partition.state not in (State.UNPLACED, State.REFUSED):
+            return
+        if stored > end:
+            self._refuse(partition, stored, end)
+            return
+        if stored < first:
+            # Never silently: these messages were deleted before they were handled. Going on is all that is left.
+            self._metrics.missed(tp.topic, first - stored)
+            log.error(
+                "%s: the log now begins at %s, offsets %s to %s were deleted before this service has read them "
+                "(retention); going on at %s",
+                *(partition.origin, first, stored, first - 1, first),
+            )
+            await self._offsets.jump(Move(tp, stored, first))
+            stored = first
+        try:
+            self._client.seek(tp, stored)
+            self._client.resume(tp)
+        except IllegalStateError:
+            return  # revoked meanwhile
+        partition.place(stored)
+
+    def _refuse(self, partition: Partition, stored: int, end: int) -> None:
+        error = OffsetOutOfRange(
+            f"{partition.origin}: the stored offset {stored} lies beyond the end of the log ({end}), as after the topic "
+            "was deleted and made anew: nothing of it is consumed. Where that is meant, delete the partition's row "
+            "from consumer_offset; it then starts as its consumer's start= says"
+        )
+        if partition.state is not State.REFUSED:
+            log.error("%s", error)
+        partition.enter(State.REFUSED, str(error))
+
+
+def age_of(partition: Partition) -> float:
+    """Seconds since the partition entered its state."""
+    return time.monotonic() - partition.since

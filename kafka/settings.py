@@ -1,0 +1,163 @@
+"""How to reach Kafka, and how the consumer behaves towards it. Durations are seconds."""
+
+import ssl
+from pathlib import Path
+from typing import Any, Literal
+
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.helpers import create_ssl_context
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+
+from ..errors import ConfigurationError
+
+__all__ = ["KafkaSettings"]
+
+Mechanism = Literal["PLAIN", "GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
+
+
+class KafkaSettings(BaseModel):
+    """How to reach Kafka, and how the consumer behaves towards it.
+
+    bootstrap: ``host:port``, several separated by commas. group: the consumer group; default: the service's name.
+
+    TLS and SASL go to aiokafka as they are. security_protocol: ``PLAINTEXT``, ``SSL``, ``SASL_PLAINTEXT``, ``SASL_SSL``.
+    ssl_context: one of your own; otherwise it is made from cafile (default: the system's authorities), certfile,
+    keyfile and keyfile_password. sasl_username and sasl_password serve PLAIN and SCRAM;
+    sasl_oauth_token_provider serves OAUTHBEARER, the kerberos names serve GSSAPI.
+
+    isolation_level: ``read_committed`` leaves out messages of aborted transactions.
+    session_seconds: without a heartbeat for so long, Kafka gives the partitions to others; it is a part of the time
+    that a takeover takes after a kill. rebalance_seconds: how long a rebalance waits for a slow member.
+    request_seconds: how long any request to Kafka may take; longer than rebalance_seconds.
+    fetch_seconds: how long Kafka may wait for new messages; a partition that resumes may wait as long.
+    metadata_seconds: how often to look for new partitions and topics.
+    max_records: most messages in one transaction. batch_seconds: after so long the transaction is committed, and
+    what is left of the messages goes into the next one.
+
+    Raises `ConfigurationError` for values that cannot work.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    bootstrap: str = Field(min_length=1)
+    group: str | None = Field(default=None, min_length=1)
+    client_id: str | None = None
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    ssl_context: ssl.SSLContext | None = None
+    cafile: Path | None = None
+    certfile: Path | None = None
+    keyfile: Path | None = None
+    keyfile_password: SecretStr | None = None
+    sasl_mechanism: Mechanism = "PLAIN"
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    sasl_oauth_token_provider: AbstractTokenProvider | None = None
+    sasl_kerberos_service_name: str = "kafka"
+    sasl_kerberos_domain_name: str | None = None
+    isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    session_seconds: float = Field(default=10.0, ge=1)
+    rebalance_seconds: float = Field(default=20.0, ge=1)
+    request_seconds: float = Field(default=40.0, gt=0)
+    fetch_seconds: float = Field(default=0.25, gt=0)
+    fetch_bytes: int = Field(default=50 * 1024 * 1024, ge=1)
+    partition_fetch_bytes: int = Field(default=1024 * 1024, ge=1)
+    metadata_seconds: float = Field(default=60.0, gt=0)
+    max_records: int = Field(default=1_000, ge=1, le=100_000)
+    batch_seconds: float = Field(default=0.5, gt=0)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, data: Any, handler: ModelWrapValidatorHandler["KafkaSettings"]) -> "KafkaSettings":
+        try:
+            settings = handler(data)
+        except ValidationError as error:
+            what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
+            raise ConfigurationError(f"KafkaSettings: {what}") from None
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        sasl = self.security_protocol.startswith("SASL")
+        if sasl and (self.sasl_mechanism == "PLAIN" or self.sasl_mechanism.startswith("SCRAM")):
+            if self.sasl_username is None or self.sasl_password is None:
+                raise ConfigurationError(
+                    f"security_protocol={self.security_protocol!r} with sasl_mechanism={self.sasl_mechanism!r} needs "
+                    "sasl_username and sasl_password"
+                )
+        if sasl and self.sasl_mechanism == "OAUTHBEARER" and self.sasl_oauth_token_provider is None:
+            raise ConfigurationError("sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider")
+        if not sasl and (self.sasl_username is not None or self.sasl_password is not None):
+            raise ConfigurationError(
+                f"sasl_username is given, but security_protocol={self.security_protocol!r} does not use it: "
+                "give security_protocol='SASL_SSL'"
+            )
+        if not self.tls and (self.cafile or self.certfile or self.ssl_context):
+            raise ConfigurationError(
+                f"TLS files are given, but security_protocol={self.security_protocol!r} does not use them: "
+                "give security_protocol='SSL' or 'SASL_SSL'"
+            )
+        if self.request_seconds <= self.rebalance_seconds:
+            raise ConfigurationError(
+                f"request_seconds={self.request_seconds} must be longer than rebalance_seconds="
+                f"{self.rebalance_seconds}: the request to join the group waits for the slowest member"
+            )
+        for name in ("cafile", "certfile", "keyfile"):
+            path: Path | None = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ConfigurationError(f"{name}={str(path)!r} is no file")
+
+    @property
+    def tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.security_protocol in ("SSL", "SASL_SSL")
+
+    def client_options(self) -> dict[str, Any]:
+        """The keyword arguments that every client of aiokafka takes: address, TLS, SASL, timeouts."""
+        return {
+            "bootstrap_servers": self.bootstrap.replace(" ", "").split(","),
+            "security_protocol": self.security_protocol,
+            "ssl_context": self._tls_context(),
+            "sasl_mechanism": self.sasl_mechanism,
+            "sasl_plain_username": self.sasl_username,
+            "sasl_plain_password": self.sasl_password.get_secret_value() if self.sasl_password else None,
+            "sasl_oauth_token_provider": self.sasl_oauth_token_provider,
+            "sasl_kerberos_service_name": self.sasl_kerberos_service_name,
+            "sasl_kerberos_domain_name": self.sasl_kerberos_domain_name,
+            "request_timeout_ms": _ms(self.request_seconds),
+            "metadata_max_age_ms": _ms(self.metadata_seconds),
+        }
+
+    def consumer_options(self) -> dict[str, Any]:
+        """`client_options`, and what a consumer of a group takes beside them."""
+        return self.client_options() | {
+            "session_timeout_ms": _ms(self.session_seconds),
+            "heartbeat_interval_ms": _ms(min(3.0, self.session_seconds / 3)),
+            "rebalance_timeout_ms": _ms(self.rebalance_seconds),
+            "isolation_level": self.isolation_level,
+            "fetch_max_wait_ms": _ms(self.fetch_seconds),
+            "fetch_max_bytes": self.fetch_bytes,
+            "max_partition_fetch_bytes": self.partition_fetch_bytes,
+        }
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        if not self.tls or self.ssl_context is not None:
+            return self.ssl_context
+        password = self.keyfile_password.get_secret_value() if self.keyfile_password else None
+        try:
+            return create_ssl_context(
+                cafile=self.cafile, certfile=self.certfile, keyfile=self.keyfile, password=password
+            )
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(f"the TLS files cannot be used: {error}") from error
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

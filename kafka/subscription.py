@@ -1,0 +1,122 @@
+"""One topic's declaration: how its messages are decoded, who handles them, and what happens when that fails."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter
+from tenacity import retry_if_not_exception_type, stop_after_attempt, wait_exponential, wait_random
+
+from ..errors import ConfigurationError, UndecodableMessage
+from ..jobs import Job, Registry, Retry, Transaction
+from .message import Message, Record, StoredMessage
+
+__all__ = ["MESSAGE_PREFIX", "Decoder", "Start", "Subscription"]
+
+T = TypeVar("T")
+
+Start = Literal["earliest", "latest", "committed", "fail"]
+Decoder = Callable[[Message[bytes | None]], Any]
+Handler = Callable[[Any, Transaction], Awaitable[object]]
+
+MESSAGE_PREFIX = "message:"  # begins the types of jobs that are stored messages; a partial index relies on it
+
+
+class Subscription(Generic[T]):
+    """A topic and its handler, made by ``Service.consumer``; see there."""
+
+    def __init__(
+        self,
+        topic: str,
+        handler: Handler,
+        *,
+        model: Any = None,
+        batch: int | None = None,
+        decoder: Decoder | None = None,
+        retry: Retry | None = None,
+        isolate: bool = False,
+        start: Start = "earliest",
+        timeout: float | None = 30.0,
+    ) -> None:
+        if not inspect.iscoroutinefunction(handler):
+            raise ConfigurationError(f"the handler of {topic!r} must be `async def`: it works in a transaction")
+        if batch is not None and batch < 1:
+            raise ConfigurationError(f"{topic}: batch={batch!r}: give a positive number, or None for single messages")
+        if start not in ("earliest", "latest", "committed", "fail"):
+            raise ConfigurationError(f"{topic}: start={start!r}: give 'earliest', 'latest', 'committed' or 'fail'")
+        if timeout is not None and timeout <= 0:
+            raise ConfigurationError(f"{topic}: timeout={timeout!r}: give a positive number of seconds, or None")
+        self.topic = topic
+        self.handler = handler
+        self.batch = batch
+        self.isolate = isolate
+        self.start: Start = start
+        self.timeout = timeout
+        self.retry = retry or Retry(
+            wait=wait_exponential(multiplier=0.2, max=10) + wait_random(0, 0.2), stop=stop_after_attempt(5)
+        )
+        # A stored message is never given up; one that still cannot be decoded goes back to waiting for a person.
+        self.job_retry = (isolate and retry) or Retry(
+            retry=retry_if_not_exception_type(UndecodableMessage), on_exhausted="hold"
+        )
+        self.job_type_name = MESSAGE_PREFIX + topic
+        self._decoder = decoder
+        model = _model_of(handler, topic, batch is not None) if model is None and decoder is None else model
+        self._raw = decoder is None and model in (bytes, bytes | None)
+        self._adapter: TypeAdapter[Any] | None = None if self._raw or model is None else TypeAdapter(model)
+
+    def decode(self, record: Record) -> Message[T]:
+        """Decode `record`. Raises `UndecodableMessage`."""
+        value: Any = record.value
+        try:
+            if self._decoder is not None:
+                value = self._decoder(_message(value, record))
+                if self._adapter is not None:
+                    value = self._adapter.validate_python(value)
+            elif self._adapter is not None:
+                value = self._adapter.validate_json(b"null" if value is None else value)
+        except Exception as error:  # a decoder may raise anything; whatever it is, the message is kept
+            raise UndecodableMessage(f"{type(error).__name__}: {error}") from error
+        return _message(value, record)
+
+    async def call(self, messages: list[Message[T]], tx: Transaction) -> None:
+        """Run the handler: once with the list, or once with the only message."""
+        await self.handler(messages if self.batch is not None else messages[0], tx)
+
+    def register(self, registry: Registry) -> None:
+        """Declare the job type of this topic's stored messages: transactional, so that their effects too happen once."""
+
+        async def handle(job: Job[StoredMessage]) -> None:
+            await self.call([self.decode(job.payload.record())], job.tx)
+
+        declare = registry.job(
+            name=self.job_type_name,
+            payload=StoredMessage,
+            retry=self.job_retry,
+            timeout=self.timeout,
+            transactional=True,
+        )
+        declare(handle)
+
+
+def _message(value: Any, record: Record) -> Message[Any]:
+    return Message(value, record.topic, record.partition, record.offset, record.timestamp, record.key, record.headers)
+
+
+def _model_of(handler: Handler, topic: str, listed: bool) -> Any:
+    """X of the handler's ``Message[X]`` (or ``list[Message[X]]``) annotation."""
+    remedy = (
+        f"annotate the handler's first parameter as {'list[Message[X]]' if listed else 'Message[X]'}, or give model=X"
+    )
+    parameters = list(inspect.signature(handler).parameters.values())
+    if len(parameters) != 2:
+        raise ConfigurationError(f"the handler of {topic!r} must take a message and a transaction")
+    try:
+        hint = get_type_hints(handler).get(parameters[0].name)
+    except NameError as error:
+        raise ConfigurationError(f"{topic}: the annotation cannot be resolved ({error}); {remedy}") from None
+    if listed and get_origin(hint) is list:
+        hint = get_args(hint)[0]
+    if get_origin(hint) is not Message:
+        raise ConfigurationError(f"{topic}: the model of its messages is unknown; {remedy}")
+    return get_args(hint)[0]

@@ -1,0 +1,95 @@
+"""Metrics and health over HTTP, from a thread of its own, so that it answers although the event loop hangs."""
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from .errors import ConfigurationError
+
+__all__ = ["Monitor", "address_of"]
+
+Problems = Callable[[], list[str]]
+
+
+def address_of(http: str | int) -> tuple[str, int]:
+    """Host and port of ``"host:port"``, ``":port"`` or a port; without a host: all addresses.
+
+    Raises `ConfigurationError`.
+    """
+    host, colon, port = str(http).rpartition(":")
+    if not port.isdigit() or int(port) > 65_535 or (colon and not host and not str(http).startswith(":")):
+        raise ConfigurationError(f"http={http!r}: give 'host:port' or a port, 0 for a free one")
+    return host.strip("[]") or "0.0.0.0", int(port)
+
+
+class Monitor:
+    """Serves ``/metrics`` (Prometheus' text), ``/health`` and ``/ready``: 200 with ``{"status": "ok"}``, or 503 with the
+    list of problems. The functions are called from the server's threads."""
+
+    def __init__(
+        self, http: str | int, registry: CollectorRegistry, *, problems: Problems, not_ready: Problems
+    ) -> None:
+        self._wanted = address_of(http)
+        self._registry = registry
+        self._pages = {"/health": problems, "/ready": not_ready}
+        self._server: ThreadingHTTPServer | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Where it listens, once started."""
+        return None if self._server is None else (self._server.server_address[0], self._server.server_address[1])
+
+    def start(self) -> None:
+        """Listen. Raises `ConfigurationError` if the address cannot be used."""
+        monitor = self
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 10  # a client that says nothing does not keep its thread
+
+            def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+                status, content_type, body = monitor._answer(self.path.partition("?")[0])
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing: probes come every few seconds."""
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+        try:
+            self._server = Server(self._wanted, Handler)
+        except OSError as error:
+            raise ConfigurationError(
+                f"http={':'.join(map(str, self._wanted))}: cannot listen there: {error}"
+            ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="sidings http", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join(timeout=1.0)
+            self._server = self._thread = None
+
+    def _answer(self, path: str) -> tuple[int, str, bytes]:
+        if path == "/metrics":
+            return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+        page = self._pages.get(path)
+        if page is None:
+            return 404, "text/plain", b"/metrics, /health, /ready\n"
+        problems = page()
+        text = {"status": "problems", "problems": problems} if problems else {"status": "ok"}
+        return (503 if problems else 200), "application/json", json.dumps(text).encode()

@@ -1,0 +1,390 @@
+"""The service: what its author declares, and how the parts start, stop and fail together."""
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from .environment import environment
+from .errors import ConfigurationError
+from .executor import ExecutorSettings, PostgresSettings
+from .jobs import Registry, Retry, Transaction
+from .kafka import (
+    Consumer,
+    Decoder,
+    KafkaExecutor,
+    KafkaSettings,
+    Start,
+    StaticAssignment,
+    Subscription,
+    Transactions,
+)
+from .monitor import Monitor
+from .schema import Migration, migrate
+
+__all__ = ["Service"]
+
+log = logging.getLogger("sidings.service")
+
+H = TypeVar("H", bound=Callable[..., Awaitable[object]])
+
+_LEAVE_SECONDS = 10.0
+
+
+class Service:
+    """A service between Kafka and its own Postgres database::
+
+        service = Service("tracker", postgres="postgresql://localhost/tracker", kafka="localhost:9092")
+
+        @service.consumer("positions", model=Position)
+        async def on_position(message: Message[Position], tx: Transaction) -> None:
+            await send_eta.enqueue(tx, SendEta(...))
+
+        asyncio.run(service.run())  # or: async with service: ...
+
+    name: of the service. It is the consumer group, the owner of the schema, and a label of every metric.
+    postgres: a DSN, or `PostgresSettings`. kafka: bootstrap servers, or `KafkaSettings`; None for a service that brings
+    its own consumer (`executor.rebalance_listener`) or has a fixed `assignment`.
+    topics: joined beside those that have a consumer here, for jobs whose origin is one of their partitions.
+    schema: of Sidings' tables. executor: how jobs run. http: ``"host:port"`` or a port for ``/metrics``, ``/health`` and
+    ``/ready``; None: not served. prometheus: where the metrics are registered.
+
+    It starts without Kafka and without Postgres, and waits for them. A wrong schema ends it with a `SchemaError`, at
+    once or as soon as the database answers; a part that dies unexpectedly brings the whole service down.
+
+    Raises `ConfigurationError`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        postgres: str | PostgresSettings | None = None,
+        kafka: str | KafkaSettings | None = None,
+        assignment: StaticAssignment | None = None,
+        topics: Collection[str] = (),
+        schema: str | None = None,
+        executor: ExecutorSettings | None = None,
+        http: str | int | None = None,
+        prometheus: CollectorRegistry = REGISTRY,
+    ) -> None:
+        if not name:
+            raise ConfigurationError("Service(name): give a name; it owns the schema and names the consumer group")
+        if kafka is not None and assignment is not None:
+            raise ConfigurationError("kafka= and assignment= exclude each other: either Kafka assigns, or you do")
+        if isinstance(topics, str):
+            raise ConfigurationError(f"topics={topics!r}: give a list of topics")
+        if topics and kafka is None:
+            raise ConfigurationError("topics= needs kafka=: it is Kafka that assigns their partitions")
+        self.name = name
+        self.registry = Registry()
+        self._kafka = KafkaSettings(bootstrap=kafka) if isinstance(kafka, str) else kafka
+        self._assignment = assignment
+        self._topics = tuple(topics)
+        self._prometheus = prometheus
+        self._subscriptions: dict[str, Subscription[Any]] = {}
+        self._postgres = _postgres(postgres, schema)
+        self._executor: KafkaExecutor | None = None
+        self._transactions: Transactions | None = None
+        if self._postgres is not None:
+            self.registry.schema = self._postgres.schema_name
+            self._executor = KafkaExecutor(name, self.registry, self._postgres, executor, prometheus=prometheus)
+            self._executor.rebalance_listener.on_refused = self._fail
+            self._transactions = Transactions(self._postgres, self._executor.committed)
+        self._monitor = (
+            None if http is None else Monitor(http, prometheus, problems=self.problems, not_ready=self._not_ready)
+        )
+        self._consumer: Consumer | None = None
+        self._stack: AsyncExitStack | None = None
+        self._stop = asyncio.Event()
+        self._failure: asyncio.Future[None] | None = None
+        self._stopping = False
+
+    @classmethod
+    def from_env(cls, name: str, **overrides: Any) -> "Service":
+        """A service whose settings come from environment variables: ``SIDINGS_POSTGRES``, ``SIDINGS_KAFKA``,
+        ``SIDINGS_HTTP``, ``SIDINGS_TOPICS`` and those of `KafkaSettings`, `PostgresSettings` and `ExecutorSettings`, e.g.
+        ``SIDINGS_KAFKA_SASL_USERNAME``, ``SIDINGS_POSTGRES_POOL_SIZE``, ``SIDINGS_EXECUTOR_CONCURRENCY``.
+
+        overrides: arguments of `Service`, which win over the environment. Raises `ConfigurationError`.
+        """
+        return cls(name, **(environment() | overrides))
+
+    # -- what its author declares -----------------------------------------------------------------------------------
+
+    @property
+    def job(self) -> Callable[..., Any]:
+        """Declare a job type: ``@service.job(group="order_id", ...)``; see `Registry.job`."""
+        return self.registry.job
+
+    def include(self, registry: Registry) -> None:
+        """Take over the job types of a `Registry` of another module. Raises `ConfigurationError` for a name twice."""
+        self.registry.include(registry)
+
+    def consumer(
+        self,
+        topic: str,
+        *,
+        model: Any = None,
+        batch: int | None = None,
+        decoder: Decoder | None = None,
+        retry: Retry | None = None,
+        isolate: bool = False,
+        start: Start = "earliest",
+        timeout: float | None = 30.0,
+    ) -> Callable[[H], H]:
+        """Handle the messages of `topic`, effects exactly once::
+
+            @service.consumer("positions", model=Position)
+            async def on_position(message: Message[Position], tx: Transaction) -> None: ...
+
+        What the handler writes through `tx` commits together with the message's offset; a message that is delivered
+        again changes nothing. Effects elsewhere (HTTP calls) may happen again: make them jobs. Many messages share one
+        transaction. A failing one is tried again alone, with `retry`, while only its partition waits; then it is
+        parked as a job of its key's group, and while it waits there, later messages of the key are parked behind it.
+
+        model: of the JSON value; default: X of the handler's ``Message[X]``; `bytes` leaves the value as it is.
+        batch: the handler gets lists of up to so many messages, each list of one partition.
+        decoder: makes the value from the raw message, instead of JSON. A message that cannot be decoded is kept as a
+            held job with its bytes and its error, and does not delay the others, not even those of its key.
+        retry: for a failing message before it is parked; default: 5 attempts, 0.2 s to 10 s apart. With `isolate`, for
+            its job; default: for ever. A parked message is tried for ever, as jobs are by default.
+        isolate: store each message as a job of its key's group, and run the handler from there.
+        start: where to begin when no offset is stored: ``"earliest"``, ``"latest"``, ``"committed"`` (the group's offset
+            in Kafka, else earliest), or ``"fail"``, which ends the service with `OffsetUnknown`.
+        timeout: seconds that one call of the handler may take, then it has failed; None: any.
+
+        A parked or isolated message is a transactional job: its effects too happen exactly once. Returns the handler
+        unchanged. Raises `ConfigurationError`.
+        """
+
+        def declare(handler: H) -> H:
+            if self._transactions is None:
+                raise ConfigurationError(f"the consumer of {topic!r} stores its offsets in Postgres: give postgres=...")
+            if topic in self._subscriptions:
+                raise ConfigurationError(f"two consumers are declared for the topic {topic!r}")
+            subscription: Subscription[Any] = Subscription(
+                topic,
+                handler,
+                model=model,
+                batch=batch,
+                decoder=decoder,
+                retry=retry,
+                isolate=isolate,
+                start=start,
+                timeout=timeout,
+            )
+            subscription.register(self.registry)
+            self._subscriptions[topic] = subscription
+            return handler
+
+        return declare
+
+    # -- what it offers at run time ---------------------------------------------------------------------------------
+
+    @property
+    def executor(self) -> KafkaExecutor:
+        """Runs the jobs: `held` origins, `wake`, `rebalance_listener`. Raises `ConfigurationError` without Postgres."""
+        if self._executor is None:
+            raise ConfigurationError(f"the service {self.name!r} has no executor: give postgres=...")
+        return self._executor
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[Transaction]:
+        """A transaction that commits at the end of the block; jobs that were stored in it start at once::
+
+            async with service.transaction() as tx:
+                await send_eta.enqueue(tx, SendEta(...), origin="positions/3")
+
+        Raises `PostgresUnavailable`; if that comes from the end of the block, it may have committed.
+        """
+        if self._transactions is None:
+            raise ConfigurationError(f"the service {self.name!r} has no database: give postgres=...")
+        async with self._transactions.open() as tx:
+            yield tx
+
+    async def migrate(self) -> list[Migration]:
+        """Bring the schema up to this release; safe when many processes do it at once. Raises `SchemaError`."""
+        if self._postgres is None:
+            raise ConfigurationError(f"the service {self.name!r} has no database: give postgres=...")
+        return await migrate(self._postgres.dsn, service=self.name, schema=self._postgres.schema_name)
+
+    @property
+    def http_address(self) -> tuple[str, int] | None:
+        """Host and port of the metrics and health pages while the service runs."""
+        return None if self._monitor is None else self._monitor.address
+
+    def problems(self) -> list[str]:
+        """What ``/health`` complains about; empty when all is well. Any thread may call it."""
+        found: list[str] = []
+        if self._stack is None:
+            found.append("the service does not run")
+        if self._executor is not None:
+            found += self._executor.problems()
+        if self._consumer is not None:
+            found += self._consumer.problems()
+        return found
+
+    def _not_ready(self) -> list[str]:
+        found = self.problems()
+        if self._consumer is not None and not self._consumer.joined:
+            found.append("the consumer has no assignment yet")
+        if self._stopping:
+            found.append("the service is stopping")
+        return found
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run until SIGTERM or SIGINT, or `stop`: then let handlers end, for `ExecutorSettings.shutdown_seconds` at most.
+        A second signal cancels them.
+
+        Raises what brought the service down, e.g. `SchemaError`.
+        """
+        with self._signals():
+            async with self:
+                await self._stop.wait()
+
+    def stop(self) -> None:
+        """Ask `run` to stop gracefully."""
+        self._stop.set()
+
+    async def __aenter__(self) -> Self:
+        if self._stack is not None or self._stopping:
+            raise ConfigurationError(f"the service {self.name!r} has been started before: make another one")
+        self._failure = asyncio.get_running_loop().create_future()
+        async with AsyncExitStack() as stack:
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            await self._start(stack, tasks)
+            self._stack = stack.pop_all()
+        log.info("the service %r runs", self.name)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._stack is not None
+        self._stopping = True
+        try:
+            await self._stack.__aexit__(kind, error, traceback)
+        except BaseExceptionGroup as group:
+            raise _only(group) from None
+        finally:
+            self._stack = None
+
+    async def _start(self, stack: AsyncExitStack, tasks: asyncio.TaskGroup) -> None:
+        """Start the parts. They stop in the reverse order: the consumer takes up nothing more, the executor lets its
+        handlers end and gives its origins back, the consumer leaves the group, the connections are closed."""
+        watcher = tasks.create_task(self._watch_failure(), name="sidings failure")
+        stack.callback(watcher.cancel)
+        if self._monitor is not None:
+            self._monitor.start()
+            stack.callback(self._monitor.stop)
+        if self._executor is None or self._transactions is None:
+            return
+        await self._transactions.start()
+        stack.push_async_callback(self._transactions.stop)
+        consumer = self._make_consumer()
+        if consumer is not None:
+            stack.push_async_callback(self._leave_group)
+        await self._executor.start()
+        stack.push_async_callback(self._executor.stop)
+        stack.callback(self._executor.rebalance_listener.close)
+        tasks.create_task(self._supervise("the executor", self._executor.wait()), name="sidings executor's end")
+        if self._assignment is not None:
+            self._executor.assign(self._assignment.origins)
+        if consumer is not None:
+            task = tasks.create_task(self._supervise("the consumer", consumer.run()), name="sidings consumer")
+            self._consumer, self._consumer_task = consumer, task
+            stack.push_async_callback(consumer.drain, self._executor.settings.shutdown_seconds)
+
+    def _make_consumer(self) -> Consumer | None:
+        if self._kafka is None:
+            if self._subscriptions:
+                raise ConfigurationError(f"consumers of {', '.join(self._subscriptions)} are declared: give kafka=...")
+            return None
+        if self._transactions is None or not (self._subscriptions or self._topics):
+            return None
+        return Consumer(
+            self.name,
+            self._kafka,
+            self._subscriptions,
+            self._topics,
+            self._transactions,
+            self.executor.rebalance_listener,
+            prometheus=self._prometheus,
+        )
+
+    async def _leave_group(self) -> None:
+        if self._consumer is None:
+            return
+        self._consumer.leave()
+        await asyncio.wait([self._consumer_task], timeout=_LEAVE_SECONDS)
+        self._consumer_task.cancel()
+
+    async def _supervise(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+        """Bring the service down when a part of it ends by itself."""
+        try:
+            await work
+        except Exception:
+            log.critical("%s has died; the service stops", what)
+            raise
+        if not self._stopping:
+            raise RuntimeError(f"{what} has ended although nobody asked it to")
+
+    async def _watch_failure(self) -> None:
+        assert self._failure is not None
+        await self._failure
+
+    def _fail(self, error: Exception) -> None:
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT: the first stops gracefully, the next ones firmly."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals reach the main thread only; whoever runs a loop elsewhere calls stop()
+            return
+        loop = asyncio.get_running_loop()
+        names = (signal.SIGTERM, signal.SIGINT)
+        for name in names:
+            loop.add_signal_handler(name, self._signalled, name)
+        try:
+            yield
+        finally:
+            for name in names:
+                loop.remove_signal_handler(name)
+
+    def _signalled(self, name: signal.Signals) -> None:
+        if not self._stop.is_set():
+            log.info("%s: stopping gracefully", name.name)
+            self._stop.set()
+            return
+        log.warning("%s again: cancelling what still runs", name.name)
+        if self._executor is not None:
+            self._executor.cancel_all()
+        if self._consumer is not None:
+            self._consumer.cancel()
+
+
+def _postgres(postgres: str | PostgresSettings | None, schema: str | None) -> PostgresSettings | None:
+    if isinstance(postgres, str):
+        return PostgresSettings(dsn=postgres, schema_name=schema or "sidings")
+    if postgres is not None and schema is not None and schema != postgres.schema_name:
+        raise ConfigurationError(f"schema={schema!r} contradicts PostgresSettings.schema_name={postgres.schema_name!r}")
+    return postgres
+
+
+def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The only exception of the group, or the group: one cause is raised as itself."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
