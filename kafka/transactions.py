@@ -113,7 +113,7 @@ class Transactions:
         finally:
             await self._release(connection)
         if tx.enqueued:
-            self._on_enqueued(tx.enqueued)
+            self._on_committed(tx.enqueued)
 
     async def _acquire(self) -> Connection:
         if self._pool is None:
