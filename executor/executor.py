@@ -230,6 +230,7 @@ class Executor:
                 self.cycles.run(),
                 self.reader.run(),
                 self._reconciler.run(),
+                self._reconciler.tend(),
                 self._promoter.run(),
                 self._upkeep.run(),
                 self.workers.watch(),

@@ -252,8 +252,7 @@ class Reader:
             self.server = server
         self._marks.reset()
         self._give_up(plan)
-        for queue in self._scheduler.origins.values():
-            self._scheduler.forget_waiting(queue)
+        self._scheduler.forget_waiting(*self._scheduler.origins.values())
         self._on_new_server()
 
 

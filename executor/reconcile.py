@@ -114,8 +114,15 @@ class Reconciler:
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
+    async def tend(self) -> None:
+        """Look at assignments and deadlines for ever. Apart from `run`, which may be waiting for a database that hangs
+        while leases run out."""
+        while True:
+            self._turn(self.desired - self._yielded)
+            await asyncio.sleep(min(0.25, self._settings.lease_seconds / 30))
+
     async def run(self) -> None:
-        """Reconcile for ever, at a change and twice per lease third."""
+        """Acquire and release for ever, at a change and now and then."""
         backoff = Backoff()
         while True:
             pause = min(1.0, self._settings.lease_seconds / 6)
@@ -151,6 +158,7 @@ class Reconciler:
     def _turn(self, wanted: frozenset[str]) -> None:
         """Start and end drains."""
         time = now()
+        ending: list[OriginQueue] = []
         for queue in list(self._scheduler.origins.values()):
             expiring = time >= queue.deadline - self._settings.soft_seconds
             if queue.name in wanted and not expiring:
@@ -165,9 +173,11 @@ class Reconciler:
                 if expiring:
                     log.warning("the lease of %s cannot be renewed: stopping its jobs", queue.name)
                 self._cycles.unname(self._workers.unclaim(queue))
-                self._scheduler.drain(queue)
+                ending.append(queue)
             if expiring or time >= self._drain_until.get(queue, time):
                 self._workers.cancel(queue, CancelReason.STOPPING)
+        if ending:
+            self._scheduler.drain(*ending)
 
     async def _let_go_of_drained(self, wanted: frozenset[str]) -> bool:
         """Forget the drained origins that are not wanted, after a cycle that names none of their jobs."""

@@ -196,41 +196,47 @@ class Scheduler:
         queue.running.clear()
         queue.lanes.clear()
 
-    def drain(self, queue: OriginQueue) -> None:
-        """Choose nothing more of this origin. What runs goes on."""
-        queue.draining = True
-        self.forget_waiting(queue)
+    def drain(self, *queues: OriginQueue) -> None:
+        """Choose nothing more of these origins. What runs goes on."""
+        for queue in queues:
+            queue.draining = True
+        self.forget_waiting(*queues)
 
     def resume(self, queue: OriginQueue) -> None:
         """Take a draining origin back, under the epoch that it still has."""
         queue.draining = False
 
-    def forget_waiting(self, queue: OriginQueue) -> None:
-        """Drop the waiting jobs of an origin, so that it is read from position 0 again; what runs stays known."""
-        queue.version += 1
-        queue.high = 0
-        queue.backlogged = True
+    def forget_waiting(self, *queues: OriginQueue) -> None:
+        """Drop the waiting jobs of these origins, to be read from position 0 again; what runs stays known."""
+        gone = set(queues)
         for level in self._levels.values():
-            stay = [item for item in level if item.origin is not queue]
+            stay = [item for item in level if item.origin not in gone]
             self.ready -= len(level) - len(stay)
             level.clear()
             level.extend(stay)
-        for entry in [e for e in self._suspects if e.origin is queue]:
+        for entry in [e for e in self._suspects if e.origin in gone]:
             self._suspects.remove(entry)
             if entry.lane is not None:
                 entry.lane.running = None
-        for entry in [e for e in self._known.values() if e.origin is queue and e not in queue.running]:
+        for entry in [e for e in self._known.values() if e.origin in gone and e not in e.origin.running]:
             self._unlearn(entry)
-        for group, lane in list(queue.lanes.items()):
-            lane.queue.clear()
-            lane.queued = lane.more = lane.blocked = False
-            lane.due = None
-            lane.last = lane.skipped = 0
-            lane.version += 1
-            self.hungry.pop(lane, None)
-            self.heavy.pop(lane, None)
-            if lane.running is None:
-                del queue.lanes[group]
+        for queue in queues:
+            queue.version += 1
+            queue.high = 0
+            queue.backlogged = True
+            for lane in list(queue.lanes.values()):
+                self._forget_lane(lane)
+
+    def _forget_lane(self, lane: Lane) -> None:
+        lane.queue.clear()
+        lane.queued = lane.more = lane.blocked = False
+        lane.due = None
+        lane.last = lane.skipped = 0
+        lane.version += 1
+        self.hungry.pop(lane, None)
+        self.heavy.pop(lane, None)
+        if lane.running is None:
+            del lane.origin.lanes[lane.group]
 
     # -- what came from the database ----------------------------------------------------------------------------
 
