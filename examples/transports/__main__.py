@@ -38,8 +38,8 @@ def main() -> int:
     options = _options()
     logging.basicConfig(level=logging.ERROR)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # the same orderly end
-    console = Console()
-    console.print(INTRODUCTION.format(transports=options.transports), highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(INTRODUCTION.format(transports=options.transports), highlight=False, soft_wrap=True)
     logs = Path(tempfile.mkdtemp(prefix="sidings-demo-"))
     try:
         console.print("Starting Postgres and Kafka …")
@@ -64,7 +64,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.transports", description=__doc__)
     parser.add_argument("--transports", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=35.0, help="how long the lorries report (default: 35)")
-    parser.add_argument("--rate", type=float, help="messages a second (default: a quarter of the transports)")
+    parser.add_argument("--rate", type=float, help="messages a second (default: transports / 4, at least 100)")
     parser.add_argument("--plain", action="store_true", help="lines instead of a picture, as without a terminal")
     parser.add_argument("--jobs-only", action="store_true", help="leave out the comparison")
     parser.add_argument(
@@ -78,7 +78,9 @@ def _options() -> argparse.Namespace:
 
 async def _demo(console: Console, endpoints: Endpoints, options: argparse.Namespace, logs: Path) -> list[Check]:
     """Both runs and the verdict."""
-    plan = Plan(options.transports, options.rate or options.transports / 4, options.seconds, options.seconds * 3 / 7)
+    plan = Plan(
+        options.transports, options.rate or max(100.0, options.transports / 4), options.seconds, options.seconds * 3 / 7
+    )
     inline = None
     with show(console, plain=options.plain) as view:
         jobs = await run_jobs(endpoints, plan, view, logs, Sabotage(options.sabotage))

@@ -22,14 +22,16 @@ GROUP BY p.transport_id, p.sequence
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of time between two wall clock seconds."""
+    """A stretch of time between two wall clock seconds, on some partitions or (None) on all."""
 
     name: str
     start: float
     end: float
+    partitions: frozenset[int] | None = None
 
-    def __contains__(self, at: float) -> bool:
-        return self.start <= at < self.end
+    def holds(self, at: float, partition: int) -> bool:
+        """Whether that moment of that partition lies in it."""
+        return self.start <= at < self.end and (self.partitions is None or partition in self.partitions)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def delays(chosen: Iterable[Delivery]) -> Delays:
 
 def stalled(stalls: Sequence[Stall], apart_from: Sequence[Window] = ()) -> tuple[int, float]:
     """How many partitions stood still, and for how many seconds in all; not counting what began in a window."""
-    counted = [stall for stall in stalls if not any(stall.start in window for window in apart_from)]
+    counted = [s for s in stalls if not any(window.holds(s.start, s.partition) for window in apart_from)]
     return len({stall.partition for stall in counted}), sum(stall.end - stall.start for stall in counted)
 
 

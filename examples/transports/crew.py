@@ -23,6 +23,8 @@ __all__ = ["Crew", "Killed", "NotInTime"]
 
 LOOK_SECONDS = 0.5
 STOP_SECONDS = 30.0
+BUSY_SECONDS = 2.0
+BUSY = "SELECT cardinality(running) > 0 FROM sidings.executor WHERE id = $1"
 
 
 class NotInTime(Exception):
@@ -31,11 +33,13 @@ class NotInTime(Exception):
 
 @dataclass(frozen=True)
 class Killed:
-    """An instance after SIGKILL: when it was sent (wall clock), when it was dead (server's clock), its executor."""
+    """An instance after SIGKILL: when that was sent (wall clock), when it was dead (server's clock), its executor, the
+    partitions that it held."""
 
     at: float
     died_at: datetime
     executor: UUID
+    held: frozenset[int]
 
 
 class Crew:
@@ -80,10 +84,10 @@ class Crew:
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
-    async def start_instance(self, name: str, module: str) -> None:
-        """Start a service instance."""
+    async def start_instance(self, name: str, way: str) -> None:
+        """Start a service instance; way: `jobs` or `inline`."""
         child = await self._children.start(
-            name, "examples.transports.instance", name, module, environment=self._address.environment()
+            name, "examples.transports.instance", name, way, environment=self._address.environment()
         )
         self.observer.names[child.pid] = name
         self._instances[name] = child
@@ -107,14 +111,18 @@ class Crew:
         return producer
 
     async def kill(self, name: str) -> Killed:
-        """SIGKILL."""
-        at = time.time()
+        """SIGKILL, in the middle of a job if there is one within a few seconds."""
         executor = next(key for key, value in self.observer.executors.items() if value == name)
+        deadline = time.monotonic() + BUSY_SECONDS
+        while time.monotonic() < deadline and not await self.observer.postgres.fetchval(BUSY, executor):
+            await asyncio.sleep(0.005)
+        at = time.time()
+        held = frozenset(number for number, state in enumerate(self.snapshot.partitions) if state.owner == name)
         await self._instances[name].signal(signal.SIGKILL, STOP_SECONDS)
         died_at = await self.observer.postgres.fetchval("SELECT clock_timestamp()")
         self._states[name] = "killed"
         self._view.event(f"killed {name} with SIGKILL")
-        return Killed(at, died_at, executor)
+        return Killed(at, died_at, executor, held)
 
     async def stop(self, name: str) -> float:
         """SIGTERM; returns the seconds until the process had ended."""

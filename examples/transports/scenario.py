@@ -17,11 +17,12 @@ from .view import View
 
 __all__ = ["InlineRun", "JobsRun", "run_inline", "run_jobs"]
 
-JOBS = "examples.transports.service"
-INLINE = "examples.transports.inline"
+JOBS = "jobs"
+INLINE = "inline"
 START_SECONDS = 30.0
 DRAIN_SECONDS = 60.0
-SETTLING_SECONDS = 2.0  # after a change of owners, until what has piled up is worked off
+REBALANCE_SECONDS = 3.0  # before the new owners are seen: a heartbeat's interval, then the group stops for a moment
+SETTLING = 2.0  # seconds after a change of owners, until what has piled up is worked off
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +68,17 @@ async def run_jobs(endpoints: Endpoints, plan: Plan, view: View, logs: Path, sab
         view.narrate("B dies by SIGKILL. When its leases have run out, A and C take over its partitions and jobs.")
         killed = await crew.kill("B")
         await crew.until(_owned_by({"A", "C"}), START_SECONDS, "A and C have taken over from B")
-        takeover = Window("takeover", killed.at - 1.0, time.time() + SETTLING_SECONDS)
+        taken_at = time.time()
 
         await crew.at(plan.replace_at)
         view.narrate("A clean handover: C is asked to stop and gives its partitions back; then D starts.")
-        handover_from = time.time()
+        stopped_at = time.time()
         await crew.stop("C")
         await crew.until(_owned_by({"A"}), START_SECONDS, "A has what C held")
-        handover_seconds = time.time() - handover_from
+        handed_at = time.time()
         await crew.start_instance("D", JOBS)
         await crew.until(_owned_by({"A", "D"}), START_SECONDS, "D has its share")
-        handover = Window("handover", handover_from - 1.0, time.time() + SETTLING_SECONDS)
+        shared_at = time.time()
 
         await crew.at(plan.recovery_at)
         await sabotage.commit(crew.observer.postgres)
@@ -93,9 +94,13 @@ async def run_jobs(endpoints: Endpoints, plan: Plan, view: View, logs: Path, sab
             stalls=crew.stalls(),
             faults=faults,
             checks=await verify(crew.observer.postgres, story),
-            handovers=[takeover, handover],
-            takeover_seconds=takeover.end - SETTLING_SECONDS - killed.at,
-            handover_seconds=handover_seconds,
+            handovers=[
+                Window("B's partitions until they were taken over", killed.at - 1, taken_at + SETTLING, killed.held),
+                Window("all while the group shared them anew", taken_at - REBALANCE_SECONDS, taken_at + SETTLING),
+                Window("all while C gave up and D joined", stopped_at - 1, shared_at + SETTLING),
+            ],
+            takeover_seconds=taken_at - killed.at,
+            handover_seconds=handed_at - stopped_at,
             outcomes=dict(crew.snapshot.outcomes),
         )
 
@@ -124,9 +129,9 @@ async def run_inline(endpoints: Endpoints, plan: Plan, view: View, logs: Path) -
         )
 
 
-async def _open(crew: Crew, module: str) -> None:
+async def _open(crew: Crew, way: str) -> None:
     for name in "ABC":
-        await crew.start_instance(name, module)
+        await crew.start_instance(name, way)
     await crew.until(_owned_by(set("ABC")), START_SECONDS, "A, B and C share the partitions")
 
 
