@@ -5,6 +5,7 @@ them into `finished`, from where the next cycle collects it.
 """
 
 import asyncio
+import inspect
 import json
 import logging
 from collections import deque
@@ -13,8 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from enum import Enum
 from typing import Any, NamedTuple, cast
-
-from pydantic import ValidationError
 
 from ..errors import Fenced
 from ..jobs import (
@@ -44,6 +43,7 @@ log = logging.getLogger("sidings.executor")
 
 _STREAK = 64  # jobs that one worker runs before it lets the event loop go round
 _SWEEP_SECONDS = 0.05
+_STOP_SECONDS = 5.0  # how long a handler may take to notice the last cancellation
 
 
 class CancelReason(Enum):
@@ -130,7 +130,10 @@ class Workers:
         self._stopping = True
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            _, pending = await asyncio.wait(tasks, timeout=_STOP_SECONDS)
+            if pending:
+                log.error("stopped although %s handlers take no notice of their cancellation", len(pending))
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -176,7 +179,7 @@ class Workers:
         loop = asyncio.get_running_loop()
         claimed = self.claimed
         streak = 0
-        while True:
+        while not self._stopping:  # a handler may have swallowed the cancellation that was to end this
             if not claimed:
                 worker.wake = loop.create_future()
                 self._idle.append(worker)
@@ -208,7 +211,7 @@ class Workers:
         try:
             outcome = await self._run(job_type, entry, started)
         except asyncio.CancelledError:
-            outcome = self._cancelled(worker, job_type, entry)
+            outcome = self._cancelled(worker, job_type, entry, started)
         if worker.reason is not None and worker.task is not None:
             while worker.task.cancelling():  # a handler may have caught the cancellation and gone on
                 worker.task.uncancel()
@@ -224,7 +227,7 @@ class Workers:
         """One attempt, from the stored payload to an outcome. Only cancellation comes out as an exception."""
         try:
             job = _job(job_type, entry)
-        except (ValidationError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
             log.error("job %s %s: its payload does not validate, held: %s", entry.id, entry.type, error)
             return Hold("the payload does not validate", ErrorInfo.of(error))
         try:
@@ -234,6 +237,8 @@ class Workers:
                 result = await cast(Any, job_type.handler)(job)
             else:
                 result = await self._in_thread(job_type, job)
+                if inspect.isawaitable(result):  # an `async def` behind a decorator that hides it
+                    result = await result
         except Fenced:
             return None
         except Discard as error:
@@ -241,19 +246,21 @@ class Workers:
         except Snooze as error:
             return Again(OutcomeName.SNOOZED, error.seconds, ErrorInfo.of(error))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is recorded as its failure
-            return _failed(job_type, entry, error)
-        if result is not None:  # None is by far the most frequent, and what retry_if_result is not asked about
-            rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry))
-            if rejected is not None:
-                return rejected
-        return SUCCEEDED
+            return _failed(job_type, entry, error, started)
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - no reason for this worker to end
+            info = ErrorInfo.of(error)
+            raised = RuntimeError(f"the handler raised {info.error_class}: {info.message}")
+            return _failed(job_type, entry, raised, started)
+        return _judged(job_type, entry, result, started) if job_type.retry.judges_results else SUCCEEDED
 
     async def _in_thread(self, job_type: JobType[Any], job: Job[Any]) -> object:
         """A plain function. It cannot be interrupted: cancellation waits for it, and its own end counts."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="sidings-job")
         context, handler = copy_context(), cast(Callable[[Any], object], job_type.handler)
-        call = asyncio.get_running_loop().run_in_executor(self._threads, lambda: context.run(handler, job))
+        call = asyncio.get_running_loop().run_in_executor(self._threads, lambda: context.run(_call, handler, job))
         while not call.done():
             try:
                 await asyncio.wait([call])
@@ -263,20 +270,21 @@ class Workers:
                 log.warning("job %s %s: a plain function cannot be cancelled; waiting for it", job.id, job.type)
         return call.result()
 
-    def _cancelled(self, worker: Worker, job_type: JobType[Any], entry: Entry) -> Outcome | None:
+    def _cancelled(self, worker: Worker, job_type: JobType[Any], entry: Entry, started: float) -> Outcome | None:
         """The handler ended by cancellation: ours, for a reason, or one that it raised itself."""
         if self._stopping:
             raise asyncio.CancelledError
         match worker.reason:
             case CancelReason.TIMEOUT:
-                return _failed(job_type, entry, TimeoutError(f"the handler ran longer than {job_type.timeout} s"))
+                error = TimeoutError(f"the handler ran longer than {job_type.timeout} s")
+                return _failed(job_type, entry, error, started)
             case CancelReason.STOPPING:
-                error = ErrorInfo.from_text("Interrupted", "the executor gave the origin up; the job runs again")
-                return Again(OutcomeName.SNOOZED, 0.0, error)
+                info = ErrorInfo.from_text("Interrupted", "the executor gave the origin up; the job runs again")
+                return Again(OutcomeName.SNOOZED, 0.0, info)
             case CancelReason.FENCED:
                 return None
             case None:
-                return _failed(job_type, entry, RuntimeError("the handler raised CancelledError"))
+                return _failed(job_type, entry, RuntimeError("the handler raised CancelledError"), started)
 
     async def _sweep(self) -> None:
         """Enforce timeouts for all workers with one timer."""
@@ -305,12 +313,18 @@ def _job(job_type: JobType[Any], entry: Entry) -> Job[Any]:
     )
 
 
-def _failed(job_type: JobType[Any], entry: Entry, error: Exception) -> Outcome:
+def _call(handler: Callable[[Any], object], job: Job[Any]) -> object:
     try:
-        outcome = job_type.retry.decide(error, failures=entry.failures, elapsed=_elapsed(entry))
-    except Exception as broken:  # a user's own strategy: the job must not be lost over it
-        log.exception("job type %s: its retry policy failed; retrying in 60 s", entry.type)
-        return Again(OutcomeName.RETRIED, 60.0, ErrorInfo.of(broken))
+        return handler(job)
+    except (StopIteration, SystemExit) as error:  # no future can carry the one; the other ends nothing in a thread
+        raise RuntimeError(f"the handler raised {error!r}") from error
+
+
+def _failed(job_type: JobType[Any], entry: Entry, error: Exception, started: float) -> Outcome:
+    try:
+        outcome = job_type.retry.decide(error, failures=entry.failures, elapsed=_elapsed(entry, started))
+    except Exception as broken:  # noqa: BLE001 - a user's own strategy
+        return _undecided(entry, broken)
     what = f"again in {outcome.delay:.1f} s" if isinstance(outcome, Again) else outcome.name.value
     log.warning(
         "job %s %s %s: attempt %s failed, %s: %r", entry.id, entry.type, entry.group, entry.attempt, what, error
@@ -318,5 +332,21 @@ def _failed(job_type: JobType[Any], entry: Entry, error: Exception) -> Outcome:
     return outcome
 
 
-def _elapsed(entry: Entry) -> float:
-    return 0.0 if entry.first_started is None else now() - entry.first_started
+def _judged(job_type: JobType[Any], entry: Entry, result: object, started: float) -> Outcome:
+    """The policy asks for the result as well."""
+    try:
+        rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry, started))
+    except Exception as broken:  # noqa: BLE001 - a user's own strategy
+        return _undecided(entry, broken)
+    return SUCCEEDED if rejected is None else rejected
+
+
+def _undecided(entry: Entry, broken: Exception) -> Outcome:
+    """The retry policy itself has failed: the job must not be lost over it."""
+    log.error("job type %s: its retry policy failed; retrying in 60 s", entry.type, exc_info=broken)
+    return Again(OutcomeName.RETRIED, 60.0, ErrorInfo.of(broken))
+
+
+def _elapsed(entry: Entry, started: float) -> float:
+    """Seconds since the first attempt that failed began; that may be the one that has just failed."""
+    return now() - (started if entry.first_started is None else entry.first_started)

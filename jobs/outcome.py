@@ -8,7 +8,10 @@ from enum import StrEnum
 __all__ = ["SUCCEEDED", "Again", "Committed", "End", "ErrorInfo", "Hold", "Outcome", "OutcomeName"]
 
 _MESSAGE_CHARACTERS = 4_000
-_VOLATILE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b|[0-9a-f]{8}-[0-9a-f-]{27}|\d+|'[^']*'|\"[^\"]*\"")
+_VOLATILE = re.compile(  # a UUID first: its parts would match as well, and leave some of its letters
+    r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
+    r"|0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b|\d+|'[^']*'|\"[^\"]*\""
+)
 
 
 class OutcomeName(StrEnum):
@@ -48,14 +51,23 @@ class ErrorInfo:
         """Describe `error`."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        return cls.from_text(name, str(error))
+        try:
+            message = str(error)
+        except Exception as broken:  # noqa: BLE001 - an error that cannot be shown is still to be recorded
+            message = f"its text cannot be shown: {type(broken).__name__}"
+        return cls.from_text(name, message)
 
     @classmethod
     def from_text(cls, error_class: str, message: str) -> "ErrorInfo":
-        # Neither NUL nor lone surrogates can be stored in Postgres: one bad error text must not stall a cycle.
-        clean = message[:_MESSAGE_CHARACTERS].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
-        shape = _VOLATILE.sub("?", f"{error_class}: {clean}")
-        return cls(error_class, clean, hashlib.sha256(shape.encode()).hexdigest()[:16])
+        name, clean = _storable(error_class), _storable(message)
+        shape = _VOLATILE.sub("?", f"{name}: {clean}")
+        return cls(name, clean, hashlib.sha256(shape.encode()).hexdigest()[:16])
+
+
+def _storable(text: str) -> str:
+    """Neither NUL nor lone surrogates can be stored in Postgres: one bad error text must not stall a cycle."""
+    clean = text[:_MESSAGE_CHARACTERS].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    return clean[:_MESSAGE_CHARACTERS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Retry policies: tenacity's own objects, evaluated across attempts that the database remembers."""
 
 import inspect
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -8,7 +9,9 @@ from tenacity import (
     Future,
     RetryCallState,
     Retrying,
+    retry_if_exception,
     retry_if_exception_type,
+    retry_if_not_exception_type,
     stop_never,
     wait_exponential_jitter,
 )
@@ -71,7 +74,7 @@ class Retry:
             value = getattr(self, name)
             if not callable(value):
                 raise ConfigurationError(f"Retry({name}={value!r}): give one of tenacity's {name}_... objects")
-            if inspect.iscoroutinefunction(type(value).__call__):
+            if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__):
                 raise ConfigurationError(f"Retry({name}=...): asynchronous strategies are not supported")
         if self.on_exhausted not in ("skip", "hold"):
             raise ConfigurationError(f"Retry(on_exhausted={self.on_exhausted!r}): give 'skip' or 'hold'")
@@ -80,6 +83,11 @@ class Retry:
     def after(seconds: float, reason: str = "") -> RetryAfter:
         """The exception to raise for one retry after `seconds`: ``raise Retry.after(30)``."""
         return RetryAfter(seconds, reason)
+
+    @property
+    def judges_results(self) -> bool:
+        """Whether `retry` may have something to say about a handler that returned; the usual strategies have not."""
+        return type(self.retry) not in _EXCEPTIONS_ONLY
 
     def decide(self, error: BaseException, *, failures: int, elapsed: float) -> Outcome:
         """What follows `error`.
@@ -104,7 +112,10 @@ class Retry:
     def _decide(self, state: RetryCallState, info: ErrorInfo, asked: float | None) -> Outcome:
         if asked is None and not self.retry(state):
             return self._exhausted(f"not retried: {info.error_class}", info)
-        delay = asked if asked is not None else min(max(float(self.wait(state)), 0.0), MAX_DELAY_SECONDS)
+        delay = asked if asked is not None else float(self.wait(state))
+        if math.isnan(delay):
+            raise ValueError(f"{self.wait!r} gave NaN")
+        delay = min(max(delay, 0.0), MAX_DELAY_SECONDS)
         state.upcoming_sleep = delay
         if self.stop(state):
             return self._exhausted(f"gave up after {state.attempt_number} failures", info)
@@ -131,3 +142,4 @@ def _seconds(what: str, seconds: float) -> float:
 
 
 _RETRYING = Retrying(reraise=True)
+_EXCEPTIONS_ONLY = (retry_if_exception_type, retry_if_exception, retry_if_not_exception_type)
