@@ -40,7 +40,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # the same orderly end
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(INTRODUCTION.format(transports=options.transports), highlight=False, soft_wrap=True)
-    logs = Path(tempfile.mkdtemp(prefix="sidings-demo-"))
+    logs = options.logs or Path(tempfile.mkdtemp(prefix="sidings-demo-"))
+    logs.mkdir(parents=True, exist_ok=True)
     try:
         console.print("Starting Postgres and Kafka …")
         with servers() as endpoints:
@@ -56,7 +57,8 @@ def main() -> int:
         console.print(f"\n[red bold]{failed} of {len(checks)} promises were broken.[/] The processes' logs: {logs}")
         return 1
     console.print(f"\n[green bold]All {len(checks)} promises were kept.[/]")
-    shutil.rmtree(logs)
+    if not options.logs:
+        shutil.rmtree(logs)
     return 0
 
 
@@ -66,6 +68,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=35.0, help="how long the lorries report (default: 35)")
     parser.add_argument("--rate", type=float, help="messages a second (default: transports / 4, at least 100)")
     parser.add_argument("--plain", action="store_true", help="lines instead of a picture, as without a terminal")
+    parser.add_argument("--logs", type=Path, help="where the processes log to (default: kept only if something is off)")
     parser.add_argument("--jobs-only", action="store_true", help="leave out the comparison")
     parser.add_argument(
         "--sabotage",

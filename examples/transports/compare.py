@@ -84,9 +84,14 @@ def delays(chosen: Iterable[Delivery]) -> Delays:
     return Delays(len(some), missing, cuts[49], cuts[98], max(delivery.seconds for delivery in some))
 
 
-def stalled(stalls: Sequence[Stall], apart_from: Sequence[Window] = ()) -> tuple[int, float]:
-    """How many partitions stood still, and for how many seconds in all; not counting what began in a window."""
-    counted = [s for s in stalls if not any(window.holds(s.start, s.partition) for window in apart_from)]
+def stalled(stalls: Sequence[Stall], within: Window, apart_from: Sequence[Window] = ()) -> tuple[int, float]:
+    """How many partitions came to stand still within a window, and for how many seconds in all."""
+    counted = [
+        stall
+        for stall in stalls
+        if within.holds(stall.start, stall.partition)
+        and not any(window.holds(stall.start, stall.partition) for window in apart_from)
+    ]
     return len({stall.partition for stall in counted}), sum(stall.end - stall.start for stall in counted)
 
 

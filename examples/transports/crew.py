@@ -149,14 +149,19 @@ class Crew:
         while time.monotonic() - self._began < seconds:
             await self._step()
 
-    async def until(self, holds: Callable[[Snapshot], bool], seconds: float, what: str) -> None:
-        """Wait until a snapshot fulfils a condition. Raises `NotInTime`."""
-        deadline = time.monotonic() + seconds
-        await self._step()
-        while not holds(self.snapshot):
-            if time.monotonic() > deadline:
-                raise NotInTime(f"after {seconds:.0f} s it is not true yet that {what}")
+    async def until(
+        self, holds: Callable[[Snapshot], bool], seconds: float, what: str, for_seconds: float = 0.0
+    ) -> None:
+        """Wait until snapshots have fulfilled a condition for some time. Raises `NotInTime`."""
+        began = true_since = time.monotonic()
+        while True:
             await self._step()
+            if not holds(self.snapshot):
+                true_since = time.monotonic()
+            elif time.monotonic() - true_since >= for_seconds:
+                return
+            if time.monotonic() - began > seconds:
+                raise NotInTime(f"after {seconds:.0f} s it is not true yet that {what}")
 
     async def meanwhile(self, work: Coroutine[object, object, None]) -> None:
         """Go on looking while `work` goes on."""

@@ -93,7 +93,7 @@ def print_comparison(console: Console, plan: Plan, jobs: JobsRun, inline: Inline
         table.add_row(name, left, right)
     console.print(table)
     everything = delays(_chosen(jobs, []))
-    partitions, seconds = stalled(jobs.stalls)
+    partitions, seconds = stalled(jobs.stalls, jobs.faults)
     left_out = "; ".join(f"{w.name}: {w.end - w.start:.0f} s" for w in jobs.handovers)
     console.print(
         f"Jobs: delays and stalls leave out the moments in which partitions changed hands ({left_out}). With them, "
@@ -123,7 +123,7 @@ def _figures(run: JobsRun | InlineRun, apart_from: list[Window]) -> list[str]:
     healthy, all_healthy = _chosen(run, apart_from), _chosen(run, [])
     found = delays(healthy)
     in_time = sum(d.arrived and d.sent_at + d.seconds < run.faults.end for d in all_healthy)
-    partitions, seconds = stalled(run.stalls, apart_from)
+    partitions, seconds = stalled(run.stalls, run.faults, apart_from)
     return [
         f"{in_time / (run.faults.end - run.faults.start):.0f}",
         _milliseconds(found.p50),
