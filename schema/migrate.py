@@ -8,7 +8,15 @@ from importlib.resources import files
 
 import asyncpg
 
-from ..errors import ConfigurationError, ForeignSchema, SchemaChanged, SchemaMissing, SchemaTooNew, SchemaTooOld
+from ..errors import (
+    ConfigurationError,
+    ForeignSchema,
+    SchemaChanged,
+    SchemaError,
+    SchemaMissing,
+    SchemaTooNew,
+    SchemaTooOld,
+)
 from .sql import rename_schema, valid_schema_name
 
 __all__ = ["Migration", "check", "migrate", "migrations"]
@@ -38,7 +46,10 @@ def migrations() -> tuple[Migration, ...]:
         for file in files(__package__ or "").joinpath("migrations").iterdir()
         if (match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name))
     ]
-    return tuple(sorted(found, key=lambda m: m.version))
+    ordered = tuple(sorted(found, key=lambda m: m.version))
+    if [m.version for m in ordered] != list(range(1, len(ordered) + 1)):
+        raise SchemaError(f"migrations are not numbered 1 to {len(ordered)}: {[m.name for m in ordered]}")
+    return ordered
 
 
 async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Migration]:
