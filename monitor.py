@@ -27,8 +27,8 @@ def address_of(http: str | int) -> tuple[str, int]:
 
 
 class Monitor:
-    """Serves ``/metrics`` (Prometheus' text), ``/health`` and ``/ready``: 200 with ``{"status": "ok"}``, or 503 with the
-    list of problems. The functions are called from the server's threads."""
+    """Serves ``/metrics`` (Prometheus' text), ``/health`` and ``/ready``: 200 with ``{"status": "ok"}``, or 503 with
+    the list of problems. The functions are called from the server's threads."""
 
     def __init__(
         self, http: str | int, registry: CollectorRegistry, *, problems: Problems, not_ready: Problems
@@ -42,7 +42,7 @@ class Monitor:
     @property
     def address(self) -> tuple[str, int] | None:
         """Where it listens, once started."""
-        return None if self._server is None else (self._server.server_address[0], self._server.server_address[1])
+        return None if self._server is None else (str(self._server.server_address[0]), self._server.server_port)
 
     def start(self) -> None:
         """Listen. Raises `ConfigurationError` if the address cannot be used."""
@@ -51,7 +51,7 @@ class Monitor:
         class Handler(BaseHTTPRequestHandler):
             timeout = 10  # a client that says nothing does not keep its thread
 
-            def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+            def do_GET(self) -> None:
                 status, content_type, body = monitor._answer(self.path.partition("?")[0])
                 self.send_response(status)
                 self.send_header("Content-Type", content_type)

@@ -4,10 +4,10 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -35,6 +35,7 @@ log = logging.getLogger("sidings.service")
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
 
 _LEAVE_SECONDS = 10.0
+_IDLE_SECONDS = 30.0
 
 
 class Service:
@@ -52,8 +53,8 @@ class Service:
     postgres: a DSN, or `PostgresSettings`. kafka: bootstrap servers, or `KafkaSettings`; None for a service that brings
     its own consumer (`executor.rebalance_listener`) or has a fixed `assignment`.
     topics: joined beside those that have a consumer here, for jobs whose origin is one of their partitions.
-    schema: of Sidings' tables. executor: how jobs run. http: ``"host:port"`` or a port for ``/metrics``, ``/health`` and
-    ``/ready``; None: not served. prometheus: where the metrics are registered.
+    schema: of Sidings' tables. executor: how jobs run. http: ``"host:port"`` or a port for ``/metrics``, ``/health``
+    and ``/ready``; None: not served. prometheus: where the metrics are registered.
 
     It starts without Kafka and without Postgres, and waits for them. A wrong schema ends it with a `SchemaError`, at
     once or as soon as the database answers; a part that dies unexpectedly brings the whole service down.
@@ -84,6 +85,7 @@ class Service:
             raise ConfigurationError("topics= needs kafka=: it is Kafka that assigns their partitions")
         self.name = name
         self.registry = Registry()
+        self.job = self.registry.job  # declares a job type: @service.job(group="order_id", ...)
         self._kafka = KafkaSettings(bootstrap=kafka) if isinstance(kafka, str) else kafka
         self._assignment = assignment
         self._topics = tuple(topics)
@@ -109,19 +111,15 @@ class Service:
     @classmethod
     def from_env(cls, name: str, **overrides: Any) -> "Service":
         """A service whose settings come from environment variables: ``SIDINGS_POSTGRES``, ``SIDINGS_KAFKA``,
-        ``SIDINGS_HTTP``, ``SIDINGS_TOPICS`` and those of `KafkaSettings`, `PostgresSettings` and `ExecutorSettings`, e.g.
-        ``SIDINGS_KAFKA_SASL_USERNAME``, ``SIDINGS_POSTGRES_POOL_SIZE``, ``SIDINGS_EXECUTOR_CONCURRENCY``.
+        ``SIDINGS_SCHEMA``, ``SIDINGS_HTTP``, ``SIDINGS_TOPICS`` (comma-separated), and one for each field of
+        `KafkaSettings`, `PostgresSettings` and `ExecutorSettings`, e.g. ``SIDINGS_KAFKA_SASL_USERNAME``,
+        ``SIDINGS_POSTGRES_POOL_SIZE``, ``SIDINGS_EXECUTOR_CONCURRENCY``.
 
         overrides: arguments of `Service`, which win over the environment. Raises `ConfigurationError`.
         """
         return cls(name, **(environment() | overrides))
 
     # -- what its author declares -----------------------------------------------------------------------------------
-
-    @property
-    def job(self) -> Callable[..., Any]:
-        """Declare a job type: ``@service.job(group="order_id", ...)``; see `Registry.job`."""
-        return self.registry.job
 
     def include(self, registry: Registry) -> None:
         """Take over the job types of a `Registry` of another module. Raises `ConfigurationError` for a name twice."""
@@ -156,8 +154,8 @@ class Service:
         retry: for a failing message before it is parked; default: 5 attempts, 0.2 s to 10 s apart. With `isolate`, for
             its job; default: for ever. A parked message is tried for ever, as jobs are by default.
         isolate: store each message as a job of its key's group, and run the handler from there.
-        start: where to begin when no offset is stored: ``"earliest"``, ``"latest"``, ``"committed"`` (the group's offset
-            in Kafka, else earliest), or ``"fail"``, which ends the service with `OffsetUnknown`.
+        start: where to begin when no offset is stored: ``"earliest"``, ``"latest"``, ``"committed"`` (the group's
+            offset in Kafka, else earliest), or ``"fail"``, which ends the service with `OffsetUnknown`.
         timeout: seconds that one call of the handler may take, then it has failed; None: any.
 
         A parked or isolated message is a transactional job: its effects too happen exactly once. Returns the handler
@@ -242,8 +240,8 @@ class Service:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run until SIGTERM or SIGINT, or `stop`: then let handlers end, for `ExecutorSettings.shutdown_seconds` at most.
-        A second signal cancels them.
+        """Run until SIGTERM or SIGINT, or `stop`; then let handlers end, for `ExecutorSettings.shutdown_seconds` at
+        most. A second signal cancels them.
 
         Raises what brought the service down, e.g. `SchemaError`.
         """
@@ -259,10 +257,13 @@ class Service:
         if self._stack is not None or self._stopping:
             raise ConfigurationError(f"the service {self.name!r} has been started before: make another one")
         self._failure = asyncio.get_running_loop().create_future()
-        async with AsyncExitStack() as stack:
-            tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            await self._start(stack, tasks)
-            self._stack = stack.pop_all()
+        try:
+            async with AsyncExitStack() as stack:
+                tasks = await stack.enter_async_context(asyncio.TaskGroup())
+                await self._start(stack, tasks)
+                self._stack = stack.pop_all()
+        except BaseExceptionGroup as group:
+            raise _only(group) from None
         log.info("the service %r runs", self.name)
         return self
 
@@ -288,13 +289,14 @@ class Service:
             stack.callback(self._monitor.stop)
         if self._executor is None or self._transactions is None:
             return
+        self._transactions.idle_seconds = self._idle_seconds()
         await self._transactions.start()
         stack.push_async_callback(self._transactions.stop)
         consumer = self._make_consumer()
         if consumer is not None:
             stack.push_async_callback(self._leave_group)
-        await self._executor.start()
         stack.push_async_callback(self._executor.stop)
+        await self._executor.start()
         stack.callback(self._executor.rebalance_listener.close)
         tasks.create_task(self._supervise("the executor", self._executor.wait()), name="sidings executor's end")
         if self._assignment is not None:
@@ -320,6 +322,12 @@ class Service:
             self.executor.rebalance_listener,
             prometheus=self._prometheus,
         )
+
+    def _idle_seconds(self) -> float | None:
+        """How long a handler's transaction may be silent: a little longer than the slowest of them may take."""
+        timeouts = [s.timeout for s in self._subscriptions.values()]
+        limits = [timeout for timeout in timeouts if timeout is not None]
+        return max([_IDLE_SECONDS, *(limit + 5.0 for limit in limits)]) if len(limits) == len(timeouts) else None
 
     async def _leave_group(self) -> None:
         if self._consumer is None:
@@ -347,7 +355,7 @@ class Service:
             self._failure.set_exception(error)
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> Generator[None]:
         """SIGTERM and SIGINT: the first stops gracefully, the next ones firmly."""
         if threading.current_thread() is not threading.main_thread():
             yield  # signals reach the main thread only; whoever runs a loop elsewhere calls stop()
@@ -384,7 +392,7 @@ def _postgres(postgres: str | PostgresSettings | None, schema: str | None) -> Po
 
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The only exception of the group, or the group: one cause is raised as itself."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+    if len(group.exceptions) > 1:
+        return group
+    error: BaseException = group.exceptions[0]
+    return _only(cast(BaseExceptionGroup[BaseException], error)) if isinstance(error, BaseExceptionGroup) else error

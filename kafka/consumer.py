@@ -7,18 +7,19 @@ from collections.abc import Collection, Coroutine, Iterator, Mapping
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import KafkaError
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from ..executor import Backoff, Link
+from . import membership
 from .assignment import RebalanceListener
 from .handling import Handling
-from .metrics import ConsumerMetrics
+from .lag import LagCommitter
+from .metrics import ConsumerMetrics, Figures
 from .offsets import OffsetStore
 from .parking import Parking
 from .partition import Partition, State
-from .placing import Placer, age_of
+from .placing import Placer
 from .settings import KafkaSettings
 from .subscription import Subscription
 from .topic_loop import TopicLoop
@@ -28,15 +29,13 @@ __all__ = ["Consumer"]
 
 log = logging.getLogger("sidings.consumer")
 
-_COMMIT_SECONDS = 5.0
-_LEAVE_SECONDS = 5.0
-_STUCK_SECONDS = 60.0
-# Never leave the group for want of polls: while Postgres is away nothing is polled, and nobody could do better.
-_NO_POLL_LIMIT_MS = 2**31 - 1
+_UNREACHABLE_SECONDS = 15.0  # without Kafka, or without the stored offsets, before the health check complains
+_STUCK_SECONDS = 60.0  # without a turn of a loop, an answer of Kafka, the end of a rebalance
 
 
 class Consumer(ConsumerRebalanceListener):
-    """Consumes the topics of `subscriptions`, and joins the group for `topics` beside them, which it only is assigned."""
+    """Consumes the topics of `subscriptions`. For `topics` it only joins the group, so that their partitions, and with
+    them the jobs of these origins, are assigned."""
 
     def __init__(
         self,
@@ -50,29 +49,28 @@ class Consumer(ConsumerRebalanceListener):
         prometheus: CollectorRegistry | None = REGISTRY,
     ) -> None:
         self.partitions: dict[TopicPartition, Partition] = {}
+        self.joined = False  # has had an assignment
         self.metrics = ConsumerMetrics(service, prometheus)
-        self.metrics.gauges = self._gauges
+        self.metrics.figures = self._figures
         self._settings = settings
         self._group_id = settings.group or service
         self._subscriptions = subscriptions
         self._topics = sorted({*subscriptions, *topics})
         self._transactions = transactions
         self._assignment = assignment
-        schema = transactions.settings.schema_name
         self._link = Link(transactions.settings, self.metrics.postgres_error)
-        self._offsets = OffsetStore(self._link, schema)
-        self._parking = Parking(schema)
+        self._offsets = OffsetStore(self._link, transactions.settings.schema_name)
         self._client: AIOKafkaConsumer | None = None
         self._loops: list[TopicLoop] = []
         self._placer: Placer | None = None
+        self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.joined = False  # has had an assignment
-        self._rebalancing = True
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
-        self._leave = asyncio.Event()
-        self._trouble_since: float | None = time.monotonic()
-        self._trouble = "not connected yet"
+        self._leaving = asyncio.Event()
+        self._rebalancing_since: float | None = time.monotonic()
+        self._unconnected_since: float | None = time.monotonic()
+        self._trouble = "it has not connected yet"
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -84,17 +82,17 @@ class Consumer(ConsumerRebalanceListener):
         backoff = Backoff()
         try:
             while not self._stopping.is_set():
-                client = self._make_client()
+                client = membership.make_client(self._settings, self._group_id)
                 try:
-                    await self._connect(client)
+                    await membership.connect(client, self._stopping, self._settings.request_seconds)
+                    backoff.reset()
                     await self._serve(client)
-                except* (KafkaError, OSError) as errors:  # TimeoutError is an OSError
-                    error = errors.exceptions[0]
-                    self._note_trouble(f"Kafka: {error!r}")
-                    self.metrics.kafka_error()
-                    log.warning("the Kafka client is made anew after an error: %r", error)
+                except* (KafkaError, OSError) as errors:
+                    self._note_trouble(errors)
                 finally:
-                    await self._close(client)
+                    self._client = None
+                    self._loops = []
+                    await membership.close(client)
                 if not self._stopping.is_set():
                     await backoff.sleep()
         finally:
@@ -104,15 +102,15 @@ class Consumer(ConsumerRebalanceListener):
     async def drain(self, timeout: float) -> None:
         """Take up nothing more, and return when the transactions under way have ended. Safe to call twice."""
         self._stopping.set()
-        self._assignment.close()
         try:
             async with asyncio.timeout(timeout):
                 await self._drained.wait()
         except TimeoutError:
-            log.warning("a batch was still under way after %s s: its transaction is rolled back", timeout)
+            log.warning("a batch was still under way after %s s: it is rolled back", timeout)
+            self.cancel()
 
     def cancel(self) -> None:
-        """Roll back what is under way and end at once: the firm part of a stop."""
+        """Roll back what is under way: the firm part of a stop."""
         self._stopping.set()
         for task in self._tasks:
             task.cancel()
@@ -120,191 +118,168 @@ class Consumer(ConsumerRebalanceListener):
     def leave(self) -> None:
         """Leave the group: `run` returns soon."""
         self._stopping.set()
-        self._leave.set()
+        self._leaving.set()
         self.metrics.close()
 
-    def _make_client(self) -> AIOKafkaConsumer:
-        # The assignor keeps its state in its class: each consumer needs a class of its own. Sticky, because an origin
-        # that stays needs neither a drain nor a new lease.
-        assignor = type("Sticky", (StickyPartitionAssignor,), {})
-        options = self._settings.consumer_options()
-        if self._settings.client_id is not None:
-            options["client_id"] = self._settings.client_id
-        return AIOKafkaConsumer(
-            **options,
-            group_id=self._group_id,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            max_poll_interval_ms=_NO_POLL_LIMIT_MS,
-            partition_assignment_strategy=[assignor],
-        )
-
-    async def _connect(self, client: AIOKafkaConsumer) -> None:
-        starting = asyncio.ensure_future(client.start())
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait(
-                [starting, stopping], timeout=self._settings.request_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            if starting.done():
-                starting.result()
-            elif not self._stopping.is_set():
-                raise TimeoutError("Kafka did not answer")
-        finally:
-            stopping.cancel()
-            starting.cancel()
-
     async def _serve(self, client: AIOKafkaConsumer) -> None:
-        """Consume with this client until it fails or `drain` is called."""
+        """Consume with this client until it fails, or until `leave`."""
         if self._stopping.is_set():
             return
         self._client = client
+        self._unconnected_since = None
         self._assignment.follow(client)
-        async with asyncio.TaskGroup() as group:
-
-            def spawn(work: Coroutine[Any, Any, None]) -> None:
-                task = group.create_task(work)
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-
-            self._placer = Placer(
-                client,
-                self.partitions,
-                self._subscriptions,
-                self._offsets,
-                self.metrics,
-                request_seconds=self._settings.request_seconds,
-                on_placed=self._wake,
-            )
-            slots = asyncio.Semaphore(max(1, self._transactions.settings.pool_size - 2))
-            self._loops = [
-                TopicLoop(
-                    subscription,
-                    client,
-                    self.partitions,
-                    Handling(
-                        subscription,
-                        self._transactions,
-                        self._offsets,
-                        self._parking,
-                        batch_seconds=self._settings.batch_seconds,
-                        hurry=self._paused,
-                    ),
-                    self.metrics,
-                    max_records=self._settings.max_records,
-                    spawn=spawn,
-                    displaced=self._placer.wake,
-                    paused=self._paused,
-                    slots=slots,
-                )
-                for subscription in self._subscriptions.values()
-            ]
+        async with asyncio.TaskGroup() as self._group:
+            self._build(client)
             client.subscribe(self._topics, listener=self)
-            self._trouble_since = None
-            spawn(self._placer.run())
-            spawn(self._commit_now_and_then(client))
-            for loop in self._loops:
-                spawn(loop.run())
             await self._stopping.wait()
-            while any(loop.in_flight for loop in self._loops):
+            while self._in_flight():
                 await asyncio.sleep(0.01)
             self.cancel()
-        await self._commit(client)
+        await self._lag.commit()
         self._drained.set()
-        await self._leave.wait()
+        await self._leaving.wait()
 
-    async def _close(self, client: AIOKafkaConsumer) -> None:
-        self._client = None
-        self.partitions.clear()
-        try:
-            async with asyncio.timeout(_LEAVE_SECONDS):
-                await client.stop()
-        except (KafkaError, OSError) as error:
-            log.warning("the Kafka client was not closed in good order: %r", error)
+    def _build(self, client: AIOKafkaConsumer) -> None:
+        """Make the parts that work with this client, and start them."""
+        settings, transactions = self._settings, self._transactions
+        self._placer = Placer(
+            client,
+            self.partitions,
+            self._subscriptions,
+            self._offsets,
+            self.metrics,
+            request_seconds=settings.request_seconds,
+            on_placed=self._wake,
+        )
+        parking = Parking(transactions.settings.schema_name)
+        # Partitions that are set aside leave connections to the main lines.
+        slots = asyncio.Semaphore(max(1, transactions.settings.pool_size - len(self._subscriptions) - 1))
+        for subscription in self._subscriptions.values():
+            handling = Handling(
+                subscription,
+                transactions,
+                self._offsets,
+                parking,
+                self.metrics,
+                batch_seconds=settings.batch_seconds,
+                hurry=lambda: self.paused,
+            )
+            loop = TopicLoop(
+                subscription,
+                client,
+                self.partitions,
+                handling,
+                self.metrics,
+                self,
+                max_records=settings.max_records,
+                slots=slots,
+            )
+            self._loops.append(loop)
+            self.spawn(loop.run())
+        self.spawn(self._placer.run())
+        self._lag = LagCommitter(client, self.partitions, self._offsets, lambda: self._rebalancing_since is not None)
+        self.spawn(self._lag.run())
 
-    def _paused(self) -> bool:
-        return self._rebalancing or self._stopping.is_set()
+    # -- the roof of the topics' loops ------------------------------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        """Nothing new may be taken up."""
+        return self._rebalancing_since is not None or self._stopping.is_set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a task that ends with the consumer, and whose failure ends it."""
+        assert self._group is not None
+        task = self._group.create_task(work, name=f"sidings {work.__qualname__}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def place(self) -> None:
+        """Some partition has to be placed."""
+        if self._placer is not None:
+            self._placer.wake()
 
     def _wake(self) -> None:
         for loop in self._loops:
             loop.wake()
 
+    def _in_flight(self) -> bool:
+        return any(loop.handling.in_flight for loop in self._loops)
+
     # -- rebalances -------------------------------------------------------------------------------------------------
 
-    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        """A rebalance begins: finish the transactions under way, so that the next owner reads what they store."""
-        self._rebalancing = True
+    # aiokafka awaits what a listener returns; its annotations do not say so.
+    async def on_partitions_revoked(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, revoked: Collection[TopicPartition]
+    ) -> None:
+        """A rebalance begins: let the transactions under way end, so that the next owner reads what they store."""
+        if self._rebalancing_since is None:
+            self._rebalancing_since = time.monotonic()
         self._assignment.on_partitions_revoked(revoked)
         until = time.monotonic() + min(5.0, self._settings.rebalance_seconds / 3)
-        while any(loop.in_flight for loop in self._loops) and time.monotonic() < until:
+        while self._in_flight() and time.monotonic() < until:
             await asyncio.sleep(0.01)
 
-    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """A rebalance has ended: every partition has to be placed again. Nothing is awaited here, since heartbeats
-        rest meanwhile."""
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        """A rebalance has ended: every partition has to be placed again. Heartbeats rest during this call, so that
+        nothing is awaited in it."""
         former = dict(self.partitions)
         self.partitions.clear()
         for tp in assigned:
-            partition = self.partitions[tp] = Partition(tp)
-            if (before := former.get(tp)) is not None:  # attempts at a failing message are not forgotten
-                partition.next_offset = before.next_offset
-                partition.failures = before.failures
-                partition.first_failure = before.first_failure
-                before.displace()
-        if self._client is not None and assigned:
+            self.partitions[tp] = Partition(tp)
+            if (before := former.pop(tp, None)) is not None:
+                self.partitions[tp].inherit(before)
+        for partition in former.values():
+            partition.displace()
+        if self._client is not None:
             self._client.pause(*assigned)
         log.info("assigned: %s", ", ".join(sorted(p.origin for p in self.partitions.values())) or "nothing")
         self._assignment.on_partitions_assigned(assigned)
-        self._rebalancing = False
+        self._rebalancing_since = None
         self.joined = True
-        if self._placer is not None:
-            self._placer.wake()
-
-    # -- Kafka's offsets, for lag tools -----------------------------------------------------------------------------
-
-    async def _commit_now_and_then(self, client: AIOKafkaConsumer) -> None:
-        while True:
-            await asyncio.sleep(_COMMIT_SECONDS)
-            if not self._rebalancing:
-                await self._commit(client)
-
-    async def _commit(self, client: AIOKafkaConsumer) -> None:
-        """Best effort: the truth is in Postgres."""
-        offsets = {
-            p.tp: p.next_offset
-            for p in self.partitions.values()
-            if p.next_offset >= 0 and p.state in (State.READY, State.ASIDE)
-        }
-        if not offsets:
-            return
-        try:
-            async with asyncio.timeout(_LEAVE_SECONDS):
-                await client.commit(offsets)
-        except (KafkaError, OSError) as error:
-            log.info("offsets were not committed to Kafka (they are stored in Postgres): %r", error)
+        self.place()
 
     # -- seeing what goes on ----------------------------------------------------------------------------------------
 
-    def _note_trouble(self, text: str) -> None:
-        if self._trouble_since is None:
-            self._trouble_since = time.monotonic()
-        self._trouble = text
+    def _note_trouble(self, errors: ExceptionGroup[KafkaError | OSError]) -> None:
+        error = errors.exceptions[0]
+        if self._unconnected_since is None:
+            self._unconnected_since = time.monotonic()
+        self._trouble = repr(error)
+        self.metrics.kafka_error()
+        log.warning("Kafka: %s; connecting again", self._trouble)
 
     def problems(self) -> list[str]:
-        """What a health check should complain about; empty when all is well."""
+        """What a health check should complain about; empty when all is well. Any thread may call it."""
+        time_now = time.monotonic()
         found: list[str] = []
-        if self._trouble_since is not None and time.monotonic() - self._trouble_since > _STUCK_SECONDS / 4:
-            found.append(
-                f"the consumer has no connection for {time.monotonic() - self._trouble_since:.0f} s: {self._trouble}"
-            )
-        for loop, topic in zip(self._loops, self._subscriptions, strict=False):
-            idle = time.monotonic() - loop.turned_at
-            if idle > _STUCK_SECONDS:
-                found.append(f"the consumer of {topic!r} is stuck: it has not polled for {idle:.0f} s")
-        found += [p.reason for p in list(self.partitions.values()) if p.state is State.REFUSED]
+        if self._unconnected_since is not None and time_now - self._unconnected_since > _UNREACHABLE_SECONDS:
+            found.append(f"the consumer has no connection to Kafka: {self._trouble}")
+            return found
+        if self._rebalancing_since is not None and time_now - self._rebalancing_since > _STUCK_SECONDS:
+            found.append(f"the group has been rebalancing for {time_now - self._rebalancing_since:.0f} s")
+        stuck = [loop for loop in list(self._loops) if time_now - loop.turned_at > _STUCK_SECONDS]
+        found += [f"the consumer of {loop.topic!r} is stuck for {time_now - loop.turned_at:.0f} s" for loop in stuck]
+        partitions = [p for p in list(self.partitions.values()) if p.tp.topic in self._subscriptions]
+        unplaced = [p for p in partitions if p.state is State.UNPLACED and time_now - p.since > _UNREACHABLE_SECONDS]
+        if unplaced:
+            found.append(f"the stored offsets of {len(unplaced)} partitions could not be read yet")
+        found += [p.reason for p in partitions if p.state is State.REFUSED]
+        silent = [p.origin for p in partitions if p.state is State.READY and self._silence(p) > _STUCK_SECONDS]
+        if silent:
+            found.append(f"Kafka has not answered for {_STUCK_SECONDS:.0f} s about {', '.join(silent[:5])}")
         return found
 
-    def _gauges(self) -> Iterator[tuple[str, str, dict[tuple[str, int | None], float]]]:
+    def _silence(self, partition: Partition) -> float:
+        """Seconds since Kafka has said anything about a partition that is being read."""
+        ready = time.monotonic() - partition.since
+        try:
+            answered = None if self._client is None else self._client.last_poll_timestamp(partition.tp)
+        except (AssertionError, AttributeError):
+            return 0.0  # revoked between two looks
+        return ready if answered is None else min(ready, time.time() - answered / 1000)
+
+    def _figures(self) -> Iterator[Figures]:
         paused: dict[tuple[str, int | None], float] = dict.fromkeys(((t, None) for t in self._subscriptions), 0.0)
         stalled = dict(paused)
         lag: dict[tuple[str, int | None], float] = {}
@@ -314,7 +289,7 @@ class Consumer(ConsumerRebalanceListener):
                 continue
             if partition.state is State.ASIDE:
                 paused[topic, None] += 1
-                stalled[topic, None] = max(stalled[topic, None], age_of(partition))
+                stalled[topic, None] = max(stalled[topic, None], time.monotonic() - partition.since)
             if (end := self._highwater(partition.tp)) is not None and partition.next_offset >= 0:
                 lag[topic, partition.tp.partition] = max(0, end - partition.next_offset)
         yield "sidings_consumer_paused_partitions", "Partitions whose first message fails.", paused
@@ -324,5 +299,5 @@ class Consumer(ConsumerRebalanceListener):
     def _highwater(self, tp: TopicPartition) -> int | None:
         try:
             return None if self._client is None else self._client.highwater(tp)
-        except (AssertionError, AttributeError, IllegalStateError):
+        except (AssertionError, AttributeError):
             return None  # revoked between two looks

@@ -7,19 +7,22 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-__all__ = ["ConsumerMetrics"]
+__all__ = ["ConsumerMetrics", "Figures"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 
 
+# Name, help, and a value per (topic, partition); the partition is None where a figure is of the topic.
+Figures = tuple[str, str, dict[tuple[str, int | None], float]]
+
+
 class ConsumerMetrics(Collector):
-    """Counters and histograms of one consumer. `gauges` is asked at scrape time for the figures that are states: name,
-    help, and a value per (topic, partition), with None where a figure is of the topic."""
+    """Counters and histograms of one consumer. `figures` is asked at scrape time for those that are states."""
 
     def __init__(self, service: str, registry: CollectorRegistry | None = REGISTRY) -> None:
         self.service = service
-        self.gauges: Callable[[], Iterator[tuple[str, str, dict[tuple[str, int | None], float]]]] | None = None
+        self.figures: Callable[[], Iterator[Figures]] | None = None
         self._own = CollectorRegistry()
         self._registry = registry
 
@@ -91,9 +94,9 @@ class ConsumerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics, as prometheus-client wants them."""
         yield from self._own.collect()
-        if self.gauges is None:
+        if self.figures is None:
             return
-        for name, text, values in self.gauges():
+        for name, text, values in self.figures():
             by_partition = any(partition is not None for _, partition in values)
             labels = ["service", "topic", "partition"] if by_partition else ["service", "topic"]
             family = GaugeMetricFamily(name, text, labels=labels)

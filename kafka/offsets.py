@@ -1,8 +1,10 @@
 """The stored offsets: made at assignment, moved by a compare-and-set in the handlers' transaction."""
 
+import asyncio
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+import asyncpg
 from aiokafka import TopicPartition
 
 from ..executor import Link
@@ -35,33 +37,38 @@ class OffsetStore:
 
     def __init__(self, link: Link, schema: str) -> None:
         self._link = link
+        self._lock = asyncio.Lock()
         self._load_sql = load_sql(__package__, "load_offsets", schema)
         self._create_sql = load_sql(__package__, "create_offsets", schema)
         self._advance_sql = load_sql(__package__, "advance_offsets", schema)
 
     async def load(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """The stored offsets; a partition that has none is absent. Raises `PostgresUnavailable`."""
-        rows = await self._link.fetch(self._load_sql, [p.topic for p in partitions], [p.partition for p in partitions])
+        rows = await self._fetch(self._load_sql, [p.topic for p in partitions], [p.partition for p in partitions])
         return {TopicPartition(row["topic"], row["partition"]): row["next_offset"] for row in rows}
 
     async def create(self, starts: Mapping[TopicPartition, int]) -> None:
         """Store where to start, unless another process was faster. Raises `PostgresUnavailable`."""
-        await self._link.fetch(
-            self._create_sql, [p.topic for p in starts], [p.partition for p in starts], list(starts.values())
-        )
+        topics, partitions = [p.topic for p in starts], [p.partition for p in starts]
+        await self._fetch(self._create_sql, topics, partitions, list(starts.values()))
 
     async def advance(self, tx: Transaction, moves: Collection[Move]) -> None:
         """Move the offsets as a part of `tx`. Raises `OffsetsMoved`, after which `tx` must not commit."""
-        self._demand(moves, await tx.fetch(self._advance_sql, *_columns(moves)))
+        _demand(moves, await tx.fetch(self._advance_sql, *_columns(moves)))
 
     async def jump(self, move: Move) -> None:
         """Move one offset on its own. Raises `OffsetsMoved`, `PostgresUnavailable`."""
-        self._demand([move], await self._link.fetch(self._advance_sql, *_columns([move])))
+        _demand([move], await self._fetch(self._advance_sql, *_columns([move])))
 
-    def _demand(self, moves: Collection[Move], rows: Collection[object]) -> None:
-        if len(rows) != len(moves):
-            moved = {TopicPartition(row[0], row[1]) for row in rows}  # type: ignore[index]
-            raise OffsetsMoved([move.tp for move in moves if move.tp not in moved])
+    async def _fetch(self, query: str, *arguments: object) -> list[asyncpg.Record]:
+        async with self._lock:
+            return await self._link.fetch(query, *arguments)
+
+
+def _demand(moves: Collection[Move], rows: Collection[asyncpg.Record]) -> None:
+    if len(rows) != len(moves):
+        moved = {TopicPartition(row["topic"], row["partition"]) for row in rows}
+        raise OffsetsMoved([move.tp for move in moves if move.tp not in moved])
 
 
 def _columns(moves: Collection[Move]) -> tuple[list[str], list[int], list[int], list[int]]:

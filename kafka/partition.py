@@ -1,5 +1,6 @@
 """An assigned partition, as this process sees it: where it stands, and which of its messages are at hand."""
 
+import asyncio
 import time
 from collections import deque
 from enum import Enum
@@ -17,12 +18,12 @@ class State(Enum):
 
     UNPLACED = "its stored offset has to be read"
     READY = "its messages are handled in the main line"
-    ASIDE = "its first message fails and is handled alone"
+    ASIDE = "its first message failed, and is handled alone"
     REFUSED = "its stored offset lies outside of the log"
 
 
 class Item:
-    """A message at hand: `message` is None where `error` says why it cannot be decoded."""
+    """A message at hand. `message` is None where `error` says why it cannot be decoded; `group` is that of its key."""
 
     __slots__ = ("error", "group", "message", "partition", "record")
 
@@ -42,34 +43,59 @@ class Item:
 
 
 class Partition:
-    """next_offset: what is stored, and so what the next compare-and-set expects. items: fetched and not yet handled, in
-    order. end: where reading goes on after the last of them, behind any gap in the log."""
+    """next_offset: what is stored, and so what the next compare-and-set expects; -1: not known yet. items: fetched and
+    not yet handled, in order. end: where reading goes on after the last of them, behind any gap in the log."""
 
-    __slots__ = ("end", "failures", "first_failure", "items", "next_offset", "origin", "reason", "since", "state", "tp")
+    __slots__ = (
+        "cuts",
+        "end",
+        "failures",
+        "first_failure",
+        "items",
+        "left",
+        "next_offset",
+        "origin",
+        "reason",
+        "since",
+        "state",
+        "tp",
+    )
 
     def __init__(self, tp: TopicPartition) -> None:
         self.tp = tp
         self.origin = origin_of(tp.topic, tp.partition)
         self.state = State.UNPLACED
+        self.since = time.monotonic()  # in this state
+        self.reason = ""
         self.next_offset = -1
         self.items: deque[Item] = deque()
         self.end = -1
-        self.failures = 0  # of the message that stands first
+        # Of the message that stands first; they outlive rebalances that leave the partition here.
+        self.failures = 0
         self.first_failure = 0.0
-        self.reason = ""
-        self.since = time.monotonic()  # in this state
+        self.cuts = 0  # how often the connection has broken under its handler
+        self.left = asyncio.Event()  # no longer aside, whatever its message still waits for
 
     def enter(self, state: State, reason: str = "") -> None:
         """Change the state."""
         if state is not self.state:
             self.since = time.monotonic()
+            if self.state is State.ASIDE:
+                self.left.set()
+                self.left = asyncio.Event()
         self.state = state
         self.reason = reason
+
+    def inherit(self, former: "Partition") -> None:
+        """Take over from the same partition of the assignment before, which is void now."""
+        self.next_offset = former.next_offset
+        self.failures, self.first_failure, self.cuts = former.failures, former.first_failure, former.cuts
+        former.displace()
 
     def place(self, offset: int) -> None:
         """Reading starts at the stored `offset`."""
         if offset != self.next_offset:
-            self.failures = 0
+            self.failures = self.cuts = 0
         self.next_offset = self.end = offset
         self.items.clear()
         self.enter(State.READY)
@@ -90,4 +116,4 @@ class Partition:
         for _ in range(count):
             self.items.popleft()
         self.next_offset = offset
-        self.failures = 0
+        self.failures = self.cuts = 0

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection, Mapping
+from typing import cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
@@ -16,6 +16,8 @@ from .partition import Partition, State
 from .subscription import Subscription
 
 __all__ = ["Placer"]
+
+Offsets = Mapping[TopicPartition, int]
 
 log = logging.getLogger("sidings.consumer")
 
@@ -50,37 +52,40 @@ class Placer:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Place partitions for ever. Raises `OffsetUnknown` where the declaration asks for that."""
+        """Place partitions for ever. Raises `OffsetUnknown` where the subscription's start asks for that."""
         backoff = Backoff()
         while True:
-            waiting = [p for p in self._partitions.values() if p.state in (State.UNPLACED, State.REFUSED)]
-            waiting = [p for p in waiting if p.tp.topic in self._subscriptions]
-            refused = [p for p in waiting if p.state is State.REFUSED]
+            await self._wait()
             try:
-                async with asyncio.timeout(_REFUSED_SECONDS if refused else None):
-                    await self._wanted.wait()
-            except TimeoutError:
-                pass
-            self._wanted.clear()
-            try:
-                await self._place_all()
+                await self._place_all(self._waiting())
                 backoff.reset()
             except (PostgresUnavailable, OffsetsMoved, KafkaError, TimeoutError) as error:
                 log.warning("partitions could not be placed yet, trying again: %r", error)
                 self._wanted.set()
                 await backoff.sleep()
 
-    async def _place_all(self) -> None:
-        waiting = {
-            p.tp: p
-            for p in self._partitions.values()
-            if p.state in (State.UNPLACED, State.REFUSED) and p.tp.topic in self._subscriptions
+    async def _wait(self) -> None:
+        refused = any(p.state is State.REFUSED for p in self._waiting().values())
+        try:
+            async with asyncio.timeout(_REFUSED_SECONDS if refused else None):
+                await self._wanted.wait()
+        except TimeoutError:
+            pass
+        self._wanted.clear()
+
+    def _waiting(self) -> dict[TopicPartition, Partition]:
+        return {
+            tp: partition
+            for tp, partition in self._partitions.items()
+            if tp.topic in self._subscriptions and partition.state in (State.UNPLACED, State.REFUSED)
         }
+
+    async def _place_all(self, waiting: Mapping[TopicPartition, Partition]) -> None:
         if not waiting:
             return
         async with asyncio.timeout(self._request_seconds):
-            first = await self._client.beginning_offsets(list(waiting))
-            end = await self._client.end_offsets(list(waiting))
+            first = cast(Offsets, await self._client.beginning_offsets(list(waiting)))
+            end = cast(Offsets, await self._client.end_offsets(list(waiting)))
         stored = await self._offsets.load(waiting.keys())
         if missing := waiting.keys() - stored.keys():
             await self._offsets.create(await self._starts(missing, first, end))
@@ -92,8 +97,8 @@ class Placer:
     async def _starts(
         self,
         missing: Collection[TopicPartition],
-        first: Mapping[TopicPartition, int],
-        end: Mapping[TopicPartition, int],
+        first: Offsets,
+        end: Offsets,
     ) -> dict[TopicPartition, int]:
         """Where partitions without a stored offset start, as their subscription says."""
         starts: dict[TopicPartition, int] = {}
@@ -105,31 +110,24 @@ class Placer:
                     starts[tp] = end[tp]
                 case "committed":
                     async with asyncio.timeout(self._request_seconds):
-                        committed: int | None = await self._client.committed(tp)
+                        committed = cast(int | None, await self._client.committed(tp))
                     starts[tp] = first[tp] if committed is None else committed
                 case "fail":
                     raise OffsetUnknown(
-                        f"no offset is stored for {tp.topic}/{tp.partition}, and its consumer says start='fail': "
-                        "give another start, or insert the row into consumer_offset"
+                        f"no offset is stored for {tp.topic}/{tp.partition}, and its consumer says start='fail': give "
+                        "another start, or insert the row into consumer_offset"
                     )
         return starts
 
     async def _place(self, partition: Partition, stored: int, first: int, end: int) -> None:
         tp = partition.tp
-        if self._partitions.get(tp) is not partition or partition.state not in (State.UNPLACED, State.REFUSED):
-            return
+        if self._partitions.get(tp) is not partition:
+            return  # assigned anew meanwhile
         if stored > end:
             self._refuse(partition, stored, end)
             return
         if stored < first:
-            # Never silently: these messages were deleted before they were handled. Going on is all that is left.
-            self._metrics.missed(tp.topic, first - stored)
-            log.error(
-                "%s: the log now begins at %s, offsets %s to %s were deleted before this service has read them "
-                "(retention); going on at %s",
-                *(partition.origin, first, stored, first - 1, first),
-            )
-            await self._offsets.jump(Move(tp, stored, first))
+            await self._jump(partition, stored, first)
             stored = first
         try:
             self._client.seek(tp, stored)
@@ -138,17 +136,21 @@ class Placer:
             return  # revoked meanwhile
         partition.place(stored)
 
+    async def _jump(self, partition: Partition, stored: int, first: int) -> None:
+        """Never silently: these messages were deleted before they were handled. Going on is all that is left."""
+        await self._offsets.jump(Move(partition.tp, stored, first))
+        self._metrics.missed(partition.tp.topic, first - stored)
+        log.error(
+            "%s: offsets %s to %s were deleted (retention) before this service has read them; going on at %s",
+            *(partition.origin, stored, first - 1, first),
+        )
+
     def _refuse(self, partition: Partition, stored: int, end: int) -> None:
         error = OffsetOutOfRange(
-            f"{partition.origin}: the stored offset {stored} lies beyond the end of the log ({end}), as after the topic "
-            "was deleted and made anew: nothing of it is consumed. Where that is meant, delete the partition's row "
-            "from consumer_offset; it then starts as its consumer's start= says"
+            f"{partition.origin}: the stored offset {stored} lies beyond the end of the log ({end}), as after the "
+            "topic was deleted and made anew: nothing of it is consumed. Where that is meant, delete the partition's "
+            "row from consumer_offset; it then starts as its consumer's start= says"
         )
         if partition.state is not State.REFUSED:
             log.error("%s", error)
         partition.enter(State.REFUSED, str(error))
-
-
-def age_of(partition: Partition) -> float:
-    """Seconds since the partition entered its state."""
-    return time.monotonic() - partition.since

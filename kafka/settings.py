@@ -28,7 +28,7 @@ class KafkaSettings(BaseModel):
 
     bootstrap: ``host:port``, several separated by commas. group: the consumer group; default: the service's name.
 
-    TLS and SASL go to aiokafka as they are. security_protocol: ``PLAINTEXT``, ``SSL``, ``SASL_PLAINTEXT``, ``SASL_SSL``.
+    TLS and SASL go to aiokafka as they are. security_protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
     ssl_context: one of your own; otherwise it is made from cafile (default: the system's authorities), certfile,
     keyfile and keyfile_password. sasl_username and sasl_password serve PLAIN and SCRAM;
     sasl_oauth_token_provider serves OAUTHBEARER, the kerberos names serve GSSAPI.
@@ -86,12 +86,12 @@ class KafkaSettings(BaseModel):
 
     def _check(self) -> None:
         sasl = self.security_protocol.startswith("SASL")
-        if sasl and (self.sasl_mechanism == "PLAIN" or self.sasl_mechanism.startswith("SCRAM")):
-            if self.sasl_username is None or self.sasl_password is None:
-                raise ConfigurationError(
-                    f"security_protocol={self.security_protocol!r} with sasl_mechanism={self.sasl_mechanism!r} needs "
-                    "sasl_username and sasl_password"
-                )
+        by_password = sasl and self.sasl_mechanism.startswith(("PLAIN", "SCRAM"))
+        if by_password and (self.sasl_username is None or self.sasl_password is None):
+            raise ConfigurationError(
+                f"security_protocol={self.security_protocol!r} with sasl_mechanism={self.sasl_mechanism!r} needs "
+                "sasl_username and sasl_password"
+            )
         if sasl and self.sasl_mechanism == "OAUTHBEARER" and self.sasl_oauth_token_provider is None:
             raise ConfigurationError("sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider")
         if not sasl and (self.sasl_username is not None or self.sasl_password is not None):

@@ -84,7 +84,7 @@ class Subscription(Generic[T]):
         await self.handler(messages if self.batch is not None else messages[0], tx)
 
     def register(self, registry: Registry) -> None:
-        """Declare the job type of this topic's stored messages: transactional, so that their effects too happen once."""
+        """Declare the job type of this topic's stored messages: transactional, so that their effects happen once."""
 
         async def handle(job: Job[StoredMessage]) -> None:
             await self.call([self.decode(job.payload.record())], job.tx)

@@ -1,42 +1,56 @@
-"""The main line of one topic: poll, handle a batch in one transaction, go on; what fails is set aside.
+"""The main line of one topic: poll, handle a batch in one transaction, go on.
 
-A batch that fails is split. Where one message's handler raised, its partition is set aside at that message and the rest
-of the batch runs again without it; where the culprit is unknown, the messages run one by one. A partition that is set
-aside has a task of its own, which tries its first message alone until it succeeds or is parked: so a message that fails
-or hangs pauses its own partition, and no other.
+A batch that fails is split. Where one message's handler raised, its partition is set aside at that message, and the
+rest of the batch runs again without it; where the culprit is unknown, the messages run one by one. So a bad message
+fails no other, and holds up nothing but its own partition.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError
-from aiokafka.structs import ConsumerRecord
+from aiokafka.errors import IllegalStateError, NoOffsetForPartitionError
 
 from ..errors import PostgresUnavailable, UndecodableMessage
 from ..executor import Backoff
-from ..jobs import Again, Discard, Snooze
 from .handling import BatchFailed, Handling
-from .message import group_of_key
+from .message import Record, group_of_key
 from .metrics import ConsumerMetrics
 from .offsets import OffsetsMoved
 from .partition import Item, Partition, State
+from .siding import Siding
 from .subscription import Subscription
 
-__all__ = ["TopicLoop"]
+__all__ = ["Roof", "TopicLoop"]
 
 log = logging.getLogger("sidings.consumer")
 
-_POLL_SECONDS = 0.2  # a partition that has just been placed waits for the end of a poll that does not ask for it
+_POLL_SECONDS = 0.2  # a partition that has just become ready waits for the end of a poll that does not ask for it
 _REBALANCE_SECONDS = 10.0  # how long to sit in a poll while the group rebalances, before looking around
 
 
+class Roof(Protocol):
+    """What a topic's loop needs of the consumer that it is a part of."""
+
+    @property
+    def paused(self) -> bool:
+        """Nothing new may be taken up: a rebalance, or a stop."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a task that ends with the consumer."""
+        ...
+
+    def place(self) -> None:
+        """Some partition has to be placed anew."""
+        ...
+
+
 class TopicLoop:
-    """Consumes one topic. spawn: starts a task under the consumer's roof. displaced: called when partitions have to be
-    placed anew. paused: True while nothing new may be taken up (a rebalance, a stop)."""
+    """Consumes one topic with `client`; `partitions` are those that are assigned now, of all topics."""
 
     def __init__(
         self,
@@ -45,30 +59,26 @@ class TopicLoop:
         partitions: Mapping[TopicPartition, Partition],
         handling: Handling,
         metrics: ConsumerMetrics,
+        roof: Roof,
         *,
         max_records: int,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        displaced: Callable[[], None],
-        paused: Callable[[], bool],
         slots: asyncio.Semaphore,
     ) -> None:
+        self.topic = subscription.topic
+        self.handling = handling
         self.turned_at = time.monotonic()  # a health check looks at it
-        self.in_flight = 0  # transactions under way
         self._subscription = subscription
         self._client = client
         self._partitions = partitions
-        self._handling = handling
         self._metrics = metrics
+        self._roof = roof
         self._max_records = max_records
-        self._spawn = spawn
-        self._displaced = displaced
-        self._paused = paused
-        self._slots = slots
+        self._siding = Siding(subscription, handling, metrics, slots, self._rejoin)
         self._changed = asyncio.Event()
         self._backoff = Backoff()
 
     def wake(self) -> None:
-        """Partitions are ready."""
+        """Partitions have become ready."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -79,16 +89,19 @@ class TopicLoop:
             if items:
                 await self._handle(items)
 
+    # -- fetching ---------------------------------------------------------------------------------------------------
+
     async def _next_batch(self) -> list[Item]:
-        ready = [p for p in self._partitions.values() if p.state is State.READY and p.tp.topic == self._topic]
-        if not ready or self._paused():
+        ready = [p for p in self._partitions.values() if p.state is State.READY and p.tp.topic == self.topic]
+        if not ready or self._roof.paused:
             await self._wait_for_change()
             return []
-        backlog = [item for partition in ready for item in partition.items]
-        if not backlog:
+        if not any(partition.items for partition in ready):
             await self._poll(ready)
-            backlog = [item for partition in ready if partition.state is State.READY for item in partition.items]
-        return [] if self._paused() else backlog[: self._max_records]
+        if self._roof.paused:
+            return []
+        items = [item for partition in ready if partition.state is State.READY for item in partition.items]
+        return items[: self._max_records]
 
     async def _wait_for_change(self) -> None:
         self._changed.clear()
@@ -101,13 +114,14 @@ class TopicLoop:
     async def _poll(self, ready: Sequence[Partition]) -> None:
         try:
             async with asyncio.timeout(_REBALANCE_SECONDS):
-                fetched: dict[TopicPartition, list[ConsumerRecord[bytes, bytes]]] = await self._client.getmany(
+                polled = await self._client.getmany(
                     *(p.tp for p in ready), timeout_ms=round(_POLL_SECONDS * 1000), max_records=self._max_records
                 )
         except TimeoutError:
             return
-        # No await until the end: the positions below belong to what was just fetched.
-        for tp, records in fetched.items():
+        except NoOffsetForPartitionError:
+            return  # assigned anew under this poll; the stored offset, which is the one that counts, will be sought
+        for tp, records in cast(dict[TopicPartition, list[Record]], polled).items():
             partition = self._partitions.get(tp)
             if partition is None:
                 continue  # revoked meanwhile
@@ -115,75 +129,67 @@ class TopicLoop:
                 self._displace([partition])  # assigned anew meanwhile: these records may be from any position
                 continue
             try:
+                # Known, so that nothing is awaited in truth: it is the position behind what was just fetched.
                 partition.end = await self._client.position(tp)
             except IllegalStateError:
                 continue
-            partition.items.extend(self._item(partition, record) for record in records)
+            partition.items.extend([self._item(partition, record) for record in records])
 
-    def _item(self, partition: Partition, record: ConsumerRecord[bytes, bytes]) -> Item:
+    def _item(self, partition: Partition, record: Record) -> Item:
         group = group_of_key(record.key)
         try:
             return Item(partition, record, self._subscription.decode(record), None, group)
         except UndecodableMessage as error:
-            log.error("%s offset %s cannot be decoded: %s", partition.origin, record.offset, error)
+            log.error("%s offset %s cannot be decoded and will be held: %s", partition.origin, record.offset, error)
             return Item(partition, record, None, str(error), group)
 
-    # -- a batch ----------------------------------------------------------------------------------------------------
+    # -- handling ---------------------------------------------------------------------------------------------------
 
     async def _handle(self, items: list[Item]) -> None:
         """Handle the batch, in as few transactions as its failures allow."""
-        aside: list[Partition] = []
+        failing: list[Partition] = []
         try:
-            while items and not self._paused():
-                try:
-                    done = await self._transact(items)
-                    items = items[done:]
-                except BatchFailed as failure:
-                    if failure.index is None and len(items) > 1:
-                        log.warning("%s: a batch of %s failed (%s): one by one", self._topic, len(items), failure)
-                        aside += await self._one_by_one(items)
-                        return
-                    culprit = items[failure.index or 0].partition
-                    log.warning("%s: %s is set aside (%s)", self._topic, culprit.origin, failure)
-                    aside.append(culprit)
-                    kept = items[: failure.index or 0]
-                    kept += [item for item in items[failure.index or 0 :] if item.partition is not culprit]
-                    items = kept
+            await self._split_until_done(items, failing)
             self._backoff.reset()
         except OffsetsMoved as moved:
-            log.warning("%s: %s; undone", self._topic, moved)
-            self._metrics.conflict(self._topic)
+            log.warning("%s; undone", moved)
+            self._metrics.conflict(self.topic)
             self._displace(item.partition for item in items)
         except PostgresUnavailable as error:
-            log.warning("%s: a batch was not committed, or it is not known: %s", self._topic, error)
+            log.warning("%s: a batch was not committed, or nobody knows: %s", self.topic, error)
             self._metrics.postgres_error()
             self._displace(item.partition for item in items)
             await self._backoff.sleep()
-        finally:
-            for partition in aside:
-                self._set_aside(partition)
+        for partition in failing:
+            self._set_aside(partition)
 
-    async def _one_by_one(self, items: list[Item]) -> list[Partition]:
-        failed: list[Partition] = []
+    async def _split_until_done(self, items: list[Item], failing: list[Partition]) -> None:
+        """`failing` takes up the partitions whose next message has failed."""
+        while items and not self._roof.paused:
+            try:
+                done = await self.handling.handle(items)
+                items = items[done:]
+            except BatchFailed as failure:
+                if failure.index is None and len(items) > 1:
+                    log.warning("%s: a batch of %s failed, one by one now: %s", self.topic, len(items), failure)
+                    await self._one_by_one(items, failing)
+                    return
+                index = failure.index or 0
+                culprit = items[index].partition
+                log.warning("%s offset %s failed: %s", culprit.origin, items[index].record.offset, failure)
+                failing.append(culprit)
+                items = items[:index] + [item for item in items[index:] if item.partition is not culprit]
+
+    async def _one_by_one(self, items: Sequence[Item], failing: list[Partition]) -> None:
         for item in items:
-            if item.partition not in failed and not self._paused():
+            if item.partition not in failing and not self._roof.paused:
                 try:
-                    await self._transact([item])
-                except BatchFailed:
-                    failed.append(item.partition)
-        return failed
+                    await self.handling.handle([item])
+                except BatchFailed as failure:
+                    log.warning("%s offset %s failed: %s", item.partition.origin, item.record.offset, failure)
+                    failing.append(item.partition)
 
-    async def _transact(self, items: Sequence[Item]) -> int:
-        started = time.monotonic()
-        self.in_flight += 1
-        try:
-            done = await self._handling.transact(items)
-        finally:
-            self.in_flight -= 1
-        self._metrics.batch(self._topic, done, time.monotonic() - started)
-        return done
-
-    # -- aside ------------------------------------------------------------------------------------------------------
+    # -- partitions that leave the main line, and come back -----------------------------------------------------------
 
     def _set_aside(self, partition: Partition) -> None:
         if partition.state is State.READY and self._partitions.get(partition.tp) is partition and partition.items:
@@ -191,70 +197,22 @@ class TopicLoop:
             try:
                 self._client.pause(partition.tp)
             except IllegalStateError:
-                return
-            self._spawn(self._settle_first(partition))
+                return  # revoked; it will be placed anew or is gone
+            self._roof.spawn(self._siding.settle(partition))
 
-    async def _settle_first(self, partition: Partition) -> None:
-        """Try the partition's first message alone, until it succeeds or leaves the main line."""
-        item = partition.items[0]
+    def _rejoin(self, partition: Partition) -> None:
+        if self._partitions.get(partition.tp) is not partition:
+            return
+        if partition.state is not State.READY:
+            self._roof.place()
+            return
         try:
-            while partition.state is State.ASIDE and partition.items and partition.items[0] is item:
-                await self._attempt(partition, item)
-        except OffsetsMoved as moved:
-            log.warning("%s: %s; undone", self._topic, moved)
-            self._metrics.conflict(self._topic)
-            self._displace([partition])
-        except PostgresUnavailable as error:
-            log.warning("%s: %s", partition.origin, error)
-            self._metrics.postgres_error()
-            await self._backoff.sleep()
-            self._displace([partition])
-        if partition.state is State.ASIDE:
-            partition.enter(State.READY)
-            try:
-                self._client.resume(partition.tp)
-            except IllegalStateError:
-                return
-            self.wake()
+            self._client.resume(partition.tp)
+        except IllegalStateError:
+            return
+        self.wake()
 
-    async def _attempt(self, partition: Partition, item: Item) -> None:
-        started = time.monotonic()
-        try:
-            async with self._slots:
-                await self._transact([item])
-            return
-        except BatchFailed as failure:
-            error = failure.error
-        self._metrics.failed(self._topic)
-        where = f"{partition.origin} offset {item.record.offset}"
-        if isinstance(error, Discard):
-            log.warning("%s: discarded: %s", where, error)
-            await self._handling.skip(item)
-            self._metrics.messages(self._topic, "discarded")
-            return
-        if isinstance(error, Snooze):
-            await asyncio.sleep(error.seconds)
-            return
-        if partition.failures == 0:
-            partition.first_failure = started
-        elapsed = time.monotonic() - partition.first_failure
-        outcome = self._subscription.retry.decide(error, failures=partition.failures, elapsed=elapsed)
-        if isinstance(outcome, Again):
-            partition.failures += 1
-            self._metrics.retried(self._topic)
-            log.warning("%s: attempt %s failed, again in %.1f s: %r", where, partition.failures, outcome.delay, error)
-            await asyncio.sleep(outcome.delay)
-            return
-        log.error("%s: parked after %s attempts: %r", where, partition.failures + 1, error)
-        await self._handling.park(item, f"{type(error).__name__}: {error}")
-        self._metrics.messages(self._topic, "parked")
-
-    def _displace(self, partitions: Any) -> None:
+    def _displace(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
-            if partition.state is not State.UNPLACED:
-                partition.displace()
-        self._displaced()
-
-    @property
-    def _topic(self) -> str:
-        return self._subscription.topic
+            partition.displace()
+        self._roof.place()

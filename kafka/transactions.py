@@ -105,9 +105,9 @@ class Transactions:
                 yield tx
             except BaseException as error:
                 await self._roll_back(transaction.rollback(), connection)
-                if isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError):
-                    if server_is_gone(error, connection):
-                        raise PostgresUnavailable(f"the connection to Postgres broke: {error!r}") from error
+                of_postgres = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError)
+                if of_postgres and server_is_gone(error, connection):
+                    raise PostgresUnavailable(f"the connection to Postgres broke: {error!r}") from error
                 raise
             await self._call(transaction.commit(), connection)
         finally:

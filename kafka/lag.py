@@ -1,0 +1,79 @@
+"""Kafka's own offsets, for the sake of lag tools: the truth is in Postgres."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import IllegalStateError, KafkaError
+
+from ..errors import PostgresUnavailable
+from .offsets import Move, OffsetsMoved, OffsetStore
+from .partition import Partition, State
+
+__all__ = ["LagCommitter"]
+
+log = logging.getLogger("sidings.consumer")
+
+_COMMIT_SECONDS = 5.0
+
+
+class LagCommitter:
+    """Commits the stored offsets to Kafka now and then, as a best effort, and keeps them behind gaps in the log.
+
+    resting: True during a rebalance.
+    """
+
+    def __init__(
+        self,
+        client: AIOKafkaConsumer,
+        partitions: Mapping[TopicPartition, Partition],
+        offsets: OffsetStore,
+        resting: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._partitions = partitions
+        self._offsets = offsets
+        self._resting = resting
+        self._positions: dict[Partition, int] = {}  # of idle partitions, at the last look
+
+    async def run(self) -> None:
+        """Commit for ever."""
+        while True:
+            await asyncio.sleep(_COMMIT_SECONDS)
+            if not self._resting():
+                await self._pass_gaps()
+                await self.commit()
+
+    async def commit(self) -> None:
+        """Tell Kafka what is stored."""
+        offsets = {tp: p.next_offset for tp, p in self._partitions.items() if p.state in (State.READY, State.ASIDE)}
+        if not offsets:
+            return
+        try:
+            async with asyncio.timeout(_COMMIT_SECONDS):
+                await self._client.commit(offsets)
+        except (KafkaError, OSError) as error:
+            log.info("offsets were not committed to Kafka (they are stored in Postgres): %r", error)
+
+    async def _pass_gaps(self) -> None:
+        """Move the stored offsets of idle partitions behind a gap at their end, such as a transaction's marker: else
+        it would look like lag, and like a loss once retention has deleted it."""
+        before, self._positions = self._positions, {}
+        for partition in list(self._partitions.values()):
+            try:
+                if partition.state is State.READY and not partition.items:
+                    position: int = await self._client.position(partition.tp)
+                    self._positions[partition] = position
+                    if before.get(partition) == position > partition.next_offset and not partition.items:
+                        await self._pass_gap(partition, position)
+            except IllegalStateError:
+                return  # a rebalance has begun
+            except (OffsetsMoved, PostgresUnavailable) as error:
+                log.debug("%s: not moved behind a gap: %r", partition.origin, error)
+
+    async def _pass_gap(self, partition: Partition, position: int) -> None:
+        expected = partition.next_offset
+        await self._offsets.jump(Move(partition.tp, expected, position))
+        if partition.next_offset == expected:
+            partition.next_offset = position

@@ -1,0 +1,62 @@
+"""The client that joins the consumer group."""
+
+import asyncio
+import logging
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.errors import KafkaError
+
+from .settings import KafkaSettings
+
+__all__ = ["close", "connect", "make_client"]
+
+log = logging.getLogger("sidings.consumer")
+
+_CLOSE_SECONDS = 5.0
+# Never leave the group for want of polls: while Postgres is away nothing is polled, and no other member could do
+# better. A consumer that hangs is the health check's business.
+_NO_POLL_LIMIT_MS = 2**31 - 1
+
+
+def make_client(settings: KafkaSettings, group_id: str) -> AIOKafkaConsumer:
+    """A client that has not connected yet. Positions are ours to set, and offsets ours to commit."""
+    # The assignor keeps its state in its class, so each client needs a class of its own. Sticky: an origin that stays
+    # where it is needs neither a drain nor a new lease.
+    assignor = type("Sticky", (StickyPartitionAssignor,), {})
+    options = settings.consumer_options()
+    if settings.client_id is not None:
+        options["client_id"] = settings.client_id
+    return AIOKafkaConsumer(
+        **options,
+        group_id=group_id,
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        max_poll_interval_ms=_NO_POLL_LIMIT_MS,
+        partition_assignment_strategy=[assignor],
+    )
+
+
+async def connect(client: AIOKafkaConsumer, stopping: asyncio.Event, seconds: float) -> None:
+    """Connect, unless `stopping` is set first. Raises `KafkaError`, `OSError` (`TimeoutError` is one)."""
+    starting = asyncio.ensure_future(client.start())
+    interrupted = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait([starting, interrupted], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        elif not stopping.is_set():
+            raise TimeoutError(f"Kafka did not answer within {seconds} s")
+    finally:
+        starting.cancel()
+        interrupted.cancel()
+        await asyncio.gather(starting, interrupted, return_exceptions=True)
+
+
+async def close(client: AIOKafkaConsumer) -> None:
+    """Leave the group and close the connections; what fails is only logged."""
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await client.stop()
+    except (KafkaError, OSError) as error:
+        log.warning("the Kafka client was not closed in good order: %r", error)

@@ -1,0 +1,102 @@
+"""Where a partition stands while its first message fails: tried alone, until it succeeds or is parked.
+
+Each such partition has a task of its own, so that a message that fails, or hangs until its timeout, keeps no other
+partition waiting.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from ..errors import PostgresUnavailable
+from ..executor import Backoff
+from ..jobs import Again, Discard, Snooze
+from .handling import BatchFailed, Handling
+from .metrics import ConsumerMetrics
+from .offsets import OffsetsMoved
+from .partition import Item, Partition, State
+from .subscription import Subscription
+
+__all__ = ["Siding"]
+
+log = logging.getLogger("sidings.consumer")
+
+
+class Siding:
+    """Settles first messages. slots: how many may be tried at once; each needs a connection. settled: called when the
+    partition may go on, in the main line or by being placed anew."""
+
+    def __init__(
+        self,
+        subscription: Subscription[object],
+        handling: Handling,
+        metrics: ConsumerMetrics,
+        slots: asyncio.Semaphore,
+        settled: Callable[[Partition], None],
+    ) -> None:
+        self._subscription = subscription
+        self._handling = handling
+        self._metrics = metrics
+        self._slots = slots
+        self._settled = settled
+
+    async def settle(self, partition: Partition) -> None:
+        """Try the first message until it leaves the partition, or the partition leaves this process."""
+        item = partition.items[0]
+        try:
+            while partition.state is State.ASIDE and partition.items and partition.items[0] is item:
+                await self._attempt(partition, item)
+        except OffsetsMoved as moved:
+            log.warning("%s; undone", moved)
+            self._metrics.conflict(self._subscription.topic)
+            partition.displace()
+        except PostgresUnavailable as error:
+            log.warning("%s: %s", partition.origin, error)
+            self._metrics.postgres_error()
+            await Backoff().sleep()
+            partition.displace()
+        if partition.state is State.ASIDE:
+            partition.enter(State.READY)
+        self._settled(partition)
+
+    async def _attempt(self, partition: Partition, item: Item) -> None:
+        """One attempt, and what follows from its failure."""
+        started = time.monotonic()
+        try:
+            async with self._slots:
+                await self._handling.handle([item])
+            return
+        except BatchFailed as failure:
+            error = failure.error
+        where = f"{partition.origin} offset {item.record.offset}"
+        if isinstance(error, Discard):
+            log.warning("%s: discarded: %s", where, error)
+            await self._handling.discard(item)
+        elif isinstance(error, Snooze):
+            await self._wait(partition, error.seconds)
+        else:
+            await self._failed(partition, item, error, started, where)
+
+    async def _failed(self, partition: Partition, item: Item, error: Exception, started: float, where: str) -> None:
+        topic = self._subscription.topic
+        self._metrics.failed(topic)
+        if partition.failures == 0:
+            partition.first_failure = started
+        elapsed = time.monotonic() - partition.first_failure
+        outcome = self._subscription.retry.decide(error, failures=partition.failures, elapsed=elapsed)
+        partition.failures += 1
+        if isinstance(outcome, Again):
+            self._metrics.retried(topic)
+            log.warning("%s: attempt %s failed, again in %.1f s: %r", where, partition.failures, outcome.delay, error)
+            await self._wait(partition, outcome.delay)
+            return
+        log.error("%s: parked after %s attempts: %r", where, partition.failures, error)
+        await self._handling.park(item, f"{type(error).__name__}: {error}")
+
+    async def _wait(self, partition: Partition, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await partition.left.wait()
+        except TimeoutError:
+            pass
