@@ -13,19 +13,25 @@ from .kafka import KafkaSettings
 __all__ = ["environment"]
 
 
-class _Kafka(BaseSettings, KafkaSettings):
-    model_config = SettingsConfigDict(env_prefix="SIDINGS_KAFKA_", frozen=True, extra="ignore")
+def _config(prefix: str) -> SettingsConfigDict:
+    return SettingsConfigDict(env_prefix=prefix, frozen=True, extra="ignore", env_ignore_empty=True)
+
+
+# Each is its model, filled from the environment. That the two bases type `model_config` differently is pydantic's
+# matter.
+class _Kafka(BaseSettings, KafkaSettings):  # pyright: ignore[reportIncompatibleVariableOverride]
+    model_config = _config("SIDINGS_KAFKA_")
     bootstrap: str = Field(validation_alias="SIDINGS_KAFKA")
 
 
-class _Postgres(BaseSettings, PostgresSettings):
-    model_config = SettingsConfigDict(env_prefix="SIDINGS_POSTGRES_", frozen=True, extra="ignore")
+class _Postgres(BaseSettings, PostgresSettings):  # pyright: ignore[reportIncompatibleVariableOverride]
+    model_config = _config("SIDINGS_POSTGRES_")
     dsn: str = Field(validation_alias="SIDINGS_POSTGRES")
     schema_name: str = Field(default="sidings", validation_alias="SIDINGS_SCHEMA")
 
 
-class _Executor(BaseSettings, ExecutorSettings):
-    model_config = SettingsConfigDict(env_prefix="SIDINGS_EXECUTOR_", frozen=True, extra="ignore")
+class _Executor(BaseSettings, ExecutorSettings):  # pyright: ignore[reportIncompatibleVariableOverride]
+    model_config = _config("SIDINGS_EXECUTOR_")
 
 
 def environment() -> dict[str, Any]:

@@ -392,7 +392,7 @@ def _postgres(postgres: str | PostgresSettings | None, schema: str | None) -> Po
 
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The only exception of the group, or the group: one cause is raised as itself."""
-    if len(group.exceptions) > 1:
+    error, *others = list(group.exceptions)
+    if others:
         return group
-    error: BaseException = group.exceptions[0]
     return _only(cast(BaseExceptionGroup[BaseException], error)) if isinstance(error, BaseExceptionGroup) else error

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError, NoOffsetForPartitionError
+from aiokafka.errors import IllegalStateError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from ..errors import PostgresUnavailable, UndecodableMessage
 from ..executor import Backoff
@@ -112,16 +112,24 @@ class TopicLoop:
             pass
 
     async def _poll(self, ready: Sequence[Partition]) -> None:
+        """Fetch messages of these partitions. Other errors of Kafka pass through: what had been fetched before them may
+        be lost to us (aiokafka has moved its positions), so that only a new client, placed anew, is sure to miss
+        nothing."""
         try:
             async with asyncio.timeout(_REBALANCE_SECONDS):
-                polled = await self._client.getmany(
-                    *(p.tp for p in ready), timeout_ms=round(_POLL_SECONDS * 1000), max_records=self._max_records
+                polled = cast(
+                    Mapping[TopicPartition, Sequence[Record]],
+                    await self._client.getmany(
+                        *(p.tp for p in ready), timeout_ms=round(_POLL_SECONDS * 1000), max_records=self._max_records
+                    ),
                 )
-        except TimeoutError:
+        except (TimeoutError, NoOffsetForPartitionError):
+            return  # a rebalance, in which partitions have no position before they are placed; nothing was fetched
+        except OffsetOutOfRangeError as error:
+            log.warning("%s: out of the log's range: %s", self.topic, error)
+            self._displace(ready)  # the placer knows what that means
             return
-        except NoOffsetForPartitionError:
-            return  # assigned anew under this poll; the stored offset, which is the one that counts, will be sought
-        for tp, records in cast(dict[TopicPartition, list[Record]], polled).items():
+        for tp, records in polled.items():
             partition = self._partitions.get(tp)
             if partition is None:
                 continue  # revoked meanwhile
