@@ -1,0 +1,237 @@
+"""Other queues, as programs of their own with their own dependencies, driven over standard input and output.
+
+A peer's program is called with a command and a DSN. It prints `ready` when it is set up, waits for a line, does the
+work, and prints one line of JSON: `seconds`, `client_seconds` (its CPU) and whatever else it measured.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+from ..results import Figures
+from ..suite import Bench, Size, Skip, Variant
+
+__all__ = ["PEERS", "Peer", "variants"]
+
+switched_off = False
+
+HERE = Path(__file__).parent
+SECONDS = 600.0
+_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sidings" / "benchmarks"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """name; command: makes its program's command line, installing what it needs, or raises `Skip`. work: for each
+    scenario that the peer takes part in, the jobs to do in a normal run and the settings to show."""
+
+    name: str
+    command: Callable[[], list[str]]
+    work: dict[str, tuple[int, dict[str, Any]]]
+
+
+def _install(marker: Path, what: str, steps: Sequence[Sequence[str]], folder: Path, **environment: str) -> None:
+    """Run the steps once; `marker` tells that they have succeeded."""
+    if marker.exists():
+        return
+    for step in steps:
+        try:
+            done = subprocess.run(
+                step,
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=SECONDS,
+                env=os.environ | environment,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Skip(f"{what} could not be installed: {error}") from None
+        if done.returncode:
+            last = (done.stdout + done.stderr).strip().splitlines()[-1:]
+            raise Skip(f"{what} could not be installed: {''.join(last)}")
+    marker.touch()
+
+
+def _version_of(*files: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+@cache
+def _node_folder() -> Path:
+    if not shutil.which("node") or not shutil.which("npm"):
+        raise Skip("node and npm are not installed")
+    source = HERE / "node"
+    folder = _HOME / f"node-{_version_of(source / 'package.json', source / 'package-lock.json')}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    _install(folder / ".ready", "the npm packages", [("npm", "ci", "--no-audit", "--no-fund")], folder)
+    return folder
+
+
+def _node(script: str) -> Callable[[], list[str]]:
+    return lambda: ["node", str(_node_folder() / script)]
+
+
+@cache
+def _python_folder() -> Path:
+    wanted = HERE / "python" / "requirements.txt"
+    folder = _HOME / f"python-{_version_of(wanted)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    pip = str(folder / "bin" / "python")
+    steps = [
+        (sys.executable, "-m", "venv", str(folder)),
+        (pip, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(wanted)),
+    ]
+    _install(folder / ".ready", "the PyPI packages", steps, folder)
+    return folder
+
+
+def _python(script: str) -> Callable[[], list[str]]:
+    return lambda: [str(_python_folder() / "bin" / "python"), str(HERE / "python" / script)]
+
+
+@cache
+def _river_program() -> str:
+    if not shutil.which("go"):
+        raise Skip("go is not installed")
+    source = HERE / "river"
+    program = _HOME / f"river-{_version_of(source / 'go.mod', source / 'go.sum', source / 'main.go')}"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    marker = program.with_suffix(".ready")
+    _install(marker, "River", [("go", "build", "-o", str(program), ".")], source)
+    return str(program)
+
+
+PEERS: list[Peer] = [
+    Peer(
+        "graphile",
+        _node("graphile.js"),
+        {
+            "drain": (50_000, {"concurrentJobs": 24, "localQueue": 500, "refetchDelay": "10 ms", "batch delays": 0}),
+            "open": (200_000, {}),
+            "groups": (50_000, {"concurrentJobs": 100, "localQueue": 500, "refetchDelay": 0, "pollInterval": "50 ms"}),
+            "enqueue": (5_000, {}),
+            "bulk": (50_000, {"call": "addJobs, 1,000 each"}),
+            "latency": (50, {"concurrentJobs": 24, "localQueue": 500}),
+        },
+    ),
+    Peer(
+        "pgqueuer",
+        _python("pgqueuer_peer.py"),
+        {
+            "drain": (50_000, {"instances": 2, "batch_size": 200, "loop": "uvloop"}),
+            "open": (200_000, {}),
+            "enqueue": (5_000, {}),
+            "bulk": (50_000, {"call": "enqueue with lists of 1,000"}),
+            "latency": (50, {"instances": 1}),
+        },
+    ),
+]
+
+
+def variants(scenario: str, size: Size) -> list[Variant]:
+    """The peers that take part in a scenario."""
+    if switched_off:
+        return []
+    if scenario == "open":
+        able = [peer for peer in PEERS if "open" in peer.work]
+        return [_variant(peer, "open", size, left_open=yes) for peer in able for yes in (False, True)]
+    return [_variant(peer, scenario, size) for peer in PEERS if scenario in peer.work]
+
+
+def _variant(peer: Peer, scenario: str, size: Size, *, left_open: bool = False) -> Variant:
+    normal, settings = peer.work[scenario]
+    work = "drain" if scenario == "open" else scenario
+    jobs = normal if scenario == "latency" else max(1_000 if scenario == "bulk" else 1, size.jobs(normal))
+
+    async def once(bench: Bench) -> Figures:
+        command = await asyncio.to_thread(peer.command)
+        return await _once(bench, peer.name, command, work, jobs, left_open=left_open)
+
+    name = f"{peer.name}, left open" if left_open else peer.name
+    return Variant(name, once, {"jobs": jobs, **settings}, repetitions=min(3, size.repetitions))
+
+
+async def _once(
+    bench: Bench, name: str, command: list[str], scenario: str, jobs: int, *, left_open: bool = False
+) -> Figures:
+    async def prepare(dsn: str) -> None:
+        await _call(command, "install", dsn)
+
+    dsn = await bench.server.fresh(name, prepare)
+    if scenario in ("drain", "groups"):
+        await _call(command, "seed", dsn, str(jobs), "1000" if scenario == "groups" else "0")
+        await bench.server.settle(dsn)
+    async with AsyncExitStack() as stack:
+        if left_open:
+            from ..scenarios.trouble import open_transaction
+
+            await stack.enter_async_context(open_transaction(dsn))
+        program = await stack.enter_async_context(_Program([*command, scenario, dsn, str(jobs)]))
+        await program.line()  # ready
+        await bench.meter.start()
+        program.go()
+        answer = json.loads(await program.line())
+        reading = await bench.meter.stop()
+    reading.seconds, reading.client_seconds = answer.pop("seconds"), answer.pop("client_seconds")
+    return reading.per_job(int(answer.pop("jobs", jobs))) | {k: float(v) for k, v in answer.items()}
+
+
+async def _call(command: list[str], *arguments: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    async with asyncio.timeout(SECONDS):
+        output, _ = await process.communicate()
+    if process.returncode:
+        raise Skip(f"{Path(command[-1]).name} {arguments[0]} failed: {output.decode()[-400:]}")
+
+
+class _Program:
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+
+    async def __aenter__(self) -> Self:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert self._process.stderr is not None
+        self._errors = asyncio.create_task(self._process.stderr.read())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+        await self._errors
+
+    async def line(self) -> str:
+        assert self._process.stdout is not None
+        async with asyncio.timeout(SECONDS):
+            line = await self._process.stdout.readline()
+        if not line:
+            await self._process.wait()
+            errors = (await self._errors).decode(errors="replace").strip()
+            raise Skip(f"{Path(self._command[-4]).name} ended: {errors[-400:]}")
+        return line.decode()
+
+    def go(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go\n")

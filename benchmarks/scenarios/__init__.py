@@ -1,0 +1,12 @@
+"""The scenarios, a module for each kind. Importing a module declares its scenarios."""
+
+from .. import peers
+from ..suite import Size
+from . import drain, enqueue, fleet, latency, trouble
+
+__all__ = ["Size", "drain", "enqueue", "fleet", "latency", "trouble", "without_peers"]
+
+
+def without_peers() -> None:
+    """Run only ours and the floors."""
+    peers.switched_off = True

@@ -1,0 +1,103 @@
+"""Putting jobs into the database: one in a transaction, and a thousand with one call."""
+
+from collections.abc import Sequence
+
+import asyncpg
+
+from .. import floors, ours, peers
+from ..ours import Payload
+from ..results import Figures
+from ..suite import Bench, Compare, Size, Variant, scenario
+
+__all__: list[str] = []
+
+
+async def _single(bench: Bench, jobs: int) -> Figures:
+    dsn = await ours.fresh(bench)
+    noop = ours.registry()["noop"]
+    connection = await asyncpg.connect(dsn)
+    await bench.meter.start()
+    for number in range(jobs):
+        async with connection.transaction():
+            payload = Payload(number=number, text=ours.TEXT)
+            await noop.enqueue(connection, payload, origin="bench/0", group=f"g{number % 1000}")
+    reading = await bench.meter.stop()
+    await connection.close()
+    return reading.per_job(jobs)
+
+
+async def _bulk(bench: Bench, jobs: int, each: int = 1_000) -> Figures:
+    dsn = await ours.fresh(bench)
+    bulk = ours.grouped()["grouped"]
+    connection = await asyncpg.connect(dsn)
+    await bench.meter.start()
+    for start in range(0, jobs, each):
+        async with connection.transaction():
+            payloads = [Payload(number=n, text=ours.TEXT) for n in range(start, start + each)]
+            await bulk.enqueue_many(connection, payloads, origin="bench/0")
+    reading = await bench.meter.stop()
+    await connection.close()
+    return reading.per_job(-(-jobs // each) * each)
+
+
+async def _floor_single(bench: Bench, jobs: int, *, plain: bool, begin: bool) -> Figures:
+    return await floors.enqueue_single(bench, await ours.fresh(bench), jobs, plain=plain, begin=begin)
+
+
+async def _floor_bulk(bench: Bench, jobs: int, *, plain: bool) -> Figures:
+    return await floors.enqueue_bulk(bench, await ours.fresh(bench), jobs, plain=plain)
+
+
+@scenario(
+    "enqueue",
+    "Enqueue one job in a transaction, on one connection",
+    compare=[
+        # Time per job against the floor's: the target is a ceiling, so the floor's rate stands above the line.
+        Compare("floor", "sidings", 1.15, at_most=True, label="time of sidings / a bare INSERT, same table"),
+        Compare("plain floor", "sidings", at_most=True, label="time of sidings / a bare INSERT, plain table"),
+        Compare("sidings", "pgqueuer"),
+        Compare("sidings", "graphile"),
+        Compare("sidings", "pgboss"),
+        Compare("sidings", "river"),
+        Compare("sidings", "procrastinate"),
+        Compare("sidings", "chancy"),
+    ],
+    note="`floor` and `sidings` open and commit a transaction for each job, as a caller with work of its own does; "
+    "`autocommit` is the bare INSERT alone. Peers do what their enqueue call does on a connection of its own.",
+    peers=True,
+)
+def enqueue(size: Size) -> Sequence[Variant]:
+    jobs = size.jobs(10_000)
+    return [
+        Variant("floor", lambda b: _floor_single(b, jobs, plain=False, begin=True), {"jobs": jobs}),
+        Variant("sidings", lambda b: _single(b, jobs), {"jobs": jobs}),
+        Variant("plain floor", lambda b: _floor_single(b, jobs, plain=True, begin=True), {"jobs": jobs}),
+        Variant("plain floor, autocommit", lambda b: _floor_single(b, jobs, plain=True, begin=False), {"jobs": jobs}),
+        *peers.variants("enqueue", size),
+    ]
+
+
+@scenario(
+    "bulk",
+    "Enqueue 1,000 jobs with one call, on one connection",
+    compare=[
+        Compare("sidings", "floor", 0.8),
+        Compare("sidings", "plain floor"),
+        Compare("sidings", "pgqueuer"),
+        Compare("sidings", "graphile"),
+        Compare("sidings", "pgboss"),
+        Compare("sidings", "river"),
+        Compare("sidings", "procrastinate"),
+        Compare("sidings", "chancy"),
+    ],
+    note="The floors are INSERT … SELECT FROM unnest(): into our table, and into one with a key and one more index.",
+    peers=True,
+)
+def bulk(size: Size) -> Sequence[Variant]:
+    jobs = size.jobs(100_000, least=1_000)
+    return [
+        Variant("floor", lambda b: _floor_bulk(b, jobs, plain=False), {"jobs": jobs}),
+        Variant("sidings", lambda b: _bulk(b, jobs), {"jobs": jobs}),
+        Variant("plain floor", lambda b: _floor_bulk(b, jobs, plain=True), {"jobs": jobs}),
+        *peers.variants("bulk", size),
+    ]
