@@ -12,8 +12,9 @@ Reading order:
 * `carrier`      the HTTP calls to the carrier; `flaky` is the carrier that answers them, with its faults
 * `producer`     the lorries; `routes` is where they drive
 * `instance`     the process that runs `service` or `inline`; `audit` records every handler run
-* `scenario`     who is started, killed and stopped when; `stage`, `children` and `settings` are what it stands on
+* `scenario`     who is started, killed and stopped when; `crew`, `children`, `stage`, `settings` are what it stands on
 * `observe`      figures from Postgres and Kafka while it runs; `view` shows them
-* `verify`       what must be true at the end; `compare` puts both ways side by side
+* `verify`       what must be true at the end; `sabotage` breaks it on purpose
+* `compare`      how long the carrier waited for its ETAs; `report` prints the verdict, and both ways side by side
 * `__main__`     the command line
 """

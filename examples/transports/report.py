@@ -123,9 +123,10 @@ def _figures(run: JobsRun | InlineRun, apart_from: list[Window]) -> list[str]:
     healthy, all_healthy = _chosen(run, apart_from), _chosen(run, [])
     found = delays(healthy)
     in_time = sum(d.arrived and d.sent_at + d.seconds < run.faults.end for d in all_healthy)
+    sent_seconds = min(run.faults.end, max(d.sent_at for d in run.deliveries)) - run.faults.start
     partitions, seconds = stalled(run.stalls, run.faults, apart_from)
     return [
-        f"{in_time / (run.faults.end - run.faults.start):.0f}",
+        f"{in_time / sent_seconds:.0f}",
         _milliseconds(found.p50),
         _milliseconds(found.p99),
         f"{100 * (1 - in_time / max(1, len(all_healthy))):.1f} %",

@@ -6,7 +6,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -20,6 +19,7 @@ __all__ = ["COLOURS", "LiveView", "PlainView", "View", "show"]
 COLOURS = {"A": "green", "B": "yellow", "C": "cyan", "D": "magenta"}
 PLAIN_SECONDS = 2.0
 EVENTS_SHOWN = 9
+LINES_WITHOUT_EVENTS = 21
 
 
 class View(Protocol):
@@ -40,8 +40,8 @@ def show(console: Console, *, plain: bool) -> Generator[View]:
     if plain or not console.is_terminal:
         yield PlainView(console)
         return
-    view = LiveView()
-    with Live(get_renderable=view.render, console=console, refresh_per_second=4, vertical_overflow="visible"):
+    view = LiveView(max(3, min(EVENTS_SHOWN, console.height - LINES_WITHOUT_EVENTS)))
+    with Live(get_renderable=view.render, console=console, refresh_per_second=4):
         yield view
 
 
@@ -83,11 +83,11 @@ class PlainView:
 class LiveView:
     """A picture that is redrawn in place."""
 
-    def __init__(self) -> None:
-        self._title = "starting"
+    def __init__(self, events: int) -> None:
+        self._title = "preparing a database and a topic"
         self._text = ""
         self._began = time.monotonic()
-        self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
+        self._events: deque[str] = deque(maxlen=events)
         self._snapshot: Snapshot | None = None
         self._instances: dict[str, str] = {}
 
@@ -108,9 +108,9 @@ class LiveView:
         """The whole picture."""
         parts: list[RenderableType] = [Text(self._text, style="bold")]
         if self._snapshot is not None:
-            parts.append(
-                Columns([_figure_table(self._snapshot), _partition_table(self._snapshot, self._instances)], padding=3)
-            )
+            pictures = Table.grid(padding=(0, 4))
+            pictures.add_row(_figure_table(self._snapshot), _partition_table(self._snapshot, self._instances))
+            parts.append(pictures)
         parts.append(Text("\n".join(self._events), style="dim"))
         elapsed = f"{time.monotonic() - self._began:.0f} s"
         return Panel(Group(*parts), title=self._title, subtitle=elapsed, padding=(1, 2))

@@ -1,0 +1,173 @@
+"""The examples run, and the demo's verification notices what it should."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+import psutil
+import pytest
+
+from examples.transports.verify import Story, verify
+
+ROOT = Path(__file__).resolve().parents[1]
+DEMO = [sys.executable, "-m", "examples.transports", "--plain"]
+SHORT = ["--seconds", "15", "--transports", "100"]
+
+
+@pytest.fixture
+def environment(sidings_postgres: str, sidings_kafka: str) -> dict[str, str]:
+    """The examples use the session's servers instead of starting their own."""
+    return os.environ | {"SIDINGS_POSTGRES": sidings_postgres, "SIDINGS_KAFKA": sidings_kafka}
+
+
+def run(command: list[str], environment: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
+
+
+def test_the_quickstart_runs_and_ends_by_itself(environment: dict[str, str]):
+    done = run([sys.executable, "examples/quickstart.py"], environment, 60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(240)
+def test_the_demo_keeps_its_promises(environment: dict[str, str]):
+    done = run([*DEMO, *SHORT], environment, 200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "promises were kept" in done.stdout
+    assert "took partitions" in done.stdout
+
+
+@pytest.mark.timeout(240)
+def test_the_demo_fails_when_a_job_disappears(environment: dict[str, str]):
+    done = run([*DEMO, *SHORT, "--jobs-only", "--sabotage", "lose-job"], environment, 200)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 messages never reached the carrier" in done.stdout
+
+
+@pytest.mark.timeout(120)
+def test_the_demo_leaves_no_process_behind_when_it_is_interrupted(environment: dict[str, str]):
+    with subprocess.Popen(
+        [*DEMO, *SHORT], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "killed B" in line:
+                break
+        children = psutil.Process(demo.pid).children(recursive=True)
+        assert children
+        demo.send_signal(signal.SIGINT)
+        demo.stdout.read()
+        assert demo.wait(30) == 130
+    deadline = time.monotonic() + 5
+    while any(child.is_running() for child in children):
+        assert time.monotonic() < deadline, children
+        time.sleep(0.05)
+
+
+# -- the verification, on a story of nine messages ------------------------------------------------------------------
+
+A, B = uuid4(), uuid4()
+BEGAN = datetime.now(UTC) - timedelta(minutes=1)
+STORY = Story({A: "A", B: "B"}, "B", B, BEGAN + timedelta(seconds=5), 9)
+
+
+def at(seconds: float) -> datetime:
+    return BEGAN + timedelta(seconds=seconds)
+
+
+@pytest.fixture
+async def told(database: str) -> AsyncIterator["asyncpg.Connection[asyncpg.Record]"]:
+    """Three transports, three messages each. The second of the last was cut off on B, and ran again on A."""
+    connection = await asyncpg.connect(database)
+    await connection.execute(files("examples.transports").joinpath("tables.sql").read_text())
+    runs: list[tuple[str, int, str, int, int, float, float | None]] = []
+    for number in range(3):
+        name = f"lorry-000{number}"
+        await connection.execute("INSERT INTO transport VALUES ($1, 0, 0, 0, 0, 0, now(), 3, 3)", name)
+        for sequence in (1, 2, 3):
+            await connection.execute("INSERT INTO produced VALUES ($1, $2, 0, $3, true)", name, sequence, BEGAN)
+            cut = (number, sequence) == (2, 2)
+            if cut:
+                runs.append((name, sequence, "B", 10 * number + sequence, 1, 4.5, None))
+            start = sequence + (6 if number == 2 and sequence >= 2 else 0)
+            runs.append((name, sequence, "A", 10 * number + sequence, 2 if cut else 1, start, start + 0.5))
+    for index, (name, sequence, instance, job, attempt, start, end) in enumerate(runs):
+        await tell_run(connection, f"run-{index}", name, sequence, instance, job, attempt, start, end)
+        await record(connection, job, attempt, "lost" if end is None else "succeeded", A if instance == "A" else B)
+    yield connection
+    await connection.close()
+
+
+async def tell_run(connection, run, name, sequence, instance, job, attempt, start, end):
+    insert = (
+        "INSERT INTO audit (at, event, run, instance, job_id, attempt, transport_id, sequence, outcome, delay_seconds) "
+        "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0)"
+    )
+    about = (run, instance, job, attempt, name, sequence)
+    await connection.execute(insert, at(start), "start", *about, None)
+    if end is not None:
+        await connection.execute(insert, at(end), "end", *about, "succeeded")
+
+
+async def record(connection, job, attempt, outcome, executor):
+    await connection.execute(
+        "INSERT INTO sidings.job_history (job_id, attempt, outcome, executor, enqueued_at, finished_at, priority, "
+        "type, origin) VALUES ($1, $2, $3, $4, now(), now(), 0, 'send_eta', 'positions/0')",
+        *(job, attempt, outcome, executor),
+    )
+
+
+async def test_a_good_story_passes_all_checks(told: "asyncpg.Connection[asyncpg.Record]"):
+    checks = await verify(told, STORY)
+    assert [problem for check in checks for problem in check.problems] == []
+    assert "9 sent, 9 in Kafka, 9 applied" in checks[0].figures
+    assert "10 runs in 3 groups" in checks[2].figures
+
+
+HISTORY = "INSERT INTO sidings.job_history SELECT * FROM sidings.job_history WHERE job_id = 1"
+JOB = "INSERT INTO sidings.job (type, origin, payload) VALUES ('send_eta', 'positions/0', '{}')"
+AGAIN = """
+    INSERT INTO audit SELECT at + interval '20 s', event, 'again', instance, job_id, attempt + 1, transport_id,
+                             sequence, outcome, 0
+    FROM audit WHERE job_id = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        ("UPDATE transport SET messages_seen = 2 WHERE id = 'lorry-0000'", "1 messages were lost"),
+        ("UPDATE transport SET messages_seen = 4 WHERE id = 'lorry-0000'", "1 messages were applied twice"),
+        ("UPDATE transport SET last_sequence = 2 WHERE id = 'lorry-0000'", "1 transports do not stand at"),
+        ("DELETE FROM produced WHERE transport_id = 'lorry-0000' AND sequence = 3", "the topic holds 9 messages"),
+        ("DELETE FROM sidings.job_history WHERE job_id = 1", "1 jobs have no end"),
+        (HISTORY, "1 jobs ended more than once"),
+        (JOB, "1 jobs are still in the table"),
+        ("DELETE FROM audit WHERE job_id = 1", "1 messages never reached the carrier"),
+        ("UPDATE audit SET outcome = 'failed' WHERE job_id = 1 AND event = 'end'", "1 messages never reached"),
+        ("UPDATE audit SET job_id = 2 WHERE job_id = 1 AND event = 'end'", "1 messages have more than one job"),
+        ("UPDATE sidings.job_history SET outcome = 'discarded' WHERE job_id = 1", "1 jobs were given up"),
+        ("UPDATE audit SET sequence = 4 - sequence WHERE transport_id = 'lorry-0001'", "came after a later"),
+        ("UPDATE audit SET at = at + interval '1 s' WHERE job_id = 1 AND event = 'end'", "began while another"),
+        ("UPDATE audit SET at = at - interval '3.3 s' WHERE run = 'run-8'", "began while another"),
+        ("DELETE FROM audit WHERE job_id = 1 AND event = 'end'", "1 runs have no end"),
+        ("DELETE FROM sidings.job_history WHERE outcome = 'lost'", "1 runs have no end"),
+        ("UPDATE sidings.job_history SET executor = gen_random_uuid() WHERE outcome = 'lost'", "living instances"),
+        ("UPDATE sidings.job_history SET executor = gen_random_uuid() WHERE job_id = 1", "no such run in the audit"),
+        (AGAIN, "1 jobs succeeded again"),
+    ],
+)
+async def test_the_verification_notices(told: "asyncpg.Connection[asyncpg.Record]", spoil: str, problem: str):
+    assert not (await told.execute(spoil)).endswith(" 0")
+    found = [text for check in await verify(told, STORY) for text in check.problems]
+    assert any(problem in text for text in found), found
