@@ -115,6 +115,9 @@ class TopicLoop:
         """Fetch messages of these partitions. Other errors of Kafka pass through: what had been fetched before them may
         be lost to us (aiokafka has moved its positions), so that only a new client, placed anew, is sure to miss
         nothing."""
+        ready = [partition for partition in ready if await self._in_place(partition)]
+        if not ready:
+            return
         try:
             async with asyncio.timeout(_REBALANCE_SECONDS):
                 polled = cast(
@@ -133,15 +136,30 @@ class TopicLoop:
             partition = self._partitions.get(tp)
             if partition is None:
                 continue  # revoked meanwhile
-            if partition.state is not State.READY or partition.items:
-                self._displace([partition])  # assigned anew meanwhile: these records may be from any position
+            if partition.state is not State.READY or partition.items or records[0].offset < partition.next_offset:
+                self._displace([partition])  # assigned anew, or moved: these records may be from any position
                 continue
             try:
-                # Known, so that nothing is awaited in truth: it is the position behind what was just fetched.
-                partition.end = await self._client.position(tp)
+                partition.end = await self._position(tp)
             except IllegalStateError:
                 continue
             partition.items.extend([self._item(partition, record) for record in records])
+
+    async def _in_place(self, partition: Partition) -> bool:
+        """Whether the client goes on reading where we are: the compare-and-set trusts that what comes next in the log
+        is what comes next here."""
+        try:
+            position = await self._position(partition.tp)
+        except IllegalStateError:
+            return False  # revoked
+        if position != partition.end:
+            log.error("%s: the client stands at %s instead of %s", partition.origin, position, partition.end)
+            self._displace([partition])
+        return position == partition.end
+
+    async def _position(self, tp: TopicPartition) -> int:
+        # Known for every partition that is placed, so that nothing is awaited in truth.
+        return cast(int, await self._client.position(tp))
 
     def _item(self, partition: Partition, record: Record) -> Item:
         group = group_of_key(record.key)

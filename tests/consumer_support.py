@@ -1,0 +1,115 @@
+"""What the tests of the consumer and the service share: producing, a service with quick settings, its metrics."""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+from sidings import ExecutorSettings, KafkaSettings, Retry, Service
+from tenacity import stop_after_attempt, wait_none
+
+from .support import SECONDS, connected, fetch, value
+
+EFFECTS = """
+    CREATE TABLE effect (
+        id bigserial, topic text, partition int, "offset" bigint, key text, number int,
+        via text NOT NULL DEFAULT 'message'
+    )
+"""
+TWICE_AND_PARK = Retry(wait=wait_none(), stop=stop_after_attempt(2))
+
+
+class Number(BaseModel):
+    """The value of most test messages."""
+
+    n: int
+
+
+def a_service(
+    dsn: str | None, kafka: Any = None, *, name: str = "test", executor: dict[str, Any] | None = None, **options: Any
+) -> Service:
+    """A service with quick settings, and a Prometheus registry of its own as `service.samples`."""
+    if isinstance(kafka, str):
+        kafka = KafkaSettings(bootstrap=kafka, **options.pop("settings", {"fetch_seconds": 0.05}))
+    registry = CollectorRegistry()
+    quick = ExecutorSettings(**{"poll_seconds": 0.02, "shutdown_seconds": 3.0, "lease_seconds": 3.0} | (executor or {}))
+    service = Service(name, postgres=dsn, kafka=kafka, prometheus=registry, executor=quick, **options)
+    service.samples = registry  # type: ignore[attr-defined]
+    return service
+
+
+def sample(service: Any, name: str, **labels: str) -> float:
+    """The sum of a metric over all labels that are not given."""
+    found = [s for family in service.samples.collect() for s in family.samples if s.name == name]
+    return sum(s.value for s in found if labels.items() <= s.labels.items())
+
+
+@asynccontextmanager
+async def producing(bootstrap: str, **options: Any):
+    """A producer."""
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, **{"acks": "all"} | options)
+    await asyncio.wait_for(producer.start(), SECONDS)
+    try:
+        yield producer
+    finally:
+        await producer.stop()
+
+
+def as_json(number: int) -> bytes:
+    return Number(n=number).model_dump_json().encode()
+
+
+async def produce(
+    bootstrap: str, topic: str, numbers: Iterable[int], *, key: str | None = "k", partition: int = 0
+) -> None:
+    """Send numbers, in order, to one partition."""
+    async with producing(bootstrap) as producer:
+        raw = None if key is None else key.encode()
+        sent = [await producer.send(topic, as_json(n), key=raw, partition=partition) for n in numbers]
+        await asyncio.wait_for(asyncio.gather(*sent), SECONDS)
+
+
+async def produce_raw(bootstrap: str, topic: str, *values: bytes | None, partition: int = 0, **options: Any) -> None:
+    """Send values as they are, in order, to one partition."""
+    async with producing(bootstrap) as producer:
+        for raw in values:
+            await asyncio.wait_for(producer.send_and_wait(topic, raw, partition=partition, **options), SECONDS)
+
+
+async def effects_table(dsn: str) -> None:
+    """The table that handlers write to."""
+    async with connected(dsn) as connection:
+        await connection.execute(EFFECTS)
+
+
+async def record(message: Any, tx: Any, via: str = "message") -> None:
+    """What most handlers do: one row per message."""
+    key = None if message.key is None else message.key.decode()
+    await tx.execute(
+        'INSERT INTO effect (topic, partition, "offset", key, number, via) VALUES ($1, $2, $3, $4, $5, $6)',
+        *(message.topic, message.partition, message.offset, key, message.value.n, via),
+    )
+
+
+async def numbers(dsn: str, where: str = "true") -> list[int]:
+    """The numbers that handlers have recorded, in order."""
+    return [row["number"] for row in await fetch(dsn, f"SELECT number FROM effect WHERE {where} ORDER BY id")]
+
+
+async def stored_offsets(dsn: str) -> dict[tuple[str, int], int]:
+    """The stored offsets, by topic and partition."""
+    rows = await fetch(dsn, "SELECT topic, partition, next_offset FROM sidings.consumer_offset")
+    return {(row["topic"], row["partition"]): row["next_offset"] for row in rows}
+
+
+def offset_reaches(dsn: str, topic: str, offset: int, partition: int = 0):
+    """A condition: the stored offset has got so far."""
+
+    async def reached() -> bool:
+        query = "SELECT next_offset FROM sidings.consumer_offset WHERE topic = $1 AND partition = $2"
+        return (await value(dsn, query, topic, partition) or -1) >= offset
+
+    return reached

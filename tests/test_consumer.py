@@ -1,0 +1,523 @@
+"""The consumer's main line: effects once, whatever is delivered twice, fails, hangs or is missing."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from sidings import Job, Message, Retry, Transaction
+from sidings.errors import ConfigurationError
+
+from .consumer_support import (
+    TWICE_AND_PARK,
+    Number,
+    a_service,
+    as_json,
+    effects_table,
+    numbers,
+    offset_reaches,
+    produce,
+    produce_raw,
+    producing,
+    record,
+    sample,
+    stored_offsets,
+)
+from .support import SECONDS, Ride, connected, drained, eventually, fetch, value
+
+
+@pytest.fixture
+async def effects(database):
+    await effects_table(database)
+    return database
+
+
+async def test_effects_jobs_and_offsets_commit_together(effects, topic, sidings_kafka):
+    positions = await topic("positions", partitions=3)
+    service = a_service(effects, sidings_kafka)
+    ran: list[tuple[str, int]] = []
+
+    @service.job(group="transport")
+    async def follow_up(job: Job[Ride]) -> None:
+        ran.append((job.origin, job.payload.number))
+
+    @service.consumer(positions)
+    async def on_position(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+        await follow_up.enqueue(tx, Ride(transport=message.key_text or "", number=message.value.n))
+
+    for partition in range(3):
+        await produce(sidings_kafka, positions, range(partition * 10, partition * 10 + 10), partition=partition)
+    async with service:
+        await eventually(lambda: len(ran) == 30)
+        await eventually(lambda: sample(service, "sidings_consumer_lag") == 0)
+        assert sample(service, "sidings_consumer_messages_total", result="handled") == 30
+    assert sorted(await numbers(effects)) == list(range(30))
+    assert await stored_offsets(effects) == {(positions, partition): 10 for partition in range(3)}
+    # A job belongs to the partition of the message that caused it, and jobs of one key keep its messages' order.
+    assert [(f"{positions}/1", n) for n in range(10, 20)] == [r for r in ran if r[0].endswith("/1")]
+
+
+async def test_a_message_shows_what_kafka_knows_of_it(effects, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    seen: list[Message[Number]] = []
+
+    @service.consumer(name)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        seen.append(message)
+
+    headers = [("trace", b"1"), ("trace", b"2")]
+    await produce_raw(
+        sidings_kafka, name, as_json(7), key="schlüssel".encode(), headers=headers, timestamp_ms=1_700_000_000_000
+    )
+    async with service:
+        await eventually(lambda: seen)
+    message = seen[0]
+    assert (message.value, message.topic, message.partition, message.offset) == (Number(n=7), name, 0, 0)
+    assert (message.key_text, message.origin, message.header("trace")) == ("schlüssel", f"{name}/0", b"2")
+    assert message.header("other") is None
+    assert message.timestamp == datetime.fromtimestamp(1_700_000_000, UTC)
+
+
+async def test_a_restart_goes_on_where_the_last_run_committed(effects, topic, sidings_kafka):
+    name = await topic()
+    await produce(sidings_kafka, name, range(5))
+    for upto in (5, 8):
+        service = a_service(effects, sidings_kafka)
+        service.consumer(name, model=Number)(record)
+        async with service:
+            await eventually(offset_reaches(effects, name, upto))
+        await produce(sidings_kafka, name, range(upto, upto + 3))
+    assert await numbers(effects) == list(range(8))
+
+
+async def test_a_zombies_effects_are_undone(effects, topic, sidings_kafka):
+    """While its handler is at work, somebody else moves the stored offset on, as the partition's next owner would."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    at_work, go_on = asyncio.Event(), asyncio.Event()
+
+    @service.consumer(name)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+        at_work.set()
+        await go_on.wait()
+
+    await produce(sidings_kafka, name, range(4))
+    async with service:
+        await asyncio.wait_for(at_work.wait(), SECONDS)
+        async with connected(effects) as other:
+            await other.execute("UPDATE sidings.consumer_offset SET next_offset = 3")
+        go_on.set()
+        await eventually(offset_reaches(effects, name, 4))
+        assert sample(service, "sidings_consumer_conflicts_total") == 1
+    assert await numbers(effects) == [3]  # 0 to 2 belong to the other one
+
+
+async def test_a_message_that_is_delivered_again_changes_nothing(effects, topic, sidings_kafka):
+    """The position goes back under the consumer's feet, as it does when a client forgets what it has read."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+    await produce(sidings_kafka, name, range(10))
+    async with service:
+        await eventually(offset_reaches(effects, name, 10))
+        consumer = service._consumer
+        (tp,) = consumer.partitions
+        consumer._client.seek(tp, 0)
+        await produce(sidings_kafka, name, range(10, 12))
+        await eventually(offset_reaches(effects, name, 12))
+    assert await numbers(effects) == list(range(12))
+
+
+async def test_a_bad_message_does_not_fail_its_batch(effects, topic, sidings_kafka):
+    name = await topic(partitions=3)
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+        if message.value.n == 105:
+            raise ValueError("bad")
+
+    for partition in range(3):
+        await produce(
+            sidings_kafka, name, range(100 * partition, 100 * partition + 10), partition=partition, key=f"k{partition}"
+        )
+    async with service:
+        for partition in range(3):
+            await eventually(offset_reaches(effects, name, 10, partition))
+        assert sample(service, "sidings_consumer_failures_total") == 2
+        assert sample(service, "sidings_consumer_retries_total") == 1
+        assert await value(effects, "SELECT count(*) FROM sidings.job") > 0
+    good = [*range(10), *range(100, 105), *range(200, 210)]
+    assert sorted(await numbers(effects)) == good  # 105 is parked, and its key's later messages behind it
+
+
+async def test_a_failing_message_pauses_only_its_partition(effects, topic, sidings_kafka):
+    name = await topic(partitions=2)
+    service = a_service(effects, sidings_kafka)
+    healed = asyncio.Event()
+
+    @service.consumer(name, retry=Retry(wait=lambda _: 0.02))  # type: ignore[arg-type]
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if message.value.n == 1 and not healed.is_set():
+            raise ValueError("not yet")
+        await record(message, tx)
+
+    await produce(sidings_kafka, name, range(3), partition=0)
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_failures_total") >= 3)
+        for start in range(100, 130, 10):  # again and again, while partition 0 waits
+            await produce(sidings_kafka, name, range(start, start + 10), partition=1)
+            await eventually(offset_reaches(effects, name, start - 90, 1))
+        assert sample(service, "sidings_consumer_paused_partitions") == 1
+        assert sample(service, "sidings_consumer_stalled_seconds") > 0
+        assert (await stored_offsets(effects))[name, 0] == 1
+        healed.set()
+        await eventually(offset_reaches(effects, name, 3, 0))
+    assert await numbers(effects, "partition = 0") == [0, 1, 2]
+    assert await numbers(effects, "partition = 1") == list(range(100, 130))
+
+
+async def test_a_hanging_handler_is_cut_off_and_pauses_only_its_partition(effects, topic, sidings_kafka):
+    name = await topic(partitions=2)
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, timeout=0.3, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if message.value.n == 1:
+            await tx.fetchval("SELECT pg_sleep(600)")
+        await record(message, tx)
+
+    await produce(sidings_kafka, name, range(2), partition=0)
+    await produce(sidings_kafka, name, range(100, 120), partition=1)
+    async with service:
+        await eventually(offset_reaches(effects, name, 20, 1))
+        await eventually(offset_reaches(effects, name, 2, 0))  # parked
+        await eventually(lambda: sample(service, "sidings_jobs_total", outcome="retried") >= 1)
+    assert sorted(await numbers(effects)) == [0, *range(100, 120)]
+
+
+async def test_a_failure_that_shows_only_at_the_commit_is_found_one_by_one(effects, topic, sidings_kafka):
+    name = await topic(partitions=2)
+    async with connected(effects) as connection:
+        await connection.execute(
+            "ALTER TABLE effect ADD CONSTRAINT effect_number UNIQUE (number) DEFERRABLE INITIALLY DEFERRED"
+        )
+        await connection.execute("INSERT INTO effect (number, via) VALUES (3, 'before')")
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number, retry=TWICE_AND_PARK)(record)
+    await produce(sidings_kafka, name, range(6), partition=0, key=None)
+    await produce(sidings_kafka, name, range(100, 106), partition=1, key=None)
+    async with service:
+        await eventually(offset_reaches(effects, name, 6, 0))
+        await eventually(offset_reaches(effects, name, 6, 1))
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 1
+    assert sorted(await numbers(effects, "via = 'message'")) == [0, 1, 2, 4, 5, *range(100, 106)]
+
+
+async def test_an_error_that_a_handler_swallows_does_not_hit_its_neighbours(effects, topic, sidings_kafka):
+    """After it, the transaction is dead, and it is the next message's statement that fails."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if message.value.n == 2:
+            try:
+                await tx.execute("SELECT 1/0")
+            except Exception:
+                return
+        await record(message, tx)
+
+    await produce(sidings_kafka, name, range(5), key=None)
+    async with service:
+        await eventually(offset_reaches(effects, name, 5))
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 1
+    assert await numbers(effects) == [0, 1, 3, 4]
+
+
+async def test_a_handler_that_raises_cancelled_error_has_failed(effects, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if message.value.n == 1:
+            raise asyncio.CancelledError
+        await record(message, tx)
+
+    await produce(sidings_kafka, name, range(3), key=None)
+    async with service:
+        await eventually(offset_reaches(effects, name, 3))
+    assert await numbers(effects) == [0, 2]
+
+
+async def test_a_message_that_breaks_its_connection_is_parked_in_the_end(effects, topic, sidings_kafka):
+    name = await topic(partitions=2)
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if message.value.n == 1:
+            await tx.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        await record(message, tx)
+
+    await produce(sidings_kafka, name, range(3), key=None)
+    await produce(sidings_kafka, name, range(100, 103), partition=1)
+    async with service:
+        await eventually(offset_reaches(effects, name, 3))
+        await eventually(offset_reaches(effects, name, 3, 1))
+    assert sorted(await numbers(effects)) == [0, 2, 100, 101, 102]
+
+
+async def test_a_list_handler_gets_lists_of_one_partition_in_one_transaction(effects, topic, sidings_kafka):
+    name = await topic(partitions=2)
+    service = a_service(effects, sidings_kafka)
+    lists: list[tuple[int, int]] = []
+
+    @service.job()
+    async def follow_up(job: Job[Ride]) -> None: ...
+
+    @service.consumer(name, batch=4)
+    async def handle(messages: list[Message[Number]], tx: Transaction) -> None:
+        assert len({message.partition for message in messages}) == 1
+        lists.append((messages[0].partition, len(messages)))
+        await tx.executemany(
+            'INSERT INTO effect (partition, "offset", number) VALUES ($1, $2, $3)',
+            [(m.partition, m.offset, m.value.n) for m in messages],
+        )
+        await follow_up.enqueue_many(tx, [Ride(number=m.value.n) for m in messages])
+
+    for partition in range(2):
+        await produce(sidings_kafka, name, range(partition * 100, partition * 100 + 10), partition=partition)
+    async with service:
+        for partition in range(2):
+            await eventually(offset_reaches(effects, name, 10, partition))
+        assert sum(count for _, count in lists) == 20
+        assert max(count for _, count in lists) == 4
+        await drained(effects)
+    assert sorted(await numbers(effects)) == [*range(10), *range(100, 110)]
+    origins = await fetch(effects, "SELECT origin, count(*) FROM sidings.job_history GROUP BY origin ORDER BY origin")
+    assert [tuple(row) for row in origins] == [(f"{name}/0", 10), (f"{name}/1", 10)]
+
+
+async def test_a_failing_list_is_handled_message_by_message(effects, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, batch=10, retry=TWICE_AND_PARK)
+    async def handle(messages: list[Message[Number]], tx: Transaction) -> None:
+        for message in messages:
+            await record(message, tx)
+            if message.value.n == 4:
+                raise ValueError("bad")
+
+    await produce(sidings_kafka, name, range(10), key=None)
+    async with service:
+        await eventually(offset_reaches(effects, name, 10))
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 1
+    assert sorted(await numbers(effects)) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+
+
+async def test_discard_snooze_and_retry_after_steer_a_message(effects, topic, sidings_kafka):
+    from sidings import Discard, Snooze
+
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    attempts: dict[int, int] = {}
+
+    @service.consumer(name, retry=Retry(wait=lambda _: 600.0))  # type: ignore[arg-type]
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        n = message.value.n
+        attempts[n] = attempts.get(n, 0) + 1
+        await record(message, tx)
+        if n == 1:
+            raise Discard("not wanted")
+        if n == 2 and attempts[n] < 4:
+            raise Snooze(0.01)
+        if n == 3 and attempts[n] < 4:
+            raise Retry.after(0.01)
+
+    await produce(sidings_kafka, name, range(5))
+    async with service:
+        await eventually(offset_reaches(effects, name, 5))
+        assert sample(service, "sidings_consumer_messages_total", result="discarded") == 1
+    assert await numbers(effects) == [0, 2, 3, 4]
+
+
+# -- gaps, and the ends of the log ------------------------------------------------------------------------------------
+
+
+async def test_gaps_in_the_log_do_not_matter(effects, topic, sidings_kafka):
+    """Markers of transactions take offsets, and aborted messages are left out."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+    async with producing(sidings_kafka, transactional_id=f"{name}-producer", acks="all") as producer:
+        for batch in range(4):
+            await producer.begin_transaction()
+            for n in range(batch * 3, batch * 3 + 3):
+                await producer.send_and_wait(name, as_json(n), partition=0)
+            await (producer.abort_transaction() if batch == 2 else producer.commit_transaction())
+            if batch == 1:
+                async with service:
+                    await eventually(offset_reaches(effects, name, 7))
+    again = a_service(effects, sidings_kafka)
+    again.consumer(name, model=Number)(record)
+    async with again:
+        await eventually(offset_reaches(effects, name, 15))
+        await eventually(offset_reaches(effects, name, 16))  # behind the last marker too, so that there is no false lag
+        await eventually(lambda: sample(again, "sidings_consumer_lag") == 0)
+    assert sample(again, "sidings_consumer_conflicts_total") == 0
+    assert await numbers(effects) == [*range(6), *range(9, 12)]
+
+
+async def test_an_idle_partition_is_moved_behind_a_marker_at_its_end(effects, topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.lag._COMMIT_SECONDS", 0.1)
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+    async with producing(sidings_kafka, transactional_id=f"{name}-producer", acks="all") as producer, service:
+        await producer.begin_transaction()
+        await producer.send_and_wait(name, as_json(0), partition=0)
+        await producer.commit_transaction()
+        await eventually(offset_reaches(effects, name, 2))
+        await producer.begin_transaction()
+        await producer.send_and_wait(name, as_json(1), partition=0)
+        await producer.abort_transaction()
+        await eventually(offset_reaches(effects, name, 4))
+        await produce(sidings_kafka, name, [2])
+        await eventually(offset_reaches(effects, name, 5))
+    assert sample(service, "sidings_consumer_conflicts_total") == 0
+    assert await numbers(effects) == [0, 2]
+
+
+async def test_messages_that_retention_deleted_are_told_of_and_passed_over(effects, topic, sidings_kafka, caplog):
+    from aiokafka import TopicPartition
+    from aiokafka.admin import AIOKafkaAdminClient
+    from aiokafka.admin.records_to_delete import RecordsToDelete
+
+    name = await topic()
+    await produce(sidings_kafka, name, range(10))
+    async with connected(effects) as connection:
+        await connection.execute(
+            "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ($1, 0, 2)", name
+        )
+    admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
+    await admin.start()
+    await admin.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=6)})
+    await admin.close()
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+    async with service:
+        await eventually(offset_reaches(effects, name, 10))
+        assert sample(service, "sidings_consumer_missed_total") == 4
+    assert await numbers(effects) == [6, 7, 8, 9]
+    assert "offsets 2 to 5 were deleted (retention) before this service has read them" in caplog.text
+
+
+async def test_an_offset_beyond_the_end_stops_the_partition_until_somebody_decides(
+    effects, topic, sidings_kafka, monkeypatch
+):
+    monkeypatch.setattr("sidings.kafka.placing._REFUSED_SECONDS", 0.1)
+    name = await topic(partitions=2)
+    await produce(sidings_kafka, name, range(3), partition=0)
+    await produce(sidings_kafka, name, range(100, 103), partition=1)
+    async with connected(effects) as connection:
+        await connection.execute(
+            "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ($1, 0, 1000)", name
+        )
+        service = a_service(effects, sidings_kafka)
+        service.consumer(name, model=Number)(record)
+        async with service:
+            await eventually(offset_reaches(effects, name, 3, 1))
+            problem = await eventually(service.problems)
+            assert f"{name}/0: the stored offset 1000 lies beyond the end of the log (3)" in problem[0]
+            assert await numbers(effects) == [100, 101, 102]
+            await connection.execute("DELETE FROM sidings.consumer_offset WHERE partition = 0")
+            await eventually(offset_reaches(effects, name, 3, 0))
+            assert service.problems() == []
+    assert await numbers(effects, "partition = 0") == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("start", "expected"), [("earliest", [0, 1, 2, 3]), ("latest", [3]), ("committed", [2, 3])])
+async def test_the_start_is_chosen_where_no_offset_is_stored(effects, topic, sidings_kafka, start, expected):
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+
+    name = await topic()
+    await produce(sidings_kafka, name, range(3))
+    group = f"group-{name}"
+    former = AIOKafkaConsumer(bootstrap_servers=sidings_kafka, group_id=group, enable_auto_commit=False)
+    await former.start()
+    former.assign([TopicPartition(name, 0)])
+    await former.commit({TopicPartition(name, 0): 2})
+    await former.stop()
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "group": group})
+    service.consumer(name, model=Number, start=start)(record)
+    async with service:
+        await eventually(offset_reaches(effects, name, 0))
+        await produce(sidings_kafka, name, [3])
+        await eventually(offset_reaches(effects, name, 4))
+    assert await numbers(effects) == expected
+
+
+async def test_start_fail_brings_the_service_down_with_the_reason(effects, topic, sidings_kafka):
+    from sidings import OffsetUnknown
+
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number, start="fail")(record)
+    with pytest.raises(OffsetUnknown, match="no offset is stored"):
+        await asyncio.wait_for(service.run(), SECONDS)
+
+
+async def test_a_topic_that_appears_later_is_consumed(effects, topic, sidings_kafka):
+    from sidings.devstack.topics import create_topic, delete_topics
+
+    there = await topic()
+    missing = f"{there}-later"
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "metadata_seconds": 0.5})
+    service.consumer(there, model=Number)(record)
+    service.consumer(missing, model=Number)(record)
+    await produce(sidings_kafka, there, range(2))
+    try:
+        async with service:
+            await eventually(offset_reaches(effects, there, 2))
+            await create_topic(sidings_kafka, missing, partitions=1)
+            await produce(sidings_kafka, missing, range(2))
+            await eventually(offset_reaches(effects, missing, 2))
+    finally:
+        await delete_topics(sidings_kafka, [missing])
+
+
+# -- declarations -----------------------------------------------------------------------------------------------------
+
+
+async def test_wrong_declarations_are_refused_with_the_remedy(database):
+    service = a_service(database, "127.0.0.1:1")
+
+    async def good(message: Message[Number], tx: Transaction) -> None: ...
+
+    def plain(message: Message[Number], tx: Transaction) -> None: ...
+
+    async def lone(message: Message[Number]) -> None: ...
+
+    async def untyped(message, tx) -> None: ...
+
+    for handler, options, text in [
+        (plain, {}, "must be `async def`"),
+        (lone, {}, "must take a message and a transaction"),
+        (untyped, {}, "annotate the handler's first parameter as Message"),
+        (good, {"batch": 0}, "batch=0"),
+        (good, {"timeout": 0}, "timeout=0"),
+        (good, {"start": "now"}, "start='now'"),
+    ]:
+        with pytest.raises(ConfigurationError, match=text):
+            service.consumer("topic", **options)(handler)
+    service.consumer("topic")(good)
+    with pytest.raises(ConfigurationError, match="two consumers are declared"):
+        service.consumer("topic")(good)
+    with pytest.raises(ConfigurationError, match="give postgres="):
+        a_service(None, "127.0.0.1:1").consumer("topic")(good)
