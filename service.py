@@ -280,8 +280,9 @@ class Service:
             self._stack = None
 
     async def _start(self, stack: AsyncExitStack, tasks: asyncio.TaskGroup) -> None:
-        """Start the parts. They stop in the reverse order: the consumer takes up nothing more, the executor lets its
-        handlers end and gives its origins back, the consumer leaves the group, the connections are closed."""
+        """Start the parts. They stop in the reverse order: the consumer takes up nothing more and leaves the group,
+        so that others go on with its partitions; the executor lets its handlers end and gives its origins back; the
+        connections are closed."""
         watcher = tasks.create_task(self._watch_failure(), name="sidings failure")
         stack.callback(watcher.cancel)
         if self._monitor is not None:
@@ -293,17 +294,16 @@ class Service:
         await self._transactions.start()
         stack.push_async_callback(self._transactions.stop)
         consumer = self._make_consumer()
-        if consumer is not None:
-            stack.push_async_callback(self._leave_group)
         stack.push_async_callback(self._executor.stop)
         await self._executor.start()
         stack.callback(self._executor.rebalance_listener.close)
-        tasks.create_task(self._supervise("the executor", self._executor.wait()), name="sidings executor's end")
+        self._watch(tasks, "the executor", self._executor.wait())
         if self._assignment is not None:
             self._executor.assign(self._assignment.origins)
         if consumer is not None:
-            task = tasks.create_task(self._supervise("the consumer", consumer.run()), name="sidings consumer")
-            self._consumer, self._consumer_task = consumer, task
+            self._consumer = consumer
+            self._consumer_task = self._watch(tasks, "the consumer", consumer.run())
+            stack.push_async_callback(self._leave_group)
             stack.push_async_callback(consumer.drain, self._executor.settings.shutdown_seconds)
 
     def _make_consumer(self) -> Consumer | None:
@@ -336,15 +336,20 @@ class Service:
         await asyncio.wait([self._consumer_task], timeout=_LEAVE_SECONDS)
         self._consumer_task.cancel()
 
-    async def _supervise(self, what: str, work: Coroutine[Any, Any, None]) -> None:
-        """Bring the service down when a part of it ends by itself."""
-        try:
-            await work
-        except Exception:
-            log.critical("%s has died; the service stops", what)
-            raise
-        if not self._stopping:
-            raise RuntimeError(f"{what} has ended although nobody asked it to")
+    def _watch(self, tasks: asyncio.TaskGroup, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a part. Its unexpected end brings the service down, but not by cancelling the other parts: they stop in
+        their order."""
+        part = asyncio.create_task(work, name=f"sidings: {what}")
+        tasks.create_task(self._watch_part(what, part), name=f"sidings: watching {what}")
+        return part
+
+    async def _watch_part(self, what: str, part: asyncio.Task[None]) -> None:
+        await asyncio.wait([part])
+        if self._stopping:
+            return
+        log.critical("%s has ended unexpectedly; the service stops", what)
+        part.result()
+        raise RuntimeError(f"{what} has ended although nobody asked it to")
 
     async def _watch_failure(self) -> None:
         assert self._failure is not None

@@ -139,7 +139,7 @@ class KafkaSettings(BaseModel):
         """`client_options`, and what a consumer of a group takes beside them."""
         return self.client_options() | {
             "session_timeout_ms": _ms(self.session_seconds),
-            "heartbeat_interval_ms": _ms(min(3.0, self.session_seconds / 3)),
+            "heartbeat_interval_ms": _ms(min(1.0, self.session_seconds / 3)),
             "rebalance_timeout_ms": _ms(self.rebalance_seconds),
             "isolation_level": self.isolation_level,
             "fetch_max_wait_ms": _ms(self.fetch_seconds),
