@@ -66,7 +66,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.transports", description=__doc__)
     parser.add_argument("--transports", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=35.0, help="how long the lorries report (default: 35)")
-    parser.add_argument("--rate", type=float, help="messages a second (default: transports / 4, at least 100)")
+    parser.add_argument("--rate", type=float, help="messages a second (default: transports / 5, at least 100)")
     parser.add_argument("--plain", action="store_true", help="lines instead of a picture, as without a terminal")
     parser.add_argument("--logs", type=Path, help="where the processes log to (default: kept only if something is off)")
     parser.add_argument("--jobs-only", action="store_true", help="leave out the comparison")
@@ -82,7 +82,7 @@ def _options() -> argparse.Namespace:
 async def _demo(console: Console, endpoints: Endpoints, options: argparse.Namespace, logs: Path) -> list[Check]:
     """Both runs and the verdict."""
     plan = Plan(
-        options.transports, options.rate or max(100.0, options.transports / 4), options.seconds, options.seconds * 3 / 7
+        options.transports, options.rate or max(100.0, options.transports / 5), options.seconds, options.seconds * 3 / 7
     )
     inline = None
     with show(console, plain=options.plain) as view:

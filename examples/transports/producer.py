@@ -1,6 +1,6 @@
 """The lorries' telematics: every lorry reports its position every few seconds, through Kafka, keyed by its name.
 
-A process of its own: ``python -m examples.transports.producer --transports 1000 --rate 250 --seconds 35``. When it has
+A process of its own: ``python -m examples.transports.producer --transports 1000 --rate 200 --seconds 35``. When it has
 stopped, it writes what Kafka has acknowledged to the table `produced`, for the proof.
 """
 

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from .compare import Delays, Delivery, Window, delays, stalled
+from .compare import Delivery, Window, delays, stalled
 from .observe import STALLED_SECONDS
 from .scenario import InlineRun, JobsRun
 from .settings import LEASE_SECONDS, PARTITIONS, SESSION_SECONDS, Plan
@@ -11,29 +11,29 @@ from .verify import Check
 
 __all__ = ["better_than_inline", "isolation", "print_checks", "print_comparison", "takeover_in_time"]
 
-# Generous, since the machine may be small and busy; the point is the distance between the two.
-HEALTHY_P99_SECONDS = 2.0
-HEALTHY_TO_FAILING = 4.0
+# What "not delayed" means. Wide bounds, since the machine may be small and busy with other things; in the full demo, calls
+# in the message handler are far beyond them even on an idle one.
+HEALTHY_P50_SECONDS = 1.0
+HEALTHY_P99_SECONDS = 5.0
+FAILING_TO_HEALTHY = 4.0  # the failing ones' median must be so many times the healthy ones' p99
 TAKEOVER_SLACK_SECONDS = 3.0
 
 
 def isolation(run: JobsRun) -> Check:
     """Were the healthy transports delayed by the failing ones?"""
-    quiet = [d for d in run.deliveries if _counts(d, run, run.handovers)]
-    healthy, failing = delays(d for d in quiet if d.healthy), delays(d for d in quiet if not d.healthy)
+    counted = [d for d in run.deliveries if _counts(d, run, run.handovers)]
+    healthy, failing = delays(d for d in counted if d.healthy), delays(d for d in counted if not d.healthy)
     retried = run.outcomes.get("retried", 0)
     problems: list[str] = []
     if healthy.messages < 100 or failing.messages < 5 or not retried:
         problems.append("too few messages were sent while the carrier failed: nothing is shown")
-    if healthy.p99 > HEALTHY_P99_SECONDS:
-        problems.append(f"healthy transports waited {healthy.p99:.2f} s (p99), more than {HEALTHY_P99_SECONDS:.0f} s")
-    if healthy.p99 * HEALTHY_TO_FAILING > failing.p50:
-        problems.append(
-            f"healthy ones (p99 {healthy.p99:.2f} s) fared not much better than failing ones (p50 {failing.p50:.2f} s)"
-        )
+    if healthy.p50 > HEALTHY_P50_SECONDS or healthy.p99 > HEALTHY_P99_SECONDS:
+        problems.append(f"healthy: more than {HEALTHY_P50_SECONDS:.0f} s (p50) or {HEALTHY_P99_SECONDS:.0f} s (p99)")
+    if healthy.p99 * FAILING_TO_HEALTHY > failing.p50:
+        problems.append(f"the failing ones' p50 is not {FAILING_TO_HEALTHY:.0f} times the healthy ones' p99")
     return Check(
         "the failing transports delayed nobody else",
-        f"while the carrier failed, {retried} retries: healthy p50/p99 {healthy}, failing {failing}",
+        f"p50 / p99 of an ETA: healthy {healthy}, failing {failing}; {retried} retries",
         problems,
     )
 
@@ -56,12 +56,18 @@ def takeover_in_time(run: JobsRun) -> Check:
 
 def better_than_inline(jobs: JobsRun, inline: InlineRun) -> Check:
     """Is the comparison what it is meant to be?"""
-    ours, theirs = _healthy(jobs, jobs.handovers), _healthy(inline, [])
-    problem = f"called in the message handler it is {theirs.p99:.2f} s, in jobs {ours.p99:.2f} s"
+    ours, theirs = delays(_chosen(jobs, jobs.handovers)), delays(_chosen(inline, []))
+    our_stalls, _ = stalled(jobs.stalls, jobs.faults, jobs.handovers)
+    their_stalls, _ = stalled(inline.stalls, inline.faults)
+    problems: list[str] = []
+    if theirs.p50 < ours.p50 or theirs.p99 < ours.p99:
+        problems.append(f"p50 / p99 of an ETA: in jobs {ours}, in the message handler {theirs}")
+    if their_stalls <= our_stalls:
+        problems.append(f"partitions that stood still: with jobs {our_stalls}, without {their_stalls}")
     return Check(
-        "calls in the message handler delay the healthy transports, jobs do not",
-        f"p99 {_milliseconds(ours.p99)} against {_milliseconds(theirs.p99)}",
-        [problem] if theirs.p99 < 2 * ours.p99 else [],
+        "calls in the message handler would have delayed everybody",
+        f"p50 / p99 of an ETA: {theirs}; {their_stalls} of {PARTITIONS} partitions stood still",
+        problems,
     )
 
 
@@ -133,10 +139,6 @@ def _figures(run: JobsRun | InlineRun, apart_from: list[Window]) -> list[str]:
         f"{partitions} of {PARTITIONS}",
         f"{seconds:.0f} s",
     ]
-
-
-def _healthy(run: JobsRun | InlineRun, apart_from: list[Window]) -> Delays:
-    return delays(_chosen(run, apart_from))
 
 
 def _chosen(run: JobsRun | InlineRun, apart_from: list[Window]) -> list[Delivery]:
