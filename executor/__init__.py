@@ -7,8 +7,10 @@ Reading order: `scheduler` (which job next; pure), `marks` and `reader` with `re
 
 from .clock import now
 from .executor import Executor
+from .leases import Leased, LeaseEvents, LeaseThread
 from .link import Backoff, Link, connect
-from .metrics import ExecutorMetrics
+from .marks import ReadMarks
+from .metrics import ExecutorMetrics, gauge
 from .settings import ExecutorSettings, PostgresSettings
 
 __all__ = [
@@ -16,8 +18,13 @@ __all__ = [
     "Executor",
     "ExecutorMetrics",
     "ExecutorSettings",
+    "LeaseEvents",
+    "LeaseThread",
+    "Leased",
     "Link",
     "PostgresSettings",
+    "ReadMarks",
     "connect",
+    "gauge",
     "now",
 ]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Protocol
 from uuid import UUID
 
 import asyncpg
@@ -14,12 +15,19 @@ from ..errors import PostgresUnavailable
 from ..schema import load_sql
 from .clock import now
 from .link import Link
-from .scheduler import OriginQueue
 from .settings import ExecutorSettings, PostgresSettings
 
-__all__ = ["LeaseEvents", "LeaseThread"]
+__all__ = ["LeaseEvents", "LeaseThread", "Leased"]
 
 log = logging.getLogger("sidings.executor")
+
+
+class Leased(Protocol):
+    """What is leased: an origin of the executor's, a slot of the outbox."""
+
+    name: str
+    epoch: int
+    deadline: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,7 @@ class LeaseThread:
         self._settings = settings
         self._events = events
         self._on_error = on_error
-        self._held: dict[str, OriginQueue] = {}
+        self._held: dict[str, Leased] = {}
         self._lock = threading.Lock()
         self._sql = load_sql(__package__, "renew", postgres.schema_name)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,7 +85,7 @@ class LeaseThread:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, 2 * self._postgres.connect_seconds)
 
-    def hold(self, queues: Iterable[OriginQueue]) -> None:
+    def hold(self, queues: Iterable[Leased]) -> None:
         """Keep these leases from now on."""
         with self._lock:
             self._held.update((queue.name, queue) for queue in queues)
@@ -87,7 +95,7 @@ class LeaseThread:
         with self._lock:
             self._held.pop(name, None)
 
-    def held(self) -> list[OriginQueue]:
+    def held(self) -> list[Leased]:
         """The origins whose leases are kept."""
         with self._lock:
             return list(self._held.values())

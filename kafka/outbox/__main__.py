@@ -1,0 +1,62 @@
+"""``python -m sidings.kafka.outbox --service NAME``: a relay alone, until SIGTERM or SIGINT."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+from ...errors import SidingsError
+from ...executor import PostgresSettings
+from ..settings import KafkaSettings
+from .relay import Relay
+from .settings import OutboxSettings
+
+
+async def _run(arguments: argparse.Namespace) -> None:
+    settings = OutboxSettings.model_validate_json(arguments.settings)
+    postgres = PostgresSettings(dsn=arguments.postgres, schema_name=arguments.schema)
+    relay = Relay(arguments.service, postgres, KafkaSettings(bootstrap=arguments.kafka), settings)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await relay.start()
+    print(f"relay {relay.id} started", flush=True)
+    tasks = [asyncio.create_task(relay.wait()), asyncio.create_task(stop.wait())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await relay.stop()
+
+
+def main() -> int:
+    """Run the command; 0 after a signal, 1 with the reason on stderr otherwise."""
+    parser = argparse.ArgumentParser(prog="python -m sidings.kafka.outbox", description="Relay the outbox to Kafka.")
+    parser.add_argument("--service", required=True, help="name of the service that the schema belongs to")
+    parser.add_argument("--schema", default="sidings", help="default: sidings")
+    parser.add_argument("--postgres", default=os.environ.get("SIDINGS_POSTGRES"), help="default: $SIDINGS_POSTGRES")
+    parser.add_argument("--kafka", default=os.environ.get("SIDINGS_KAFKA"), help="default: $SIDINGS_KAFKA")
+    parser.add_argument("--settings", default="{}", help="OutboxSettings as JSON")
+    parser.add_argument("--verbose", action="store_true", help="log everything")
+    arguments = parser.parse_args()
+    if not arguments.postgres or not arguments.kafka:
+        parser.error("give --postgres and --kafka, or set SIDINGS_POSTGRES and SIDINGS_KAFKA")
+    logging.basicConfig(
+        level=logging.INFO if arguments.verbose else logging.WARNING,
+        format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s",
+    )
+    try:
+        asyncio.run(_run(arguments))
+    except (SidingsError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

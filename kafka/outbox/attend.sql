@@ -1,0 +1,16 @@
+-- A relay's heartbeat, and what it needs to know: how many relays are alive, which place it has among them, which slots can be
+-- had (free, or their lease has run out; `acquire` decides), and when a person wants its failing topics tried again.
+-- $1 relay, $2 seconds to stay alive, $3 host, $4 pid, $5 origins of all slots
+WITH me AS (
+    INSERT INTO sidings.outbox_relay (id, alive_until, host, pid)
+    VALUES ($1, clock_timestamp() + $2 * interval '1 second', $3, $4)
+    ON CONFLICT (id) DO UPDATE SET alive_until = excluded.alive_until
+), gone AS (
+    DELETE FROM sidings.outbox_relay r WHERE r.alive_until < clock_timestamp() - interval '1 minute' AND r.id <> $1
+)
+SELECT (SELECT count(*) FROM sidings.outbox_relay r WHERE r.alive_until > clock_timestamp() AND r.id <> $1) AS others,
+       (SELECT count(*) FROM sidings.outbox_relay r WHERE r.alive_until > clock_timestamp() AND r.id < $1) AS place,
+       ARRAY(SELECT w FROM unnest($5::text[]) w LEFT JOIN sidings.origin o ON o.origin = w
+             WHERE o.owner IS NULL OR o.lease_until < clock_timestamp() ORDER BY w) AS free,
+       ARRAY(SELECT t.topic FROM sidings.outbox_topic t
+             WHERE t.relay = $1 AND t.retry_at <= clock_timestamp() ORDER BY t.topic) AS due

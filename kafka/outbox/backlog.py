@@ -1,0 +1,214 @@
+"""What a relay knows of the messages in its slots: pure, without I/O and without a clock of its own.
+
+A `Lane` holds the messages of one topic, from all slots, in the order in which they are sent. A slot's share of a lane
+is either *complete* (all that was read of it up to the slot's mark is in memory) or *behind*: its messages from some
+id on are in the database only, and come back as refills. A topic that fails or is slow is put behind, so that it costs
+no memory and no reads, and the others go on.
+
+- Messages of a share that is behind are ignored in the forward part of a read: the refill brings them, in order.
+- A share is put behind only when nothing of it is unaccounted for: every message taken out of the lane has either been
+  recorded in the database or failed. Else a refill would bring it twice.
+- A late message of a share that is behind is ignored if the refill will find it, and queued if it lies before that.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+__all__ = ["Backlog", "Lane", "Row", "Slot"]
+
+
+class Slot:
+    """A slot that is leased. `high`: up to this id it has been read. `deadline`: until then its messages may be
+    sent."""
+
+    __slots__ = ("backlogged", "deadline", "draining", "epoch", "high", "name", "number", "under_way")
+
+    def __init__(self, number: int, name: str, epoch: int) -> None:
+        self.number = number
+        self.name = name
+        self.epoch = epoch
+        self.deadline = inf
+        self.high = 0
+        self.backlogged = True
+        self.draining = False
+        self.under_way = 0  # taken out of a lane and not yet accounted for
+
+
+class Row(NamedTuple):
+    """A message as it was read. timestamp_ms: of the Kafka record; published_us: microseconds since 1970."""
+
+    id: int
+    slot: Slot
+    key: bytes | None
+    partition_key: bytes | None
+    value: bytes | None
+    headers: str | None
+    timestamp_ms: int
+    published_us: int
+
+
+@dataclass(eq=False)
+class Lane:
+    """The messages of one topic. unaccounted: those taken out and not yet recorded. taken: the highest id taken, by
+    slot."""
+
+    topic: str
+    queue: deque[Row] = field(default_factory=deque[Row])
+    unaccounted: int = 0
+    taken: dict[Slot, int] = field(default_factory=dict[Slot, int])
+    behind: dict[Slot, int] = field(default_factory=dict[Slot, int])  # -> the id after which the refill begins
+    caught: set[Slot] = field(default_factory=set[Slot])  # of those behind: the last refill was short
+    paused: bool = False  # fails or is slow: no refills
+    version: int = 0
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, count: int) -> list[Row]:
+        """The next messages to send; from now on they are unaccounted for."""
+        queue, out = self.queue, list[Row]()
+        taken = self.taken
+        while queue and len(out) < count:
+            row = queue.popleft()
+            if taken.get(row.slot, 0) < row.id:
+                taken[row.slot] = row.id
+            row.slot.under_way += 1
+            out.append(row)
+        self.unaccounted += len(out)
+        return out
+
+    def shelve(self) -> None:
+        """Put behind what has not been taken: of each slot the messages above the last one taken."""
+        kept: deque[Row] = deque()
+        for row in self.queue:
+            if row.id <= self.taken.get(row.slot, 0):
+                kept.append(row)  # it came late; a refill from here would bring again what is under way
+            else:
+                self.behind[row.slot] = min(self.behind.get(row.slot, row.id - 1), row.id - 1)
+        self.queue = kept
+        self._changed()
+
+    def give_back(self, rows: list[Row]) -> None:
+        """These could not be sent, and nothing else is unaccounted for: put them, and all that waits, behind."""
+        for row in (*rows, *self.queue):
+            self.behind[row.slot] = min(self.behind.get(row.slot, row.id - 1), row.id - 1)
+        self.queue.clear()
+        self.taken.clear()
+        self.account(rows)
+        self._changed()
+
+    def account(self, rows: Iterable[Row]) -> None:
+        """These are recorded in the database, or given up."""
+        for row in rows:
+            row.slot.under_way -= 1
+            self.unaccounted -= 1
+        self.event.set()
+
+    @property
+    def closing(self) -> bool:
+        """Whether the next read can bring it up to date: a refill of each share, and the forward part behind it."""
+        return not self.queue and not self.paused and self.behind.keys() <= self.caught
+
+    def _changed(self) -> None:
+        self.version += 1
+        self.caught.clear()
+
+
+class Backlog:
+    """All lanes and slots of a relay. window: most messages in memory, those under way included."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.slots: dict[int, Slot] = {}
+        self.lanes: dict[str, Lane] = {}
+
+    def add_slot(self, slot: Slot) -> None:
+        """A slot was acquired."""
+        self.slots[slot.number] = slot
+
+    def remove_slot(self, slot: Slot) -> None:
+        """A slot was lost or released: forget what is not under way."""
+        if self.slots.get(slot.number) is slot:
+            del self.slots[slot.number]
+        self.forget(slot)
+
+    def forget(self, slot: Slot) -> None:
+        """Drop what waits of a slot."""
+        for lane in self.lanes.values():
+            lane.behind.pop(slot, None)
+            lane.caught.discard(slot)
+            lane.taken.pop(slot, None)
+            if any(row.slot is slot for row in lane.queue):
+                lane.queue = deque(row for row in lane.queue if row.slot is not slot)
+
+    def has(self, slot: Slot) -> bool:
+        """Whether the slot is still ours, as far as this object has been told."""
+        return self.slots.get(slot.number) is slot
+
+    def held(self) -> int:
+        """Messages in memory."""
+        return sum(len(lane.queue) + lane.unaccounted for lane in self.lanes.values())
+
+    def room(self) -> int:
+        """How many messages more may be read."""
+        return max(0, self.window - self.held())
+
+    def lane(self, topic: str) -> Lane:
+        """The lane of a topic, made when missing."""
+        lane = self.lanes.get(topic)
+        if lane is None:
+            lane = self.lanes[topic] = Lane(topic)
+        return lane
+
+    def left_out(self) -> list[str]:
+        """Topics that the forward part of the next read should skip."""
+        return [lane.topic for lane in self.lanes.values() if lane.paused or (lane.behind and not lane.closing)]
+
+    def hungry(self) -> list[tuple[Lane, Slot, int]]:
+        """Shares to refill: lane, slot, after which id."""
+        return [
+            (lane, slot, after)
+            for lane in self.lanes.values()
+            if not lane.paused and not lane.queue
+            for slot, after in lane.behind.items()
+            if not slot.draining
+        ]
+
+    # -- what a read has brought, applied in this order -------------------------------------------------------------
+
+    def late(self, topic: str, row: Row) -> None:
+        """A message that became visible behind messages already read."""
+        lane = self.lane(topic)
+        if row.id <= lane.behind.get(row.slot, row.id):
+            lane.queue.append(row)
+
+    def refilled(
+        self, lane: Lane, version: int, slot: Slot, rows: list[Row], *, page: int, upto: int, left_out: bool
+    ) -> None:
+        """A refill of one share, asked for when the lane had that version. left_out: as was the topic, of the forward
+        part of the same read."""
+        if lane.version != version or not self.has(slot) or slot not in lane.behind:
+            return
+        lane.queue.extend(rows)
+        if len(rows) >= page:
+            lane.behind[slot] = rows[-1].id
+            lane.caught.discard(slot)
+        elif left_out:
+            lane.behind[slot] = upto
+            lane.caught.add(slot)
+        else:
+            del lane.behind[slot]
+            lane.caught.discard(slot)
+
+    def skipped(self, topic: str, slot: Slot) -> None:
+        """The forward part of a read left the topic out: what it has passed is behind. Call it before the mark
+        moves."""
+        self.lane(topic).behind.setdefault(slot, slot.high)
+
+    def forward(self, topic: str, row: Row) -> None:
+        """A message above the slot's mark."""
+        lane = self.lane(topic)
+        if row.slot not in lane.behind:
+            lane.queue.append(row)

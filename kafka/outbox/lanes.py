@@ -1,0 +1,389 @@
+"""Sends the messages of each topic, in order: one batch of a topic at a time, and each topic for itself."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from math import inf
+
+import asyncpg
+from aiokafka.errors import (
+    InvalidTimestampError,
+    InvalidTopicError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    ProducerClosed,
+    RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownError,
+    UnknownTopicOrPartitionError,
+    UnsupportedForMessageFormatError,
+)
+
+from ...errors import KafkaUnavailable, PostgresUnavailable
+from ...executor import now
+from .backlog import Backlog, Lane, Row
+from .metrics import OutboxMetrics
+from .packing import Packer
+from .recorder import Recorder, clean
+from .senders import Sender, Senders
+from .settings import OutboxSettings
+
+__all__ = ["LaneWorker"]
+
+log = logging.getLogger("sidings.outbox")
+
+# What the broker says of a batch that holds a message which it will never take.
+_NEVER = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidTimestampError, UnsupportedForMessageFormatError)
+# What it says of a topic to which no message can be sent until somebody does something about it.
+_NO_TOPIC = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError, InvalidTopicError)
+_DOUBTS = 3  # failures after which an error that aiokafka does not know is taken for the fault of a message
+_CAREFUL_SECONDS = 60.0  # after a refusal the topic keeps a producer of its own for so long
+_METADATA_SECONDS = 3.0
+_GRACE_SECONDS = 1.0  # for the batches of other topics, before a producer whose batch has no answer is killed
+
+
+class _Failed(Exception):
+    """Some of a batch was not acknowledged. cut: by no fault of the topic; unreachable: no answer, so that it may have
+    arrived."""
+
+    def __init__(self, error: BaseException, *, cut: bool = False, unreachable: bool = False) -> None:
+        super().__init__(repr(error))
+        self.error = error
+        self.cut = cut
+        self.unreachable = unreachable
+
+
+class LaneWorker:
+    """Sends one lane's messages, for ever. on_room: the lane wants messages back from the database."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        backlog: Backlog,
+        senders: Senders,
+        recorder: Recorder,
+        packer: Packer,
+        metrics: OutboxMetrics,
+        settings: OutboxSettings,
+        on_room: Callable[[], None],
+    ) -> None:
+        self.lane = lane
+        self.retries = 0
+        self.retry_at = 0.0
+        self._failing_since = 0.0
+        self._unreachable = False
+        self._backlog = backlog
+        self._senders = senders
+        self._recorder = recorder
+        self._packer = packer
+        self._metrics = metrics
+        self._settings = settings
+        self._on_room = on_room
+        self._own: Sender | None = None
+        self._careful_until = -inf
+        self._outstanding: dict[int, Row] = {}  # of the batch under way
+        self._accepted = 0
+        self._kills: set[asyncio.Task[None]] = set()
+
+    def retry_now(self) -> None:
+        """A person wants it."""
+        self.retry_at = 0.0
+        self.lane.event.set()
+
+    def reconnected(self) -> None:
+        """Kafka has come back: what failed because it was away is tried at once."""
+        if self._unreachable:
+            self.retry_now()
+
+    async def run(self) -> None:
+        """Take, send, record, for ever; back off after a failure."""
+        try:
+            while True:
+                await self._ready()
+                try:
+                    await self._send(self.lane.take(self._settings.batch_size))
+                except _Failed as failed:
+                    await self._fail(failed)
+                else:
+                    await self._succeeded()
+        finally:
+            if self._own is not None:
+                await self._own.kill()
+
+    async def _ready(self) -> None:
+        """Wait until there is something to send and the topic does not back off."""
+        lane = self.lane
+        while True:
+            lane.event.clear()
+            pause = self.retry_at - now()
+            if pause <= 0 and lane.paused:
+                lane.paused = False
+                self._on_room()
+            if pause <= 0 and lane.queue:
+                return
+            try:
+                async with asyncio.timeout(pause if pause > 0 else None):
+                    await lane.event.wait()
+            except TimeoutError:
+                pass
+
+    # -- sending ----------------------------------------------------------------------------------------------------
+
+    async def _send(self, rows: list[Row]) -> None:
+        """Send one batch. Raises `_Failed`; what was not acknowledged is left in `_outstanding` then."""
+        self._outstanding = {row.id: row for row in rows}
+        self._accepted = 0
+        sender = await self._sender()
+        partitions = await self._partitions(sender)
+        self._metrics.batch(self.lane.topic, len(rows))
+        self._refuse_giants(rows)
+        groups = self._packer.by_partition(list(self._outstanding.values()), partitions)
+        sender.users += 1
+        try:
+            while groups:
+                groups = await self._round(sender, groups)
+        finally:
+            sender.users -= 1
+            self._senders.released(sender)
+
+    async def _sender(self) -> Sender:
+        """The shared producer; one of its own for a topic that fails, or has had a message refused."""
+        if self._kills:  # its batch must not arrive after the repeat of it
+            await asyncio.wait(self._kills)
+        main = await self._senders.main()
+        if not self.retries and now() > self._careful_until:
+            if self._own is not None:
+                own, self._own = self._own, None
+                await own.close()
+            return main
+        return await self._own_sender()
+
+    async def _own_sender(self) -> Sender:
+        if self._own is None:
+            sender = self._senders.alone()
+            try:
+                await sender.start()
+            except KafkaUnavailable as error:
+                raise _Failed(error, unreachable=True) from error
+            self._own = sender
+        return self._own
+
+    async def _partitions(self, sender: Sender) -> list[int]:
+        try:
+            return await sender.partitions(self.lane.topic, _METADATA_SECONDS)
+        except KafkaError as error:
+            raise _Failed(error, cut=sender.closed) from error
+
+    async def _round(self, sender: Sender, groups: dict[int, list[Row]]) -> dict[int, list[Row]]:
+        """One batch for each partition, all at once. Returns what did not fit into them."""
+        under_way: dict[asyncio.Future[object], tuple[int, list[Row]]] = {}
+        rest: dict[int, list[Row]] = {}
+        for partition, group in groups.items():
+            rows = self._still_ours(group)
+            packed, future = await self._hand_over(sender, partition, rows)
+            if future is not None:
+                under_way[future] = (partition, packed)
+            if left := [row for row in rows[len(packed) :] if row.id in self._outstanding and row not in packed]:
+                rest[partition] = left
+        unanswered = await self._answers(set(under_way))
+        failure: _Failed | None = None
+        refused: list[tuple[int, list[Row]]] = []
+        for future, (partition, packed) in under_way.items():
+            if future in unanswered:
+                continue
+            error = future.exception()
+            if error is None:
+                self._accept(packed)
+            elif self._is_refusal(error):
+                refused.append((partition, packed))
+            else:
+                failure = self._failure(sender, error)
+        if unanswered:
+            raise self._failure(sender, TimeoutError("Kafka did not acknowledge in time"), unreachable=True)
+        if failure is not None:
+            raise failure
+        if refused:
+            self._careful_until = now() + _CAREFUL_SECONDS
+            if sender.idempotent:
+                self._senders.retire(sender)
+            for partition, packed in refused:
+                await self._isolate(partition, packed)
+            if sender.idempotent and rest:  # not with a producer that has lost count
+                raise _Failed(KafkaError("the rest of the batch goes with another producer"), cut=True)
+        return rest
+
+    async def _hand_over(
+        self, sender: Sender, partition: int, rows: list[Row]
+    ) -> tuple[list[Row], asyncio.Future[object] | None]:
+        """One batch for one partition. Returns what is in it and the future of its acknowledgement."""
+        batch = sender.batch()
+        packed, bad = self._packer.pack(batch, rows)
+        for row, reason in bad:
+            self._refuse(row, reason)
+        if not packed:
+            return [], None
+        try:
+            return packed, await sender.send(batch, self.lane.topic, partition)
+        except (KafkaError, AssertionError, TypeError) as error:  # the topic has just been deleted or recreated
+            raise self._failure(sender, error) from error
+
+    async def _answers(self, futures: set[asyncio.Future[object]]) -> set[asyncio.Future[object]]:
+        """Wait for acknowledgements and refusals. Returns the futures that had none in time."""
+        if not futures:
+            return futures
+        settings = self._settings
+        _, pending = await asyncio.wait(futures, timeout=settings.slow_seconds)
+        if pending:
+            # Its place in memory is for the others until it goes on.
+            self.lane.paused = True
+            self.lane.shelve()
+            self._on_room()
+            _, pending = await asyncio.wait(
+                pending, timeout=max(0.0, settings.delivery_seconds - settings.slow_seconds)
+            )
+        return pending
+
+    async def _isolate(self, partition: int, rows: list[Row]) -> None:
+        """Find the messages that Kafka refuses by halving, in order, and park them; all others are sent."""
+        error = await self._try(partition, rows)
+        if error is None:
+            self._accept(rows)
+        elif len(rows) == 1:
+            self._refuse(rows[0], _text(error))
+        else:
+            middle = len(rows) // 2
+            await self._isolate(partition, rows[:middle])
+            await self._isolate(partition, rows[middle:])
+
+    async def _try(self, partition: int, rows: list[Row]) -> BaseException | None:
+        """Send these alone. Returns the refusal; raises `_Failed` for anything else."""
+        rows = self._still_ours(rows)
+        if not rows:
+            return None
+        sender = await self._own_sender()
+        _, future = await self._hand_over(sender, partition, rows)
+        if future is None:
+            return None
+        if await self._answers({future}):
+            raise self._failure(sender, TimeoutError("Kafka did not acknowledge in time"), unreachable=True)
+        error = future.exception()
+        if error is None or self._is_refusal(error):
+            return error
+        raise self._failure(sender, error)
+
+    # -- what becomes of messages -----------------------------------------------------------------------------------
+
+    def _still_ours(self, rows: list[Row]) -> list[Row]:
+        """Leave out messages of slots that were lost; they are their new owner's. The last look before sending."""
+        time = now()
+        live = [row for row in rows if row.slot.deadline > time and self._backlog.has(row.slot)]
+        if len(live) < len(rows):
+            kept = {row.id for row in live}
+            gone = [row for row in rows if row.id not in kept]
+            self._settle(gone)
+            self.lane.account(gone)
+        return live
+
+    def _refuse_giants(self, rows: Iterable[Row]) -> None:
+        """A request beyond the broker's own limit would only break the connection, again and again."""
+        limit = self._settings.max_message_bytes
+        for row in rows:
+            if row.value is not None and len(row.value) > limit:
+                self._refuse(row, f"its value has {len(row.value)} bytes, more than max_message_bytes={limit}")
+
+    def _accept(self, rows: list[Row]) -> None:
+        rows = [row for row in rows if row.id in self._outstanding]
+        self._accepted += len(rows)
+        self._settle(rows)
+        self._recorder.acknowledged(self.lane, rows)
+
+    def _refuse(self, row: Row, reason: str) -> None:
+        self._settle((row,))
+        self._recorder.refused(self.lane, row, reason)
+
+    def _settle(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self._outstanding.pop(row.id, None)
+
+    # -- failing ----------------------------------------------------------------------------------------------------
+
+    def _is_refusal(self, error: BaseException) -> bool:
+        return isinstance(error, _NEVER) or (isinstance(error, UnknownError) and self.retries >= _DOUBTS)
+
+    def _failure(self, sender: Sender, error: BaseException, *, unreachable: bool = False) -> _Failed:
+        """After it the producer is not used again, by us or by others."""
+        cut = isinstance(error, ProducerClosed) or sender.closed
+        if sender is self._own:
+            self._own = None
+            self._kill(sender, 0.0)
+        elif unreachable:
+            self._kill(sender, _GRACE_SECONDS)
+        elif not cut:
+            self._senders.retire(sender)
+        return _Failed(error, cut=cut, unreachable=unreachable)
+
+    def _kill(self, sender: Sender, grace: float) -> None:
+        task = asyncio.create_task(self._senders.kill(sender, grace))
+        self._kills.add(task)
+        task.add_done_callback(self._kills.discard)
+
+    async def _fail(self, failed: _Failed) -> None:
+        """Give back what was not acknowledged, and back off."""
+        lane = self.lane
+        lane.paused = not failed.cut
+        while lane.unaccounted > len(self._outstanding):  # else a refill would bring what is about to be deleted
+            lane.event.clear()
+            await lane.event.wait()
+        lane.give_back(list(self._outstanding.values()))
+        self._outstanding = {}
+        if failed.cut:
+            log.info("%s: the producer was closed, sending again: %s", lane.topic, failed)
+        else:
+            await self._back_off(failed)
+        self._on_room()
+
+    async def _back_off(self, failed: _Failed) -> None:
+        topic, error, settings = self.lane.topic, _text(failed.error), self._settings
+        if not self.retries:
+            self._failing_since = now()
+        self.retries += 1
+        self._unreachable = failed.unreachable
+        longest = min(settings.max_backoff_seconds, settings.backoff_seconds * 2 ** min(self.retries - 1, 30))
+        pause = longest * random.uniform(0.75, 1.0)
+        self.retry_at = now() + pause
+        log.warning("%s fails (%s in a row), next try in %.1f s: %s", topic, self.retries, pause, error)
+        self._metrics.failed(topic)
+        self._metrics.failing.add(topic)
+        await self._tell("topic_fails", topic, self._recorder.relay_id, self.retries, pause, clean(error))
+        patience = settings.topic_patience_seconds
+        if isinstance(failed.error, InvalidTopicError) or (
+            isinstance(failed.error, _NO_TOPIC) and patience is not None and now() - self._failing_since >= patience
+        ):
+            await self._park_all(error)
+
+    async def _park_all(self, error: str) -> None:
+        try:
+            count = await self._recorder.park_topic(self.lane.topic, error)
+        except (PostgresUnavailable, asyncpg.PostgresError) as failure:
+            log.warning("messages for %s could not be parked, trying again: %s", self.lane.topic, failure)
+        else:
+            log.error("%s: no message can be sent; %s messages are parked: %s", self.lane.topic, count, error)
+
+    async def _succeeded(self) -> None:
+        if self.retries and self._accepted:
+            self.retries = 0
+            self._unreachable = False
+            self._metrics.failing.discard(self.lane.topic)
+            log.warning("%s works again", self.lane.topic)
+            await self._tell("topic_works", self.lane.topic, self._recorder.relay_id)
+
+    async def _tell(self, query: str, *args: object) -> None:
+        try:
+            await self._recorder.call(query, *args)
+        except (PostgresUnavailable, asyncpg.PostgresError) as error:
+            log.warning("the state of %s could not be stored: %s", self.lane.topic, error)
+
+
+def _text(error: BaseException) -> str:
+    return str(error) if str(error).startswith("[Error") else f"{type(error).__name__}: {error}"

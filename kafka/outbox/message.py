@@ -1,0 +1,127 @@
+"""A message on its way into the outbox: checked and serialised, so that nothing can go wrong after the INSERT."""
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from .errors import InvalidMessage
+
+__all__ = ["Headers", "Outgoing", "Value", "headers_from_text", "outgoing"]
+
+Value = BaseModel | bytes | None
+Headers = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_OVERHEAD_BYTES = 100  # of a record and its batch, beside key, value and headers
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message as the outbox stores it. headers: JSON text of ``[[name, value], …]``; null without any."""
+
+    topic: str
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: str | None = None
+    partition_key: bytes | None = None
+    timestamp: datetime | None = None
+
+
+def outgoing(
+    topic: str,
+    *,
+    key: str | bytes | None,
+    value: Value,
+    headers: Headers | None,
+    partition_key: str | bytes | None,
+    timestamp: datetime | None,
+    max_bytes: int,
+) -> Outgoing:
+    """Check and serialise one message. Raises `InvalidMessage`."""
+    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        raise InvalidMessage(f"topic={topic!r}: give 1 to 249 letters, digits, '.', '_' and '-'")
+    if timestamp is not None and timestamp.tzinfo is None:
+        raise InvalidMessage(
+            f"timestamp={timestamp!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)"
+        )
+    raw_key, raw_value = _raw("key", key), _serialise(value)
+    if raw_key is None and raw_value is None:
+        raise InvalidMessage(f"{topic}: a tombstone (value=None) needs a key")
+    text = _headers(headers) if headers else None
+    size = len(raw_key or b"") + len(raw_value or b"") + len(text or "") + _OVERHEAD_BYTES
+    if size > max_bytes:
+        raise InvalidMessage(
+            f"{topic}: the message has about {size} bytes, more than max_message_bytes={max_bytes}: make it smaller, "
+            "or raise OutboxSettings.max_message_bytes where brokers and topic take more"
+        )
+    return Outgoing(topic, raw_key, raw_value, text, _raw("partition_key", partition_key), timestamp)
+
+
+def _raw(field: str, value: object) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(f"{field} cannot be encoded: {error}") from error
+    raise InvalidMessage(f"{field}={value!r}: give str, bytes or None")
+
+
+def _serialise(value: object) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, BaseModel):
+        try:
+            return value.model_dump_json().encode()
+        except Exception as error:  # whatever a serialiser of the model's own may raise
+            raise InvalidMessage(f"{type(value).__name__} cannot be serialised to JSON: {error}") from error
+    raise InvalidMessage(f"value is a {type(value).__name__}: give a pydantic model, bytes, or None for a tombstone")
+
+
+def _headers(headers: Headers) -> str:
+    pairs = cast(Iterable[tuple[str, object]], headers.items() if isinstance(headers, Mapping) else headers)
+    out: list[tuple[str, object]] = []
+    for name, value in pairs:
+        stored = value
+        if isinstance(value, bytes):
+            try:
+                stored = value.decode()
+            except UnicodeDecodeError:
+                stored = {"base64": base64.b64encode(value).decode()}
+        elif not isinstance(value, str | None):
+            raise InvalidMessage(f"header {name!r}={value!r}: give str, bytes or None")
+        out.append((name, stored))
+    try:
+        text = json.dumps(out, ensure_ascii=False)
+        text.encode()
+    except (TypeError, UnicodeEncodeError) as error:
+        raise InvalidMessage(f"the headers cannot be stored: {error}") from error
+    return text
+
+
+def headers_from_text(text: str | None) -> list[tuple[str, bytes | None]]:
+    """The headers of a stored message, as aiokafka wants them. SQL may have stored an object instead of pairs."""
+    if text is None:
+        return []
+    stored: Any = json.loads(text)
+    pairs = cast(Iterable[tuple[object, object]], cast(Any, stored).items() if isinstance(stored, dict) else stored)
+    return [(str(name), _header_value(value)) for name, value in pairs]
+
+
+def _header_value(value: object) -> bytes | None:
+    match value:
+        case None:
+            return None
+        case str():
+            return value.encode()
+        case {"base64": str(encoded)}:
+            return base64.b64decode(encoded)
+        case _:
+            return json.dumps(value).encode()

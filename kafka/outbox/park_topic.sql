@@ -1,0 +1,16 @@
+-- Park all that waits for a topic which cannot be sent to, in the slots that are ours; fenced like record.sql.
+-- $1 relay, $2 slots, $3 their origins, $4 epochs, $5 topic, $6 error
+WITH mine AS MATERIALIZED (
+    SELECT m.slot, o.origin FROM unnest($2::smallint[], $3::text[], $4::bigint[]) m (slot, origin, epoch)
+    JOIN sidings.origin o ON o.origin = m.origin AND o.owner = $1 AND o.epoch = m.epoch
+    ORDER BY o.origin FOR KEY SHARE OF o
+), refused AS (
+    DELETE FROM sidings.outbox x USING mine WHERE x.slot = mine.slot AND x.topic = $5
+    RETURNING x.*
+), parked AS (
+    INSERT INTO sidings.outbox_parked
+        (id, published_at, stamped_at, slot, topic, key, partition_key, value, headers, error)
+    SELECT id, published_at, stamped_at, slot, topic, key, partition_key, value, headers, $6 FROM refused
+    ON CONFLICT (id) DO NOTHING
+)
+SELECT count(*) AS parked FROM refused

@@ -1,0 +1,287 @@
+"""`service.outbox`: publish in the caller's transaction, wait for the acknowledgement, look after what is parked."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
+
+import asyncpg
+
+from ...errors import NotInTransaction, PostgresUnavailable
+from ...executor import Backoff, Link, PostgresSettings
+from ...jobs import Connection, Transaction
+from ...schema import load_sql
+from .errors import InvalidMessage, MessageParked, NotPublished, RolledBack
+from .message import Headers, Outgoing, Value, outgoing
+from .settings import OutboxSettings
+
+if TYPE_CHECKING:
+    from asyncpg import Record
+
+__all__ = ["FailingTopic", "Outbox", "ParkedMessage", "Receipt"]
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What `publish` returns: with it `Outbox.published` finds the messages again. Direct messages leave it empty."""
+
+    ids: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+    txid: int = 0
+    subxid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedMessage:
+    """A message that Kafka refused, with its reason."""
+
+    id: int
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: str | None
+    published_at: datetime
+    parked_at: datetime
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailingTopic:
+    """A topic that a relay cannot send to at present."""
+
+    topic: str
+    error: str
+    retries: int
+    retry_at: datetime
+    failing_since: datetime
+    relay: UUID
+    host: str
+    pid: int
+
+
+class Direct(Protocol):
+    """What sends the messages of topics whose route is ``direct``: `sidings.kafka.Producer`."""
+
+    async def send_many(self, messages: Sequence[Outgoing]) -> None: ...
+
+
+class Outbox:
+    """Messages that leave after, and only after, the caller's transaction has committed.
+
+    Works while Kafka is away, and needs no relay in this process. wake: called when a transaction of ours has published
+    and committed.
+    """
+
+    def __init__(
+        self,
+        postgres: PostgresSettings,
+        settings: OutboxSettings | None = None,
+        *,
+        direct: Direct | None = None,
+        wake: Callable[[], None] | None = None,
+    ) -> None:
+        self.settings = settings or OutboxSettings()
+        self._schema = postgres.schema_name
+        self._link = Link(postgres)
+        self._lock = asyncio.Lock()
+        self._direct = direct
+        self._wake = wake
+
+    async def publish(
+        self,
+        tx: Transaction | Connection | None,
+        topic: str,
+        *,
+        key: str | bytes | None = None,
+        value: Value = None,
+        headers: Headers | None = None,
+        partition_key: str | bytes | None = None,
+        timestamp: datetime | None = None,
+    ) -> Receipt:
+        """Store one message in the caller's transaction, which this call neither commits nor rolls back.
+
+        tx: a `Transaction`, or an asyncpg connection with a transaction open; None only where the topic's route is
+        direct. value: a pydantic model (stored as JSON), bytes, or None for a tombstone. partition_key: chooses the
+        partition in place of the key. timestamp: aware; default: now.
+
+        The message reaches its topic at least once if the transaction commits, and never otherwise. Messages of one key
+        keep the order of their commits where writers lock the entity's row before they publish. A repeat carries the
+        same header ``sidings-id``.
+
+        Raises `InvalidMessage` and `NotInTransaction`; nothing is written then.
+        """
+        message = self._message(topic, key, value, headers, partition_key, timestamp)
+        if self._is_direct(topic):
+            await self._sender().send_many([message])
+            return Receipt()
+        row = await _connection(tx).fetchrow(
+            load_sql(__package__ or "", "insert_message", self._schema),
+            message.topic,
+            message.key,
+            message.value,
+            message.headers,
+            message.partition_key,
+            message.timestamp,
+        )
+        return _receipt(tx, [row] if row else [])
+
+    async def publish_many(
+        self, tx: Transaction | Connection | None, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]
+    ) -> Receipt:
+        """Store many messages of one topic, pairs of key and value, with one statement, in order; see `publish`.
+        All or none are stored."""
+        made = [self._message(topic, key, value, None, None, None) for key, value in messages]
+        if self._is_direct(topic):
+            await self._sender().send_many(made)
+            return Receipt()
+        connection = _connection(tx)
+        if not made:
+            return Receipt()
+        rows = await connection.fetch(
+            load_sql(__package__ or "", "insert_messages", self._schema),
+            [m.topic for m in made],
+            [m.key for m in made],
+            [m.value for m in made],
+            [m.headers for m in made],
+            [m.partition_key for m in made],
+            [m.timestamp for m in made],
+        )
+        return _receipt(tx, rows)
+
+    async def published(self, receipt: Receipt, timeout: float | None = None) -> None:
+        """Return when Kafka has acknowledged all messages of `receipt`. Call it after the transaction has committed.
+
+        timeout: seconds. Raises `TimeoutError` when it is over (the messages may still leave later), `RolledBack` when
+        the transaction did not commit, `MessageParked` when Kafka refused one of them.
+        """
+        left = dict(zip(receipt.ids, receipt.slots, strict=True))
+        backoff = Backoff()
+        if left and self._wake is not None:
+            self._wake()
+        async with asyncio.timeout(timeout):
+            while left:
+                try:
+                    rows = await self._fetch(
+                        "receipts",
+                        list(left),
+                        list(left.values()),
+                        [receipt.txid] * len(left),
+                        [receipt.subxid] * len(left),
+                    )
+                except PostgresUnavailable:
+                    await backoff.sleep()
+                    continue
+                for row in rows:
+                    if _acknowledged(row):
+                        del left[row["id"]]
+                if left:
+                    await asyncio.sleep(_POLL_SECONDS * random.uniform(0.5, 1.0))
+
+    # -- what a person looks at and decides ------------------------------------------------------------------------
+
+    async def failing(self) -> list[FailingTopic]:
+        """The topics that cannot be sent to at present, with error, retries and the time of the next try."""
+        rows = await self._fetch("failing_topics")
+        return [FailingTopic(**dict(row)) for row in rows]
+
+    async def retry(self, topic: str) -> bool:
+        """Try a failing topic again now. False: it was not failing."""
+        return bool(await self._fetch("retry_topic", topic))
+
+    async def parked(self, topic: str | None = None, *, after: int = 0, limit: int = 100) -> list[ParkedMessage]:
+        """Messages that Kafka refused, the oldest first; `after` is the id of the last one of the page before."""
+        return [ParkedMessage(**dict(row)) for row in await self._fetch("parked_messages", topic, after, limit)]
+
+    async def release(self, topic: str | None = None, *, ids: Sequence[int] | None = None) -> list[int]:
+        """Send parked messages again, as new ones: behind all that waits, in the order that they had. Returns their old
+        ids. Give a topic, ids, or both."""
+        return await self._decide("release_parked", topic, ids)
+
+    async def discard(self, topic: str | None = None, *, ids: Sequence[int] | None = None) -> list[int]:
+        """Delete parked messages for good. Returns their ids. Give a topic, ids, or both."""
+        return await self._decide("discard_parked", topic, ids)
+
+    async def close(self) -> None:
+        """Close the connection that `published` and the calls for persons use."""
+        await self._link.close()
+
+    async def _decide(self, query: str, topic: str | None, ids: Sequence[int] | None) -> list[int]:
+        if topic is None and ids is None:
+            raise InvalidMessage("say which messages: give topic=, ids=, or both")
+        found = [row["id"] for row in await self._fetch(query, topic, None if ids is None else list(ids))]
+        if found and self._wake is not None:
+            self._wake()
+        return found
+
+    async def _fetch(self, query: str, *args: object) -> "list[Record]":
+        async with self._lock:  # one connection
+            return await self._link.fetch(load_sql(__package__ or "", query, self._schema), *args)
+
+    def _message(
+        self,
+        topic: str,
+        key: str | bytes | None,
+        value: Value,
+        headers: Headers | None,
+        partition_key: str | bytes | None,
+        timestamp: datetime | None,
+    ) -> Outgoing:
+        return outgoing(
+            topic,
+            key=key,
+            value=value,
+            headers=headers,
+            partition_key=partition_key,
+            timestamp=timestamp,
+            max_bytes=self.settings.max_message_bytes,
+        )
+
+    def _is_direct(self, topic: str) -> bool:
+        return self.settings.routes.get(topic) == "direct"
+
+    def _sender(self) -> Direct:
+        if self._direct is None:
+            raise InvalidMessage("the topic's route is direct, and this outbox has no producer: give one, or no route")
+        return self._direct
+
+
+def _connection(tx: Transaction | Connection | None) -> Connection:
+    connection = tx.connection if isinstance(tx, Transaction) else tx
+    if connection is None or not connection.is_in_transaction():
+        raise NotInTransaction(
+            "there is no open transaction, so the message could not commit together with the state change: "
+            "call publish inside `async with connection.transaction():`"
+        )
+    return connection
+
+
+def _receipt(tx: Transaction | Connection | None, rows: "Sequence[Record]") -> Receipt:
+    if isinstance(tx, Transaction):
+        with suppress(AttributeError):
+            tx.published = True  # type: ignore[attr-defined]
+    txid = rows[0]["txid"]
+    # xmin has 32 bits: it counts on from the transaction's own id, which is never larger.
+    subxid = (txid & ~0xFFFFFFFF) | rows[0]["xmin"]
+    if subxid < txid:
+        subxid += 1 << 32
+    return Receipt(tuple(row["id"] for row in rows), tuple(row["slot"] for row in rows), txid, subxid)
+
+
+def _acknowledged(row: "asyncpg.Record") -> bool:
+    if row["error"] is not None:
+        raise MessageParked(f"message {row['id']} was refused and is parked: {row['error']}")
+    match row["status"]:
+        case "committed":
+            return not row["waiting"]
+        case "aborted":
+            raise RolledBack(f"message {row['id']}: its transaction was rolled back")
+        case None:
+            raise NotPublished(f"message {row['id']}: its transaction is too old for Postgres to know what came of it")
+        case _:
+            return False

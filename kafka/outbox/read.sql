@@ -1,0 +1,59 @@
+-- THE READ: late rows, refills and forward rows of all held slots in ONE snapshot; the reader of jobs works the same way,
+-- and executor/read.sql has the reasons. Sent in autocommit: age() answers too low inside a transaction with an id.
+--
+-- $1 slots, $2 their high marks, $3 their page sizes,
+-- $4 snapshot of the previous read (null at first), $5 ids open in it, $6 their marks, $7 mark of the ids from its xmax on,
+-- $8 topics to leave out of the forward part,
+-- $9 slots, $10 topics, $11 after, $12 up to: the shares to refill, $13 rows a refill
+--
+-- Plan: index scans of outbox_pkey, each with its LIMIT inside; never a sequential scan, never a sort over the table;
+-- tests/test_relay_reading.py holds that. Nothing at or below the marks is touched but late rows, so dead entries there cost
+-- nothing, however long some transaction keeps vacuum from removing them.
+WITH s AS MATERIALIZED (
+    SELECT pg_current_snapshot() AS snapshot,
+           pg_snapshot_xmax(pg_current_snapshot())::text::bigint + age(pg_snapshot_xmax(pg_current_snapshot())::xid)
+               AS next_xid
+), late AS MATERIALIZED (
+    SELECT least((SELECT min(u.mark) FROM unnest($5::bigint[], $6::bigint[]) u (xid, mark), s
+                  WHERE pg_visible_in_snapshot(u.xid::text::xid8, s.snapshot)),
+                 (SELECT $7::bigint FROM s
+                  WHERE pg_snapshot_xmax(s.snapshot) > pg_snapshot_xmax($4::text::pg_snapshot))) AS mark
+)
+SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id, s.snapshot::text AS topic, NULL::bytea AS key,
+       NULL::bytea AS partition_key, NULL::bytea AS value,
+       CASE WHEN pg_is_in_recovery() THEN 'standby'
+            ELSE pg_postmaster_start_time()::text || ' timeline '
+                 || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS headers,
+       NULL::bigint AS timestamp_ms, (date_part('epoch', clock_timestamp()) * 1e6)::bigint AS published_us
+FROM s, late
+UNION ALL
+SELECT 1, o.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,
+       (date_part('epoch', coalesce(m.stamped_at, m.published_at)) * 1e3)::bigint,
+       (date_part('epoch', m.published_at) * 1e6)::bigint
+FROM late, unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY o (slot, high, ref),
+     LATERAL (SELECT * FROM sidings.outbox m
+              WHERE m.slot = o.slot AND m.id > late.mark AND m.id <= o.high
+                AND NOT pg_visible_in_snapshot(m.txid, $4::text::pg_snapshot)
+              ORDER BY m.id) m
+WHERE late.mark IS NOT NULL
+UNION ALL
+SELECT 2, g.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,
+       (date_part('epoch', coalesce(m.stamped_at, m.published_at)) * 1e3)::bigint,
+       (date_part('epoch', m.published_at) * 1e6)::bigint
+FROM unnest($9::smallint[], $10::text[], $11::bigint[], $12::bigint[]) WITH ORDINALITY g (slot, topic, after, upto, ref),
+     LATERAL (SELECT * FROM sidings.outbox m
+              WHERE m.slot = g.slot AND m.topic = g.topic AND m.id > g.after AND m.id <= g.upto
+              ORDER BY m.id LIMIT $13) m
+UNION ALL
+SELECT 3, o.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,
+       (date_part('epoch', coalesce(m.stamped_at, m.published_at)) * 1e3)::bigint,
+       (date_part('epoch', m.published_at) * 1e6)::bigint
+FROM unnest($1::smallint[], $2::bigint[], $3::int[]) WITH ORDINALITY o (slot, high, page, ref),
+     LATERAL (SELECT * FROM sidings.outbox m
+              WHERE m.slot = o.slot AND m.id > o.high AND m.topic <> ALL ($8::text[])
+              ORDER BY m.id LIMIT o.page) m
+UNION ALL
+SELECT 4, o.ref::int, (SELECT m.id FROM sidings.outbox m WHERE m.slot = o.slot AND m.id > o.high ORDER BY m.id DESC LIMIT 1),
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY o (slot, high, ref)
+WHERE cardinality($8::text[]) > 0

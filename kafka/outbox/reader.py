@@ -1,0 +1,210 @@
+"""The relay's reader: one read in flight, for all held slots, in one snapshot. The reader of jobs is its model."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import asyncpg
+
+from ...errors import PostgresUnavailable
+from ...executor import Backoff, Link, ReadMarks, now
+from ...schema import load_sql
+from .backlog import Backlog, Lane, Row, Slot
+
+__all__ = ["Reader"]
+
+log = logging.getLogger("sidings.outbox")
+
+_HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
+_IDLE_PAGE = 16
+_REFILL_PAGE = 1_000
+_REFILLS = 32  # shares a read refills
+_BYTES = 32 * 1024 * 1024  # a read should bring no more than about that
+
+
+@dataclass(slots=True)
+class _Plan:
+    slots: list[Slot]
+    highs: list[int]
+    pages: list[int]
+    left_out: list[str]
+    shares: list[tuple[Lane, int, Slot, int, int]]  # lane, its version, slot, after, up to
+    refill: int
+
+
+class Reader:
+    """Reads while the backlog has room, then when woken, and at the latest every `poll_seconds`.
+
+    on_rows: lanes have something to send. on_new_server: Postgres was restarted or replaced.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        backlog: Backlog,
+        *,
+        schema: str,
+        poll_seconds: float,
+        on_rows: Callable[[], None],
+        on_new_server: Callable[[], None],
+    ) -> None:
+        self.last_answer = now()
+        self.server: str | None = None
+        self._link = link
+        self._backlog = backlog
+        self._poll_seconds = poll_seconds
+        self._on_rows = on_rows
+        self._on_new_server = on_new_server
+        self._marks = ReadMarks()
+        self._sql = load_sql(__package__ or "", "read", schema)
+        self._woken = asyncio.Event()
+        self._row_bytes = 500.0
+
+    def wake(self) -> None:
+        """Something was committed, or there is room again: read now."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Read for ever."""
+        backoff = Backoff()
+        while True:
+            await self._wait()
+            self._woken.clear()
+            plan = self._plan()
+            if not plan.slots:
+                self.last_answer = now()
+                continue
+            try:
+                rows = await self._link.fetch(self._sql, *self._arguments(plan))
+                backoff.reset()
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                log.warning("the outbox could not be read, trying again: %s: %s", type(error).__name__, error)
+                self._woken.set()
+                await backoff.sleep()
+                continue
+            self._deliver(plan, rows)
+            self.last_answer = now()
+            self._on_rows()
+
+    def hungry(self) -> bool:
+        """Whether the database is known to have more than is in memory, and there is room for it."""
+        backlog = self._backlog
+        if backlog.room() <= backlog.window // 2:
+            return False
+        return any(s.backlogged and not s.draining for s in backlog.slots.values()) or bool(backlog.hungry())
+
+    async def _wait(self) -> None:
+        if self._woken.is_set():
+            await asyncio.sleep(0)
+            return
+        try:
+            async with asyncio.timeout(self._poll_seconds * random.uniform(0.8, 1.2)):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+
+    def _plan(self) -> _Plan:
+        backlog = self._backlog
+        slots = [slot for slot in backlog.slots.values() if not slot.draining]
+        room = min(backlog.room(), int(_BYTES / self._row_bytes))
+        busy = max(1, sum(slot.backlogged for slot in slots))
+        page = max(_IDLE_PAGE, room // busy) if room else 0
+        left_out = backlog.left_out()
+        shares = [(lane, lane.version, slot, after, slot.high) for lane, slot, after in backlog.hungry()[:_REFILLS]]
+        refill = max(1, min(_REFILL_PAGE, int(_BYTES / self._row_bytes)))
+        pages = [page if slot.backlogged else min(page, _IDLE_PAGE) for slot in slots]
+        return _Plan(slots, [slot.high for slot in slots], pages, left_out, shares, refill)
+
+    def _arguments(self, plan: _Plan) -> tuple[object, ...]:
+        marks = self._marks
+        return (
+            [slot.number for slot in plan.slots],
+            plan.highs,
+            plan.pages,
+            marks.snapshot,
+            list(marks.open),
+            list(marks.open.values()),
+            marks.unseen,
+            plan.left_out,
+            [slot.number for _, _, slot, _, _ in plan.shares],
+            [lane.topic for lane, _, _, _, _ in plan.shares],
+            [after for _, _, _, after, _ in plan.shares],
+            [upto for _, _, _, _, upto in plan.shares],
+            plan.refill,
+        )
+
+    def _deliver(self, plan: _Plan, rows: list[asyncpg.Record]) -> None:
+        """Apply late rows, refills and forward rows, in this order."""
+        backlog = self._backlog
+        header = rows[0]
+        assert header[0] == _HEADER
+        server: str = header["headers"]
+        if server == "standby" or (self.server is not None and server != self.server):
+            self._new_server(server)
+            return
+        self.server = server
+        high_before = max(plan.highs)
+        refills: list[list[Row]] = [[] for _ in plan.shares]
+        forward: list[tuple[str, Row]] = []
+        tops: dict[int, int] = {}
+        size = 0
+        live = [backlog.has(slot) for slot in plan.slots]
+        slot: Slot
+        ref: int
+        for part, ref, id, topic, key, partition_key, value, headers, timestamp_ms, published_us in rows:
+            if part == _FORWARD:
+                slot = plan.slots[ref - 1]
+                forward.append((topic, Row(id, slot, key, partition_key, value, headers, timestamp_ms, published_us)))
+                size += len(value or b"") + 100
+            elif part == _REFILL:
+                slot = plan.shares[ref - 1][2]
+                refills[ref - 1].append(Row(id, slot, key, partition_key, value, headers, timestamp_ms, published_us))
+            elif part == _LATE and live[ref - 1]:
+                slot = plan.slots[ref - 1]
+                backlog.late(topic, Row(id, slot, key, partition_key, value, headers, timestamp_ms, published_us))
+            elif part == _SCANNED and id is not None:
+                tops[ref] = id
+        left_out = set(plan.left_out)
+        for (lane, version, share, _, upto), found in zip(plan.shares, refills, strict=True):
+            backlog.refilled(lane, version, share, found, page=plan.refill, upto=upto, left_out=lane.topic in left_out)
+        for topic in plan.left_out:
+            for index, slot in enumerate(plan.slots):
+                if live[index]:
+                    backlog.skipped(topic, slot)
+        self._forward(plan, forward, tops, live)
+        if forward:
+            self._row_bytes += 0.2 * (max(100.0, size / len(forward)) - self._row_bytes)
+        self._marks.delivered(header["topic"], header["id"], high_before)
+        if self.hungry():
+            self._woken.set()
+
+    def _forward(self, plan: _Plan, rows: list[tuple[str, Row]], tops: dict[int, int], live: list[bool]) -> None:
+        counts: dict[Slot, int] = {}
+        add = self._backlog.forward
+        alive = {slot for index, slot in enumerate(plan.slots) if live[index]}
+        for topic, row in rows:
+            slot = row.slot
+            counts[slot] = counts.get(slot, 0) + 1
+            if slot in alive:
+                add(topic, row)
+                slot.high = row.id
+        for ref, slot in enumerate(plan.slots, start=1):
+            page = plan.pages[ref - 1]
+            if slot not in alive or not page:
+                continue
+            slot.backlogged = counts.get(slot, 0) >= page
+            if not slot.backlogged and ref in tops:
+                slot.high = max(slot.high, tops[ref])  # past the messages of topics that were left out
+
+    def _new_server(self, server: str) -> None:
+        """Ids and transaction ids may have gone back: nothing that was read can be relied on."""
+        if server == "standby":
+            log.error("this database is a standby: waiting for a primary; check the DSN")
+            self._link.drop()
+        else:
+            log.warning("Postgres was restarted or replaced (%s): reading the outbox anew", server)
+            self.server = server
+        self._marks.reset()
+        self._on_new_server()

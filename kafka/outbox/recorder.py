@@ -1,0 +1,151 @@
+"""Writes down what came of the sending: acknowledged messages are deleted, refused ones parked, in fenced
+statements."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+import asyncpg
+
+from ...errors import PostgresUnavailable
+from ...executor import Backoff, Link
+from ...schema import load_sql
+from .backlog import Backlog, Lane, Row, Slot
+from .metrics import OutboxMetrics
+
+__all__ = ["Recorder"]
+
+log = logging.getLogger("sidings.outbox")
+
+_AT_ONCE = 5_000  # messages of one statement
+_ERROR_CHARACTERS = 2_000
+
+
+class Recorder:
+    """Gathers outcomes while a statement is under way, and repeats what was not answered: repeating is harmless.
+
+    on_fenced: the database says that a slot has another owner. on_room: messages have left the memory.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        backlog: Backlog,
+        metrics: OutboxMetrics,
+        *,
+        schema: str,
+        on_fenced: Callable[[Slot], None],
+        on_room: Callable[[], None],
+    ) -> None:
+        self.relay_id: UUID | None = None
+        self._link = link
+        self._lock = asyncio.Lock()
+        self._backlog = backlog
+        self._metrics = metrics
+        self._schema = schema
+        self._on_fenced = on_fenced
+        self._on_room = on_room
+        self._sent: list[tuple[Lane, Sequence[Row]]] = []
+        self._refused: list[tuple[Lane, Row, str]] = []
+        self._work = asyncio.Event()
+
+    def acknowledged(self, lane: Lane, rows: Sequence[Row]) -> None:
+        """Kafka has taken these: delete them."""
+        if rows:
+            oldest = min(row.published_us for row in rows)
+            self._metrics.sent(lane.topic, len(rows), time.time() - oldest / 1e6)
+            self._sent.append((lane, rows))
+            self._work.set()
+
+    def refused(self, lane: Lane, row: Row, error: str) -> None:
+        """Kafka will never take this one: park it."""
+        log.error("a message for %s was refused and is parked (id %s): %s", lane.topic, row.id, error)
+        self._metrics.parked(lane.topic, 1)
+        self._refused.append((lane, row, clean(error)))
+        self._work.set()
+
+    async def run(self) -> None:
+        """Record for ever."""
+        backoff = Backoff()
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self._sent or self._refused:
+                sent, refused = self._next()
+                while True:
+                    try:
+                        await self._record(sent, refused)
+                        backoff.reset()
+                        break
+                    except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                        log.warning("acknowledgements could not be recorded, trying again: %s", error)
+                        await backoff.sleep()
+                for lane, rows in sent:
+                    lane.account(rows)
+                for lane, row, _ in refused:
+                    lane.account((row,))
+                self._on_room()
+
+    def _next(self) -> tuple[list[tuple[Lane, Sequence[Row]]], list[tuple[Lane, Row, str]]]:
+        count, size = 0, 0
+        while count < len(self._sent) and size < _AT_ONCE:
+            size += len(self._sent[count][1])
+            count += 1
+        sent, self._sent = self._sent[:count], self._sent[count:]
+        refused, self._refused = self._refused, []
+        return sent, refused
+
+    async def _record(self, sent: list[tuple[Lane, Sequence[Row]]], refused: list[tuple[Lane, Row, str]]) -> None:
+        rows = [row for _, rows in sent for row in rows]
+        slots = list({row.slot for row in rows} | {row.slot for _, row, _ in refused})
+        slots = [slot for slot in slots if self._backlog.has(slot)]
+        if not slots:
+            return
+        numbers = {slot.number for slot in slots}
+        rows = [row for row in rows if row.slot.number in numbers and self._backlog.has(row.slot)]
+        parks = [(row, error) for _, row, error in refused if self._backlog.has(row.slot)]
+        answer = await self.call(
+            "record",
+            self.relay_id,
+            [slot.number for slot in slots],
+            [slot.name for slot in slots],
+            [slot.epoch for slot in slots],
+            [row.slot.number for row in rows],
+            [row.id for row in rows],
+            [row.slot.number for row, _ in parks],
+            [row.id for row, _ in parks],
+            [error for _, error in parks],
+        )
+        mine = {row["slot"] for row in answer}
+        for slot in slots:
+            if slot.number not in mine:
+                self._on_fenced(slot)
+
+    async def park_topic(self, topic: str, error: str) -> int:
+        """Park all that waits for a topic in our slots, and return how many. Raises as `Link.fetch` does."""
+        slots = list(self._backlog.slots.values())
+        answer = await self.call(
+            "park_topic",
+            self.relay_id,
+            [slot.number for slot in slots],
+            [slot.name for slot in slots],
+            [slot.epoch for slot in slots],
+            topic,
+            clean(error),
+        )
+        count: int = answer[0]["parked"]
+        self._metrics.parked(topic, count)
+        return count
+
+    async def call(self, query: str, *args: object) -> list[asyncpg.Record]:
+        """One statement over the recorder's connection."""
+        async with self._lock:
+            return await self._link.fetch(load_sql(__package__ or "", query, self._schema), *args)
+
+
+def clean(error: str) -> str:
+    """An error text that Postgres can store."""
+    text = error[:_ERROR_CHARACTERS].replace("\0", "\\0")
+    return text.encode("utf-8", "backslashreplace").decode()

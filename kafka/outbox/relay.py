@@ -1,0 +1,307 @@
+"""The relay: composes reader, lanes, recorder and slots, and starts and stops them together."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from ...errors import PostgresUnavailable
+from ...executor import Backoff, ExecutorSettings, LeaseEvents, LeaseThread, Link, PostgresSettings, connect, now
+from ...schema import check, load_sql
+from ..settings import KafkaSettings
+from .backlog import Backlog, Slot
+from .lanes import LaneWorker
+from .metrics import OutboxMetrics
+from .packing import Packer
+from .reader import Reader
+from .recorder import Recorder
+from .senders import Senders
+from .settings import OutboxSettings
+from .slots import SlotKeeper
+
+__all__ = ["Relay"]
+
+log = logging.getLogger("sidings.outbox")
+
+
+class Relay:
+    """Sends what waits in the outbox, in order per key, at least once. Any number may run, in any processes.
+
+    `start` returns at once, also while Postgres or Kafka is away; `stop` sends what waits, for `shutdown_seconds` at
+    most, and gives the slots back.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        postgres: PostgresSettings,
+        kafka: KafkaSettings,
+        settings: OutboxSettings | None = None,
+        *,
+        prometheus: CollectorRegistry | None = REGISTRY,
+    ) -> None:
+        self.id = uuid4()
+        self.settings = settings or OutboxSettings()
+        self.metrics = OutboxMetrics(service, prometheus)
+        self.backlog = Backlog(self.settings.window)
+        self._service = service
+        self._postgres = postgres
+        schema = postgres.schema_name
+        self._links = {name: Link(postgres) for name in ("read", "record", "slots", "figures")}
+        self._senders = Senders(kafka, self.settings)
+        self._packer = Packer(service)
+        self.reader = Reader(
+            self._links["read"],
+            self.backlog,
+            schema=schema,
+            poll_seconds=self.settings.poll_seconds,
+            on_rows=self._rows,
+            on_new_server=self._new_server,
+        )
+        self._recorder = Recorder(
+            self._links["record"],
+            self.backlog,
+            self.metrics,
+            schema=schema,
+            on_fenced=lambda slot: self._slots.lost(slot),
+            on_room=self._room,
+        )
+        lease = ExecutorSettings(lease_seconds=self.settings.lease_seconds)
+        events = LeaseEvents(lost=self._lease_lost, wanted=lambda _name, _generation: None)
+        self._leases = LeaseThread(postgres, lease, events, lambda: None)
+        self._slots = SlotKeeper(
+            self.id,
+            self._links["slots"],
+            self.backlog,
+            self._leases,
+            self.metrics,
+            self.settings,
+            schema=schema,
+            able=lambda: self._senders.connected,
+            on_acquired=self.reader.wake,
+            on_retry=self._retry,
+        )
+        self._workers: dict[str, LaneWorker] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    def wake(self) -> None:
+        """Messages were committed: look for them now instead of at the next poll."""
+        self.reader.wake()
+
+    @property
+    def held(self) -> dict[str, int]:
+        """The slots that this relay sends for, with their epochs."""
+        return {slot.name: slot.epoch for slot in self.backlog.slots.values() if not slot.draining}
+
+    def problems(self) -> list[str]:
+        """What a health check should complain about; empty when all is well."""
+        found: list[str] = []
+        if self._main is None or self._main.done():
+            found.append("the relay does not run")
+        if self._senders.error is not None:
+            found.append(f"the relay does not reach Kafka: {self._senders.error}")
+        if now() - self.reader.last_answer > max(5.0, self.settings.lease_seconds):
+            found.append(f"the outbox was last read {now() - self.reader.last_answer:.1f} s ago")
+        found.extend(f"messages for {topic} cannot be sent" for topic in sorted(self.metrics.failing))
+        return found
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start in the background. Postgres and Kafka may be away: the relay waits for them.
+
+        Raises `SchemaError` at once if the database answers and its schema does not fit.
+        """
+        try:
+            await self._check_schema()
+        except PostgresUnavailable as error:
+            log.warning("the relay starts without Postgres: %s", error)
+        self._main = asyncio.create_task(self._run(), name="sidings relay")
+
+    async def wait(self) -> None:
+        """Return when the relay has been stopped; raise what ended it otherwise."""
+        if self._main is not None:
+            await asyncio.wait([self._main])
+            if not self._main.cancelled():
+                self._main.result()
+
+    async def drain(self, timeout: float) -> bool:
+        """Send what waits now in the slots of this relay. False: something still waited after `timeout` seconds, or
+        belongs to a topic that fails."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self.backlog.slots:
+                    before = self.reader.last_answer
+                    self.reader.wake()
+                    while self.reader.last_answer <= before or any(
+                        (lane.queue or lane.unaccounted) and not lane.paused for lane in self.backlog.lanes.values()
+                    ):
+                        await asyncio.sleep(0.005)
+                    if not self.reader.hungry():
+                        return not any(lane.paused and lane.behind for lane in self.backlog.lanes.values())
+        except TimeoutError:
+            return False
+        return False
+
+    async def stop(self) -> None:
+        """Send what waits, then give the slots back, all within `shutdown_seconds`. Safe to call twice, and when never
+        started."""
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            if self._main is not None and not self._main.done():
+                await self._wind_down()
+        finally:
+            if self._main is not None:
+                self._main.cancel()
+                await asyncio.gather(self._main, return_exceptions=True)
+                await self._leases.stop()
+            await self._senders.close()
+            await asyncio.gather(*(link.close() for link in self._links.values()))
+            self.metrics.unregister()
+
+    async def _wind_down(self) -> None:
+        deadline = now() + self.settings.shutdown_seconds
+        if self._senders.connected and not await self.drain(self.settings.shutdown_seconds / 2):  # 1. send what waits
+            log.warning("stopping: messages still wait in the outbox; another relay will send them")
+        self._slots.stopping = True  # 2. release the slots
+        self._slots.wake()
+        while self.backlog.slots and now() < deadline:
+            await asyncio.sleep(0.01)
+        try:
+            async with asyncio.timeout(max(0.2, deadline - now())):
+                while self._slots.busy:
+                    await asyncio.sleep(0.005)
+                await self._slots.leave()  # 3. count no more
+        except (TimeoutError, PostgresUnavailable, asyncpg.PostgresError) as error:
+            left = ", ".join(slot.name for slot in self.backlog.slots.values())
+            log.warning("stopped without releasing %s; the leases run out by themselves (%r)", left or "all", error)
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                await self._check_schema()
+                break
+            except PostgresUnavailable as error:
+                log.warning("the relay waits for Postgres: %s", error)
+                await backoff.sleep()
+        self._leases.executor_id = self._recorder.relay_id = self.id
+        self._leases.start()
+        loops: list[Coroutine[Any, Any, None]] = [
+            self._senders.run(),
+            self.reader.run(),
+            self._recorder.run(),
+            self._slots.run(),
+            self._watch_leases(),
+            self._watch_kafka(),
+            self._gather_figures(),
+        ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                for loop in loops:
+                    group.create_task(loop, name=f"sidings {loop.__qualname__}")
+        except BaseException:
+            self._leases.suspended = True  # without its loops this process must not keep its slots
+            raise
+        finally:
+            self._group = None
+
+    async def _check_schema(self) -> None:
+        connection = await connect(self._postgres)
+        try:
+            await check(connection, service=self._service, schema=self._postgres.schema_name)
+        finally:
+            await connection.close(timeout=1.0)
+
+    # -- between the parts ------------------------------------------------------------------------------------------
+
+    def _rows(self) -> None:
+        for lane in self.backlog.lanes.values():
+            if lane.queue:
+                if lane.topic not in self._workers and self._group is not None:
+                    worker = LaneWorker(
+                        lane,
+                        self.backlog,
+                        self._senders,
+                        self._recorder,
+                        self._packer,
+                        self.metrics,
+                        self.settings,
+                        self._room,
+                    )
+                    self._workers[lane.topic] = worker
+                    self._group.create_task(worker.run(), name=f"sidings outbox {lane.topic}")
+                lane.event.set()
+
+    def _room(self) -> None:
+        if self.reader.hungry():
+            self.reader.wake()
+
+    def _retry(self, topics: list[str]) -> None:
+        for topic in topics:
+            worker = self._workers.get(topic)
+            if worker is not None and worker.retries:
+                worker.retry_now()
+
+    def _new_server(self) -> None:
+        for slot in list(self.backlog.slots.values()):
+            self._slots.lost(slot)
+
+    def _lease_lost(self, name: str, epoch: int) -> None:
+        for slot in list(self.backlog.slots.values()):
+            if slot.name == name and slot.epoch == epoch:
+                self._lose(slot)
+
+    def _lose(self, slot: Slot) -> None:
+        under_way = slot.under_way
+        self._slots.lost(slot)
+        if under_way:
+            # Its new owner sends these; a repeat by aiokafka might come after what he sends then.
+            log.warning("%s was lost with %s messages under way: closing the producers", slot.name, under_way)
+            self._senders.kill_all()
+
+    # -- loops ------------------------------------------------------------------------------------------------------
+
+    async def _watch_leases(self) -> None:
+        """The first thing that runs in a process which was stopped for longer than its leases."""
+        while True:
+            slots = list(self.backlog.slots.values())
+            time = now()
+            for slot in slots:
+                if slot.deadline <= time:
+                    self._lose(slot)
+            until = min((slot.deadline for slot in self.backlog.slots.values()), default=time + 1.0)
+            await asyncio.sleep(min(1.0, max(0.01, until - time)))
+
+    async def _watch_kafka(self) -> None:
+        """After an interruption, what failed because of it goes at once, and the slots are ours again."""
+        seen = 0
+        while True:
+            await self._senders.main()
+            if self._senders.connections != seen:
+                seen = self._senders.connections
+                self._slots.wake()
+                for worker in list(self._workers.values()):
+                    worker.reconnected()
+            await asyncio.sleep(0.05)
+
+    async def _gather_figures(self) -> None:
+        """Counting reads all that waits: the longer it takes, the more seldom it is done."""
+        sql = load_sql(__package__ or "", "waiting", self._postgres.schema_name)
+        while True:
+            started = now()
+            try:
+                rows = await self._links["figures"].fetch(sql, [s.number for s in self.backlog.slots.values()])
+                self.metrics.waiting = {row["topic"]: (row["waiting"], row["oldest"]) for row in rows}
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                log.warning("the outbox could not be counted: %s", error)
+            await asyncio.sleep(max(self.settings.figures_seconds, 20 * (now() - started)))

@@ -1,0 +1,215 @@
+"""Kafka producers as a relay uses them: whole batches, every wait bounded, and thrown away after a failure.
+
+An idempotent producer counts the batches of each partition. After one that the broker refused, or whose fate is
+unknown, the count is wrong and every later batch fails (aiokafka #1017): the producer is *retired*, and a new one
+takes its place. Topics that fail get a producer of their own meanwhile, so that they cannot take those of the others
+with them.
+"""
+
+import asyncio
+import logging
+from typing import Any, cast
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError, ProducerClosed, UnknownTopicOrPartitionError
+
+from ...errors import KafkaUnavailable
+from ...executor import Backoff
+from ..settings import KafkaSettings
+from .settings import OutboxSettings
+
+__all__ = ["Sender", "Senders"]
+
+log = logging.getLogger("sidings.outbox")
+
+_CLOSE_SECONDS = 2.0
+_START_SECONDS = 10.0
+
+
+class Sender:
+    """One producer. `users`: batches under way. Not idempotent ones serve topics that fail: at most one batch of a
+    partition is under way there, so the order holds without counting."""
+
+    def __init__(self, kafka: KafkaSettings, settings: OutboxSettings, *, idempotent: bool) -> None:
+        request_ms = max(100, round(min(kafka.request_seconds, settings.delivery_seconds / 2) * 1000))
+        options: dict[str, Any] = kafka.client_options() | {"request_timeout_ms": request_ms}
+        self._producer = AIOKafkaProducer(
+            **options,
+            acks="all",
+            enable_idempotence=idempotent,
+            max_batch_size=settings.batch_bytes,
+            max_request_size=settings.max_message_bytes,
+            compression_type=settings.compression,
+        )
+        self.idempotent = idempotent
+        self.users = 0
+        self.closed = False
+        self.retired = False
+
+    async def start(self) -> None:
+        """Connect. Raises `KafkaUnavailable`."""
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await self._producer.start()
+        except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+            await self.kill()
+            raise KafkaUnavailable(f"no broker answers: {error!r}") from error
+        except asyncio.CancelledError:
+            await self.kill()
+            raise
+
+    async def partitions(self, topic: str, timeout: float) -> list[int]:
+        """The topic's partitions, sorted. Raises aiokafka's `UnknownTopicOrPartitionError` after `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                return sorted(await self._producer.partitions_for(topic))
+        except TimeoutError:
+            raise UnknownTopicOrPartitionError(f"the topic {topic!r} does not exist") from None
+
+    def batch(self) -> Any:
+        """An empty batch (aiokafka's ``BatchBuilder``)."""
+        return self._producer.create_batch()
+
+    async def send(self, batch: Any, topic: str, partition: int) -> "asyncio.Future[object]":
+        """Hand a batch over. The future ends with the acknowledgement or the refusal."""
+        batch.close()
+        sent: asyncio.Future[object] = await cast(Any, self._producer).send_batch(batch, topic, partition=partition)
+        return sent
+
+    async def close(self) -> None:
+        """Close in good order; what is under way has a moment to end."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._producer.stop()
+        except (TimeoutError, KafkaError, OSError) as error:
+            log.warning("a producer did not close in time: %r", error)
+            await self._end()
+
+    async def kill(self) -> None:
+        """Close now: nothing that is under way may be sent again, its futures fail."""
+        self.closed = True
+        await self._end()
+
+    async def _end(self) -> None:
+        # aiokafka 0.14 has no way to close a producer that still retries: its `stop` waits for the retries, which have
+        # no end in an idempotent producer. So the two tasks that it would wait for are ended first.
+        producer: Any = self._producer
+        task: asyncio.Task[None] | None = producer._sender.sender_task
+        if task is not None:
+            task.cancel()
+        producer._message_accumulator.fail_all(ProducerClosed())
+        for closing in (producer.client.close, producer.stop):
+            try:
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await closing()
+            except (TimeoutError, KafkaError, OSError) as error:
+                log.debug("while closing a producer: %r", error)
+        if task is not None and not task.done():
+            task.cancel()
+
+
+class Senders:
+    """The producer that the topics share, and its successors. `changed`: called when a connection was made or given
+    up."""
+
+    def __init__(self, kafka: KafkaSettings, settings: OutboxSettings) -> None:
+        self._kafka = kafka
+        self._settings = settings
+        self._main: Sender | None = None
+        self._there = asyncio.Event()
+        self._missing = asyncio.Event()
+        self._missing.set()
+        self._retired: set[Sender] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self.connections = 0
+        self.error: str | None = "not connected yet"
+
+    @property
+    def connected(self) -> bool:
+        """Whether a producer has reached Kafka and has not failed since."""
+        return self._main is not None
+
+    async def run(self) -> None:
+        """Keep a producer connected, for ever."""
+        backoff = Backoff()
+        while True:
+            await self._missing.wait()
+            sender = self.alone(idempotent=True)
+            try:
+                await sender.start()
+            except KafkaUnavailable as error:
+                if self.error is None or self.connections == 0:
+                    log.warning("the relay waits for Kafka: %s", error)
+                self.error = str(error)
+                await backoff.sleep()
+                continue
+            backoff.reset()
+            self.error = None
+            self.connections += 1
+            self._main = sender
+            self._missing.clear()
+            self._there.set()
+
+    async def main(self) -> Sender:
+        """The shared producer, as soon as there is one."""
+        while self._main is None:
+            await self._there.wait()
+        return self._main
+
+    def alone(self, *, idempotent: bool = False) -> Sender:
+        """A producer of its own, not started."""
+        return Sender(self._kafka, self._settings, idempotent=idempotent)
+
+    def retire(self, sender: Sender) -> None:
+        """Give it no further batches; it is closed when those under way have ended."""
+        self._replace(sender)
+        sender.retired = True
+        if not sender.users:
+            self._spawn(sender.close())
+        else:
+            self._retired.add(sender)
+
+    def released(self, sender: Sender) -> None:
+        """A batch has ended."""
+        if not sender.users and sender in self._retired:
+            self._retired.discard(sender)
+            self._spawn(sender.close())
+
+    async def kill(self, sender: Sender, grace: float = 0.0) -> None:
+        """End it within `grace` seconds, whatever is under way."""
+        self._replace(sender)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace
+        while sender.users and loop.time() < until:
+            await asyncio.sleep(0.01)
+        self._retired.discard(sender)
+        await sender.kill()
+
+    def kill_all(self) -> None:
+        """A lease has run out under a batch: nothing may be sent any more by the producers of now."""
+        for sender in ({self._main} if self._main else set[Sender]()) | self._retired:
+            self._spawn(self.kill(sender))
+
+    async def close(self) -> None:
+        """Close all."""
+        if self._main is not None:
+            self.retire(self._main)
+        for sender in list(self._retired):
+            self._retired.discard(sender)
+            self._spawn(sender.close())
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    def _replace(self, sender: Sender) -> None:
+        if self._main is sender:
+            self._main = None
+            self._there.clear()
+            self._missing.set()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

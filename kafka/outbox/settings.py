@@ -1,0 +1,49 @@
+"""Settings of the outbox and its relay. Durations are seconds."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["OutboxSettings", "Route"]
+
+Route = Literal["outbox", "direct"]
+
+
+class OutboxSettings(BaseModel):
+    """How messages leave.
+
+    routes: topic -> ``"direct"`` sends at once, without Postgres, and waits for the acknowledgement, whatever becomes
+    of
+        the transaction; the default is ``"outbox"``.
+    relay: whether this process sends messages of the outbox. batch_size: most messages of a topic sent at once.
+    batch_bytes: most bytes for one partition in one request; a larger single message is sent alone.
+    max_message_bytes: larger messages are refused in `publish`; raise it where brokers and topics take more.
+    poll_seconds: how often to look for messages that others published. window: most messages in memory.
+    lease_seconds: how long a slot stays ours without a renewal; a takeover after a kill takes that long.
+    delivery_seconds: how long Kafka may leave a batch unacknowledged before its topic counts as failing.
+    slow_seconds: after so long without an acknowledgement a topic's messages leave the memory to others.
+    backoff_seconds, max_backoff_seconds: first and longest pause of a failing topic.
+    topic_patience_seconds: a topic that does not exist, or that we may not write to, is tried for so long; then its
+        messages are parked. None: never.
+    compression: of batches; ``lz4``, ``snappy`` and ``zstd`` need aiokafka's extras.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    routes: Mapping[str, Route] = Field(default_factory=dict[str, Route])
+    relay: bool = True
+    batch_size: int = Field(default=1_000, ge=1, le=1_000)
+    batch_bytes: int = Field(default=512 * 1024, ge=1024)
+    max_message_bytes: int = Field(default=1_000_000, ge=1024)
+    poll_seconds: float = Field(default=0.1, gt=0)
+    window: int = Field(default=10_000, ge=1)
+    lease_seconds: float = Field(default=15.0, ge=0.2)
+    delivery_seconds: float = Field(default=15.0, gt=0)
+    slow_seconds: float = Field(default=1.0, gt=0)
+    backoff_seconds: float = Field(default=0.5, gt=0)
+    max_backoff_seconds: float = Field(default=60.0, gt=0)
+    topic_patience_seconds: float | None = Field(default=300.0, ge=0)
+    shutdown_seconds: float = Field(default=5.0, ge=0)
+    figures_seconds: float = Field(default=5.0, gt=0)
+    compression: Literal["gzip", "snappy", "lz4", "zstd"] | None = None

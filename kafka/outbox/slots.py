@@ -1,0 +1,191 @@
+"""Which slots this relay has: the slots are spread evenly over the relays that are alive, and leased like origins.
+
+Every second each relay says that it is alive, learns how many others are, and from that how many slots are its share.
+It acquires free slots up to its share and gives back what is above it; so a slot moves only when it must. Who is alive
+is only a matter of balance: the lease decides who sends.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from uuid import UUID
+
+import asyncpg
+
+from ... import executor
+from ...errors import PostgresUnavailable
+from ...executor import Backoff, LeaseThread, Link, now
+from ...schema import load_sql
+from .backlog import Backlog, Slot
+from .metrics import OutboxMetrics
+from .settings import OutboxSettings
+
+__all__ = ["SLOTS", "SlotKeeper"]
+
+log = logging.getLogger("sidings.outbox")
+
+SLOTS = 16
+_NAMES = {number: f"outbox/{number}" for number in range(SLOTS)}
+_NUMBERS = {name: number for number, name in _NAMES.items()}
+_ATTEND_SECONDS = 1.0
+
+
+class SlotKeeper:
+    """able: whether this relay can send at all; one that cannot reach Kafka leaves the slots to those that can.
+
+    on_acquired, on_retry: there is something new to read; a person wants these topics tried again.
+    """
+
+    def __init__(
+        self,
+        relay_id: UUID,
+        link: Link,
+        backlog: Backlog,
+        leases: LeaseThread,
+        metrics: OutboxMetrics,
+        settings: OutboxSettings,
+        *,
+        schema: str,
+        able: Callable[[], bool],
+        on_acquired: Callable[[], None],
+        on_retry: Callable[[list[str]], None],
+    ) -> None:
+        self.relay_id = relay_id
+        self.stopping = False
+        self._link = link
+        self._backlog = backlog
+        self._leases = leases
+        self._metrics = metrics
+        self._settings = settings
+        self._schema = schema
+        self._able = able
+        self._on_acquired = on_acquired
+        self._on_retry = on_retry
+        self._host, self._pid = socket.gethostname(), os.getpid()
+        self._given_up: dict[str, int] = {}  # let go of in memory, not yet in the database
+        self._changed = asyncio.Event()
+        self._turning = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a look is under way, so that its connection is in use."""
+        return self._turning
+
+    def wake(self) -> None:
+        """Look again now."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Keep the right number of slots, for ever."""
+        backoff = Backoff()
+        while True:
+            self._turning = True
+            try:
+                await self._turn()
+                backoff.reset()
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                log.warning("the slots of the outbox could not be looked at, trying again: %s", error)
+                await backoff.sleep()
+                continue
+            finally:
+                self._turning = False
+            pause = 0.05 if self._draining() else _ATTEND_SECONDS * random.uniform(0.8, 1.2)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+
+    def lost(self, slot: Slot) -> None:
+        """The slot is somebody else's, or its lease has run out: send and record nothing more of it."""
+        if not self._backlog.has(slot):
+            return
+        log.warning("%s is lost (epoch %s)", slot.name, slot.epoch)
+        self._leases.drop(slot.name)
+        self._backlog.remove_slot(slot)
+        self._metrics.slots = len(self._backlog.slots)
+        self.wake()
+
+    def _draining(self) -> list[Slot]:
+        return [slot for slot in self._backlog.slots.values() if slot.draining]
+
+    async def _turn(self) -> None:
+        share, free, due = await self._attend()
+        if due:
+            self._on_retry(due)
+        held = sorted((s for s in self._backlog.slots.values() if not s.draining), key=lambda s: s.number)
+        for slot in held[share:]:
+            slot.draining = True
+            self._backlog.forget(slot)
+        self._let_go()
+        await self._release()
+        # What still drains is not taken back: its messages under way have to end first.
+        held_names = {slot.name for slot in self._backlog.slots.values()}
+        wanted = [name for name in free if name not in held_names]
+        random.shuffle(wanted)  # relays that start together should not all ask for the same
+        room = share - len([s for s in self._backlog.slots.values() if not s.draining])
+        if room > 0 and wanted:
+            await self._acquire(sorted(wanted[:room]))
+
+    async def _attend(self) -> tuple[int, list[str], list[str]]:
+        able = self._able() and not self.stopping
+        alive_seconds = max(5.0, 3 * _ATTEND_SECONDS) if able else -1.0
+        row = await self._link.fetchrow(
+            load_sql(__package__ or "", "attend", self._schema),
+            self.relay_id,
+            alive_seconds,
+            self._host,
+            self._pid,
+            list(_NUMBERS),
+        )
+        assert row is not None
+        relays, place = row["others"] + 1, row["place"]
+        share = SLOTS // relays + (place < SLOTS % relays) if able else 0
+        return share, row["free"], row["due"]
+
+    async def _acquire(self, names: list[str]) -> None:
+        lease = timedelta(seconds=self._settings.lease_seconds)
+        sent = now()
+        rows = await self._link.fetch(
+            load_sql(executor.__name__, "acquire", self._schema), self.relay_id, names, 0, lease, True
+        )
+        margin = min(1.0, self._settings.lease_seconds * 0.1)
+        slots: list[Slot] = []
+        for row in rows:
+            slot = Slot(_NUMBERS[row["acquired"]], row["acquired"], row["acquired_epoch"])
+            slot.deadline = sent + self._settings.lease_seconds - margin
+            slots.append(slot)
+            self._backlog.add_slot(slot)
+        if slots:
+            self._leases.hold(slots)
+            self._metrics.slots = len(self._backlog.slots)
+            log.info("acquired %s", ", ".join(slot.name for slot in slots))
+            self._on_acquired()
+
+    def _let_go(self) -> None:
+        for slot in self._draining():
+            if not slot.under_way:
+                self._leases.drop(slot.name)
+                self._backlog.remove_slot(slot)
+                self._given_up[slot.name] = slot.epoch
+        self._metrics.slots = len(self._backlog.slots)
+
+    async def _release(self) -> None:
+        """Tell the database. What fails is repeated; the epoch keeps a late repetition from releasing too much."""
+        if self._given_up:
+            given_up = dict(self._given_up)
+            sql = load_sql(executor.__name__, "release", self._schema)
+            await self._link.fetch(sql, self.relay_id, list(given_up), list(given_up.values()))
+            for name in given_up:
+                del self._given_up[name]
+            log.info("released %s", ", ".join(sorted(given_up)))
+
+    async def leave(self) -> None:
+        """The end of a clean stop, after the last slot was let go of."""
+        await self._release()
+        await self._link.fetch(load_sql(__package__ or "", "leave", self._schema), self.relay_id)

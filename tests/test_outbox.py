@@ -1,0 +1,225 @@
+"""Publishing: in the caller's transaction, checked before anything is written, and known to be acknowledged or not."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+from pydantic import BaseModel, field_serializer
+from sidings.errors import NotInTransaction
+from sidings.executor import PostgresSettings
+from sidings.jobs import Transaction
+from sidings.kafka.outbox import InvalidMessage, MessageParked, Outbox, OutboxSettings, Relay, RolledBack
+from sidings.kafka.settings import KafkaSettings
+from sidings.schema import migrate
+
+from .outbox_support import publishing, records, relaying
+from .support import eventually, fetch, value
+
+
+class Eta(BaseModel):
+    transport: str
+    minutes: int = 5
+
+
+class Unserialisable(BaseModel):
+    number: int
+
+    @field_serializer("number")
+    def refuse(self, number: int) -> int:
+        raise ZeroDivisionError
+
+
+async def test_a_message_is_stored_if_and_only_if_the_callers_transaction_commits(database: str) -> None:
+    async with publishing(database) as (outbox, connection):
+        transaction = connection.transaction()
+        await transaction.start()
+        await outbox.publish(connection, "etas", key="a", value=b"no")
+        await transaction.rollback()
+        assert await value(database, "SELECT count(*) FROM sidings.outbox") == 0
+        async with connection.transaction():
+            await outbox.publish(Transaction(connection), "etas", key="a", value=b"yes")
+            assert await value(database, "SELECT count(*) FROM sidings.outbox") == 0, "visible before the commit"
+        assert [row["value"] for row in await fetch(database, "SELECT value FROM sidings.outbox")] == [b"yes"]
+
+
+async def test_models_become_json_bytes_stay_and_none_is_a_tombstone(database: str) -> None:
+    stamp = datetime.now(UTC) - timedelta(hours=1)
+    async with publishing(database) as (outbox, connection), connection.transaction():
+        await outbox.publish(connection, "etas", key="é", value=Eta(transport="t"), headers={"h": "v", "n": None})
+        await outbox.publish(connection, "etas", key=b"\xff", value=b"\x00\xff", headers=[("b", b"\xff"), ("b", b"x")])
+        await outbox.publish(connection, "etas", key="a", value=None, partition_key="p", timestamp=stamp)
+    rows = await fetch(database, "SELECT * FROM sidings.outbox ORDER BY id")
+    assert [(row["key"], row["value"], row["partition_key"]) for row in rows] == [
+        ("é".encode(), b'{"transport":"t","minutes":5}', None),
+        (b"\xff", b"\x00\xff", None),
+        (b"a", None, b"p"),
+    ]
+    assert rows[0]["headers"] == '[["h", "v"], ["n", null]]'
+    assert rows[1]["headers"] == '[["b", {"base64": "/w=="}], ["b", "x"]]'
+    assert rows[2]["stamped_at"] == stamp
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"topic": "no spaces"}, "topic="),
+        ({"topic": ""}, "topic="),
+        ({"value": Unserialisable(number=1)}, "Unserialisable"),
+        ({"value": {"a": 1}}, "pydantic model, bytes, or None"),
+        ({"value": None, "key": None}, "needs a key"),
+        ({"value": b"x" * 2_000_000}, "max_message_bytes"),
+        ({"key": 5}, "key=5"),
+        ({"key": "\ud800"}, "key cannot be encoded"),
+        ({"headers": {"n": 5}}, "header 'n'"),
+        ({"timestamp": datetime(2026, 1, 1)}, "no time zone"),  # noqa: DTZ001
+    ],
+)
+async def test_what_cannot_be_sent_is_refused_before_anything_is_written(database: str, fields, words: str) -> None:
+    async with publishing(database) as (outbox, connection):
+        call: dict[str, Any] = {"topic": "etas", "key": "a", "value": b"", **fields}
+        async with connection.transaction():
+            with pytest.raises(InvalidMessage, match=words):
+                await outbox.publish(connection, **call)
+            await connection.execute("CREATE TABLE public.still_usable ()")
+        assert await value(database, "SELECT count(*) FROM sidings.outbox") == 0
+
+
+async def test_one_bad_message_of_many_stores_none_of_them(database: str) -> None:
+    async with publishing(database) as (outbox, connection), connection.transaction():
+        with pytest.raises(InvalidMessage):
+            await outbox.publish_many(connection, "etas", [("a", b"1"), ("b", Unserialisable(number=1))])
+        assert await connection.fetchval("SELECT count(*) FROM sidings.outbox") == 0
+        receipt = await outbox.publish_many(connection, "etas", [(str(n), b"1") for n in range(50)])
+        assert list(receipt.ids) == sorted(receipt.ids)
+        assert len(receipt.ids) == 50
+
+
+async def test_a_connection_in_autocommit_is_refused(database: str) -> None:
+    async with publishing(database) as (outbox, connection):
+        with pytest.raises(NotInTransaction):
+            await outbox.publish(connection, "etas", key="a", value=b"")
+        with pytest.raises(NotInTransaction):
+            await outbox.publish(None, "etas", key="a", value=b"")
+
+
+async def test_sql_publishes_into_the_same_slot_as_python(database: str) -> None:
+    async with publishing(database) as (outbox, connection):
+        async with connection.transaction():
+            receipt = await outbox.publish_many(connection, "etas", [(f"key-{n}", b"{}") for n in range(40)])
+            for n in range(40):
+                await connection.execute("SELECT sidings.publish('etas', $1, '{}')", f"key-{n}")
+                await connection.execute("SELECT sidings.publish_bytes('etas', $1, '\\x00')", f"key-{n}".encode())
+        by_key = await fetch(
+            database,
+            "SELECT count(DISTINCT slot) AS slots, count(*) AS n, min(slot) AS slot FROM sidings.outbox GROUP BY key",
+        )
+    assert [(row["slots"], row["n"]) for row in by_key] == [(1, 3)] * 40
+    assert len(set(receipt.slots)) > 8, "the keys are spread"
+
+
+async def test_a_trigger_publishes_each_change_of_a_table(database: str, sidings_kafka: str, topic) -> None:
+    etas = await topic("etas")
+    async with publishing(database) as (_, connection):
+        await connection.execute(
+            f"""
+            CREATE TABLE public.transport (id text PRIMARY KEY, eta int);
+            CREATE FUNCTION public.changed() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                PERFORM sidings.publish('{etas}', coalesce(NEW.id, OLD.id),
+                                        CASE WHEN NEW.id IS NOT NULL THEN row_to_json(NEW) END,
+                                        '{{"from": "trigger"}}');
+                RETURN NULL;
+            END $$;
+            CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE ON public.transport
+            FOR EACH ROW EXECUTE FUNCTION public.changed();
+            INSERT INTO public.transport VALUES ('t', 1);
+            UPDATE public.transport SET eta = 2;
+            DELETE FROM public.transport;
+            """
+        )
+        async with relaying(database, sidings_kafka) as relay:
+            assert await _sent(relay, etas, 3)
+    found = await records(sidings_kafka, etas)
+    assert [(r.key, r.value) for r in found] == [
+        (b"t", b'{"id":"t","eta":1}'),
+        (b"t", b'{"id":"t","eta":2}'),
+        (b"t", None),
+    ]
+    assert dict(found[0].headers)["from"] == b"trigger"
+
+
+async def test_published_returns_when_kafka_has_acknowledged(database: str, sidings_kafka: str, topic) -> None:
+    etas = await topic("etas", partitions=3)
+    async with publishing(database) as (outbox, connection):
+        async with connection.transaction():
+            receipt = await outbox.publish_many(connection, etas, [(str(n), b"x") for n in range(100)])
+            with pytest.raises(TimeoutError):  # not committed
+                await outbox.published(receipt, timeout=0.2)
+        with pytest.raises(TimeoutError):  # no relay
+            await outbox.published(receipt, timeout=0.2)
+        async with relaying(database, sidings_kafka):
+            await outbox.published(receipt, timeout=20)
+            assert len(await records(sidings_kafka, etas)) == 100
+
+
+async def test_a_receipt_of_a_rolled_back_transaction_or_savepoint_says_so(database: str) -> None:
+    async with publishing(database) as (outbox, connection):
+        transaction = connection.transaction()
+        await transaction.start()
+        receipt = await outbox.publish(connection, "etas", key="a", value=b"")
+        await transaction.rollback()
+        with pytest.raises(RolledBack):
+            await outbox.published(receipt, timeout=5)
+        async with connection.transaction():
+            await connection.execute("CREATE TABLE public.something ()")
+            savepoint = connection.transaction()
+            await savepoint.start()
+            receipt = await outbox.publish(connection, "etas", key="a", value=b"")
+            await savepoint.rollback()
+        with pytest.raises(RolledBack):
+            await outbox.published(receipt, timeout=5)
+
+
+async def test_a_refused_message_is_seen_released_and_discarded(database: str, sidings_kafka: str, topic) -> None:
+    small = await topic("small", config={"max.message.bytes": "2000"})
+    async with publishing(database) as (outbox, connection), relaying(database, sidings_kafka):
+        async with connection.transaction():
+            receipt = await outbox.publish(connection, small, key="a", value=b"x" * 5_000)
+        with pytest.raises(MessageParked, match="MessageSizeTooLarge"):
+            await outbox.published(receipt, timeout=20)
+        (parked,) = await outbox.parked(small)
+        assert (parked.id, parked.key, parked.value) == (receipt.ids[0], b"a", b"x" * 5_000)
+        assert await outbox.parked("another") == []
+        assert await outbox.release(ids=[parked.id]) == [parked.id]  # and it is refused again
+
+        async def refused_again() -> bool:
+            return [p.id for p in await outbox.parked(small)] not in ([], [parked.id])
+
+        await eventually(refused_again)
+        with pytest.raises(InvalidMessage):
+            await outbox.discard()
+        assert len(await outbox.discard(small)) == 1
+        assert await outbox.parked() == []
+
+
+async def test_another_schema_name_is_used_throughout(empty_database: str, sidings_kafka: str, topic) -> None:
+    etas = await topic("etas")
+    await migrate(empty_database, service="test", schema="other")
+    settings = PostgresSettings(dsn=empty_database, schema_name="other")
+    outbox = Outbox(settings, OutboxSettings())
+    relay = Relay("test", settings, KafkaSettings(bootstrap=sidings_kafka), prometheus=None)
+    connection = await asyncpg.connect(empty_database)
+    await relay.start()
+    try:
+        async with connection.transaction():
+            receipt = await outbox.publish(connection, etas, key="a", value=b"x")
+        await outbox.published(receipt, timeout=20)
+    finally:
+        await relay.stop()
+        await outbox.close()
+        await connection.close()
+
+
+async def _sent(relay, topic: str, count: int) -> bool:
+    return await eventually(lambda: relay.metrics.count("sent", topic) >= count)
