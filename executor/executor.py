@@ -18,7 +18,7 @@ from ..schema import check, load_sql
 from .clock import now
 from .cycles import CycleLoop, Deposed
 from .leases import LeaseEvents, LeaseThread
-from .link import Backoff, Link, connect
+from .link import BROKEN, Backoff, Link, connect
 from .metrics import ExecutorMetrics, gauge
 from .notify import Notifier
 from .promoter import Promoter
@@ -248,7 +248,8 @@ class Executor:
                 self.id = uuid4()
             except* Exception:
                 # A defect of ours. Without its loops this process must not keep its origins.
-                self._leases.suspended = True
+                for name in list(self.scheduler.origins):
+                    self._leases.drop(name)
                 raise
 
     async def _register(self) -> None:
@@ -273,9 +274,13 @@ class Executor:
     async def _check_schema(self) -> None:
         connection = await connect(self.postgres)
         try:
-            await check(connection, service=self._service, schema=self.postgres.schema_name)
+            async with asyncio.timeout(self.postgres.call_seconds):
+                await check(connection, service=self._service, schema=self.postgres.schema_name)
+                await connection.close()
+        except BROKEN as error:
+            raise PostgresUnavailable(f"the schema could not be checked: {error!r}") from error
         finally:
-            await connection.close(timeout=1.0)
+            connection.terminate()
 
     # -- between the parts ------------------------------------------------------------------------------------------
 

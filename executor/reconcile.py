@@ -147,11 +147,12 @@ class Reconciler:
         self._turn(wanted)
         released = await self._let_go_of_drained(wanted)
         await self._release()
-        absent = sorted(wanted - self._scheduler.origins.keys())
+        # A handler of a former epoch that could not be stopped must not meet its successor in this very process.
+        absent = sorted(wanted - self._scheduler.origins.keys() - self._workers.busy_origins())
         if absent:
             await self._acquire(absent)
-        if wanted == self._scheduler.origins.keys() and not self._drain_until:
-            self._settled.set()
+        if self.desired - self._yielded == self._scheduler.origins.keys() and not self._drain_until:
+            self._settled.set()  # by what is wanted now, which may be newer than what this pass began with
             return 1.0
         return 0.02 if released else 0.1
 

@@ -145,6 +145,10 @@ class Workers:
         """Handlers that run now."""
         return sum(worker.entry is not None for worker in self.all)
 
+    def busy_origins(self) -> set[str]:
+        """Origins of which a handler runs now, under whatever epoch."""
+        return {worker.entry.origin.name for worker in self.all if worker.entry is not None}
+
     def claim(self, entries: list[Entry]) -> None:
         """Hand over jobs that a committed cycle has named."""
         self.claimed.extend(entries)
