@@ -11,8 +11,8 @@ from .verify import Check
 
 __all__ = ["better_than_inline", "isolation", "print_checks", "print_comparison", "takeover_in_time"]
 
-# What "not delayed" means. Wide bounds, since the machine may be small and busy with other things; in the full demo, calls
-# in the message handler are far beyond them even on an idle one.
+# What "not delayed" means. Wide bounds, since the machine may be small and busy with other things; in the full demo,
+# calls in the message handler are far beyond them even on an idle one.
 HEALTHY_P50_SECONDS = 1.0
 HEALTHY_P99_SECONDS = 5.0
 FAILING_TO_HEALTHY = 4.0  # the failing ones' median must be so many times the healthy ones' p99
