@@ -67,7 +67,7 @@ async def emptied(dsn: str, topic: str | None = None, seconds: float = SECONDS) 
     await eventually(empty, f"the outbox is empty ({topic or 'all topics'})", seconds)
 
 
-async def records(kafka: str, topic: str) -> list[ConsumerRecord]:
+async def records(kafka: str, topic: str) -> list[Any]:
     """All that stands in a topic now, partition by partition, in order."""
     consumer = AIOKafkaConsumer(bootstrap_servers=kafka, enable_auto_commit=False, fetch_max_wait_ms=100)
     found: list[ConsumerRecord] = []
@@ -93,9 +93,9 @@ async def records(kafka: str, topic: str) -> list[ConsumerRecord]:
     return sorted(found, key=lambda r: (r.partition, r.offset))
 
 
-def firsts(found: Iterable[ConsumerRecord]) -> dict[bytes | None, list[bytes | None]]:
+def firsts(found: Iterable[ConsumerRecord]) -> dict[Any, list[Any]]:
     """By key, the values in the order in which they first appeared: repeats are allowed, gaps and disorder are not."""
-    out: dict[bytes | None, list[bytes | None]] = defaultdict(list)
+    out: dict[Any, list[Any]] = defaultdict(list)
     seen: set[tuple[bytes | None, bytes | None]] = set()
     for record in found:
         if (record.key, record.value) not in seen:

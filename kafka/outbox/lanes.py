@@ -29,14 +29,14 @@ from .recorder import Recorder, clean
 from .senders import Sender, Senders
 from .settings import OutboxSettings
 
-__all__ = ["LaneWorker"]
+__all__ = ["NEVER", "NO_TOPIC", "LaneWorker"]
 
 log = logging.getLogger("sidings.outbox")
 
 # What the broker says of a batch that holds a message which it will never take.
-_NEVER = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidTimestampError, UnsupportedForMessageFormatError)
+NEVER = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidTimestampError, UnsupportedForMessageFormatError)
 # What it says of a topic to which no message can be sent until somebody does something about it.
-_NO_TOPIC = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError, InvalidTopicError)
+NO_TOPIC = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError, InvalidTopicError)
 _DOUBTS = 3  # failures after which an error that aiokafka does not know is taken for the fault of a message
 _CAREFUL_SECONDS = 60.0  # after a refusal the topic keeps a producer of its own for so long
 _METADATA_SECONDS = 3.0
@@ -309,7 +309,7 @@ class LaneWorker:
     # -- failing ----------------------------------------------------------------------------------------------------
 
     def _is_refusal(self, error: BaseException) -> bool:
-        return isinstance(error, _NEVER) or (isinstance(error, UnknownError) and self.retries >= _DOUBTS)
+        return isinstance(error, NEVER) or (isinstance(error, UnknownError) and self.retries >= _DOUBTS)
 
     def _failure(self, sender: Sender, error: BaseException, *, unreachable: bool = False) -> _Failed:
         """After it the producer is not used again, by us or by others."""
@@ -358,7 +358,7 @@ class LaneWorker:
         await self._tell("topic_fails", topic, self._recorder.relay_id, self.retries, pause, clean(error))
         patience = settings.topic_patience_seconds
         if isinstance(failed.error, InvalidTopicError) or (
-            isinstance(failed.error, _NO_TOPIC) and patience is not None and now() - self._failing_since >= patience
+            isinstance(failed.error, NO_TOPIC) and patience is not None and now() - self._failing_since >= patience
         ):
             await self._park_all(error)
 

@@ -24,22 +24,24 @@ class Packer:
         self._service = service
         self._hashes: dict[bytes, int] = {}
 
+    def partition_of(self, key: bytes | None, partitions: Sequence[int]) -> int:
+        """The partition of a key; any one without."""
+        if key is None:
+            return random.choice(partitions)
+        hashed = self._hashes.get(key)
+        if hashed is None:
+            hashed = self._hashes[key] = int(murmur2(key)) & 0x7FFFFFFF
+        return partitions[hashed % len(partitions)]
+
     def by_partition(self, rows: Sequence[Row], partitions: Sequence[int]) -> dict[int, list[Row]]:
         """The rows of each partition, in order. Those without a key go to one partition, another for each batch."""
         groups: dict[int, list[Row]] = {}
-        hashes, count = self._hashes, len(partitions)
-        any_partition = random.choice(partitions)
-        if len(hashes) > _REMEMBERED:
-            hashes.clear()
+        keyless = random.choice(partitions)
+        if len(self._hashes) > _REMEMBERED:
+            self._hashes.clear()
         for row in rows:
             key = row.key if row.partition_key is None else row.partition_key
-            if key is None:
-                partition = any_partition
-            else:
-                hashed = hashes.get(key)
-                if hashed is None:
-                    hashed = hashes[key] = int(murmur2(key)) & 0x7FFFFFFF
-                partition = partitions[hashed % count]
+            partition = keyless if key is None else self.partition_of(key, partitions)
             group = groups.get(partition)
             if group is None:
                 groups[partition] = [row]

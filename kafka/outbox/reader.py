@@ -58,7 +58,7 @@ class Reader:
         self._on_rows = on_rows
         self._on_new_server = on_new_server
         self._marks = ReadMarks()
-        self._sql = load_sql(__package__ or "", "read", schema)
+        self.sql = load_sql(__package__ or "", "read", schema)
         self._woken = asyncio.Event()
         self._row_bytes = 500.0
 
@@ -77,7 +77,7 @@ class Reader:
                 self.last_answer = now()
                 continue
             try:
-                rows = await self._link.fetch(self._sql, *self._arguments(plan))
+                rows = await self._link.fetch(self.sql, *self._arguments(plan))
                 backoff.reset()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 log.warning("the outbox could not be read, trying again: %s: %s", type(error).__name__, error)
@@ -94,6 +94,10 @@ class Reader:
         if backlog.room() <= backlog.window // 2:
             return False
         return any(s.backlogged and not s.draining for s in backlog.slots.values()) or bool(backlog.hungry())
+
+    def plan_arguments(self) -> tuple[object, ...]:
+        """What the next read would ask for; for tests of its plan."""
+        return self._arguments(self._plan())
 
     async def _wait(self) -> None:
         if self._woken.is_set():

@@ -76,6 +76,11 @@ class Sender:
         sent: asyncio.Future[object] = await cast(Any, self._producer).send_batch(batch, topic, partition=partition)
         return sent
 
+    async def append(self, topic: str, **message: Any) -> "asyncio.Future[object]":
+        """Hand one message over, to go with others; arguments as of aiokafka's ``send``."""
+        sent: asyncio.Future[object] = await cast(Any, self._producer).send(topic, **message)
+        return sent
+
     async def close(self) -> None:
         """Close in good order; what is under way has a moment to end."""
         if self.closed:

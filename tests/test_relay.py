@@ -1,0 +1,354 @@
+"""The relay: order per key, batches, failing topics, refused messages, slots, waking, shutdown."""
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from sidings.devstack.topics import create_topic, delete_topics
+from sidings.errors import KafkaUnavailable
+from sidings.executor import PostgresSettings
+from sidings.kafka.outbox import MESSAGE_ID, InvalidMessage, NotPublished, Outbox, OutboxSettings
+from sidings.kafka.producer import Producer
+from sidings.kafka.settings import KafkaSettings
+
+from .outbox_support import a_relay, emptied, firsts, publish, publishing, records, relay_process, relaying
+from .support import connected, eventually, fetch, value
+
+UNREACHABLE = "127.0.0.1:1"
+
+
+async def test_messages_of_one_key_arrive_in_order_and_once_while_nothing_fails(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas", partitions=6)
+    await publish(database, etas, [(f"k{n % 50}", b"%d" % n) for n in range(5_000)])
+    async with relaying(database, sidings_kafka):
+        await emptied(database)
+        await publish(database, etas, [(f"k{n % 50}", b"%d" % n) for n in range(5_000, 6_000)])
+        await emptied(database)
+    found = await records(sidings_kafka, etas)
+    assert len(found) == 6_000
+    for key, values in firsts(found).items():
+        assert values == [b"%d" % n for n in range(int(key[1:]), 6_000, 50)]
+    assert len({dict(r.headers)[MESSAGE_ID] for r in found}) == 6_000, "every message has an id of its own"
+
+
+async def test_concurrent_writers_that_lock_the_entity_are_relayed_in_commit_order(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas", partitions=3)
+    async with publishing(database) as (_, connection):
+        await connection.execute("CREATE TABLE public.entity (id int PRIMARY KEY, version int)")
+        await connection.execute("INSERT INTO public.entity SELECT n, 0 FROM generate_series(0, 19) n")
+
+    async def write(seed: int) -> None:
+        choose = random.Random(seed)
+        async with publishing(database) as (outbox, connection):
+            for _ in range(60):
+                async with connection.transaction():
+                    for entity in sorted(choose.sample(range(20), 2)):
+                        version = await connection.fetchval(
+                            "UPDATE public.entity SET version = version + 1 WHERE id = $1 RETURNING version", entity
+                        )
+                        await outbox.publish(connection, etas, key=str(entity), value=b"%d" % version)
+                    await asyncio.sleep(choose.random() * 0.01)
+
+    async with relaying(database, sidings_kafka, poll_seconds=0.005):
+        await asyncio.gather(*(write(seed) for seed in range(8)))
+        await emptied(database)
+    entities = await fetch(database, "SELECT id, version FROM public.entity")
+    in_order = firsts(await records(sidings_kafka, etas))
+    assert sum(len(values) for values in in_order.values()) == 8 * 60 * 2
+    for row in entities:
+        assert in_order[str(row["id"]).encode()] == [b"%d" % n for n in range(1, row["version"] + 1)]
+
+
+async def test_a_message_that_commits_late_behind_others_is_not_missed(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas")
+    async with relaying(database, sidings_kafka) as relay, publishing(database) as (outbox, slow):
+        async with slow.transaction():
+            await outbox.publish(slow, etas, key="slow", value=b"first id")
+            await publish(database, etas, [(f"k{n}", b"x") for n in range(200)])
+            await eventually(lambda: relay.metrics.count("sent", etas) == 200)
+        await emptied(database)
+    assert len(await records(sidings_kafka, etas)) == 201
+
+
+async def test_a_partition_key_chooses_partition_and_order_in_place_of_the_key(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas", partitions=8)
+    async with publishing(database) as (outbox, connection), connection.transaction():
+        for n in range(40):
+            await outbox.publish(connection, etas, key=f"k{n}", value=b"%d" % n, partition_key="together")
+    async with relaying(database, sidings_kafka):
+        await emptied(database)
+    found = await records(sidings_kafka, etas)
+    assert len({r.partition for r in found}) == 1
+    assert [r.value for r in found] == [b"%d" % n for n in range(40)]
+
+
+async def test_a_key_reaches_the_partition_that_kafkas_own_clients_choose(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas", partitions=7)
+    keys = [f"key-{n}" for n in range(60)]
+    await publish(database, etas, [(key, b"relay") for key in keys])
+    async with relaying(database, sidings_kafka):
+        await emptied(database)
+    async with AIOKafkaProducer(bootstrap_servers=sidings_kafka) as bare:
+        await asyncio.gather(*[await bare.send(etas, key=key.encode(), value=b"bare") for key in keys])
+    by_key: dict[bytes, set[int]] = {}
+    for record in await records(sidings_kafka, etas):
+        by_key.setdefault(record.key, set()).add(record.partition)
+    assert len(by_key) == 60
+    assert all(len(partitions) == 1 for partitions in by_key.values())
+
+
+async def test_a_topic_that_does_not_exist_delays_no_other_and_is_sent_when_it_appears(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas", partitions=2)
+    missing = f"{etas}-missing"
+    async with relaying(database, sidings_kafka, max_backoff_seconds=0.5) as relay:
+        await publish(database, missing, [(f"k{n % 5}", b"%d" % n) for n in range(3_000)])
+        await publish(database, etas, [(f"k{n}", b"x") for n in range(3_000)])
+        await emptied(database, etas)
+        async with publishing(database) as (outbox, _):
+
+            async def failing():
+                return await outbox.failing()
+
+            (state,) = await eventually(failing)
+            assert (state.topic, state.retries >= 1) == (missing, True)
+            assert "does not exist" in state.error
+            assert relay.metrics.count("failed", missing) >= 1
+            await publish(database, etas, [(f"k{n}", b"y") for n in range(1_000)])
+            await emptied(database, etas)
+            assert await outbox.failing(), "still failing while the other one is served"
+            await create_topic(sidings_kafka, missing, partitions=2)
+            try:
+                assert await outbox.retry(missing)
+                await emptied(database)
+
+                async def works() -> bool:
+                    return not await outbox.failing()
+
+                await eventually(works, "the topic's error is reset")
+                in_order = firsts(await records(sidings_kafka, missing))
+                assert in_order == {b"k%d" % k: [b"%d" % n for n in range(k, 3_000, 5)] for k in range(5)}
+            finally:
+                await delete_topics(sidings_kafka, [missing])
+
+
+async def test_a_missing_topics_messages_are_parked_when_patience_ends(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    missing = f"{await topic('etas')}-missing"
+    await publish(database, missing, [(f"k{n}", b"x") for n in range(50)])
+    async with relaying(database, sidings_kafka, topic_patience_seconds=0.0), publishing(database) as (outbox, _):
+        await emptied(database)
+        parked = await outbox.parked(missing)
+        assert len(parked) == 50
+        assert "does not exist" in parked[0].error
+
+
+async def test_only_the_refused_messages_of_a_batch_are_parked(database: str, sidings_kafka: str, topic) -> None:
+    small = await topic("small", partitions=2, config={"max.message.bytes": "40000"})
+    giants = {100, 101, 500, 999}
+    await publish(
+        database, small, [(f"k{n % 10}", b"%d " % n + b"x" * (50_000 if n in giants else 20)) for n in range(1_000)]
+    )
+    async with relaying(database, sidings_kafka) as relay, publishing(database) as (outbox, _):
+        await emptied(database)
+        parked = await outbox.parked(small)
+        assert {int(p.value.split()[0]) for p in parked if p.value} == giants
+        assert all("MessageSizeTooLarge" in p.error for p in parked)
+        assert relay.metrics.count("parked", small) == 4
+    found = await records(sidings_kafka, small)
+    for key, values in firsts(found).items():
+        expected = [n for n in range(int(key[1:]), 1_000, 10) if n not in giants]
+        assert [int(v.split()[0]) for v in values] == expected
+
+
+async def test_what_the_broker_refuses_for_other_reasons_is_parked_too(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    strict = await topic("strict", config={"message.timestamp.before.max.ms": "60000"})
+    compacted = await topic("compacted", config={"cleanup.policy": "compact"})
+    async with publishing(database) as (outbox, connection), relaying(database, sidings_kafka):
+        async with connection.transaction():
+            await connection.execute("SELECT sidings.publish_bytes($1, 'k', 'old', NULL, NULL, '2001-01-01')", strict)
+            await connection.execute("SELECT sidings.publish_bytes($1, 'k', 'good')", strict)
+            await connection.execute("SELECT sidings.publish_bytes($1, NULL, 'no key')", compacted)
+            await connection.execute("SELECT sidings.publish_bytes($1, 'k', 'good')", compacted)
+            await connection.execute("SELECT sidings.publish_bytes($1, 'k', 'bad headers', '7')", strict)
+        await emptied(database)
+        parked = {p.value: p.error for p in await outbox.parked()}
+        assert set(parked) == {b"old", b"no key", b"bad headers"}
+        assert "InvalidTimestamp" in parked[b"old"]
+        assert "encoded" in parked[b"bad headers"]
+    assert [r.value for r in await records(sidings_kafka, strict)] == [b"good"]
+    assert [r.value for r in await records(sidings_kafka, compacted)] == [b"good"]
+
+
+async def test_two_relays_share_the_slots_evenly_and_each_key_has_one(database: str, sidings_kafka: str, topic) -> None:
+    etas = await topic("etas", partitions=4)
+    async with relaying(database, sidings_kafka) as first:
+        await eventually(lambda: len(first.held) == 16, "one relay takes all")
+        async with relaying(database, sidings_kafka) as second:
+            await eventually(lambda: len(first.held) == len(second.held) == 8, "half each")
+            assert not first.held.keys() & second.held.keys()
+            await publish(database, etas, [(f"k{n % 64}", b"%d" % n) for n in range(4_000)])
+            await emptied(database)
+            assert first.metrics.count("sent", etas) > 0
+            assert second.metrics.count("sent", etas) > 0
+        await eventually(lambda: len(first.held) == 16, "a clean stop gives its half back at once", 3.0)
+    found = await records(sidings_kafka, etas)
+    assert len(found) == 4_000
+    assert firsts(found) == {b"k%d" % k: [b"%d" % n for n in range(k, 4_000, 64)] for k in range(64)}
+    assert await value(database, "SELECT count(*) FROM sidings.outbox_relay") == 0
+
+
+async def test_slots_move_between_relays_under_load_without_gap_or_disorder(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas", partitions=4)
+    written = 0
+    async with relaying(database, sidings_kafka):
+        for _ in range(3):
+            async with relaying(database, sidings_kafka) as other:
+                while not other.held:
+                    await publish(database, etas, [(f"k{n % 20}", b"%d" % n) for n in range(written, written + 200)])
+                    written += 200
+            await publish(database, etas, [(f"k{n % 20}", b"%d" % n) for n in range(written, written + 200)])
+            written += 200
+        await emptied(database)
+    found = await records(sidings_kafka, etas)
+    assert firsts(found) == {b"k%d" % k: [b"%d" % n for n in range(k, written, 20)] for k in range(20)}
+    assert Counter(r.value for r in found).most_common(1)[0][1] == 1, "moving a slot repeats nothing"
+
+
+async def test_publishing_and_the_relay_start_while_kafka_is_away(database: str) -> None:
+    async with relaying(database, UNREACHABLE) as relay, publishing(database) as (outbox, connection):
+        async with connection.transaction():
+            receipt = await outbox.publish(connection, "etas", key="a", value=b"x")
+        await eventually(lambda: any("does not reach Kafka" in p for p in relay.problems()))
+        with pytest.raises(TimeoutError):
+            await outbox.published(receipt, timeout=0.3)
+        assert relay.held == {}, "slots are for relays that can send"
+
+
+async def test_a_commit_of_this_process_is_relayed_without_waiting_for_the_poll(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas")
+    async with relaying(database, sidings_kafka, poll_seconds=60.0) as relay, publishing(database) as (_, connection):
+        await eventually(lambda: len(relay.held) == 16)
+        outbox = Outbox(PostgresSettings(dsn=database), wake=relay.wake)
+        async with connection.transaction():
+            receipt = await outbox.publish(connection, etas, key="a", value=b"x")
+        relay.wake()
+        await outbox.published(receipt, timeout=10)
+        await outbox.close()
+
+
+async def test_a_stopping_relay_sends_what_waits_first(database: str, sidings_kafka: str, topic) -> None:
+    etas = await topic("etas")
+    relay = a_relay(database, sidings_kafka, poll_seconds=60.0)
+    await relay.start()
+    await eventually(lambda: len(relay.held) == 16)
+    await publish(database, etas, [(f"k{n}", b"x") for n in range(2_000)])
+    await relay.stop()
+    await relay.stop()
+    assert await value(database, "SELECT count(*) FROM sidings.outbox") == 0
+    assert len(await records(sidings_kafka, etas)) == 2_000
+    assert await value(database, "SELECT count(*) FROM sidings.origin WHERE owner IS NOT NULL") == 0
+
+
+async def test_a_relay_that_was_never_started_can_be_stopped(database: str, sidings_kafka: str) -> None:
+    relay = a_relay(database, sidings_kafka)
+    await relay.stop()
+    await relay.stop()
+
+
+async def test_the_relay_runs_alone_as_a_process_and_ends_cleanly_on_sigterm(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas")
+    async with relay_process(database, sidings_kafka) as process:
+        await publish(database, etas, [("a", b"x")])
+        await emptied(database)
+        assert await process.terminate() == 0
+    assert await value(database, "SELECT count(*) FROM sidings.origin WHERE owner IS NOT NULL") == 0
+
+
+async def test_waiting_messages_and_their_age_are_counted_by_topic(database: str, sidings_kafka: str, topic) -> None:
+    missing = f"{await topic('etas')}-missing"
+    async with relaying(database, sidings_kafka) as relay:
+        await publish(database, missing, [(f"k{n}", b"x") for n in range(7)])
+        await eventually(lambda: relay.metrics.waiting.get(missing, (0, 0))[0] == 7)
+        await eventually(lambda: relay.metrics.waiting[missing][1] > 0.5)
+        names = {sample.name for metric in relay.metrics.collect() for sample in metric.samples}
+        assert "sidings_outbox_oldest_seconds" in names
+
+
+async def test_a_long_transaction_does_not_make_reads_crawl_through_dead_entries(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas")
+    async with connected(database) as old, connected(database) as looking:
+        transaction = old.transaction(isolation="repeatable_read")
+        await transaction.start()
+        await old.execute("CREATE TABLE public.holds_an_id ()")  # its snapshot keeps vacuum from removing anything
+        async with relaying(database, sidings_kafka) as relay:
+            for _ in range(4):
+                await publish(database, etas, [(f"k{n}", b"x") for n in range(5_000)])
+                await emptied(database)
+            plan = relay.reader.plan_arguments()
+            rows = await looking.fetch("EXPLAIN (ANALYZE, BUFFERS, FORMAT TEXT) " + relay.reader.sql, *plan)
+            removed = [row[0] for row in rows]
+            touched = max(int(line.split("shared hit=")[1].split()[0]) for line in removed if "shared hit=" in line)
+            assert touched < 500, "\n".join(removed)
+        await transaction.rollback()
+
+
+async def test_the_producer_sends_at_once_without_postgres(sidings_kafka: str, topic) -> None:
+    etas = await topic("etas", partitions=3, config={"max.message.bytes": "2000"})
+    producer = Producer(KafkaSettings(bootstrap=sidings_kafka), OutboxSettings(delivery_seconds=10))
+    try:
+        for n in range(20):
+            await producer.send(etas, key="a", value=b"%d" % n, headers={"h": "v"})
+        with pytest.raises(InvalidMessage, match="refused"):
+            await producer.send(etas, key="a", value=b"x" * 5_000)
+        await producer.send(etas, key="a", value=b"after the refusal")
+        with pytest.raises(NotPublished, match="does not exist"):
+            await producer.send(f"{etas}-missing", key="a", value=b"x")
+        await producer.send(etas, key="a", value=None)
+    finally:
+        await producer.stop()
+    with pytest.raises(KafkaUnavailable):
+        await producer.send(etas, key="a", value=b"x")
+    found = await records(sidings_kafka, etas)
+    assert [r.value for r in found] == [*(b"%d" % n for n in range(20)), b"after the refusal", None]
+    assert dict(found[0].headers)["h"] == b"v"
+
+
+async def test_a_setting_sends_a_topic_directly_without_a_change_of_the_code(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas")
+    producer = Producer(KafkaSettings(bootstrap=sidings_kafka))
+    outbox = Outbox(PostgresSettings(dsn=database), OutboxSettings(routes={etas: "direct"}), direct=producer)
+    try:
+        receipt = await outbox.publish(None, etas, key="a", value=b"x")
+        await outbox.published(receipt, timeout=1)
+    finally:
+        await producer.stop()
+        await outbox.close()
+    assert len(await records(sidings_kafka, etas)) == 1
+    assert await value(database, "SELECT count(*) FROM sidings.outbox") == 0
