@@ -1,0 +1,159 @@
+"""`SELECT sidings.enqueue(…)`: from SQL, from triggers, from other languages."""
+
+import asyncio
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from sidings.jobs import Job, Registry
+from sidings.schema import migrate
+
+from .support import ORIGIN, Ride, connected, drained, eventually, fetch, outcomes, running, value
+
+GUIDE = Path(__file__).parent.parent / "docs" / "enqueueing.md"
+COLUMNS = """type, origin, "group", position, run_at, priority, policy, attempt, payload, headers,
+             txid = pg_current_xact_id_if_assigned() AS mine"""
+
+
+def guide(heading: str, language: str) -> str:
+    """The code block of that language below a heading of docs/enqueueing.md."""
+    section = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    assert section is not None, heading
+    block = re.search(rf"```{language}\n(.*?)```", section[1], re.DOTALL)
+    assert block is not None, f"{heading}: {language}"
+    return block[1]
+
+
+async def test_a_job_from_sql_is_stored_as_python_stores_it(database: str):
+    registry = Registry()
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None: ...
+
+    async with connected(database) as connection, connection.transaction():
+        headers = {"correlation_id": "c1"}
+        await ride.enqueue(connection, Ride(transport="a", number=7), origin="t/3", priority=-5, headers=headers)
+        await connection.execute(
+            """SELECT sidings.enqueue('ride', '{"transport":"a","number":7}', 't/3', 'a', priority => -5,
+                                      headers => '{"correlation_id":"c1"}')"""
+        )
+        ours, theirs = await connection.fetch(f"SELECT {COLUMNS} FROM sidings.job ORDER BY position")
+    assert theirs["position"] == ours["position"] + 1
+    assert {**dict(ours), "position": 0} == {**dict(theirs), "position": 0}
+    assert ours["mine"]
+
+
+async def test_a_job_from_sql_shares_the_fate_of_its_transaction(database: str):
+    async with connected(database) as connection:
+        for ending in ("ROLLBACK", "COMMIT"):
+            await connection.execute("BEGIN")
+            await connection.execute("SELECT sidings.enqueue('ride', '{}', 't/0', $1)".replace("$1", f"'{ending}'"))
+            await connection.execute(ending)
+        await connection.execute("SELECT sidings.enqueue('ride', '{}', 't/0', 'autocommit')")
+    assert [row["group"] for row in await fetch(database, "SELECT * FROM sidings.job ORDER BY id")] == [
+        "COMMIT",
+        "autocommit",
+    ]
+
+
+WAITING = """SELECT a.backend_xid FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+             WHERE l.pid = $1 AND NOT l.granted AND l.relation = 'sidings.job_position'::regclass"""
+
+
+async def test_the_transaction_id_is_taken_before_the_position(database: str):
+    async with connected(database) as connection, connected(database) as blocker, connected(database) as observer:
+        pid = await connection.fetchval("SELECT pg_backend_pid()")
+        async with blocker.transaction():
+            await blocker.execute("ALTER SEQUENCE sidings.job_position RESTART")  # nextval has to wait for this
+            task = asyncio.ensure_future(connection.fetchval("SELECT sidings.enqueue('ride', '{}', 't/0')"))
+            row = await eventually(lambda: observer.fetchrow(WAITING, pid), "the call waits for its position")
+            assert row["backend_xid"] is not None
+        await task
+
+
+@pytest.mark.parametrize("when", ["delay => '90 seconds'", "run_at => clock_timestamp() + '90 seconds'"])
+async def test_a_delayed_job_from_sql_has_no_position(database: str, when: str):
+    await value(database, f"SELECT sidings.enqueue('ride', '{{}}', 't/0', {when})")
+    [row] = await fetch(database, "SELECT position, run_at, enqueued_at FROM sidings.job")
+    assert row["position"] is None
+    assert abs(row["run_at"] - row["enqueued_at"] - timedelta(seconds=90)) < timedelta(seconds=5)
+
+
+async def test_a_delay_of_nothing_is_no_delay(database: str):
+    await value(database, "SELECT sidings.enqueue('ride', '{}', 't/0', delay => '0')")
+    [row] = await fetch(database, "SELECT position, run_at FROM sidings.job")
+    assert row["position"] is not None
+    assert row["run_at"] is None
+
+
+REFUSED = {
+    "no type": ("'', '{}', 't/0'", "has no type", "name of its handler"),
+    "no type at all": ("NULL, '{}', 't/0'", "has no type", "name of its handler"),
+    "no origin": ("'ride', '{}', NULL", "'ride' needs an origin", "topic/partition"),
+    "empty origin": ("'ride', '{}', ''", "'ride' needs an origin", "topic/partition"),
+    "empty group": ("'ride', '{}', 't/0', ''", "group of the job 'ride' is empty", "NULL for a job that stands alone"),
+    "control in group": (r"'ride', '{}', 't/0', E'a\x1fb'", "control character", "Remove it"),
+    "control in origin": (r"'ride', '{}', E't\x1f/0'", "control character", "Remove it"),
+    "long group": ("'ride', '{}', 't/0', repeat('ü', 501)", "longer than 1000 bytes", "shorter name"),
+    "delay and run_at": ("'ride', '{}', 't/0', delay => '1 s', run_at => now()", "both delay and run_at", "one of"),
+    "negative delay": ("'ride', '{}', 't/0', delay => '-1 s'", "the delay of the job 'ride' is", "366 days"),
+    "long delay": ("'ride', '{}', 't/0', delay => '367 days'", "the delay of the job 'ride' is", "366 days"),
+    "never due": ("'ride', '{}', 't/0', run_at => 'infinity'", "due at infinity", "a time that comes"),
+    "priority": ("'ride', '{}', 't/0', priority => 101", "priority of the job 'ride' is 101", "-100 to 100"),
+    "headers list": ("""'ride', '{}', 't/0', headers => '["a"]'""", "not an object of texts", "jsonb_build"),
+    "headers number": (
+        """'ride', '{}', 't/0', headers => '{"a": 1}'""",
+        "not an object of texts",
+        "jsonb_build_object",
+    ),
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+async def test_what_cannot_be_stored_is_refused_with_a_hint(database: str, arguments: str):
+    call, message, hint = REFUSED[arguments]
+    async with connected(database) as connection:
+        with pytest.raises(asyncpg.InvalidParameterValueError) as caught:
+            await connection.execute(f"SELECT sidings.enqueue({call})")
+    assert message in str(caught.value.message)
+    assert hint in str(caught.value.hint)
+    assert await value(database, "SELECT count(*) FROM sidings.job") == 0
+
+
+async def test_the_triggers_of_the_guide_enqueue_for_every_changed_row(database: str):
+    seen: list[Any] = []
+    registry = Registry()
+
+    @registry.job(name="send_eta", group="transport_id", payload=dict[str, str])
+    async def send_eta(job: Job[dict[str, str]]) -> None:
+        seen.append((job.origin, job.group, job.payload["eta"]))
+
+    eta = datetime(2030, 1, 2, 3, 4, tzinfo=UTC)
+    async with connected(database, timezone="UTC") as connection:
+        await connection.execute("CREATE TABLE transport (id text PRIMARY KEY, origin text, eta timestamptz)")
+        await connection.execute(f"INSERT INTO transport VALUES ('a', '{ORIGIN}', NULL), ('b', '{ORIGIN}', NULL)")
+        await connection.execute(guide("From a trigger", "sql"))
+        await connection.execute("UPDATE transport SET origin = origin")  # no new eta, no job
+        async with connection.transaction():
+            await connection.execute("UPDATE transport SET eta = $1", eta)
+        async with running(database, registry):
+            await drained(database)
+    assert sorted(seen) == [(ORIGIN, "a", eta.isoformat()), (ORIGIN, "b", eta.isoformat())]
+    assert await outcomes(database) == ["succeeded"] * 2
+
+
+async def test_the_statement_of_the_guide_enqueues(database: str):
+    await value(database, guide("From SQL", "sql"))
+    [row] = await fetch(database, "SELECT * FROM sidings.job")
+    assert (row["type"], row["origin"], row["group"]) == ("send_eta", "transports/17", "t-1")
+    assert json.loads(row["payload"]) == {"transport_id": "t-1", "eta": "2030-01-02T03:04:00Z"}
+
+
+async def test_a_schema_of_another_name_has_an_enqueue_of_its_own(empty_database: str):
+    await migrate(empty_database, service="test", schema="elsewhere")
+    await value(empty_database, "SELECT elsewhere.enqueue('ride', '{}', 't/0')")
+    assert await value(empty_database, "SELECT count(*) FROM elsewhere.job") == 1
