@@ -1,0 +1,231 @@
+"""A worker process for the tests that kill things: an `Executor` that notes every run of a handler in a journal.
+
+`python tests/chaos_worker.py DSN JOURNAL NAME [--executor JSON] [--postgres JSON] [--origins JSON] [--generation N]`
+
+It takes commands as JSON lines on stdin: {"assign": [...], "generation": 2}, {"ask": 7}, {"stop": true}; when stdin
+ends, so does the process. What it has to say it appends to the journal.
+
+The journal is a file and no table: a `write` to a file opened for appending survives the SIGKILL of its writer, is
+ordered across processes, works from a thread and from a blocked event loop, and does not care for the Postgres that
+a test kills. Its times are those of CLOCK_BOOTTIME, which all processes of the machine share.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_exit_at_once = os._exit
+_before_exit: list[Callable[[int], None]] = []
+
+
+def _noted_exit(code: int) -> None:
+    for note in _before_exit:
+        note(code)
+    _exit_at_once(code)
+
+
+os._exit = _noted_exit  # before the import: the watchdog takes `os._exit` as the default of a parameter
+
+from pydantic import BaseModel  # noqa: E402
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings, now  # noqa: E402
+from sidings.jobs import Job, Registry, Retry  # noqa: E402
+from tenacity import wait_fixed  # noqa: E402
+
+os._exit = _exit_at_once
+
+SERVICE = "test"
+
+
+class Journal:
+    """Appends records to the journal file: one line, one write."""
+
+    def __init__(self, path: Path | str, writer: str) -> None:
+        self.writer = writer
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(self, event: str, **fields: Any) -> None:
+        record = {"t": now(), "writer": self.writer, "pid": os.getpid(), "event": event, **fields}
+        os.write(self._file, (json.dumps(record) + "\n").encode())
+
+
+class Work(BaseModel):
+    """What a job of the tests does. `g`: its group; `n`: its place there; `ms`: how long it takes; `gate`: a file whose
+    appearance it waits for; `fail`: how often it fails first."""
+
+    g: str = ""
+    n: int = 0
+    ms: float = 0
+    gate: str = ""
+    fail: int = 0
+
+
+def registry_of(journal: Journal, executor_id: Callable[[], object] = lambda: "") -> Registry:
+    """The job types of the tests, noting each run in `journal`."""
+    jobs = Registry()
+
+    @contextmanager
+    def noted(job: Job[Work]) -> Iterator[None]:
+        run = {"job": job.id, "type": job.type, "origin": job.origin, "group": job.group, "n": job.payload.n}
+        run |= {"attempt": job.attempt, "epoch": job.fence.epoch, "executor": str(executor_id())}
+        journal.note("start", **run)
+        how = "raised"
+        try:
+            yield
+            how = "done"
+        except asyncio.CancelledError:
+            how = "cancelled"
+            raise
+        finally:
+            journal.note("end", how=how, **run)
+
+    async def work(payload: Work) -> None:
+        await asyncio.sleep(payload.ms / 1000)
+        while payload.gate and not Path(payload.gate).exists():
+            await asyncio.sleep(0.01)
+
+    @jobs.job(group="g")
+    async def step(job: Job[Work]) -> None:
+        with noted(job):
+            await work(job.payload)
+
+    @jobs.job()
+    async def single(job: Job[Work]) -> None:
+        with noted(job):
+            await work(job.payload)
+
+    @jobs.job(group="g", retry=Retry(wait=wait_fixed(0.05)))
+    async def flaky(job: Job[Work]) -> None:
+        with noted(job):
+            await work(job.payload)
+            if job.failures < job.payload.fail:
+                raise ConnectionError("the carrier does not answer")
+
+    @jobs.job(group="g")
+    def thread(job: Job[Work]) -> None:
+        with noted(job):
+            time.sleep(job.payload.ms / 1000)
+            while job.payload.gate and not Path(job.payload.gate).exists():
+                time.sleep(0.01)
+
+    @jobs.job(group="g")
+    async def blocking(job: Job[Work]) -> None:
+        """Blocks the event loop, as a handler must not."""
+        with noted(job):
+            time.sleep(job.payload.ms / 1000)  # noqa: ASYNC251
+            while job.payload.gate and not Path(job.payload.gate).exists():
+                time.sleep(0.01)  # noqa: ASYNC251
+
+    @jobs.job(group="g", transactional=True)
+    async def transfer(job: Job[Work]) -> None:
+        """Its effect, a row in `effect`, commits together with the end of the job."""
+        with noted(job):
+            await job.tx.execute("INSERT INTO public.effect VALUES ($1, $2)", job.id, job.attempt)
+            await work(job.payload)
+
+    @jobs.job(group="g")
+    async def stubborn(job: Job[Work]) -> None:
+        """Does not let itself be cancelled."""
+        with noted(job):
+            while not Path(job.payload.gate).exists():
+                try:
+                    await asyncio.sleep(0.01)
+                except asyncio.CancelledError:
+                    journal.note("refused", job=job.id)
+
+    @jobs.job(group="g")
+    async def deadly(job: Job[Work]) -> None:
+        """Kills its process."""
+        with noted(job):
+            await asyncio.sleep(job.payload.ms / 1000)
+            journal.note("dies", job=job.id)
+            if job.payload.n % 2:
+                _exit_at_once(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return jobs
+
+
+def executor_of(
+    dsn: str, journal: Journal, *, executor: dict[str, Any] | None = None, postgres: dict[str, Any] | None = None
+) -> Executor:
+    """An executor for the tests' job types. Its settings are those of `ExecutorSettings` and `PostgresSettings`."""
+    made: list[Executor] = []
+    jobs = registry_of(journal, lambda: made[0].id)
+    made.append(
+        Executor(
+            SERVICE,
+            jobs,
+            PostgresSettings(dsn=dsn, **(postgres or {})),
+            ExecutorSettings(**(executor or {})),
+            prometheus=None,
+        )
+    )
+    return made[0]
+
+
+async def _run(arguments: argparse.Namespace) -> None:
+    journal = Journal(arguments.journal, arguments.name)
+    _before_exit.append(lambda code: journal.note("exits", code=code))
+    executor = executor_of(arguments.dsn, journal, executor=arguments.executor, postgres=arguments.postgres)
+    executor.assign(arguments.origins, arguments.generation)
+    await executor.start()
+    journal.note("up")
+    commands = _commands()
+    ended = asyncio.create_task(executor.wait())
+    while True:
+        command = asyncio.create_task(commands.get())
+        await asyncio.wait([command, ended], return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            journal.note("failed", error=repr(ended.exception()))
+            await ended
+            return
+        match command.result():
+            case {"assign": origins, "generation": generation}:
+                executor.assign(origins, generation)
+            case {"ask": number}:
+                journal.note("answer", ask=number, held=executor.held, problems=executor.problems())
+            case _:
+                break
+    await executor.stop()
+    journal.note("down")
+
+
+def _commands() -> "asyncio.Queue[dict[str, Any]]":
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
+
+    def read() -> None:  # not through sys.stdin, whose lock a thread must not hold when Python ends
+        pending = b""
+        while received := os.read(0, 65_536):
+            *lines, pending = (pending + received).split(b"\n")
+            for line in lines:
+                loop.call_soon_threadsafe(queue.put_nowait, json.loads(line))
+        _exit_at_once(0)  # the test is gone
+
+    threading.Thread(target=read, daemon=True).start()
+    return queue
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="An executor that tests can kill.")
+    parser.add_argument("dsn")
+    parser.add_argument("journal", type=Path)
+    parser.add_argument("name")
+    parser.add_argument("--executor", type=json.loads, default={}, help="settings of the executor")
+    parser.add_argument("--postgres", type=json.loads, default={}, help="settings of its connections")
+    parser.add_argument("--origins", type=json.loads, default=[], help="its first assignment")
+    parser.add_argument("--generation", type=int, default=1, help="the generation of that")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    asyncio.run(_run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

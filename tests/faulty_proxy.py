@@ -1,0 +1,233 @@
+"""A TCP proxy in front of Postgres that fails at a chosen moment of a chosen statement.
+
+It reads the messages of the wire protocol (Parse names a statement, Bind uses it, ReadyForQuery ends its answer), so it
+knows when "the cycle" is about to reach the server, and when it has been committed and only the answer is missing.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from urllib.parse import urlsplit
+
+__all__ = ["KINDS", "FaultyProxy", "Moment", "proxied"]
+
+# What tells our statements apart.
+KINDS = {
+    "cycle": re.compile(r"UPDATE sidings\.executor SET running"),
+    "standing": re.compile(r"SELECT e\.cycle, e\.fence"),
+    "read": re.compile(r"pg_current_snapshot\(\) AS snapshot"),
+    "acquire": re.compile(r"FROM sidings\.acquire\("),
+    "renew": re.compile(r"SET lease_until = clock_timestamp\(\)"),
+    "release": re.compile(r"SET owner = NULL"),
+    "promote": re.compile(r"promoted AS \("),
+    "register": re.compile(r"INSERT INTO sidings\.executor"),
+    "deregister": re.compile(r"DELETE FROM sidings\.executor"),
+    "check": re.compile(r"sidings\.migration"),
+}
+
+
+class Moment(Enum):
+    """When a statement fails, and how."""
+
+    BEFORE = "the connection is cut before the server sees it"
+    AFTER = "the connection is cut after it has been committed, before the answer arrives"
+    LATE = "the connection is cut, and the server sees it a second later: an orphan"
+    SILENT_BEFORE = "the connection stays open, but nothing passes any more, this statement included"
+    SILENT_AFTER = "the connection stays open, the statement is committed, and nothing passes any more"
+
+
+LATE_SECONDS = 1.0
+
+
+@dataclass
+class Fault:
+    """`left` statements of `kind` are still to fail at `moment`."""
+
+    kind: str
+    moment: Moment
+    left: int
+    hits: int = 0
+
+
+@dataclass(eq=False)
+class _Session:
+    """One connection of a client and its counterpart."""
+
+    client: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    server: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    statements: dict[bytes, str] = field(default_factory=dict)  # name -> kind
+    started: bool = False  # the start-up message has no type byte
+    swallow: bool = False  # from the server to the client nothing passes any more
+    deaf: bool = False  # nor from the client to the server
+    cut_at_ready: bool = False
+
+    def abort(self) -> None:
+        for _, writer in (self.client, self.server):
+            writer.transport.abort()
+
+
+class FaultyProxy:
+    """Use `proxied(dsn)`. `dsn` leads through the proxy; statements pass unharmed until a fault is armed."""
+
+    def __init__(self, dsn: str) -> None:
+        parts = urlsplit(dsn)
+        self._upstream = (parts.hostname or "127.0.0.1", parts.port or 5432)
+        self._parts = parts
+        self._server: asyncio.Server | None = None
+        self._sessions: set[_Session] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.dsn = ""
+        self.refusing = False
+        self.silent = False
+        self.faults: list[Fault] = []
+        self.seen: dict[str, int] = dict.fromkeys(KINDS, 0)
+
+    def arm(self, kind: str, moment: Moment, times: int = 1) -> Fault:
+        """Let the next `times` statements of `kind` fail."""
+        assert kind in KINDS
+        self.faults.append(Fault(kind, moment, times))
+        return self.faults[-1]
+
+    def cut(self) -> None:
+        """Cut all connections now, and refuse new ones until `heal`."""
+        self.refusing = True
+        for session in list(self._sessions):
+            session.abort()
+
+    def silence(self) -> None:
+        """From now on no byte passes, on no connection; new ones are accepted and not answered. Until `heal`."""
+        self.silent = True
+
+    def heal(self) -> None:
+        """Work again. Connections that have swallowed something are cut, as by a router that came back."""
+        self.refusing = self.silent = False
+        for session in list(self._sessions):
+            if session.swallow or session.deaf:
+                session.abort()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        account = self._parts.netloc.rpartition("@")[0]
+        self.dsn = self._parts._replace(netloc=f"{account}@127.0.0.1:{port}", query="sslmode=disable").geturl()
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for session in list(self._sessions):
+            session.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if self.refusing:
+            writer.transport.abort()
+            return
+        try:
+            upstream = await asyncio.open_connection(*self._upstream)
+        except OSError:
+            writer.transport.abort()
+            return
+        session = _Session((reader, writer), upstream)
+        self._sessions.add(session)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._to_server(session))
+                group.create_task(self._to_client(session))
+        except* (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # cancelled by `stop` only, which waits for the end
+        finally:
+            session.abort()
+            self._sessions.discard(session)
+
+    async def _to_server(self, session: _Session) -> None:
+        reader, writer = session.client[0], session.server[1]
+        while True:
+            message = await _message(reader, typed=session.started)
+            if not session.started:
+                session.started = message[4:8] != b"\x04\xd2\x16\x2f"  # not an SSLRequest
+            if message[:1] == b"P":
+                name, query = message[5:].split(b"\0", 2)[:2]
+                session.statements[name] = _kind(query.decode())
+            elif message[:1] == b"B":
+                kind = session.statements.get(message[5:].split(b"\0", 2)[1], "")
+                if kind:
+                    self.seen[kind] += 1
+                fault = next((f for f in self.faults if f.kind == kind and f.left > 0), None)
+                if fault is not None:
+                    fault.left -= 1
+                    match fault.moment:
+                        case Moment.BEFORE:
+                            fault.hits += 1
+                            session.abort()
+                            raise ConnectionAbortedError
+                        case Moment.LATE:
+                            while message[-5:] != b"S\0\0\0\4":  # up to Sync
+                                message += await _message(reader, typed=True)
+                            await self._send_late(session, message, fault)
+                            raise ConnectionAbortedError
+                        case Moment.SILENT_BEFORE:
+                            fault.hits += 1
+                            session.deaf = session.swallow = True
+                        case Moment.AFTER:
+                            fault.hits += 1
+                            session.swallow = session.cut_at_ready = True
+                        case Moment.SILENT_AFTER:
+                            fault.hits += 1
+                            session.swallow = True
+            if self.silent:
+                session.deaf = session.swallow = True
+            if not session.deaf:
+                writer.write(message)
+                await writer.drain()
+
+    async def _send_late(self, session: _Session, messages: bytes, fault: Fault) -> None:
+        """What the client has sent reaches the server long after the client was told that the connection is gone."""
+        session.swallow = session.cut_at_ready = True
+        session.client[1].transport.abort()
+        await asyncio.sleep(LATE_SECONDS)
+        session.server[1].write(messages)
+        while not session.server[1].transport.is_closing():
+            await asyncio.sleep(0.02)
+        fault.hits += 1
+
+    async def _to_client(self, session: _Session) -> None:
+        reader, writer = session.server[0], session.client[1]
+        while True:
+            message = await _message(reader, typed=True)
+            if self.silent:
+                session.swallow = True
+            if not session.swallow:
+                writer.write(message)
+                await writer.drain()
+            elif session.cut_at_ready and message[:1] == b"Z":
+                session.abort()
+                return
+
+
+async def _message(reader: asyncio.StreamReader, *, typed: bool) -> bytes:
+    head = await reader.readexactly(5 if typed else 4)
+    return head + await reader.readexactly(int.from_bytes(head[-4:]) - 4)
+
+
+def _kind(query: str) -> str:
+    return next((kind for kind, pattern in KINDS.items() if pattern.search(query)), "")
+
+
+@asynccontextmanager
+async def proxied(dsn: str) -> AsyncIterator[FaultyProxy]:
+    """A proxy in front of the server of `dsn`."""
+    proxy = FaultyProxy(dsn)
+    await proxy.start()
+    try:
+        yield proxy
+    finally:
+        await proxy.stop()

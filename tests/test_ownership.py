@@ -1,0 +1,218 @@
+"""Who holds an origin: assignments, wishes, drains and releases, with several executors that all want the same."""
+
+import asyncio
+import random
+from collections.abc import Collection
+from pathlib import Path
+
+from sidings.executor import Executor
+
+from .fleet import Fleet, Member, shares, until
+
+ORIGINS = ["t/0", "t/1", "t/2", "t/3"]
+LONG = 60.0  # a lease that no test waits for
+
+
+async def wishes(fleet: Fleet, generation: int) -> int:
+    """Origins that somebody of this generation wishes to have right now."""
+    return await fleet.fetchval(
+        "SELECT count(*) FROM sidings.origin WHERE wanted_generation = $1 AND wanted_until > clock_timestamp()",
+        generation,
+    )
+
+
+def holds(executor: Executor, origins: Collection[str]) -> bool:
+    return set(executor.held) == set(origins)
+
+
+async def test_a_clean_stop_hands_over_at_once_and_not_after_a_lease(database: str, tmp_path: Path):
+    async with Fleet(database, tmp_path, executor={"lease_seconds": LONG}) as fleet:
+        await fleet.enqueue("step", ORIGINS, groups=5, each=8, ms=20)
+        one = fleet.spawn("one", ORIGINS)
+        await until(lambda: len(fleet.started()) > 20, "jobs to run")
+        async with fleet.local(ORIGINS) as successor:
+            await one.stop()
+            await until(lambda: holds(successor, ORIGINS), "the successor to hold everything", timeout=10)
+            await fleet.finish()
+        await fleet.verify()
+        assert "lost" not in await fleet.outcomes()
+        assert await fleet.fetchval("SELECT count(*) FROM sidings.executor") == 0
+
+
+async def test_a_stop_cancels_what_does_not_end_in_time_and_its_job_runs_elsewhere(database: str, tmp_path: Path):
+    async with Fleet(database, tmp_path, executor={"lease_seconds": LONG}) as fleet:
+        gate = fleet.gate()
+        jobs = await fleet.enqueue("step", ["t/0"], groups=3, each=2, gate=str(gate))
+        one = fleet.spawn("one", ["t/0"], shutdown_seconds=0.3)
+        await until(lambda: len(fleet.started()) == 3, "the first job of each group")
+        await one.stop()
+        gate.touch()
+        async with fleet.local(["t/0"]):
+            await fleet.finish()
+        await fleet.verify()
+        assert sorted(await fleet.outcomes()) == ["snoozed"] * 3 + ["succeeded"] * len(jobs)
+
+
+async def test_two_believers_of_one_generation_leave_each_other_alone(database: str, tmp_path: Path):
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet, fleet.local(ORIGINS, 3) as one:
+        await one.settled(20)
+        before = one.held
+        await fleet.enqueue("step", ORIGINS, groups=4, each=10, ms=10)
+        async with fleet.local(ORIGINS, 3) as other:
+            await until(lambda: wishes(fleet, 3), "wishes of the other")
+            await fleet.finish()
+            await time_passes(fleet, 2.5)
+            assert one.held == before
+            assert other.held == {}
+            assert len({record["executor"] for record in fleet.started()}) == 1
+            await one.stop()
+            await until(lambda: holds(other, ORIGINS), "the other to hold everything")
+        await fleet.verify()
+
+
+async def time_passes(fleet: Fleet, leases: float) -> None:
+    """Return when every lease ends so many leases later than any did before: all have been renewed meanwhile."""
+    before = await fleet.fetchval("SELECT max(lease_until) FROM sidings.origin")
+
+    async def later() -> bool:
+        after = await fleet.fetchval("SELECT min(lease_until) FROM sidings.origin")
+        return (after - before).total_seconds() > leases * fleet.lease_seconds
+
+    await until(later, f"{leases} leases to pass")
+
+
+async def test_a_holder_yields_to_a_newer_generation_and_never_takes_back(database: str, tmp_path: Path):
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet, fleet.local(ORIGINS, 3) as stale:
+        await stale.settled(20)
+        await fleet.enqueue("step", ORIGINS, groups=4, each=10, ms=20)
+        await until(lambda: len(fleet.started()) > 8, "jobs to run")
+        async with fleet.local(ORIGINS, 4) as rightful:
+            await until(lambda: holds(rightful, ORIGINS), "the newer generation to hold everything")
+            epochs = rightful.held
+            await fleet.finish()
+            await time_passes(fleet, 2.5)
+            assert rightful.held == epochs
+            assert stale.held == {}
+            # A new assignment of its own puts the stale one in the right again.
+            stale.assign(ORIGINS[:2], 5)
+            rightful.assign(ORIGINS[2:], 5)
+            await stale.settled(20)
+            await rightful.settled(20)
+            assert holds(stale, ORIGINS[:2])
+            assert holds(rightful, ORIGINS[2:])
+        await fleet.verify()
+        assert "lost" not in await fleet.outcomes()
+
+
+async def test_a_process_that_was_paused_through_a_rebalance_never_plays_ping_pong(database: str, tmp_path: Path):
+    """Three believers, of generations 1, 1 and 2, the first asleep when the third came."""
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet:
+        await fleet.enqueue("step", ORIGINS, groups=4, each=20, ms=20)
+        asleep = fleet.spawn("asleep", ORIGINS, 1, exit_when_fenced=False)
+        await fleet.held_by(asleep, ORIGINS)
+        asleep.pause()
+        async with fleet.local(ORIGINS, 1) as stale, fleet.local(ORIGINS, 2) as rightful:
+            await until(lambda: holds(rightful, ORIGINS), "the newest generation to hold everything")
+            epochs = rightful.held
+            asleep.resume()
+            await fleet.finish()
+            await time_passes(fleet, 2.5)
+            assert rightful.held == epochs
+            assert stale.held == {}
+            assert (await asleep.ask())["held"] == {}
+            await asleep.stop()
+        await fleet.verify()
+
+
+async def test_an_origin_that_comes_back_while_it_drains_resumes_under_its_epoch(database: str, tmp_path: Path):
+    async with (
+        Fleet(database, tmp_path, executor={"lease_seconds": LONG, "drain_seconds": LONG}) as fleet,
+        fleet.local(["t/0", "t/1"], 1) as executor,
+    ):
+        gate = fleet.gate()
+        jobs = await fleet.enqueue("step", ["t/0", "t/1"], groups=3, each=3, gate=str(gate))
+        await until(lambda: len(fleet.started()) == 6, "the first job of each group")
+        before = executor.held
+        executor.assign(["t/1"], 2)
+        await until(lambda: "t/0" not in executor.held, "the drain")
+        executor.assign(["t/0", "t/1"], 3)
+        await until(lambda: executor.held == before, "the origin to come back")
+        gate.touch()
+        await fleet.finish()
+        await fleet.verify()
+        assert await fleet.outcomes() == ["succeeded"] * len(jobs)
+        assert {epoch for _, epoch in (await fleet.owners()).values()} == set(before.values())
+
+
+async def test_a_drain_ends_although_cycles_were_about_to_start_jobs_of_the_origin(database: str, tmp_path: Path):
+    """Jobs that a cycle in flight names when the drain begins must not be chosen again and again."""
+    async with (
+        Fleet(database, tmp_path, executor={"lease_seconds": LONG, "drain_seconds": LONG, "concurrency": 4}) as fleet,
+        fleet.local(ORIGINS, 1) as executor,
+    ):
+        await fleet.enqueue("single", ORIGINS, each=500, ms=1)
+        await fleet.enqueue("step", ORIGINS, groups=50, each=4, ms=1)
+        for generation in range(2, 12):
+            await until(lambda: len(fleet.started()) > 60 * (generation - 1), "jobs to run")  # noqa: B023
+            executor.assign([], generation)
+            await executor.settled(5)
+            assert await fleet.fetchval("SELECT count(*) FROM sidings.origin WHERE owner IS NOT NULL") == 0
+            executor.assign(ORIGINS, generation)
+        await fleet.finish()
+        await fleet.verify()
+
+
+async def test_settled_means_the_latest_assignment_even_while_an_acquire_is_under_way(database: str, tmp_path: Path):
+    async with Fleet(database, tmp_path, executor={"lease_seconds": LONG}) as fleet, fleet.local() as executor:
+        for generation in range(1, 30):
+            executor.assign(random.sample(ORIGINS, 2), generation)
+            await asyncio.sleep(random.uniform(0, 0.01))
+            chosen = random.sample(ORIGINS, 2)
+            executor.assign(chosen, generation)
+            await executor.settled(10)
+            assert holds(executor, chosen)
+            assert set(await owned(fleet, executor)) == set(chosen)
+
+
+async def owned(fleet: Fleet, executor: Executor) -> list[str]:
+    rows = await fleet.fetch("SELECT origin FROM sidings.origin WHERE owner = $1", executor.id)
+    return [row["origin"] for row in rows]
+
+
+async def test_reassignments_in_a_row_lose_nothing_while_three_four_and_two_processes_work(
+    database: str, tmp_path: Path
+):
+    origins = [f"t/{number}" for number in range(100)]
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 3.0, "drain_seconds": 0.3}) as fleet:
+        members = [fleet.spawn(name) for name in ("one", "two", "three")]
+        generation = 1
+
+        def assign(to: list[Member]) -> dict[Member, list[str]]:
+            nonlocal generation
+            generation += 1
+            dealt = shares(random.sample(origins, len(origins)), to)
+            for member, share in dealt.items():
+                member.assign(share, generation)
+            return dealt
+
+        dealt = assign(members)
+        for phase in range(7):
+            await fleet.enqueue("step", origins, groups=2, each=2, ms=15)
+            await fleet.enqueue("flaky", origins, each=1, ms=5, fail=1, group="f")
+            if phase == 1:
+                members.append(fleet.spawn("four"))
+            elif phase == 4 or phase == 5:
+                leaving = members.pop(0)
+                dealt = assign(members)
+                await leaving.stop()
+            else:
+                dealt = assign(members)
+            if phase % 2:  # every other time the next one comes before this one has settled
+                for member, share in dealt.items():
+                    await fleet.held_by(member, share)
+        await fleet.finish()
+        for member, share in dealt.items():
+            await fleet.held_by(member, share)
+            await member.stop()
+        await fleet.verify()
+        assert "lost" not in await fleet.outcomes()

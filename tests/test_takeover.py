@@ -1,0 +1,191 @@
+"""Executors that die, or sleep past their lease, under load."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from .fleet import Fleet, Run, until
+
+ORIGINS = [f"t/{number}" for number in range(6)]
+
+
+def suspects(runs: list[Run], lost: set[int]) -> list[Run]:
+    """Of the jobs that were lost, all runs but the first, in the order of their starts."""
+    seen: set[int] = set()
+    found: list[Run] = []
+    for run in sorted(runs, key=lambda run: run.start):
+        if run.job in lost and run.job in seen:
+            found.append(run)
+        seen.add(run.job)
+    return found
+
+
+async def test_a_killed_executor_is_taken_over_and_its_suspects_run_one_at_a_time(database: str, tmp_path: Path):
+    async with Fleet(database, tmp_path) as fleet:
+        await fleet.enqueue("step", ORIGINS, groups=8, each=4, ms=40)
+        await fleet.enqueue("single", ORIGINS, each=10, ms=40)
+        dead = fleet.spawn("dead", ORIGINS)
+        await until(lambda: len(fleet.started()) > 60, "jobs to run")
+        heir = fleet.spawn("heir", ORIGINS)
+        dead.kill()
+        await fleet.finish()
+        await heir.stop()
+        runs = await fleet.verify()
+
+        lost = {row["job_id"] for row in await fleet.fetch("SELECT * FROM sidings.job_history WHERE outcome = 'lost'")}
+        cut = {run.job for run in runs if run.how == "cut"}
+        assert cut, "nothing ran when the executor was killed"
+        assert cut <= lost  # a job that was named and had not started counts as well
+        in_doubt = suspects(runs, lost)
+        assert {run.job for run in in_doubt} >= cut
+        assert all(before.end <= after.start for before, after in pairwise(in_doubt))
+        assert {run.pid for run in in_doubt} == {heir.pid}
+        executors = await fleet.fetch("SELECT DISTINCT executor FROM sidings.job_history WHERE outcome = 'lost'")
+        assert len(executors) == 1  # recorded under the name of the dead one
+
+
+async def test_repeated_kills_lose_nothing(database: str, tmp_path: Path):
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0, "poison_after": 100}) as fleet:
+        await fleet.enqueue("step", ORIGINS, groups=6, each=12, ms=25)
+        await fleet.enqueue("flaky", ORIGINS, groups=2, each=3, ms=5, fail=2, group="f")
+        await fleet.enqueue("thread", ORIGINS, groups=1, each=6, ms=10, group="th")
+        living = [fleet.spawn(f"first{number}", ORIGINS) for number in range(2)]
+        for kill in range(6):
+            seen = len(fleet.started())
+            await until(lambda: len(fleet.started()) >= seen + 30, "jobs to run")  # noqa: B023
+            owners = {pid for pid, _ in (await fleet.owners()).values()}
+            victim = next((member for member in living if member.pid in owners), living[0])
+            victim.kill()
+            living.remove(victim)
+            living.append(fleet.spawn(f"next{kill}", ORIGINS))
+        await fleet.finish()
+        await fleet.verify()
+
+
+@pytest.mark.parametrize("exits", [True, False], ids=["and ends itself", "and goes on"])
+async def test_a_process_that_slept_past_its_lease_is_fenced(database: str, tmp_path: Path, exits: bool):
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.5}) as fleet:
+        gate = fleet.gate()
+        await fleet.enqueue("step", ORIGINS, groups=4, each=2, gate=str(gate))
+        zombie = fleet.spawn("zombie", ORIGINS, exit_when_fenced=exits)
+        await until(lambda: len(fleet.started()) == 16, "as many handlers as may run")
+        asleep_with = {record["job"] for record in fleet.started()}
+        zombie.pause()
+        heir = fleet.spawn("heir", ORIGINS[:4])
+        await fleet.held_by(heir, ORIGINS[:4])
+        taken_over = {job for job in asleep_with if (await origin_of(fleet, job)) in ORIGINS[:4]}
+        gate.touch()  # when it wakes up, its handlers have something to report
+        zombie.resume()
+        if exits:
+            assert await zombie.ended() == 70
+            heir.assign(ORIGINS, 2)
+        await fleet.finish()
+        if not exits:  # the heir did not want all: the others are its own again, under whatever epoch
+            await until(lambda: holds_rest(fleet, zombie.pid), "the zombie to hold the rest again")
+            await zombie.stop()
+        await heir.stop()
+        await fleet.verify()
+        lost = {row["job_id"] for row in await fleet.fetch("SELECT * FROM sidings.job_history WHERE outcome = 'lost'")}
+        assert taken_over <= lost
+        if not exits:
+            assert lost <= {row["job"] for row in await fleet.fetch("SELECT * FROM ledger WHERE origin < 't/4'")}
+
+
+async def origin_of(fleet: Fleet, job: int) -> str:
+    return await fleet.fetchval("SELECT origin FROM public.ledger WHERE job = $1", job)
+
+
+async def holds_rest(fleet: Fleet, pid: int) -> bool:
+    owners = await fleet.owners()
+    return {name for name, (owner, _) in owners.items() if owner == pid} == set(ORIGINS[4:])
+
+
+async def test_zombies_that_wake_again_and_again_change_nothing(database: str, tmp_path: Path):
+    """Two executors, both assigned everything, paused in turn for longer than the lease, under load."""
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0, "exit_when_fenced": False}) as fleet:
+        await fleet.enqueue("step", ORIGINS, groups=6, each=15, ms=20)
+        await fleet.enqueue("single", ORIGINS, each=30, ms=20)
+        await fleet.enqueue("transfer", ORIGINS, groups=2, each=10, ms=10, group="x")
+        members = [fleet.spawn(name, ORIGINS) for name in ("one", "two")]
+        for number in range(4):
+            seen = len(fleet.started())
+            await until(lambda: len(fleet.started()) >= seen + 30, "jobs to run")  # noqa: B023
+            sleeper, other = members[number % 2], members[(number + 1) % 2]
+            sleeper.pause()
+            await until(lambda: owned_by(fleet, other.pid), "the other to hold everything")  # noqa: B023
+            sleeper.resume()
+        await fleet.finish()
+        for member in members:
+            await member.stop()
+        await fleet.verify()
+
+
+async def owned_by(fleet: Fleet, pid: int) -> bool:
+    return {owner for owner, _ in (await fleet.owners()).values()} == {pid}
+
+
+async def test_an_executor_whose_row_is_deleted_starts_again_under_a_new_id(database: str, tmp_path: Path):
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet, fleet.local(ORIGINS) as executor:
+        await fleet.enqueue("step", ORIGINS, groups=4, each=10, ms=20)
+        for _ in range(2):
+            seen, former = len(fleet.started()), executor.id
+            await until(lambda: len(fleet.started()) >= seen + 20, "jobs to run")  # noqa: B023
+            await fleet.fetch("DELETE FROM sidings.executor")
+            await until(lambda: executor.id != former and executor.held, "a new id and origins again")  # noqa: B023
+        await fleet.finish()
+        assert executor.problems() == []
+        await executor.stop()
+        await fleet.verify()
+
+
+async def test_an_executor_whose_loops_have_failed_does_not_keep_its_origins(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A defect of ours must not stall partitions for as long as the process lives."""
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet, fleet.local(ORIGINS) as broken:
+        await broken.settled(20)
+
+        def fail(*_: object) -> None:
+            raise KeyError("a defect")
+
+        monkeypatch.setattr(broken.reader, "_deliver", fail)
+        await fleet.enqueue("step", ORIGINS, groups=2, each=3)
+        async with fleet.local(ORIGINS) as heir:
+            await until(lambda: set(heir.held) == set(ORIGINS), "the heir to hold everything", timeout=15)
+            await fleet.finish()
+        with pytest.raises(ExceptionGroup):
+            await broken.wait()
+        assert "the executor does not run" in broken.problems()
+        await fleet.verify()
+
+
+async def test_an_origin_that_comes_back_waits_for_a_handler_that_could_not_be_stopped(database: str, tmp_path: Path):
+    """Somebody takes the origin over and gives it back while a plain function of the former epoch still runs here: it
+    must not meet its own second attempt."""
+    settings = {"lease_seconds": 1.0, "exit_when_fenced": False}
+    async with Fleet(database, tmp_path, executor=settings) as fleet, fleet.local(["t/0"]) as executor:
+        gate = fleet.gate()
+        await fleet.enqueue("thread", ["t/0"], each=2, gate=str(gate))
+        await until(lambda: fleet.started(), "the handler to run")
+        before = executor.held
+        await fleet.execute(
+            "UPDATE sidings.origin SET lease_until = clock_timestamp() - interval '1 hour';"
+            "SELECT sidings.acquire(gen_random_uuid(), '{t/0}', 0, interval '0.1 s', true)"
+        )
+        await until(lambda: executor.held == {}, "the loss to be noticed")
+        await fleet.fetch("UPDATE sidings.origin SET owner = NULL, lease_until = NULL, epoch = epoch + 1")
+        async with fleet.local(["t/1"]) as other:  # time for a pass of the reconciler, and more
+            await other.settled(20)
+            await fleet.enqueue("step", ["t/1"], each=20, ms=20)
+            await until(lambda: left(fleet, 2), "other jobs to end")
+        gate.touch()
+        await fleet.finish()
+        assert executor.held != before
+        await executor.stop()
+        await fleet.verify()
+        assert len(fleet.started(1)) == 2
+
+
+async def left(fleet: Fleet, jobs: int) -> bool:
+    return await fleet.unfinished() == jobs
