@@ -27,7 +27,7 @@ __all__ = ["Batch", "CycleLoop", "Deposed"]
 
 log = logging.getLogger("sidings.executor")
 
-_MAX_AHEAD = 400  # jobs named beyond the free workers; `running` has to stay within a page
+_MAX_AHEAD = 900  # jobs named beyond the free workers; `running` has to stay within a page
 _LOCKED_RETRY_SECONDS = 1.0
 _REFUSED_RETRY_SECONDS = 30.0
 
@@ -272,9 +272,11 @@ class CycleLoop:
             else:
                 other.append(_record(entry, outcome, sent - start, sent - finish, sent))
         silent = [t.name for t in self._registry if not t.history]
-        running = list(self._named)
-        return (self.executor_id, number, self._fence, running, ids, attempts, epochs, started, ended,
-                json.dumps(other), silent)  # fmt: skip
+        one_epoch = epochs[0] if epochs and epochs.count(epochs[0]) == len(epochs) else None
+        return (self.executor_id, number, self._fence, _array(list(self._named)), _array(ids),
+                "{}" if attempts.count(1) == len(attempts) else _array(attempts),
+                "{}" if one_epoch is not None else _array(epochs), started, ended,
+                json.dumps(other), silent, one_epoch)  # fmt: skip
 
     async def _leave_out_locked(self, batch: Batch, backoff: Backoff) -> None:
         """Somebody else's transaction holds a row: record the rest, and that row a little later."""
@@ -322,9 +324,8 @@ class CycleLoop:
 
     def _acknowledged(self, batch: Batch) -> None:
         scheduler, time = self._scheduler, now()
-        for f in batch.finished:
-            entry, outcome = f.entry, f.outcome
-            self._metrics.record(entry, outcome.name, f.started, f.finished)
+        self._metrics.record(batch.finished)
+        for entry, outcome, _, _ in batch.finished:
             if isinstance(outcome, Again):
                 due = time + outcome.delay
                 scheduler.again(entry, due)
@@ -344,6 +345,11 @@ class CycleLoop:
         for reached in batch.barriers:
             if not reached.done():
                 reached.set_result(None)
+
+
+def _array(numbers: list[int]) -> str:
+    """As Postgres writes an array."""
+    return "{" + str(numbers)[1:-1] + "}"
 
 
 def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished: float, sent: float) -> dict[str, Any]:

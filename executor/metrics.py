@@ -5,14 +5,14 @@ library's own `observe` takes longer than many a handler.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..jobs import OutcomeName
+from ..jobs import Outcome, OutcomeName
 from .scheduler import Entry
 
 __all__ = ["ExecutorMetrics", "Gauges"]
@@ -79,19 +79,20 @@ class ExecutorMetrics(Collector):
         """The server's epoch seconds minus the executor's clock."""
         self._skew = seconds
 
-    def record(self, entry: Entry, outcome: OutcomeName, started: float, finished: float) -> None:
-        """Count one attempt whose outcome is committed. Times are seconds of the executor's clock."""
-        key = (entry.type, outcome)
-        self._outcomes[key] = self._outcomes.get(key, 0) + 1
-        run = self._run.get(entry.type)
-        if run is None:
-            run = self._run[entry.type] = _Durations()
-            self._wait[entry.type] = _Durations()
-        run.add(finished - started)
-        if entry.due is not None:
-            self._wait[entry.type].add(max(0.0, started - entry.due))
-        else:
-            self._wait[entry.type].add(max(0.0, started + self._skew - entry.enqueued))
+    def record(self, attempts: Iterable[tuple[Entry, Outcome, float, float]]) -> None:
+        """Count attempts whose outcomes are committed: entry, outcome, start and end in seconds of the executor's
+        clock."""
+        outcomes, skew, kind = self._outcomes, self._skew, None
+        run = wait = _Durations()
+        for entry, outcome, started, finished in attempts:
+            if entry.type is not kind and entry.type != kind:
+                kind = entry.type
+                run, wait = self._run.setdefault(kind, _Durations()), self._wait.setdefault(kind, _Durations())
+            key = (kind, outcome.name)
+            outcomes[key] = outcomes.get(key, 0) + 1
+            run.add(finished - started)
+            waited = started - entry.due if entry.due is not None else started + skew - entry.enqueued
+            wait.add(waited if waited > 0.0 else 0.0)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: the names would collide when a process has several executors in one registry."""

@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
 
+from ..jobs import Fence
+
 __all__ = ["Entry", "Lane", "OriginQueue", "Scheduler"]
 
 _FIRST_ROOM = 256
@@ -121,11 +123,12 @@ class OriginQueue:
     """What the executor knows of one origin. `high` is the position up to which it has been read; `deadline` is the
     executor's clock time until which jobs of it may start (kept by the lease thread)."""
 
-    __slots__ = ("backlogged", "deadline", "draining", "epoch", "high", "lanes", "name", "running", "version")
+    __slots__ = ("backlogged", "deadline", "draining", "epoch", "fence", "high", "lanes", "name", "running", "version")
 
     def __init__(self, name: str, epoch: int) -> None:
         self.name = name
         self.epoch = epoch
+        self.fence = Fence(name, epoch)
         self.deadline = inf
         self.high = 0
         self.lanes: dict[str, Lane] = {}

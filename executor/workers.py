@@ -22,7 +22,6 @@ from ..jobs import (
     Discard,
     End,
     ErrorInfo,
-    Fence,
     Hold,
     Job,
     JobId,
@@ -313,7 +312,7 @@ def _job(job_type: JobType[Any], entry: Entry) -> Job[Any]:
         entry.priority,
         entry.enqueued,
         json.loads(entry.headers) if entry.headers else {},
-        Fence(entry.origin.name, entry.origin.epoch),
+        entry.origin.fence,
     )
 
 
