@@ -23,11 +23,12 @@ class Transaction:
     at the end of its block. It has asyncpg's query methods; `connection` is asyncpg's own object.
     """
 
-    __slots__ = ("connection", "enqueued")
+    __slots__ = ("connection", "enqueued", "published")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.enqueued: set[str] = set()  # origins whose executors should look for jobs once this has committed
+        self.published = False  # whether a relay should look for messages then
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run `query` and return Postgres' command tag."""

@@ -57,6 +57,7 @@ class Transactions:
     ) -> None:
         self.settings = settings
         self.idle_seconds = idle_seconds
+        self.on_published: Callable[[], None] | None = None  # after a commit that has put messages into the outbox
         self._on_committed = on_committed
         self._pool: Pool | None = None
 
@@ -114,6 +115,8 @@ class Transactions:
             await self._release(connection)
         if tx.enqueued:
             self._on_committed(tx.enqueued)
+        if tx.published and self.on_published is not None:
+            self.on_published()
 
     async def _acquire(self) -> Connection:
         if self._pool is None:

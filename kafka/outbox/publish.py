@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
@@ -263,8 +262,7 @@ def _connection(tx: Transaction | Connection | None) -> Connection:
 
 def _receipt(tx: Transaction | Connection | None, rows: "Sequence[Record]") -> Receipt:
     if isinstance(tx, Transaction):
-        with suppress(AttributeError):
-            tx.published = True  # type: ignore[attr-defined]
+        tx.published = True
     txid = rows[0]["txid"]
     # xmin has 32 bits: it counts on from the transaction's own id, which is never larger.
     subxid = (txid & ~0xFFFFFFFF) | rows[0]["xmin"]
