@@ -85,7 +85,7 @@ def _run(chosen: argparse.Namespace) -> int:
 async def _measure(picked: list[Scenario], size: "scenarios.Size", only: list[str]) -> Report:
     gc.freeze()  # what the harness itself holds is none of the collector's business
     with tempfile.TemporaryDirectory(prefix="sidings-bench-") as folder:
-        async with Server(Path(folder) / "postgres") as server:
+        async with Server(Path(folder) / "postgres", durable=size.name != "tiny") as server:
             report = Report(machine(await server.admin.fetchval("SHOW server_version")))
             report.machine["size"] = size.name
             began = time.monotonic()

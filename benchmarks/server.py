@@ -23,8 +23,9 @@ SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
 class Server:
     """A server of the benchmarks' own: WAL and CPU of others would be counted as ours."""
 
-    def __init__(self, directory: Path) -> None:
-        self._postgres = Postgres(directory, settings=SETTINGS)
+    def __init__(self, directory: Path, *, durable: bool = True) -> None:
+        """durable: whether commits wait for the disk; False only where nothing is measured."""
+        self._postgres = Postgres(directory, settings=SETTINGS if durable else SETTINGS | {"fsync": "off"})
         self._templates: dict[str, str] = {}
         self._serial = 0
         self._admin: asyncpg.Connection | None = None

@@ -82,7 +82,7 @@ class ExecutorMetrics(Collector):
     def record(self, attempts: Iterable[tuple[Entry, Outcome, float, float]]) -> None:
         """Count attempts whose outcomes are committed: entry, outcome, start and end in seconds of the executor's
         clock."""
-        outcomes, skew, kind = self._outcomes, self._skew, None
+        outcomes, skew, kind = self._outcomes, self._skew, ""
         run = wait = _Durations()
         for entry, outcome, started, finished in attempts:
             if entry.type is not kind and entry.type != kind:
@@ -92,7 +92,7 @@ class ExecutorMetrics(Collector):
             outcomes[key] = outcomes.get(key, 0) + 1
             run.add(finished - started)
             waited = started - entry.due if entry.due is not None else started + skew - entry.enqueued
-            wait.add(waited if waited > 0.0 else 0.0)
+            wait.add(max(0.0, waited))
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: the names would collide when a process has several executors in one registry."""
