@@ -5,11 +5,11 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Self
 
-__all__ = ["Child", "ChildFailed", "Children", "end_with_parent"]
+__all__ = ["Child", "ChildFailed", "Children", "unless_orphaned"]
 
 START_SECONDS = 20.0
 
@@ -118,15 +118,19 @@ class Children:
             child.check()
 
 
-async def end_with_parent() -> None:
-    """Return when the process that started this one has died: its end of our standard input is closed then."""
+async def unless_orphaned(work: Coroutine[object, object, object]) -> None:
+    """Run `work`, and cancel it when the process that started this one has died: its end of our standard input is
+    closed then, however it died."""
     loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
+    task = asyncio.ensure_future(work)
 
     def readable() -> None:
         if not os.read(0, 1024):
             loop.remove_reader(0)
-            ended.set()
+            task.cancel()
 
     loop.add_reader(0, readable)
-    await ended.wait()
+    try:
+        await task
+    finally:
+        loop.remove_reader(0)

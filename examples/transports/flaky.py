@@ -11,7 +11,7 @@ from enum import Enum
 
 from aiohttp import web
 
-from .children import end_with_parent
+from .children import unless_orphaned
 
 __all__ = ["Fault", "fault_of"]
 
@@ -73,7 +73,7 @@ class FlakyCarrier:
 
 
 async def main() -> None:
-    """Serve until the parent process ends; the first line of output says where."""
+    """Serve until cancelled; the first line of output says where."""
     runner = web.AppRunner(FlakyCarrier().app(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -81,10 +81,10 @@ async def main() -> None:
     host, port = runner.addresses[0][:2]
     print(f"http://{host}:{port}", flush=True)
     try:
-        await end_with_parent()
+        await asyncio.Event().wait()
     finally:
         await runner.cleanup()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(unless_orphaned(main()))

@@ -14,7 +14,7 @@ from sidings import Job, Service
 
 from .audit import Audit
 from .carrier import Carrier
-from .children import end_with_parent
+from .children import unless_orphaned
 from .settings import Address
 
 __all__ = ["main"]
@@ -25,15 +25,10 @@ async def main(name: str, way: str) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s")
     async with Audit.connect(Address.from_environment().postgres, name) as audit:
         service, carrier = _jobs(audit) if way == "jobs" else _inline(audit)
-        orphaned = asyncio.create_task(end_with_parent())
-        running = asyncio.create_task(service.run())
-        await asyncio.wait([orphaned, running], return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            running.cancel()
-        orphaned.cancel()
-        await asyncio.gather(orphaned, return_exceptions=True)
-        await carrier.close()
-        await running
+        try:
+            await service.run()
+        finally:
+            await carrier.close()
 
 
 def _jobs(audit: Audit) -> tuple[Service, Carrier]:
@@ -58,4 +53,4 @@ def _inline(audit: Audit) -> tuple[Service, Carrier]:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2]))
+    asyncio.run(unless_orphaned(main(*sys.argv[1:])))

@@ -15,6 +15,7 @@ import asyncpg
 from aiokafka import AIOKafkaProducer
 from aiokafka.structs import RecordMetadata
 
+from .children import unless_orphaned
 from .flaky import Fault, fault_of
 from .routes import Route, routes
 from .settings import Address
@@ -92,4 +93,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(unless_orphaned(main()))
