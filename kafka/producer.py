@@ -17,8 +17,6 @@ from .settings import KafkaSettings
 
 __all__ = ["Producer"]
 
-_METADATA_SECONDS = 5.0
-
 
 class Producer:
     """Sends directly: ``acks=all``, idempotent. One per service; connects at the first message.
@@ -96,7 +94,7 @@ class Producer:
             return self._sender
 
     async def _hand_over(self, sender: Sender, message: Outgoing) -> "asyncio.Future[object]":
-        partitions = await sender.partitions(message.topic, _METADATA_SECONDS)
+        partitions = await sender.partitions(message.topic, self._settings.metadata_seconds)
         key = message.key if message.partition_key is None else message.partition_key
         return await sender.append(
             message.topic,

@@ -19,7 +19,7 @@ from sidings.kafka.settings import KafkaSettings
 
 from .support import SECONDS, eventually, value
 
-FAST: dict[str, Any] = {"poll_seconds": 0.02, "backoff_seconds": 0.1, "figures_seconds": 0.2}
+FAST: dict[str, Any] = {"poll_seconds": 0.02, "backoff_seconds": 0.1, "figures_seconds": 0.2, "metadata_seconds": 0.4}
 
 
 def a_relay(dsn: str, kafka: str, **options: Any) -> Relay:

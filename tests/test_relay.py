@@ -319,7 +319,9 @@ async def test_a_long_transaction_does_not_make_reads_crawl_through_dead_entries
 
 async def test_the_producer_sends_at_once_without_postgres(sidings_kafka: str, topic) -> None:
     etas = await topic("etas", partitions=3, config={"max.message.bytes": "2000"})
-    producer = Producer(KafkaSettings(bootstrap=sidings_kafka), OutboxSettings(delivery_seconds=10))
+    producer = Producer(
+        KafkaSettings(bootstrap=sidings_kafka), OutboxSettings(delivery_seconds=10, metadata_seconds=0.4)
+    )
     try:
         for n in range(20):
             await producer.send(etas, key="a", value=b"%d" % n, headers={"h": "v"})

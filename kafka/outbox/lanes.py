@@ -39,7 +39,6 @@ NEVER = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidTimestampErro
 NO_TOPIC = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError, InvalidTopicError)
 _DOUBTS = 3  # failures after which an error that aiokafka does not know is taken for the fault of a message
 _CAREFUL_SECONDS = 60.0  # after a refusal the topic keeps a producer of its own for so long
-_METADATA_SECONDS = 3.0
 _GRACE_SECONDS = 1.0  # for the batches of other topics, before a producer whose batch has no answer is killed
 
 
@@ -171,7 +170,7 @@ class LaneWorker:
 
     async def _partitions(self, sender: Sender) -> list[int]:
         try:
-            return await sender.partitions(self.lane.topic, _METADATA_SECONDS)
+            return await sender.partitions(self.lane.topic, self._settings.metadata_seconds)
         except KafkaError as error:
             raise _Failed(error, cut=sender.closed) from error
 

@@ -22,6 +22,7 @@ class OutboxSettings(BaseModel):
     poll_seconds: how often to look for messages that others published. window: most messages in memory.
     lease_seconds: how long a slot stays ours without a renewal; a takeover after a kill takes that long.
     delivery_seconds: how long Kafka may leave a batch unacknowledged before its topic counts as failing.
+    metadata_seconds: how long to look for a topic before it counts as missing.
     slow_seconds: after so long without an acknowledgement a topic's messages leave the memory to others.
     backoff_seconds, max_backoff_seconds: first and longest pause of a failing topic.
     topic_patience_seconds: a topic that does not exist, or that we may not write to, is tried for so long; then its
@@ -40,6 +41,7 @@ class OutboxSettings(BaseModel):
     window: int = Field(default=10_000, ge=1)
     lease_seconds: float = Field(default=15.0, ge=0.2)
     delivery_seconds: float = Field(default=15.0, gt=0)
+    metadata_seconds: float = Field(default=3.0, gt=0)
     slow_seconds: float = Field(default=1.0, gt=0)
     backoff_seconds: float = Field(default=0.5, gt=0)
     max_backoff_seconds: float = Field(default=60.0, gt=0)

@@ -1,0 +1,311 @@
+"""The relay while things die: no gap, and per key no disorder of first occurrences; repeats are allowed."""
+
+import asyncio
+import contextlib
+import signal
+import time
+from typing import Any, Self
+
+import asyncpg
+import pytest
+from sidings.devstack.databases import create_database, ensure_template
+from sidings.devstack.topics import create_topic
+from sidings.kafka.outbox import lanes, recorder
+
+from .outbox_support import emptied, firsts, publish, publishing, records, relay_process, relaying
+from .support import eventually, value
+
+KEYS = 40
+
+
+def numbered(first: int, count: int) -> list[tuple[str | None, bytes | None]]:
+    return [(f"k{n % KEYS}", b"%d" % n) for n in range(first, first + count)]
+
+
+def assert_complete(found: list[Any], count: int) -> None:
+    """Every number up to `count` has arrived; by key their first occurrences are in order."""
+    in_order = firsts(found)
+    assert in_order == {b"k%d" % k: [b"%d" % n for n in range(k, count, KEYS)] for k in range(KEYS)}
+
+
+class Writer:
+    """Publishes all the time, until stopped."""
+
+    def __init__(self, dsn: str, topic: str) -> None:
+        self.count = 0
+        self._dsn = dsn
+        self._topic = topic
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        async with publishing(self._dsn) as (outbox, connection):
+            while True:
+                transaction = connection.transaction()
+                await transaction.start()
+                await outbox.publish_many(connection, self._topic, numbered(self.count, 40))
+                commit = asyncio.ensure_future(transaction.commit())
+                try:
+                    await asyncio.shield(commit)
+                finally:
+                    await commit
+                    self.count += 40
+                await asyncio.sleep(0.005)
+
+
+async def test_killed_between_sending_and_deleting_repeats_but_loses_and_reorders_nothing(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas", partitions=3)
+    await publish(database, etas, numbered(0, 2_000))
+    async with publishing(database) as (_, blocker):
+        # Deletions wait for this lock, so the relay sends, is acknowledged, and cannot delete.
+        async with (
+            relay_process(database, sidings_kafka, lease_seconds=1.0) as first,
+            blocker.transaction(),
+        ):
+            await blocker.execute("SELECT FROM sidings.outbox FOR UPDATE")
+
+            async def some_arrived() -> bool:
+                return len(await records(sidings_kafka, etas)) >= 1_000
+
+            await eventually(some_arrived)
+            first.kill()
+        assert await value(database, "SELECT count(*) FROM sidings.outbox") == 2_000, "sent, and nothing deleted"
+        async with relaying(database, sidings_kafka, lease_seconds=1.0):
+            await emptied(database)
+    found = await records(sidings_kafka, etas)
+    assert len(found) > 2_000, "this test is about repeats"
+    assert_complete(found, 2_000)
+
+
+@pytest.mark.chaos
+async def test_killed_again_and_again_under_load_nothing_is_missing_or_out_of_order(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas", partitions=3)
+    async with Writer(database, etas) as writer:
+        for _ in range(4):
+            async with relay_process(database, sidings_kafka, lease_seconds=0.6) as process:
+                before = len(await records(sidings_kafka, etas))
+
+                async def progress(before: int = before) -> bool:
+                    return len(await records(sidings_kafka, etas)) > before + 200
+
+                await eventually(progress)
+                process.kill()
+    async with relaying(database, sidings_kafka, lease_seconds=0.6):
+        await emptied(database)
+    assert_complete(await records(sidings_kafka, etas), writer.count)
+
+
+async def test_a_relay_that_was_paused_past_its_lease_changes_nothing_in_the_database(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas", partitions=3)
+    async with Writer(database, etas) as writer, relay_process(database, sidings_kafka, lease_seconds=1.0) as zombie:
+
+        async def relayed() -> bool:
+            return len(await records(sidings_kafka, etas)) > 500
+
+        await eventually(relayed)
+        zombie.signal(signal.SIGSTOP)
+        async with relaying(database, sidings_kafka, lease_seconds=1.0) as heir:
+            await eventually(lambda: len(heir.held) == 16, "all slots are taken over")
+            await eventually(lambda: heir.metrics.count("sent", etas) > 500)
+            zombie.signal(signal.SIGCONT)
+            # It comes back, and gets its half in order, by an agreed release.
+            await eventually(lambda: len(heir.held) == 8)
+            epochs = {row["epoch"] for row in await _origins(database)}
+            assert min(epochs) >= 2
+            count = writer.count
+            await eventually(lambda: writer.count > count + 400)
+    async with relaying(database, sidings_kafka, lease_seconds=1.0):
+        await emptied(database)
+    assert_complete(await records(sidings_kafka, etas), writer.count)
+
+
+async def test_kafka_is_down_for_a_while_under_load(database: str, own_kafka) -> None:
+    kafka = own_kafka()
+
+    await create_topic(kafka.bootstrap, "etas", partitions=3)
+    options = {"delivery_seconds": 2.0, "max_backoff_seconds": 0.5}
+    async with relaying(database, kafka.bootstrap, **options) as relay, Writer(database, "etas") as writer:
+        await eventually(lambda: relay.metrics.count("sent", "etas") > 400)
+        await asyncio.to_thread(kafka.kill)
+        before = writer.count
+        await eventually(lambda: relay.metrics.count("failed", "etas") >= 1, "the outage is seen")
+        assert writer.count > before, "publishing goes on"
+        await asyncio.to_thread(kafka.start)
+        sent = relay.metrics.count("sent", "etas")
+        await eventually(lambda: relay.metrics.count("sent", "etas") > sent + 400)
+        await writer.__aexit__()
+        await emptied(database)
+        assert relay.metrics.failing == set()
+    assert_complete(await records(kafka.bootstrap, "etas"), writer.count)
+
+
+@pytest.mark.chaos
+async def test_postgres_restarts_under_the_relay(own_postgres, sidings_kafka: str, topic) -> None:
+
+    etas = await topic("etas", partitions=3)
+    server = own_postgres()
+    dsn = await create_database(server.dsn, "relay", template=await ensure_template(server.dsn, service="test"))
+    async with relaying(dsn, sidings_kafka, lease_seconds=1.0) as relay:
+        await publish(dsn, etas, numbered(0, 4_000))
+        await eventually(lambda: relay.metrics.count("sent", etas) > 0)
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        await publish(dsn, etas, numbered(4_000, 400))
+        await emptied(dsn)
+    assert_complete(await records(sidings_kafka, etas), 4_400)
+
+
+async def test_a_lost_answer_to_a_deletion_is_asked_again(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etas = await topic("etas")
+    original = recorder.Recorder.call
+    lost: list[str] = []
+
+    async def call(self: Any, query: str, *args: object) -> Any:
+        answer = await original(self, query, *args)
+        if query == "record" and len(lost) < 3:
+            lost.append(query)
+            self._link.drop()
+            raise asyncpg.ConnectionDoesNotExistError("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(recorder.Recorder, "call", call)
+    async with relaying(database, sidings_kafka):
+        await publish(database, etas, numbered(0, 3_000))
+        await emptied(database)
+    assert len(lost) == 3
+    found = await records(sidings_kafka, etas)
+    assert len(found) == 3_000, "no repeat: only the deletion was repeated"
+    assert_complete(found, 3_000)
+
+
+async def test_a_topic_whose_broker_hangs_leaves_memory_and_reads_to_the_others(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast = await topic("slow"), await topic("fast")
+    answers = lanes.LaneWorker._answers
+    released = asyncio.Event()
+
+    async def hang(self: Any, futures: Any) -> Any:
+        if self.lane.topic == slow and not released.is_set():
+            self.lane.paused = True
+            self.lane.shelve()
+            self._on_room()
+            await released.wait()
+        return await answers(self, futures)
+
+    monkeypatch.setattr(lanes.LaneWorker, "_answers", hang)
+    async with relaying(database, sidings_kafka, window=2_000) as relay:
+        await publish(database, slow, numbered(0, 6_000))
+        await eventually(lambda: relay.backlog.lanes.get(slow) is not None and relay.backlog.lanes[slow].paused)
+        await publish(database, fast, numbered(0, 6_000))
+        await emptied(database, fast)
+        assert await value(database, "SELECT count(*) FROM sidings.outbox WHERE topic = $1", slow) == 6_000
+        released.set()
+        await emptied(database)
+    for name in (slow, fast):
+        found = await records(sidings_kafka, name)
+        assert len(found) == 6_000
+        assert_complete(found, 6_000)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+async def test_a_broker_is_lost_in_the_middle_of_a_batch(database: str, own_kafka) -> None:
+    kafka = await asyncio.to_thread(own_kafka, brokers=3)
+
+    await create_topic(kafka.bootstrap, "etas", partitions=6, replicas=3, config={"min.insync.replicas": "2"})
+    async with relaying(database, kafka.bootstrap) as relay, Writer(database, "etas") as writer:
+        for broker in (1, 2):
+            sent = relay.metrics.count("sent", "etas")
+            await eventually(lambda sent=sent: relay.metrics.count("sent", "etas") > sent + 400)
+            await asyncio.to_thread(kafka.broker(broker).kill)
+            sent = relay.metrics.count("sent", "etas")
+            await eventually(lambda sent=sent: relay.metrics.count("sent", "etas") > sent + 2_000, seconds=60.0)
+            await asyncio.to_thread(kafka.start)
+        await writer.__aexit__()
+        await emptied(database, seconds=60.0)
+    assert_complete(await records(kafka.bootstrap, "etas"), writer.count)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+async def test_too_few_replicas_make_the_topic_fail_visibly_and_lose_nothing(database: str, own_kafka) -> None:
+    kafka = await asyncio.to_thread(own_kafka, brokers=3)
+
+    await create_topic(kafka.bootstrap, "strict", partitions=2, replicas=3, config={"min.insync.replicas": "3"})
+    await create_topic(kafka.bootstrap, "lenient", partitions=2, replicas=3, config={"min.insync.replicas": "1"})
+    options = {"delivery_seconds": 3.0, "max_backoff_seconds": 1.0}
+    async with relaying(database, kafka.bootstrap, **options) as relay, publishing(database) as (outbox, _):
+        await publish(database, "strict", numbered(0, 200))
+        await emptied(database)
+        await asyncio.to_thread(kafka.broker(3).kill)
+        await publish(database, "strict", numbered(200, 200))
+        await publish(database, "lenient", numbered(0, 400))
+        await emptied(database, "lenient", seconds=60.0)
+        await eventually(lambda: "strict" in relay.metrics.failing, seconds=60.0)
+        assert [topic.topic for topic in await outbox.failing()] == ["strict"]
+        await asyncio.to_thread(kafka.start)
+        await emptied(database, seconds=60.0)
+        await eventually(lambda: relay.metrics.failing == set())
+    assert_complete(await records(kafka.bootstrap, "strict"), 400)
+    assert_complete(await records(kafka.bootstrap, "lenient"), 400)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+async def test_a_hundred_thousand_messages_of_a_thousand_keys_by_concurrent_writers(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas = await topic("etas", partitions=12)
+    writers, rounds, keys = 8, 125, 1_000
+    async with publishing(database) as (_, connection):
+        await connection.execute("CREATE TABLE public.entity (id int PRIMARY KEY, version int)")
+        await connection.execute("INSERT INTO public.entity SELECT n, 0 FROM generate_series(0, $1 - 1) n", keys)
+
+    async def write(seed: int) -> None:
+        async with publishing(database) as (outbox, connection):
+            for turn in range(rounds):
+                async with connection.transaction():
+                    rows = await connection.fetch(
+                        """WITH mine AS (SELECT id FROM public.entity WHERE id % 10 = $1 ORDER BY id FOR UPDATE)
+                           UPDATE public.entity e SET version = version + 1 FROM mine WHERE e.id = mine.id
+                           RETURNING e.id, e.version""",
+                        (seed * 7 + turn) % 10,
+                    )
+                    await outbox.publish_many(connection, etas, [(str(r[0]), b"%d" % r[1]) for r in rows])
+
+    async with relay_process(database, sidings_kafka, lease_seconds=1.0) as killed, relaying(database, sidings_kafka):
+        writing = asyncio.gather(*(write(seed) for seed in range(writers)))
+        await asyncio.wait([writing], timeout=2.0)
+        killed.kill()
+        await writing
+        started = time.monotonic()
+        await emptied(database, seconds=120.0)
+        print(f"emptied {time.monotonic() - started:.1f} s after the last commit")
+    async with publishing(database) as (_, connection):
+        versions = {str(r[0]).encode(): r[1] for r in await connection.fetch("SELECT id, version FROM public.entity")}
+    assert sum(versions.values()) == writers * rounds * keys // 10
+    in_order = firsts(await records(sidings_kafka, etas))
+    assert in_order == {key: [b"%d" % n for n in range(1, last + 1)] for key, last in versions.items()}
+
+
+async def _origins(dsn: str) -> list[asyncpg.Record]:
+    async with publishing(dsn) as (_, connection):
+        return await connection.fetch("SELECT * FROM sidings.origin WHERE origin LIKE 'outbox/%'")
