@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 
@@ -67,6 +68,9 @@ class Watchdog:
         tick = min(0.05, self._settings.lease_seconds / 30)
         while not self._stop.wait(tick):
             self._look_at_loop()
+            self._look_at_deadlines()
+        while self._workers.running():  # handlers that could not be stopped, under leases that nobody renews any more
+            time.sleep(tick)
             self._look_at_deadlines()
 
     def _look_at_loop(self) -> None:

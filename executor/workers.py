@@ -10,7 +10,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from enum import Enum
 from typing import Any, NamedTuple, cast
@@ -65,11 +65,12 @@ class Finished(NamedTuple):
 class Worker:
     """One coroutine that runs one job after the other."""
 
-    __slots__ = ("entry", "reason", "started", "stop_at", "task", "wake")
+    __slots__ = ("call", "entry", "reason", "started", "stop_at", "task", "wake")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.entry: Entry | None = None  # the job that runs now; the watchdog reads it from its thread
+        self.call: Future[object] | None = None  # the plain function that runs, in its thread
         self.started = 0.0
         self.stop_at: float | None = None
         self.reason: CancelReason | None = None
@@ -84,6 +85,10 @@ class Worker:
             self.task.cancel()
         elif reason is CancelReason.FENCED:
             self.reason = reason
+
+    def left(self, _: object) -> None:
+        """The thread has returned when nobody waited for it any more."""
+        self.entry = None
 
 
 class Workers:
@@ -133,6 +138,11 @@ class Workers:
             _, pending = await asyncio.wait(tasks, timeout=_STOP_SECONDS)
             if pending:
                 log.error("stopped although %s handlers take no notice of their cancellation", len(pending))
+            for worker in self.all:  # `entry` stays where a handler still runs: the watchdog goes on looking there
+                if worker.call is not None:
+                    worker.call.add_done_callback(worker.left)
+                elif worker.task not in pending:
+                    worker.entry = None
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -212,13 +222,13 @@ class Workers:
             worker.stop_at = started + job_type.timeout
         current_origin.set(origin.name)
         try:
-            outcome = await self._run(job_type, entry, started)
+            outcome = await self._run(worker, job_type, entry, started)
         except asyncio.CancelledError:
             outcome = self._cancelled(worker, job_type, entry, started)
         if worker.reason is not None and worker.task is not None:
             while worker.task.cancelling():  # a handler may have caught the cancellation and gone on
                 worker.task.uncancel()
-        worker.entry = None
+        worker.entry = worker.call = None
         worker.stop_at = worker.reason = None
         if outcome is not None:
             self.finished.append(Finished(entry, outcome, started, now()))
@@ -226,7 +236,7 @@ class Workers:
             self.expired.append(entry)
         self._on_change()
 
-    async def _run(self, job_type: JobType[Any], entry: Entry, started: float) -> Outcome | None:
+    async def _run(self, worker: Worker, job_type: JobType[Any], entry: Entry, started: float) -> Outcome | None:
         """One attempt, from the stored payload to an outcome. Only cancellation comes out as an exception."""
         try:
             job = _job(job_type, entry)
@@ -239,7 +249,7 @@ class Workers:
             if job_type.is_async:
                 result = await cast(Any, job_type.handler)(job)
             else:
-                result = await self._in_thread(job_type, job)
+                result = await self._in_thread(worker, job_type, job)
                 if inspect.isawaitable(result):  # an `async def` behind a decorator that hides it
                     result = await result
         except Fenced:
@@ -258,12 +268,13 @@ class Workers:
             return _failed(job_type, entry, raised, started)
         return _judged(job_type, entry, result, started) if job_type.retry.judges_results else SUCCEEDED
 
-    async def _in_thread(self, job_type: JobType[Any], job: Job[Any]) -> object:
+    async def _in_thread(self, worker: Worker, job_type: JobType[Any], job: Job[Any]) -> object:
         """A plain function. It cannot be interrupted: cancellation waits for it, and its own end counts."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="sidings-job")
         context, handler = copy_context(), cast(Callable[[Any], object], job_type.handler)
-        call = asyncio.get_running_loop().run_in_executor(self._threads, lambda: context.run(_call, handler, job))
+        worker.call = self._threads.submit(context.run, _call, handler, job)
+        call = asyncio.wrap_future(worker.call)
         while not call.done():
             try:
                 await asyncio.wait([call])
