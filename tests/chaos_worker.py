@@ -2,8 +2,8 @@
 
 `python tests/chaos_worker.py DSN JOURNAL NAME [--executor JSON] [--postgres JSON] [--origins JSON] [--generation N]`
 
-It takes commands as JSON lines on stdin: {"assign": [...], "generation": 2}, {"ask": 7}, {"stop": true}; when stdin
-ends, so does the process. What it has to say it appends to the journal.
+It takes commands as JSON lines on stdin: {"assign": [...], "generation": 2}, {"ask": 7}, {"block": FILE},
+{"stop": true}; when stdin ends, so does the process. What it has to say it appends to the journal.
 
 The journal is a file and no table: a `write` to a file opened for appending survives the SIGKILL of its writer, is
 ordered across processes, works from a thread and from a blocked event loop, and does not care for the Postgres that
@@ -193,6 +193,9 @@ async def _run(arguments: argparse.Namespace) -> None:
                 executor.assign(origins, generation)
             case {"ask": number}:
                 journal.note("answer", ask=number, held=executor.held, problems=executor.problems())
+            case {"block": gate}:
+                while not Path(gate).exists():
+                    time.sleep(0.01)  # noqa: ASYNC251 - hangs, as a service's own code may
             case _:
                 break
     await executor.stop()

@@ -1,0 +1,173 @@
+"""A process that hangs, and handlers that outlive their lease."""
+
+from pathlib import Path
+
+import pytest
+
+from .faulty_proxy import proxied
+from .fleet import Fleet, Member, until
+
+ORIGINS = ["t/0", "t/1"]
+
+
+def logged(member: Member, *texts: str) -> bool:
+    log = member.log.read_text(errors="replace")
+    return all(text in log for text in texts)
+
+
+async def lease_ends(fleet: Fleet):
+    return await fleet.fetchval("SELECT min(lease_until) FROM sidings.origin")
+
+
+async def test_a_blocked_event_loop_is_reported_with_its_stack_and_keeps_its_leases(database: str, tmp_path: Path):
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet:
+        gate = fleet.gate()
+        await fleet.enqueue("blocking", ORIGINS, each=2, gate=str(gate))
+        member = fleet.spawn("blocked", ORIGINS, stall_warn_seconds=0.3, stall_seconds=60.0)
+        await until(fleet.started, "the handler to block")
+        before = await lease_ends(fleet)
+        await until(lambda: logged(member, "blocked here", "chaos_worker.py", "in blocking"), "the stack in the log")
+
+        async def renewed() -> bool:
+            return (await lease_ends(fleet) - before).total_seconds() > 2.0
+
+        await until(renewed, "two leases to pass")
+        gate.touch()
+        await fleet.finish()
+        await until(lambda: logged(member, "the event loop answers again"), "its return in the log")
+        assert member.exit_code is None
+        await member.stop()
+        await fleet.verify()
+        assert set(await fleet.outcomes()) == {"succeeded"}
+
+
+async def test_a_process_that_hangs_for_too_long_ends_itself_and_is_taken_over(database: str, tmp_path: Path):
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet:
+        gate = fleet.gate()
+        await fleet.enqueue("step", ORIGINS, groups=3, each=3, ms=20, group="s")
+        (hanging,) = await fleet.enqueue("blocking", ["t/0"], gate=str(gate))
+        hung = fleet.spawn("hung", ORIGINS, stall_warn_seconds=0.2, stall_seconds=0.5)
+        await until(lambda: fleet.started(hanging), "the handler to block")
+        heir = fleet.spawn("heir", ORIGINS)
+        assert await hung.ended() == 70
+        assert logged(hung, "its leases are not renewed any more", "ending the process")
+        gate.touch()
+        await fleet.finish()
+        await heir.stop()
+        await fleet.verify()
+        assert await fleet.outcomes(hanging) == ["lost", "succeeded"]
+
+
+async def test_a_hung_process_that_runs_no_handler_loses_its_origins_and_lives(database: str, tmp_path: Path):
+    """What blocks the loop is the service's own code: nothing of ours runs that would have to be stopped."""
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet:
+        gate = fleet.gate()
+        hung = fleet.spawn("hung", ORIGINS, stall_seconds=0.5)
+        await fleet.held_by(hung, ORIGINS)
+        hung.send({"block": str(gate)})
+        heir = fleet.spawn("heir", ORIGINS)
+        await fleet.held_by(heir, ORIGINS)
+        await fleet.enqueue("step", ORIGINS, groups=3, each=3, ms=5)
+        gate.touch()
+        await fleet.finish()
+        await until(lambda: logged(hung, "the event loop answers again"), "the loop to answer")
+        assert (await hung.ask())["held"] == {}
+        await heir.stop()
+        await fleet.held_by(hung, ORIGINS)
+        await hung.stop()
+        await fleet.verify()
+
+
+@pytest.mark.parametrize("kind", ["thread", "stubborn"])
+async def test_a_handler_that_cannot_be_stopped_ends_its_process_when_the_lease_runs_out(
+    database: str, tmp_path: Path, kind: str
+):
+    async with proxied(database) as proxy, Fleet(database, tmp_path, executor={"lease_seconds": 1.5}) as fleet:
+        gate = fleet.gate()
+        (stuck,) = await fleet.enqueue(kind, ["t/0"], gate=str(gate))
+        alone = fleet.spawn("cut off", ORIGINS, dsn=proxy.dsn)
+        await until(lambda: fleet.started(stuck), "the handler to run")
+        heir = fleet.spawn("heir", ORIGINS)
+        proxy.cut()
+        assert await alone.ended() == 70
+        assert logged(alone, f"under job {stuck} ({kind}), which cannot be stopped: ending the process")
+        gate.touch()
+        await fleet.finish()
+        await heir.stop()
+        await fleet.verify()  # no overlap: it had ended before its successor began
+        assert await fleet.outcomes(stuck) == ["lost", "succeeded"]
+
+
+async def test_with_the_weaker_promise_such_a_handler_goes_on_and_its_outcome_is_void(database: str, tmp_path: Path):
+    settings = {"lease_seconds": 1.0, "exit_when_fenced": False}
+    async with proxied(database) as proxy, Fleet(database, tmp_path, executor=settings) as fleet:
+        gate = fleet.gate()
+        (stuck,) = await fleet.enqueue("thread", ["t/0"], gate=str(gate))
+        alone = fleet.spawn("cut off", ["t/0"], dsn=proxy.dsn)
+        await until(lambda: fleet.started(stuck), "the handler to run")
+        heir = fleet.spawn("heir", ["t/0"])
+        proxy.cut()
+        await until(lambda: fleet.started(stuck, pid=heir.pid), "the same job elsewhere")
+        proxy.heal()
+        gate.touch()
+        await fleet.finish()
+        await until(lambda: len([r for r in fleet.records() if r["event"] == "end"]) == 2, "the ends of both runs")
+        await heir.stop()
+        assert (await alone.ask())["problems"] == []
+        await alone.stop()
+        rows = await fleet.fetch("SELECT outcome, attempt, epoch FROM sidings.job_history ORDER BY attempt")
+        assert [row["outcome"] for row in rows] == ["lost", "succeeded"]
+        assert rows[1]["epoch"] == rows[0]["epoch"] + 1
+
+
+async def test_a_drain_waits_for_a_handler_that_cannot_be_stopped_and_keeps_the_lease(database: str, tmp_path: Path):
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0, "drain_seconds": 0.1}) as fleet:
+        gate = fleet.gate()
+        jobs = await fleet.enqueue("thread", ["t/0"], each=2, gate=str(gate))
+        one = fleet.spawn("one", ["t/0"])
+        await until(fleet.started, "the handler to run")
+        async with fleet.local(["t/0"], 2) as other:
+            one.assign([], 2)
+            before = await lease_ends(fleet)
+
+            async def renewed() -> bool:
+                return (await lease_ends(fleet) - before).total_seconds() > 2.0
+
+            await until(renewed, "two leases to pass")
+            assert other.held == {}
+            gate.touch()
+            await fleet.finish()
+            assert set(other.held) == {"t/0"}
+        assert one.exit_code is None
+        await fleet.verify()
+        assert await fleet.outcomes() == ["succeeded"] * len(jobs)
+
+
+async def test_a_plain_function_that_outlives_the_stop_of_its_executor_does_not_meet_its_successor(
+    database: str, tmp_path: Path
+):
+    """The executor is stopped, the process (or the thread that Python waits for at its end) lives on."""
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.5, "shutdown_seconds": 0.2}) as fleet:
+        gate = fleet.gate()
+        (stuck,) = await fleet.enqueue("thread", ["t/0"], gate=str(gate))
+        stopping = fleet.spawn("stopping", ["t/0"])
+        await until(lambda: fleet.started(stuck), "the handler to run")
+        heir = fleet.spawn("heir", ["t/0"])
+        stopping.send({"stop": True})
+        await until(lambda: stopping.exit_code is not None or fleet.started(stuck, pid=heir.pid), "an end", timeout=25)
+        gate.touch()
+        await fleet.finish()
+        await stopping.ended()
+        await heir.stop()
+        await fleet.verify()
+
+
+async def test_the_watchdog_is_quiet_while_all_is_well(database: str, tmp_path: Path):
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet:
+        await fleet.enqueue("step", ORIGINS, groups=8, each=20, ms=10)
+        member = fleet.spawn("well", ORIGINS, stall_warn_seconds=1.0)
+        await fleet.finish()
+        assert (await member.ask())["problems"] == []
+        await member.stop()
+        assert "WARNING" not in member.log.read_text()
+        await fleet.verify()
