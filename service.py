@@ -348,8 +348,8 @@ class Service:
         if self._stopping:
             return
         log.critical("%s has ended unexpectedly; the service stops", what)
-        part.result()
-        raise RuntimeError(f"{what} has ended although nobody asked it to")
+        error = None if part.cancelled() else part.exception()
+        raise error or RuntimeError(f"{what} has ended although nobody asked it to")
 
     async def _watch_failure(self) -> None:
         assert self._failure is not None

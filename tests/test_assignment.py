@@ -1,0 +1,181 @@
+"""From Kafka's assignment to the executor's origins: the listener alone, and consumers that their users own."""
+
+import asyncio
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from sidings import Job, StaticAssignment
+from sidings.errors import ConfigurationError
+from sidings.kafka import RebalanceListener
+
+from .consumer_support import a_service, as_json, producing
+from .support import SECONDS, Ride, drained, eventually, value
+
+
+class Assignments(list):
+    """What an executor was told."""
+
+    def __call__(self, origins, generation):
+        self.append((sorted(origins), generation))
+
+
+def partitions(*numbers: int) -> set[TopicPartition]:
+    return {TopicPartition("p", number) for number in numbers}
+
+
+async def test_a_revocation_alone_drains_nothing_and_the_assignment_is_complete():
+    told = Assignments()
+    listener = RebalanceListener(told, patience_seconds=SECONDS)
+    listener.on_partitions_assigned(partitions(0, 1))
+    listener.on_partitions_revoked(partitions(0, 1))
+    assert [origins for origins, _ in told] == [["p/0", "p/1"]]
+    listener.on_partitions_assigned(partitions(1, 2))
+    assert [origins for origins, _ in told] == [["p/0", "p/1"], ["p/1", "p/2"]]
+    assert told[0][1] < told[1][1]  # even where no consumer can be seen, generations grow
+
+
+async def test_jobs_are_drained_when_no_assignment_follows_a_revocation():
+    told = Assignments()
+    listener = RebalanceListener(told, patience_seconds=0.05)
+    listener.on_partitions_assigned(partitions(0))
+    listener.on_partitions_revoked(partitions(0))
+    await eventually(lambda: told[-1][0] == [])
+    listener.on_partitions_assigned(partitions(0))
+    assert told[-1][0] == ["p/0"]
+
+
+async def test_a_closed_listener_passes_nothing_on():
+    told = Assignments()
+    listener = RebalanceListener(told, patience_seconds=0.01)
+    listener.on_partitions_assigned(partitions(0))
+    listener.on_partitions_revoked(partitions(0))
+    listener.close()
+    listener.on_partitions_assigned(partitions(0, 1))
+    listener.on_partitions_revoked(partitions(0, 1))
+    await asyncio.sleep(0.05)  # well past the patience
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("origins", [[], ["a/0", "a/0"], [""]])
+def test_a_static_assignment_names_each_origin_once(origins):
+    with pytest.raises(ConfigurationError, match="each once"):
+        StaticAssignment(origins)
+
+
+async def test_a_static_assignment_needs_no_kafka(database):
+    service = a_service(database, assignment=StaticAssignment(["orders/0", "orders/1"]))
+    ran: list[str] = []
+
+    @service.job()
+    async def follow_up(job: Job[Ride]) -> None:
+        ran.append(job.origin)
+
+    async with service:
+        await service.executor.settled(SECONDS)
+        assert set(service.executor.held) == {"orders/0", "orders/1"}
+        async with service.transaction() as tx:
+            await follow_up.enqueue(tx, Ride(), origin="orders/1")
+        await eventually(lambda: ran == ["orders/1"])
+
+
+async def test_a_second_instance_with_the_same_static_assignment_waits_for_the_first(database):
+    def another():
+        return a_service(database, assignment=StaticAssignment(["orders/0"]))
+
+    async with another() as second:
+        async with another() as first:
+            holder = await eventually(lambda: next((s for s in (first, second) if s.executor.held), None))
+            other = first if holder is second else second
+            # It has asked for the origin, and did not get it.
+            wanted = "SELECT wanted_by IS NOT NULL FROM sidings.origin"
+            await eventually(lambda: value(database, wanted))
+            assert other.executor.held == {}
+            await holder.executor.stop() if holder is first else None
+        await eventually(lambda: second.executor.held)
+
+
+# -- consumers that their users own -----------------------------------------------------------------------------------
+
+
+def a_consumer(bootstrap: str, group: str, **options) -> AIOKafkaConsumer:
+    return AIOKafkaConsumer(
+        bootstrap_servers=bootstrap,
+        group_id=group,
+        auto_offset_reset="earliest",
+        heartbeat_interval_ms=300,
+        **{"enable_auto_commit": False} | options,
+    )
+
+
+async def test_a_users_own_consumer_assigns_the_origins_through_the_listener(database, topic, sidings_kafka):
+    name = await topic(partitions=4)
+    ran: list[str] = []
+
+    def another():
+        service = a_service(database)
+
+        @service.job()
+        async def follow_up(job: Job[Ride]) -> None:
+            ran.append(job.origin)
+
+        return service, follow_up
+
+    first, follow_up = another()
+    second, _ = another()
+    ours, theirs = a_consumer(sidings_kafka, name), a_consumer(sidings_kafka, name)
+    async with first, second:
+        try:
+            await ours.start()
+            ours.subscribe([name], listener=first.executor.rebalance_listener)
+            await eventually(lambda: len(first.executor.held) == 4)
+            generation = first.executor._reconciler.generation
+            await theirs.start()
+            theirs.subscribe([name], listener=second.executor.rebalance_listener)
+            await eventually(lambda: len(first.executor.held) == len(second.executor.held) == 2)
+            # The group's own generation, so that it is the same on both sides, and grows.
+            assert first.executor._reconciler.generation == second.executor._reconciler.generation > generation
+            assert not set(first.executor.held) & set(second.executor.held)
+            async with producing(sidings_kafka) as producer:
+                await producer.send_and_wait(name, as_json(1), partition=0)
+            fetched = await asyncio.wait_for(
+                asyncio.gather(ours.getmany(timeout_ms=2000), theirs.getmany(timeout_ms=2000)), SECONDS
+            )
+            (message,) = [record for batch in fetched for records in batch.values() for record in records]
+            async with first.transaction() as tx:
+                await follow_up.enqueue(tx, Ride(), origin=f"{message.topic}/{message.partition}")
+            await drained(database)
+            assert ran == [f"{name}/0"]
+        finally:
+            await ours.stop()
+            await theirs.stop()
+
+
+async def test_auto_commit_on_a_users_consumer_brings_the_service_down_with_the_reason(database, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(database)
+    consumer = a_consumer(sidings_kafka, name, enable_auto_commit=True)
+    await consumer.start()
+    try:
+        consumer.subscribe([name], listener=service.executor.rebalance_listener)
+        with pytest.raises(ConfigurationError, match="make it with enable_auto_commit=False"):
+            await asyncio.wait_for(service.run(), SECONDS)
+    finally:
+        await consumer.stop()
+
+
+async def test_topics_are_joined_for_their_jobs_alone(database, topic, sidings_kafka):
+    name = await topic(partitions=2)
+    service = a_service(database, sidings_kafka, topics=[name])
+    ran: list[str] = []
+
+    @service.job()
+    async def follow_up(job: Job[Ride]) -> None:
+        ran.append(job.origin)
+
+    async with service:
+        await eventually(lambda: len(service.executor.held) == 2)
+        async with service.transaction() as tx:
+            await follow_up.enqueue(tx, Ride(), origin=f"{name}/1")
+        await eventually(lambda: ran == [f"{name}/1"])
+        assert service.problems() == []
+    assert await value(database, "SELECT count(*) FROM sidings.consumer_offset") == 0

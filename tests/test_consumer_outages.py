@@ -1,0 +1,245 @@
+"""The consumer while processes and servers die, pause and come back: effects exactly once, none missing."""
+
+import asyncio
+import contextlib
+import random
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from sidings import Job, KafkaSettings, Message, Transaction, migrate
+from sidings.devstack.topics import create_topic
+
+from .consumer_support import (
+    Number,
+    a_service,
+    as_json,
+    effects_table,
+    numbers,
+    offset_reaches,
+    produce,
+    producing,
+    record,
+    sample,
+)
+from .support import SECONDS, Ride, connected, eventually, fetch, value
+
+WORKER = Path(__file__).with_name("consumer_worker.py")
+
+
+@pytest.fixture
+async def effects(database):
+    await effects_table(database)
+    return database
+
+
+@contextlib.asynccontextmanager
+async def steady_stream(bootstrap: str, topic: str, partitions: int, *, pause: float = 0.002):
+    """Produces numbers without an end over several partitions and keys; yields a list that grows with what Kafka has
+    acknowledged: (partition, number)."""
+    sent: list[tuple[int, int]] = []
+    enough = asyncio.Event()
+
+    async def flow() -> None:
+        async with producing(bootstrap) as producer:
+            n = 0
+            while not enough.is_set():
+                partition = n % partitions
+                key = f"key-{partition}-{n % 7}".encode()
+                await producer.send_and_wait(topic, as_json(n), key=key, partition=partition)
+                sent.append((partition, n))
+                n += 1
+                await asyncio.sleep(pause)
+
+    flowing = asyncio.create_task(flow())
+    try:
+        yield sent
+    finally:
+        enough.set()
+        await asyncio.wait_for(flowing, SECONDS)
+
+
+async def assert_each_once(dsn: str, sent: list[tuple[int, int]], via: str = "message") -> None:
+    rows = await fetch(dsn, "SELECT partition, number FROM effect WHERE via = $1 ORDER BY id", via)
+    done = [tuple(row) for row in rows]
+    assert len(done) == len(set(done)), "some message took effect twice"
+    assert set(done) == set(sent), "some message took no effect"
+
+
+async def assert_order_of_keys(dsn: str, via: str = "message") -> None:
+    rows = await fetch(dsn, "SELECT key, number FROM effect WHERE via = $1 ORDER BY id", via)
+    by_key: dict[str, list[int]] = {}
+    for row in rows:
+        by_key.setdefault(row["key"], []).append(row["number"])
+    assert all(found == sorted(found) for found in by_key.values()), by_key
+
+
+async def test_effects_happen_once_while_processes_are_killed(effects, topic, sidings_kafka):
+    """Two instances, killed in turns while messages flow, some of which fail and are parked: every message and every
+    job takes effect once, and each key's messages in order."""
+    name = await topic(partitions=4)
+    processes: list[asyncio.subprocess.Process] = []
+
+    async def spawn() -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(WORKER), effects, sidings_kafka, name, stderr=asyncio.subprocess.DEVNULL
+        )
+        processes.append(process)
+        return process
+
+    async def done() -> int:
+        return await value(effects, "SELECT count(*) FROM effect")
+
+    async def moved(before: int) -> bool:
+        return await done() > before + 200
+
+    try:
+        pair = [await spawn(), await spawn()]
+        async with steady_stream(sidings_kafka, name, 4) as sent:
+            for turn in range(4):
+                before = await done()
+                await eventually(lambda before=before: moved(before), "the survivors go on")
+                await asyncio.sleep(random.uniform(0, 0.2))
+                pair[turn % 2].kill()
+                await pair[turn % 2].wait()
+                pair[turn % 2] = await spawn()
+        per_partition = [sum(p == partition for p, _ in sent) for partition in range(4)]
+        for partition, count in enumerate(per_partition):
+            await eventually(offset_reaches(effects, name, count, partition))
+
+        async def no_jobs() -> bool:
+            return await value(effects, "SELECT count(*) FROM sidings.job") == 0
+
+        await eventually(no_jobs)
+        for process in pair:
+            process.send_signal(signal.SIGTERM)
+        assert [await asyncio.wait_for(process.wait(), SECONDS) for process in pair] == [0, 0]
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+    await assert_each_once(effects, sent)
+    await assert_each_once(effects, sent, via="job")
+    await assert_order_of_keys(effects)
+
+
+async def test_a_rebalance_keeps_running_jobs_and_loses_no_message(effects, topic, sidings_kafka):
+    name = await topic(partitions=4)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    interrupted: list[str] = []
+
+    def another():
+        service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "session_seconds": 3.0})
+
+        @service.job()
+        async def long_one(job: Job[Ride]) -> None:
+            begun.set()
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                interrupted.append(job.origin)
+                raise
+
+        @service.consumer(name)
+        async def handle(message: Message[Number], tx: Transaction) -> None:
+            await record(message, tx)
+            if message.value.n == 0:
+                await long_one.enqueue(tx, Ride())
+
+        return service
+
+    async with steady_stream(sidings_kafka, name, 4) as sent, another() as first:
+        await asyncio.wait_for(begun.wait(), SECONDS)
+        epochs = dict(first.executor.held)
+        for _ in range(3):  # join and leave
+            async with another() as second:
+                await eventually(lambda: len(second.executor.held) >= 1)
+                before = len(await numbers(effects))
+                await eventually(lambda before=before: grown(effects, before + 50))
+                assert set(first.executor.held) | set(second.executor.held) == set(epochs)
+            await eventually(lambda: len(first.executor.held) == 4)
+        # What stayed here kept its lease over six rebalances, and the job that ran in it was left in peace.
+        kept = [origin for origin, epoch in epochs.items() if first.executor.held[origin] == epoch]
+        assert kept
+        assert interrupted == []
+        await eventually(lambda: len(sent) >= 400)
+        go_on.set()
+    async with another():
+        for partition in range(4):
+            await eventually(offset_reaches(effects, name, sum(p == partition for p, _ in sent), partition))
+    await assert_each_once(effects, sent)
+    await assert_order_of_keys(effects)
+
+
+async def grown(dsn: str, size: int) -> bool:
+    return len(await numbers(dsn)) >= size
+
+
+async def test_effects_happen_once_while_postgres_is_killed_and_paused(own_postgres, topic, sidings_kafka):
+    postgres = own_postgres()
+    await migrate(postgres.dsn, service="test")
+    await effects_table(postgres.dsn)
+    name = await topic(partitions=2)
+    service = a_service(postgres.dsn, sidings_kafka)
+    service.consumer(name, model=Number, timeout=2.0)(record)
+    async with steady_stream(sidings_kafka, name, 2) as sent, service:
+        for disturb, restore in [
+            (postgres.kill, postgres.start),
+            (postgres.restart, lambda: None),
+            (postgres.pause, postgres.resume),
+        ]:
+            before = len(await numbers(postgres.dsn))
+            await eventually(lambda before=before: grown(postgres.dsn, before + 100))
+            await asyncio.to_thread(disturb)
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(restore)
+        assert sample(service, "sidings_consumer_errors_total", server="postgres") >= 1
+        before = len(await numbers(postgres.dsn))
+        await eventually(lambda: grown(postgres.dsn, before + 100))
+        await eventually(lambda: service.problems() == [], service.problems)
+        assert service._consumer.joined
+    async with connected(postgres.dsn) as connection:
+        stored = {
+            row["partition"]: row["next_offset"]
+            for row in await connection.fetch("SELECT * FROM sidings.consumer_offset")
+        }
+    rows = await fetch(postgres.dsn, "SELECT partition, number FROM effect ORDER BY id")
+    expected = [(p, n) for index, (p, n) in enumerate(sent) if index // 2 < stored[p]]
+    assert sorted(tuple(row) for row in rows) == sorted(expected)  # each once, none missing up to what is stored
+    assert await value(postgres.dsn, "SELECT count(*) FROM sidings.job") == 0  # an outage is no message's fault
+
+
+async def test_it_works_over_tls_and_sasl_and_survives_the_broker(effects, own_kafka):
+    kafka = await asyncio.to_thread(lambda: own_kafka(secure=True))
+    await create_topic(kafka.bootstrap, "positions", partitions=2)
+    secured = {
+        "bootstrap": kafka.secure_bootstrap,
+        "security_protocol": "SASL_SSL",
+        "cafile": kafka.ca_file,
+        "sasl_username": kafka.username,
+        "sasl_password": kafka.password,
+        "fetch_seconds": 0.05,
+        "session_seconds": 3.0,
+    }
+    stranger = a_service(effects, KafkaSettings(**secured | {"sasl_password": "wrong"}))
+    stranger.consumer("positions", model=Number)(record)
+    async with stranger:
+        await eventually(lambda: sample(stranger, "sidings_consumer_errors_total", server="kafka") >= 1)
+        assert not stranger._consumer.joined
+    service = a_service(effects, KafkaSettings(**secured))
+    service.consumer("positions", model=Number)(record)
+    await produce(kafka.bootstrap, "positions", range(10))
+    async with service:
+        await eventually(offset_reaches(effects, "positions", 10))
+        held = dict(service.executor.held)
+        await asyncio.to_thread(kafka.kill)
+        await asyncio.sleep(0.5)
+        assert service.executor.held == held  # nothing is revoked because Kafka is away
+        await asyncio.to_thread(kafka.start)
+        await produce(kafka.bootstrap, "positions", range(10, 20))
+        await produce(kafka.bootstrap, "positions", range(100, 105), partition=1)
+        await eventually(offset_reaches(effects, "positions", 20))
+        await eventually(offset_reaches(effects, "positions", 5, 1))
+        assert service.executor.held == held
+    assert await numbers(effects, "partition = 0") == list(range(20))

@@ -1,0 +1,468 @@
+"""The service: how the parts start, stop and fail together, and what it shows of itself."""
+
+import asyncio
+import json
+import os
+import signal
+import urllib.error
+import urllib.request
+from contextlib import asynccontextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry
+from sidings import (
+    ConfigurationError,
+    ExecutorSettings,
+    ForeignSchema,
+    Job,
+    KafkaSettings,
+    Message,
+    PostgresSettings,
+    PostgresUnavailable,
+    Registry,
+    SchemaMissing,
+    Service,
+    StaticAssignment,
+    Transaction,
+    migrate,
+)
+from sidings.devstack.locations import free_port
+from sidings.monitor import address_of
+
+from .consumer_support import Number, a_service, effects_table, numbers, offset_reaches, produce, record, sample
+from .support import ORIGIN, SECONDS, Ride, drained, eventually, outcomes, value
+
+HERE = StaticAssignment([ORIGIN])
+
+
+async def get(service: Service, path: str) -> tuple[int, str]:
+    """Status and body of a page."""
+    host, port = service.http_address or ("", 0)
+
+    def ask() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=SECONDS) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    return await asyncio.to_thread(ask)
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"name": ""}, "give a name"),
+        ({"kafka": "a:1", "assignment": HERE}, "exclude each other"),
+        ({"topics": ["a"]}, "needs kafka="),
+        ({"kafka": "a:1", "topics": "a"}, "give a list of topics"),
+        ({"http": "somewhere"}, "give 'host:port' or a port"),
+        ({"postgres": PostgresSettings(dsn="postgresql://x"), "schema": "other"}, "contradicts"),
+        ({"postgres": "postgresql://x", "schema": "No Good"}, "schema='No Good' is not usable"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_with_the_remedy(options, text):
+    with pytest.raises(ConfigurationError, match=text):
+        Service(**{"name": "test", "prometheus": CollectorRegistry()} | options)
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [("127.0.0.1:80", ("127.0.0.1", 80)), (8080, ("0.0.0.0", 8080)), (":0", ("0.0.0.0", 0)), ("[::1]:9", ("::1", 9))],
+)
+def test_the_http_address_is_a_host_and_a_port_or_a_port(given, address):
+    assert address_of(given) == address
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"bootstrap": ""}, "bootstrap"),
+        ({"sesion_seconds": 3}, "sesion_seconds: Extra inputs are not permitted"),
+        ({"session_seconds": "soon"}, "session_seconds"),
+        ({"security_protocol": "SASL_SSL"}, "needs sasl_username and sasl_password"),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}, "sasl_oauth_token_provider"),
+        ({"sasl_username": "me", "sasl_password": "secret"}, "does not use it"),
+        ({"cafile": "/dev/null"}, "does not use them"),
+        ({"security_protocol": "SSL", "cafile": "/no/such/file"}, "cafile='/no/such/file' is no file"),
+        ({"rebalance_seconds": 50}, "must be longer than rebalance_seconds"),
+    ],
+)
+def test_kafka_settings_that_cannot_work_are_refused_with_the_remedy(options, text):
+    with pytest.raises(ConfigurationError, match=text):
+        KafkaSettings(**{"bootstrap": "localhost:9092"} | options)
+
+
+def test_secrets_are_not_shown():
+    settings = KafkaSettings(
+        bootstrap="a:1", security_protocol="SASL_PLAINTEXT", sasl_username="me", sasl_password="geheim"
+    )
+    assert "geheim" not in repr(settings)
+    assert settings.client_options()["sasl_plain_password"] == "geheim"
+
+
+def test_settings_come_from_the_environment_and_arguments_win(monkeypatch):
+    for name, text in {
+        "POSTGRES": "postgresql://db/tracker",
+        "POSTGRES_POOL_SIZE": "3",
+        "SCHEMA": "tracking",
+        "KAFKA": "kafka:9092",
+        "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+        "KAFKA_SASL_USERNAME": "me",
+        "KAFKA_SASL_PASSWORD": "secret",
+        "EXECUTOR_CONCURRENCY": "7",
+        "EXECUTOR_LEASE_SECONDS": "",
+        "HTTP": ":0",
+        "TOPICS": "a, b",
+    }.items():
+        monkeypatch.setenv(f"SIDINGS_{name}", text)
+    service = Service.from_env("tracker", prometheus=CollectorRegistry(), topics=["c"])
+    assert service._postgres.model_dump(include={"dsn", "pool_size", "schema_name"}) == {
+        "dsn": "postgresql://db/tracker",
+        "pool_size": 3,
+        "schema_name": "tracking",
+    }
+    assert service._kafka.bootstrap == "kafka:9092"
+    assert service._kafka.sasl_username == "me"
+    assert service.executor.settings.concurrency == 7
+    assert service.executor.settings.lease_seconds == ExecutorSettings().lease_seconds
+    assert service._topics == ("c",)
+    assert service.registry.schema == "tracking"
+    monkeypatch.setenv("SIDINGS_EXECUTOR_CONCURRENCY", "many")
+    with pytest.raises(ConfigurationError, match="environment: concurrency"):
+        Service.from_env("tracker", prometheus=CollectorRegistry())
+
+
+async def test_what_needs_a_database_says_so():
+    service = a_service(None)
+    with pytest.raises(ConfigurationError, match="give postgres="):
+        _ = service.executor
+    with pytest.raises(ConfigurationError, match="give postgres="):
+        async with service.transaction():
+            pass
+    with pytest.raises(ConfigurationError, match="give postgres="):
+        await service.migrate()
+
+
+# -- life -------------------------------------------------------------------------------------------------------------
+
+
+async def test_included_registries_and_transactions_work_together(database):
+    jobs = Registry()
+    ran: list[int] = []
+
+    @jobs.job(group="transport")
+    async def ship(job: Job[Ride]) -> None:
+        ran.append(job.payload.number)
+
+    service = a_service(database, assignment=HERE, executor={"poll_seconds": 60.0})
+    service.include(jobs)
+    async with service:
+        await service.executor.settled(SECONDS)
+        async with service.transaction() as tx:
+            await ship.enqueue(tx, Ride(transport="a", number=1), origin=ORIGIN)
+        await eventually(lambda: ran == [1], seconds=5)  # woken by the commit: the poll comes in a minute
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012
+            async with service.transaction() as tx:
+                await ship.enqueue(tx, Ride(transport="a", number=2), origin=ORIGIN)
+                raise ZeroDivisionError
+        async with service.transaction() as tx:
+            await ship.enqueue(tx, Ride(transport="a", number=3), origin=ORIGIN)
+        await drained(database)
+    assert ran == [1, 3]
+
+
+async def test_migrate_makes_the_schema_of_the_services_choice(empty_database):
+    service = a_service(empty_database, name="tracker", schema="tracking", assignment=HERE)
+    assert await service.migrate()
+    assert await service.migrate() == []
+    assert await value(empty_database, "SELECT name FROM tracking.service") == "tracker"
+    async with service:
+        await service.executor.settled(SECONDS)
+
+
+async def test_a_wrong_schema_ends_the_start_at_once(database, empty_database):
+    with pytest.raises(ForeignSchema, match="belongs to the service 'test', not to 'other'"):
+        await asyncio.wait_for(a_service(database, name="other", assignment=HERE).run(), SECONDS)
+    with pytest.raises(SchemaMissing, match=r"service\.migrate"):
+        await asyncio.wait_for(a_service(empty_database, assignment=HERE).run(), SECONDS)
+
+
+async def test_a_failed_start_leaves_nothing_behind(empty_database):
+    service = a_service(empty_database, assignment=HERE, http=f"127.0.0.1:{free_port()}")
+    before = asyncio.all_tasks()
+    with pytest.raises(SchemaMissing):
+        async with service:
+            pass
+    assert asyncio.all_tasks() == before
+    assert service.http_address is None
+    assert sample(service, "sidings_running") == 0
+    assert list(service.samples.collect()) == []
+
+
+async def test_consumers_without_kafka_are_refused_at_the_start(database):
+    service = a_service(database)
+    service.consumer("positions", model=Number)(record)
+    with pytest.raises(ConfigurationError, match=r"consumers of positions are declared: give kafka="):
+        async with service:
+            pass
+
+
+async def test_a_service_is_started_once(database):
+    service = a_service(database, assignment=HERE)
+    async with service:
+        pass
+    with pytest.raises(ConfigurationError, match="make another one"):
+        async with service:
+            pass
+
+
+async def test_an_address_in_use_ends_the_start(database):
+    async with a_service(database, assignment=HERE, http="127.0.0.1:0") as first:
+        host, port = first.http_address
+        with pytest.raises(ConfigurationError, match="cannot listen there"):
+            await a_service(database, http=f"{host}:{port}").run()
+
+
+async def test_errors_of_the_body_come_out_as_they_are(database):
+    with pytest.raises(ZeroDivisionError):
+        async with a_service(database, assignment=HERE):
+            raise ZeroDivisionError
+
+
+async def test_a_part_that_dies_brings_the_service_down_loudly(database, topic, sidings_kafka, caplog, monkeypatch):
+    service = a_service(database, sidings_kafka)
+    service.consumer(await topic(), model=Number)(record)
+    running = asyncio.create_task(service.run())
+    await eventually(lambda: service.executor.held)
+
+    async def broken(_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("sidings.kafka.topic_loop.TopicLoop._next_batch", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        await asyncio.wait_for(running, SECONDS)
+    assert "the consumer has ended unexpectedly" in caplog.text
+    assert await value(database, "SELECT count(*) FROM sidings.origin WHERE owner IS NOT NULL") == 0  # in good order
+
+
+async def test_a_part_that_is_cancelled_by_others_brings_the_service_down_too(database):
+    service = a_service(database, assignment=HERE)
+    running = asyncio.create_task(service.run())
+    await eventually(lambda: service.executor.held)
+    service.executor._main.cancel()
+    with pytest.raises(RuntimeError, match="the executor has ended although nobody asked it to"):
+        await asyncio.wait_for(running, SECONDS)
+
+
+async def test_a_stop_lets_running_handlers_and_the_current_batch_end(database, topic, sidings_kafka):
+    await effects_table(database)
+    name = await topic()
+    service = a_service(database, sidings_kafka)
+    begun, go_on, job_begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @service.job()
+    async def slow(job: Job[Ride]) -> None:
+        job_begun.set()
+        await go_on.wait()
+
+    @service.consumer(name)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if message.value.n == 0:
+            await slow.enqueue(tx, Ride())
+        if message.value.n == 1:
+            begun.set()
+            await go_on.wait()
+        await record(message, tx)
+
+    await produce(sidings_kafka, name, [0])
+    running = asyncio.create_task(service.run())
+    await asyncio.wait_for(job_begun.wait(), SECONDS)
+    await produce(sidings_kafka, name, range(1, 4))
+    await asyncio.wait_for(begun.wait(), SECONDS)
+    service.stop()
+    await asyncio.sleep(0.1)
+    assert not running.done()
+    go_on.set()
+    await asyncio.wait_for(running, SECONDS)
+    done = await numbers(database)
+    assert done[:2] == [0, 1]  # the message at work was committed
+    assert await offset_reaches(database, name, len(done))()
+    assert await outcomes(database) == ["succeeded"]
+    assert await value(database, "SELECT count(*) FROM sidings.origin WHERE owner IS NOT NULL") == 0
+
+
+async def test_signals_stop_gracefully_and_then_firmly(database, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(database, sidings_kafka, executor={"shutdown_seconds": 600.0})
+    begun, consumed = asyncio.Event(), asyncio.Event()
+
+    @service.job()
+    async def endless(job: Job[Ride]) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    @service.consumer(name, timeout=None)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if message.value.n == 0:
+            await endless.enqueue(tx, Ride())
+            return
+        consumed.set()
+        await asyncio.Event().wait()
+
+    await produce(sidings_kafka, name, [0])
+    running = asyncio.create_task(service.run())
+    await asyncio.wait_for(begun.wait(), SECONDS)
+    await produce(sidings_kafka, name, [1])
+    await asyncio.wait_for(consumed.wait(), SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await eventually(lambda: service._stopping)
+    await asyncio.sleep(0.2)
+    assert not running.done()
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(10):
+        while not running.done():  # whoever is in a hurry sends it again
+            await asyncio.sleep(0.1)
+            if not running.done():
+                os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    assert await value(database, "SELECT next_offset FROM sidings.consumer_offset") == 1  # undone, and not lost
+    assert await value(database, "SELECT count(*) FROM sidings.job") == 1
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+# -- without servers --------------------------------------------------------------------------------------------------
+
+
+async def test_it_starts_without_kafka_and_without_postgres_and_waits_for_them(own_postgres, topic, sidings_kafka):
+    postgres = own_postgres()
+    await migrate(postgres.dsn, service="test")
+    await effects_table(postgres.dsn)
+    await asyncio.to_thread(postgres.stop)
+    name = await topic()
+    await produce(sidings_kafka, name, range(5))
+    door = free_port()  # behind it, nobody answers yet
+    service = a_service(postgres.dsn, f"127.0.0.1:{door}", http="127.0.0.1:0")
+    service.consumer(name, model=Number)(record)
+    async with service:
+        assert (await get(service, "/ready"))[0] == 503
+        with pytest.raises(PostgresUnavailable, match="no connection to Postgres"):
+            async with service.transaction():
+                pass
+        async with relay(door, sidings_kafka):
+            await eventually(lambda: service._consumer.joined)
+        await asyncio.to_thread(postgres.start)
+
+        async def all_done() -> bool:
+            return len(await numbers(postgres.dsn)) == 5
+
+        await eventually(all_done)
+        await eventually(lambda: service._not_ready() == [], service._not_ready)
+        assert (await get(service, "/ready"))[0] == 200
+    assert await numbers(postgres.dsn) == list(range(5))
+
+
+@asynccontextmanager
+async def relay(port: int, target: str):
+    """Passes on what comes to `port`."""
+    host, _, number = target.partition(",")[0].rpartition(":")
+    pumps: list[asyncio.Task[None]] = []
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65_536):
+            sink.write(data)
+        sink.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(host, int(number))
+        pumps.extend([asyncio.create_task(pump(reader, back)), asyncio.create_task(pump(there, writer))])
+
+    server = await asyncio.start_server(accept, "127.0.0.1", port)
+    try:
+        yield
+    finally:
+        server.close()
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def test_a_foreign_schema_that_appears_after_the_start_ends_the_service(own_postgres):
+    postgres = own_postgres()
+    await migrate(postgres.dsn, service="somebody else")
+    await asyncio.to_thread(postgres.stop)
+    service = a_service(postgres.dsn, assignment=HERE)
+    running = asyncio.create_task(service.run())
+    await asyncio.sleep(0.2)
+    assert not running.done()
+    await asyncio.to_thread(postgres.start)
+    with pytest.raises(ForeignSchema):
+        await asyncio.wait_for(running, SECONDS)
+
+
+# -- what it shows ----------------------------------------------------------------------------------------------------
+
+
+async def test_metrics_and_health_are_served(database, topic, sidings_kafka):
+    await effects_table(database)
+    name = await topic()
+    service = a_service(database, sidings_kafka, http="127.0.0.1:0")
+    service.consumer(name, model=Number)(record)
+    await produce(sidings_kafka, name, range(3))
+    async with service:
+        await eventually(offset_reaches(database, name, 3))
+        await eventually(lambda: not service._not_ready())
+        assert (await get(service, "/health")) == (200, '{"status": "ok"}')
+        assert (await get(service, "/ready")) == (200, '{"status": "ok"}')
+        status, text = await get(service, "/metrics")
+        assert status == 200
+        assert f'sidings_consumer_messages_total{{result="handled",service="test",topic="{name}"}} 3.0' in text
+        assert 'sidings_held_origins{service="test"} 1.0' in text
+        assert (await get(service, "/other"))[0] == 404
+
+
+async def test_health_answers_and_turns_bad_while_the_event_loop_hangs(database):
+    import threading
+    import time
+
+    settings = {"stall_warn_seconds": 0.2}
+    async with a_service(database, assignment=HERE, http="127.0.0.1:0", executor=settings) as service:
+        await service.executor.settled(SECONDS)
+        host, port = service.http_address
+        answers: list[tuple[int, str]] = []
+
+        def ask() -> None:
+            time.sleep(0.7)  # inside of the second that the loop hangs
+            try:
+                urllib.request.urlopen(f"http://{host}:{port}/health", timeout=5)
+            except urllib.error.HTTPError as error:
+                answers.append((error.code, error.read().decode()))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(1.5)  # noqa: ASYNC251 - this is the hanging event loop
+        await asyncio.to_thread(asking.join)
+        ((status, body),) = answers
+        assert status == 503
+        assert "the event loop has not answered" in json.loads(body)["problems"][0]
+        await eventually(lambda: service.problems() == [])
+
+
+async def test_health_turns_bad_when_a_consumer_is_stuck(database, topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.consumer._STUCK_SECONDS", 0.5)
+    name = await topic()
+    service = a_service(database, sidings_kafka)
+    go_on = asyncio.Event()
+
+    @service.consumer(name, timeout=None)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await go_on.wait()
+
+    await produce(sidings_kafka, name, [0])
+    async with service:
+        await eventually(lambda: any(f"the consumer of '{name}' is stuck" in p for p in service.problems()))
+        go_on.set()
+        await eventually(lambda: service.problems() == [])
