@@ -140,6 +140,48 @@ PEERS: list[Peer] = [
             "latency": (50, {"instances": 1}),
         },
     ),
+    Peer(
+        "pgboss",
+        _node("pgboss.js"),
+        {
+            "drain": (50_000, {"batchSize": 1000, "localConcurrency": 4, "burstWhenBatchFull": True}),
+            "groups": (50_000, {"policy": "key_strict_fifo", "batchSize": 500, "localConcurrency": 2}),
+            "enqueue": (3_000, {}),
+            "bulk": (50_000, {"call": "insert, 1,000 each"}),
+            "latency": (50, {"useListenNotify": True}),
+        },
+    ),
+    Peer(
+        "river",
+        lambda: [_river_program()],
+        {
+            "drain": (50_000, {"MaxWorkers": 1000, "FetchCooldown": "1 ms"}),
+            "enqueue": (5_000, {}),
+            "bulk": (50_000, {"call": "InsertManyFast, 1,000 each"}),
+            "latency": (50, {"FetchCooldown": "1 ms"}),
+        },
+    ),
+    Peer(
+        "procrastinate",
+        _python("procrastinate_peer.py"),
+        {
+            "drain": (5_000, {"concurrency": 10, "delete_jobs": "always", "loop": "uvloop"}),
+            "groups": (2_000, {"lock": "a group", "concurrency": 10}),
+            "enqueue": (3_000, {}),
+            "bulk": (20_000, {"call": "batch_defer_async, 1,000 each"}),
+            "latency": (50, {"concurrency": 10}),
+        },
+    ),
+    Peer(
+        "chancy",
+        _python("chancy_peer.py"),
+        {
+            "drain": (20_000, {"concurrency": 1000, "executor": "async", "loop": "uvloop"}),
+            "enqueue": (3_000, {}),
+            "bulk": (20_000, {"call": "push_many, 1,000 each"}),
+            "latency": (50, {}),
+        },
+    ),
 ]
 
 
