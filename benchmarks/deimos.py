@@ -76,7 +76,8 @@ class Deimos:
             if len(rows) < 1000:
                 break
         await connection.execute(
-            "UPDATE kafka_topic_info SET locked_by = NULL, locked_at = NULL, error = false, retries = 0 WHERE topic = $1",
+            "UPDATE kafka_topic_info SET locked_by = NULL, locked_at = NULL, error = false, retries = 0 "
+            "WHERE topic = $1",
             topic,
         )
 

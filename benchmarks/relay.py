@@ -31,8 +31,8 @@ __all__ = ["measure"]
 _PARTITIONS = 12
 _KEYS = 1_000
 _VALUE = b"x" * 200
-_BARE = """CREATE TABLE bare_outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, topic text, key bytea, value bytea,
-           created_at timestamptz NOT NULL DEFAULT now())"""
+_BARE = """CREATE TABLE bare_outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, topic text, key bytea,
+           value bytea, created_at timestamptz NOT NULL DEFAULT now())"""
 
 
 class _Stage:
@@ -70,6 +70,7 @@ async def measure(messages: int = 100_000, rounds: int = 3, endpoints: Endpoints
         await connection.execute(_BARE)
         await connection.close()
         rates: dict[str, list[float]] = {}
+        busy: dict[str, list[float]] = {}
         variants: dict[str, Callable[[_Stage], Awaitable[float]]] = {
             "bare producer": _bare_producer,
             "bare producer, idempotent": _idempotent_producer,
@@ -78,7 +79,9 @@ async def measure(messages: int = 100_000, rounds: int = 3, endpoints: Endpoints
         }
         for _ in range(rounds):
             for name, variant in variants.items():
+                _cpu.clear()
                 rates.setdefault(name, []).append(await variant(stage))
+                busy.setdefault(name, []).append((_cpu[-1] - _cpu[0]) / messages * 1e6)
         costs: dict[str, list[float]] = {}
         for _ in range(rounds):
             for name, cost in (await _publish_cost(stage)).items():
@@ -88,6 +91,7 @@ async def measure(messages: int = 100_000, rounds: int = 3, endpoints: Endpoints
         cost = {name: statistics.median(values) for name, values in costs.items()}
         return {
             "messages_per_second": {name: round(rate) for name, rate in median.items()},
+            "client_cpu_microseconds": {name: round(statistics.median(us), 1) for name, us in busy.items()},
             "relay_to_bare_producer": round(median["relay"] / median["bare producer"], 2),
             "relay_to_idempotent_producer": round(median["relay"] / median["bare producer, idempotent"], 2),
             "relay_to_deimos": round(median["relay"] / median["deimos"], 2),
@@ -112,11 +116,11 @@ async def _bare(stage: _Stage, **options: Any) -> float:
     ) as producer:
         await producer.partitions_for(topic)
         keys = [b"k%d" % n for n in range(_KEYS)]
-        started = time.perf_counter()
+        started = _clock()
         for first in range(0, stage.messages, 10_000):
             count = min(10_000, stage.messages - first)
             await asyncio.gather(*[await producer.send(topic, _VALUE, keys[n % _KEYS]) for n in range(count)])
-        return stage.messages / (time.perf_counter() - started)
+        return stage.messages / (_clock() - started)
 
 
 async def _bare_producer(stage: _Stage) -> float:
@@ -140,11 +144,11 @@ async def _relay(stage: _Stage) -> float:
                 count = min(10_000, stage.messages - first)
                 await outbox.publish_many(connection, topic, [(f"k{n % _KEYS}", _VALUE) for n in range(count)])
         await connection.execute("ANALYZE sidings.outbox")
-        started = time.perf_counter()
+        started = _clock()
         relay.wake()
         while relay.metrics.count("sent", topic) < stage.messages or relay.backlog.held():
             await asyncio.sleep(0.002)
-        return stage.messages / (time.perf_counter() - started)
+        return stage.messages / (_clock() - started)
     finally:
         await relay.stop()
         await outbox.close()
@@ -156,7 +160,8 @@ async def _deimos(stage: _Stage) -> float:
     connection = await asyncpg.connect(stage.dsn)
     try:
         await connection.execute(
-            "INSERT INTO kafka_messages (topic, message, key) SELECT $1, $2, 'k' || n % $3 FROM generate_series(1, $4) n",
+            "INSERT INTO kafka_messages (topic, message, key) "
+            "SELECT $1, $2, 'k' || n % $3 FROM generate_series(1, $4) n",
             topic,
             _VALUE,
             _KEYS,
@@ -166,12 +171,12 @@ async def _deimos(stage: _Stage) -> float:
     finally:
         await connection.close()
     sender = Deimos(stage.dsn, stage.kafka)
-    started = time.perf_counter()
+    started = _clock()
     task = asyncio.create_task(sender.run())
     try:
         while sender.sent < stage.messages:
             await asyncio.sleep(0.002)
-        return stage.messages / (time.perf_counter() - started)
+        return stage.messages / (_clock() - started)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
