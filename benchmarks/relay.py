@@ -105,8 +105,16 @@ async def measure(messages: int = 100_000, rounds: int = 3, endpoints: Endpoints
         await drop_database(ends.postgres, dsn)
 
 
-# -- rates
-# --------------------------------------------------------------------------------------------------------------
+_cpu: list[float] = []
+
+
+def _clock() -> float:
+    """The time; and the CPU time of this process at the beginning and the end of a measurement, in `_cpu`."""
+    _cpu.append(time.process_time())
+    return time.perf_counter()
+
+
+# -- rates -----------------------------------------------------------------------------------------------
 
 
 async def _bare(stage: _Stage, **options: Any) -> float:
@@ -182,8 +190,7 @@ async def _deimos(stage: _Stage) -> float:
         await asyncio.gather(task, return_exceptions=True)
 
 
-# -- cost and delay
-# -----------------------------------------------------------------------------------------------------
+# -- cost and delay --------------------------------------------------------------------------------------
 
 
 async def _publish_cost(stage: _Stage, count: int = 3_000) -> dict[str, float]:
