@@ -185,7 +185,8 @@ class CycleLoop:
 
     def _put_back(self, entries: list[Entry], time: float) -> None:
         for entry in entries:
-            self._named.pop(entry.id, None)
+            if self._named.get(entry.id) is entry:
+                del self._named[entry.id]
             if self._scheduler.holds(entry):
                 self._scheduler.put_back(entry, time)
 

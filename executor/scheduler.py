@@ -12,7 +12,8 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 - A lane whose head failed is compacted: all its fetched jobs are dropped, and it is read again from its head when
   that is due. So a stuck lane costs a few hundred bytes, and the database is the only truth about its jobs.
 - The successor of a job becomes ready only when the job's outcome is committed (`ended`, `again`).
-- A job that ended while a read was under way may still be in that read's result, at the position it had.
+- A job that ended while a read was under way may still be in that read's result, as the attempt that it was.
+- A failed job may be promoted and read again before its outcome is known here to be committed. That row is put by.
 """
 
 import heapq
@@ -26,6 +27,7 @@ __all__ = ["Entry", "Lane", "OriginQueue", "Scheduler"]
 
 _FIRST_ROOM = 256
 _LEAST_ROOM = 64  # runnable jobs to have in memory, however large they are
+_UNKNOWN_SECONDS = 60.0  # a group behind a job of an unknown type is looked at again: somebody may have removed the job
 _HEAVY = 256  # rows dropped from one lane before the server is asked to leave the lane out
 
 
@@ -92,7 +94,7 @@ class Lane:
     """A group of one origin. `version` changes whenever a refill that is under way must not be applied."""
 
     __slots__ = (
-        "blocked",
+        "blocked_by",
         "due",
         "group",
         "last",
@@ -114,7 +116,7 @@ class Lane:
         self.more = False  # the database has jobs behind `last` that are not here
         self.last = 0
         self.due: float | None = None  # backs off until then
-        self.blocked = False  # its head's type is unknown to this process
+        self.blocked_by: int | None = None  # id of its head, whose type is unknown to this process
         self.skipped = 0
         self.version = 0
 
@@ -171,7 +173,8 @@ class Scheduler:
         self._payload_budget = payload_budget
         self._payload = 0
         self._known: dict[int, Entry] = {}
-        self._ended: dict[int, int] = {}  # id -> position, of jobs that ended while a read was under way
+        self._ended: dict[int, int] = {}  # id -> attempt, of jobs that ended while a read was under way
+        self._early: dict[int, Entry] = {}  # next attempts, read before the last one's outcome was acknowledged
         self._levels: dict[int, deque[Entry | Lane]] = {}
         self._order: list[int] = []  # priorities, highest first
         self._suspects: deque[Entry] = deque()
@@ -223,6 +226,7 @@ class Scheduler:
                 entry.lane.running = None
         for entry in [e for e in self._known.values() if e.origin in gone and e not in e.origin.running]:
             self._unlearn(entry)
+        self._early = {id: entry for id, entry in self._early.items() if entry.origin not in gone}
         for queue in queues:
             queue.version += 1
             queue.high = 0
@@ -232,8 +236,8 @@ class Scheduler:
 
     def _forget_lane(self, lane: Lane) -> None:
         lane.queue.clear()
-        lane.queued = lane.more = lane.blocked = False
-        lane.due = None
+        lane.queued = lane.more = False
+        lane.due = lane.blocked_by = None
         lane.last = lane.skipped = 0
         lane.version += 1
         self.hungry.pop(lane, None)
@@ -247,10 +251,14 @@ class Scheduler:
         """Take in a row that a read has delivered. Rows that are known, over, or left to a refill are ignored."""
         known = self._known.get(entry.id)
         if known is not None:
-            if known.position == entry.position or known in known.origin.running:
+            if known in known.origin.running:
+                if entry.attempt > known.attempt:
+                    self._early[entry.id] = entry
+                return
+            if known.position == entry.position:
                 return
             self._discard_waiting(known)  # it was given a new place
-        if self._ended.get(entry.id) == entry.position:
+        if entry.attempt <= self._ended.get(entry.id, 0):
             return
         if entry.group is None:
             self._insert_single(entry, now)
@@ -293,6 +301,7 @@ class Scheduler:
             self._unlearn(queue.pop())
             lane.more = True
             lane.last = queue[-1].position
+            lane.version += 1  # a refill under way was to begin behind the job that was dropped just now
         self._arm(lane, now)
 
     def refilled(self, lane: Lane, rows: Iterable[Entry], *, size: int, upto: int, left_out: bool, now: float) -> None:
@@ -373,10 +382,10 @@ class Scheduler:
     def _take(self, lane: Lane, now: float) -> Entry | None:
         lane.queued = False
         if not lane.queue:
+            self._drop_if_empty(lane)
             return None
         head = lane.queue[0]
-        if head.due is not None and head.due > now:
-            self._stick(lane, head.position, head.due)
+        if not self._may_run(lane, head, now):  # a late one, perhaps, that was not there when the lane was armed
             return None
         lane.queue.popleft()
         lane.running = head
@@ -406,37 +415,50 @@ class Scheduler:
             self._push(entry, entry.priority)
             return
         lane.running = None
-        lane.queue.appendleft(entry)
-        if len(lane.queue) > 1 and lane.queue[1].position < entry.position:
-            lane.queue = deque(sorted(lane.queue, key=lambda e: e.position))
+        if lane.more and entry.position > lane.last:  # jobs before it have been left in the database meanwhile
+            self._unlearn(entry)
+            self._check_hunger(lane)
+        else:
+            lane.queue.appendleft(entry)
+            if len(lane.queue) > 1 and lane.queue[1].position < entry.position:
+                lane.queue = deque(sorted(lane.queue, key=lambda e: e.position))
         self._arm(lane, now)
 
     # -- outcomes, once they are committed ----------------------------------------------------------------------
 
     def ended(self, entry: Entry, now: float) -> None:
         """The job has left its order: it is over, held, or (without a group) delayed."""
-        self._forget(entry)
+        early = self._forget(entry)
         lane = entry.lane
         if lane is not None and self.holds(entry):
             lane.running = None
             self._arm(lane, now)
             self._drop_if_empty(lane)
+        if early is not None and self.holds(early):
+            self.insert(early, now)
 
     def again(self, entry: Entry, due: float) -> None:
         """The job runs again at `due`; until then its group waits. Without a group the job is now a delayed one."""
-        self._forget(entry)
+        early = self._forget(entry)
         lane = entry.lane
-        if lane is not None and self.holds(entry):
+        if lane is None:
+            if early is not None and self.holds(early):
+                self.insert(early, due)
+        elif self.holds(entry):
             lane.running = None
-            self._stick(lane, entry.position, due)
+            if entry.origin.draining:  # it is read again, with its due time, if the origin stays after all
+                self._drop_if_empty(lane)
+            else:
+                self._stick(lane, entry.position, due)
 
-    def _forget(self, entry: Entry) -> None:
+    def _forget(self, entry: Entry) -> Entry | None:
         self._unlearn(entry)
         entry.origin.running.discard(entry)
         if self.reading:
-            self._ended[entry.id] = entry.position
+            self._ended[entry.id] = entry.attempt
         if self.suspect is entry:
             self.suspect = None
+        return self._early.pop(entry.id, None) if self._early else None
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -482,7 +504,7 @@ class Scheduler:
         """Lanes that back off or are blocked by a head of an unknown type."""
         for queue in self.origins.values():
             for lane in queue.lanes.values():
-                if lane.due is not None or lane.blocked:
+                if lane.due is not None:
                     yield lane
 
     # -- inside -------------------------------------------------------------------------------------------------
@@ -508,18 +530,25 @@ class Scheduler:
 
     def _arm(self, lane: Lane, now: float) -> None:
         """Put a lane into the ready queue if its head may run."""
-        if lane.running is not None or lane.queued or lane.due is not None or lane.blocked or not lane.queue:
+        if lane.running is not None or lane.queued or lane.due is not None or not lane.queue:
             return
         head = lane.queue[0]
-        if head.due is not None and head.due > now:
-            self._stick(lane, head.position, head.due)
-        elif not self._known_type(head.type):
-            self.unknown[head.type] = self.unknown.get(head.type, 0) + 1
-            self._compact(lane, head.position)
-            lane.blocked = True
-        else:
+        if self._may_run(lane, head, now):
             lane.queued = True
             self._push(lane, head.priority)
+
+    def _may_run(self, lane: Lane, head: Entry, now: float) -> bool:
+        """Whether the head of a lane may run now; if not, the lane waits."""
+        if head.due is not None and head.due > now:
+            self._stick(lane, head.position, head.due)
+            return False
+        if not self._known_type(head.type):
+            if lane.blocked_by != head.id:
+                self.unknown[head.type] = self.unknown.get(head.type, 0) + 1
+            self._stick(lane, head.position, now + _UNKNOWN_SECONDS)
+            lane.blocked_by = head.id
+            return False
+        return True
 
     def _stick(self, lane: Lane, position: int, due: float) -> None:
         self._compact(lane, position)
@@ -539,7 +568,7 @@ class Scheduler:
         self.hungry.pop(lane, None)
 
     def _check_hunger(self, lane: Lane) -> None:
-        if lane.more and lane.due is None and not lane.blocked and len(lane.queue) <= self.keep // 4:
+        if lane.more and lane.due is None and len(lane.queue) <= self.keep // 4:
             self.hungry[lane] = None
 
     def _drop_if_empty(self, lane: Lane) -> None:
