@@ -1,7 +1,8 @@
 """What a job is, and how it gets into the database in the caller's transaction.
 
 Reading order: `job` (what a handler sees), `outcome` (how an attempt ends), `retry` (what a failure leads to),
-`registry` (declaring a type), `enqueue` and its two SQL files (storing a job), `transaction`.
+`registry` (declaring a type), `enqueue` and its SQL files (what is stored), `connections` (through what),
+`transaction`.
 """
 
 from .job import Fence, Job, JobId

@@ -1,17 +1,16 @@
-"""Put jobs into the database inside the caller's transaction, which is never committed here."""
+"""What is stored for a job, checked before anything is written. How it is sent is the business of `connections`."""
 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from ..errors import EnqueueError, MissingOrigin, NotInTransaction
-from ..schema import load_sql
-from .job import JobId
+from ..errors import EnqueueError, MissingOrigin
+from .connections import Statement
 from .retry import MAX_DELAY_SECONDS
-from .transaction import Connection, Transaction, current_origin
+from .transaction import current_origin
 
-__all__ = ["UNSET", "Unset", "When", "insert_many", "insert_one", "when"]
+__all__ = ["UNSET", "Unset", "When", "many_jobs", "one_job", "when"]
 
 _MAX_NAME_BYTES = 1_000  # an index entry must fit (2,704 bytes): origin and group stand in one
 
@@ -44,9 +43,7 @@ def when(delay: timedelta | float | None, run_at: datetime | None) -> When:
     return When(None, seconds or None)
 
 
-async def insert_one(
-    tx: Transaction | Connection,
-    *,
+def one_job(
     schema: str,
     type_name: str,
     origin: str | None,
@@ -56,12 +53,10 @@ async def insert_one(
     when: When,
     priority: int,
     headers: Mapping[str, str] | None,
-) -> JobId:
-    """Insert one job; see `JobType.enqueue`."""
-    connection = _connection(tx)
-    chosen = _origin(tx, type_name, origin)
-    row = await connection.fetchval(
-        load_sql(__package__, "insert_job", schema),
+) -> Statement:
+    """The statement that inserts one job; see `JobType.enqueue`. Raises `EnqueueError`."""
+    chosen = _origin(type_name, origin)
+    arguments = (
         type_name,
         chosen,
         _short("group", group),
@@ -72,12 +67,10 @@ async def insert_one(
         payload,
         policy,
     )
-    return JobId(row)
+    return Statement("insert_job", schema, arguments, 1, chosen)
 
 
-async def insert_many(
-    tx: Transaction | Connection,
-    *,
+def many_jobs(
     schema: str,
     type_name: str,
     origin: str | None,
@@ -87,14 +80,10 @@ async def insert_many(
     when: When,
     priority: int,
     headers: Mapping[str, str] | None,
-) -> list[JobId]:
-    """Insert many jobs of one type with one statement, in order; see `JobType.enqueue_many`."""
-    connection = _connection(tx)
-    if not payloads:
-        return []
-    chosen = _origin(tx, type_name, origin)
-    rows = await connection.fetch(
-        load_sql(__package__, "insert_jobs", schema),
+) -> Statement:
+    """The statement that inserts many jobs of one type, in order; see `JobType.enqueue_many`. Raises `EnqueueError`."""
+    chosen = _origin(type_name, origin) if payloads else ""
+    arguments = (
         type_name,
         [chosen] * len(payloads),
         [_short("group", group) for group in groups],
@@ -105,20 +94,10 @@ async def insert_many(
         payloads,
         policy,
     )
-    return [JobId(row[0]) for row in rows]
+    return Statement("insert_jobs", schema, arguments, len(payloads), chosen)
 
 
-def _connection(tx: Transaction | Connection) -> Connection:
-    connection = tx.connection if isinstance(tx, Transaction) else tx
-    if not connection.is_in_transaction():
-        raise NotInTransaction(
-            "the connection is in autocommit, so the job could not commit together with the state change: "
-            "call enqueue inside `async with connection.transaction():`"
-        )
-    return connection
-
-
-def _origin(tx: Transaction | Connection, type_name: str, origin: str | None) -> str:
+def _origin(type_name: str, origin: str | None) -> str:
     chosen = current_origin.get() if origin is None else origin
     if not chosen:
         raise MissingOrigin(
@@ -126,8 +105,6 @@ def _origin(tx: Transaction | Connection, type_name: str, origin: str | None) ->
             "job's handler, whose origin it then shares"
         )
     _short("origin", chosen)
-    if isinstance(tx, Transaction):
-        tx.enqueued.add(chosen)
     return chosen
 
 

@@ -1,10 +1,11 @@
 -- Many jobs of one type in the caller's transaction, in the order of the arrays: unnest yields its rows in order,
 -- and position and id are computed row by row above it.
+-- JSON comes as text: a caller's connection may have a codec of its own for json.
 -- $1 type, $2 origins, $3 groups, $4 priority, $5 run at, $6 delay in seconds, $7 headers, $8 payloads, $9 policy
 INSERT INTO sidings.job (type, origin, "group", priority, run_at, headers, payload, policy, position)
 SELECT $1, u.origin, u."group", $4, coalesce($5::timestamptz, clock_timestamp() + $6::float8 * interval '1 second'),
-       $7, u.payload, $9,
+       $7::text::jsonb, u.payload::json, $9,
        CASE WHEN $5::timestamptz IS NULL AND $6::float8 IS NULL AND pg_current_xact_id() IS NOT NULL
             THEN nextval('sidings.job_position') END
-FROM unnest($2::text[], $3::text[], $8::json[]) AS u (origin, "group", payload)
+FROM unnest($2::text[], $3::text[], $8::text[]) AS u (origin, "group", payload)
 RETURNING id

@@ -10,10 +10,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..errors import ConfigurationError, InvalidPayload, MissingGroup, UnknownJobType
 from . import enqueue as _enqueue
+from .connections import AnyConnection, AnySyncConnection, Statement, store, store_sync
 from .enqueue import UNSET, Unset
 from .job import Job, JobId, P
 from .retry import Retry
-from .transaction import Connection, Transaction
+from .transaction import Transaction
 
 __all__ = ["JobType", "Policy", "Registry"]
 
@@ -51,7 +52,7 @@ class JobType(Generic[P]):
         self.timeout = timeout
         self.history = history
         self.transactional = transactional
-        self.policy = Policy.SERIAL
+        self.policy = Policy.SERIAL.value
         self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
         )
@@ -71,7 +72,7 @@ class JobType(Generic[P]):
 
     async def enqueue(
         self,
-        tx: Transaction | Connection,
+        tx: Transaction | AnyConnection,
         payload: P,
         *,
         origin: str | None = None,
@@ -83,7 +84,8 @@ class JobType(Generic[P]):
     ) -> JobId:
         """Store one job in the caller's transaction, which this call neither commits nor rolls back.
 
-        tx: a consumer's or service's `Transaction`, or an asyncpg connection with a transaction open.
+        tx: a consumer's or service's `Transaction`; or a connection with a transaction open: asyncpg's, psycopg's
+        ``AsyncConnection``, SQLAlchemy's ``AsyncConnection`` or ``AsyncSession`` (docs/enqueueing.md).
         origin: default: the partition of the message, or the origin of the job, whose handler makes the call.
         group: default: what the type's `group` yields for the payload. delay: seconds or a timedelta, or run_at:
         an aware datetime. priority: -100 to 100, larger first, between groups only.
@@ -93,24 +95,15 @@ class JobType(Generic[P]):
 
         Raises `InvalidPayload`, `MissingOrigin`, `MissingGroup`, `NotInTransaction`; nothing is written then.
         """
-        checked, text = self._prepared(payload)
-        chosen = self.group_of(checked) if isinstance(group, Unset) else self.checked_group(group)
-        return await _enqueue.insert_one(
-            tx,
-            schema=self._registry.schema,
-            type_name=self.name,
-            origin=origin,
-            group=chosen,
-            payload=text,
-            policy=self.policy,
-            when=_enqueue.when(delay, run_at),
-            priority=priority,
-            headers=headers,
-        )
+        statement = self._one(payload, origin, group, delay, run_at, priority, headers)
+        if not isinstance(tx, Transaction):
+            return (await store(tx, statement))[0]
+        tx.enqueued.add(statement.origin)
+        return (await store(tx.connection, statement))[0]
 
     async def enqueue_many(
         self,
-        tx: Transaction | Connection,
+        tx: Transaction | AnyConnection,
         payloads: Iterable[P],
         *,
         origin: str | None = None,
@@ -120,18 +113,87 @@ class JobType(Generic[P]):
         headers: Mapping[str, str] | None = None,
     ) -> list[JobId]:
         """Store many jobs with one statement, in the order of `payloads`; see `enqueue`. All or none are stored."""
+        statement = self._many(payloads, origin, delay, run_at, priority, headers)
+        if not isinstance(tx, Transaction):
+            return await store(tx, statement)
+        if statement.jobs:
+            tx.enqueued.add(statement.origin)
+        return await store(tx.connection, statement)
+
+    def enqueue_sync(
+        self,
+        connection: AnySyncConnection,
+        payload: P,
+        *,
+        origin: str | None = None,
+        group: str | Unset | None = UNSET,
+        delay: timedelta | float | None = None,
+        run_at: datetime | None = None,
+        priority: int = 0,
+        headers: Mapping[str, str] | None = None,
+    ) -> JobId:
+        """`enqueue` for synchronous code, with psycopg's ``Connection``, SQLAlchemy's ``Connection`` or ``Session``, or
+        ``django.db.connection``."""
+        [job_id] = store_sync(connection, self._one(payload, origin, group, delay, run_at, priority, headers))
+        return job_id
+
+    def enqueue_many_sync(
+        self,
+        connection: AnySyncConnection,
+        payloads: Iterable[P],
+        *,
+        origin: str | None = None,
+        delay: timedelta | float | None = None,
+        run_at: datetime | None = None,
+        priority: int = 0,
+        headers: Mapping[str, str] | None = None,
+    ) -> list[JobId]:
+        """`enqueue_many` for synchronous code; see `enqueue_sync`."""
+        return store_sync(connection, self._many(payloads, origin, delay, run_at, priority, headers))
+
+    def _one(
+        self,
+        payload: P,
+        origin: str | None,
+        group: str | Unset | None,
+        delay: timedelta | float | None,
+        run_at: datetime | None,
+        priority: int,
+        headers: Mapping[str, str] | None,
+    ) -> Statement:
+        checked, text = self._prepared(payload)
+        return _enqueue.one_job(
+            self._registry.schema,
+            self.name,
+            origin,
+            self.group_of(checked) if isinstance(group, Unset) else self.checked_group(group),
+            text,
+            self.policy,
+            _enqueue.when(delay, run_at),
+            priority,
+            headers,
+        )
+
+    def _many(
+        self,
+        payloads: Iterable[P],
+        origin: str | None,
+        delay: timedelta | float | None,
+        run_at: datetime | None,
+        priority: int,
+        headers: Mapping[str, str] | None,
+    ) -> Statement:
         items = [self._prepared(payload) for payload in payloads]
-        return await _enqueue.insert_many(
-            tx,
-            schema=self._registry.schema,
-            type_name=self.name,
-            origin=origin,
-            groups=[self.group_of(checked) for checked, _ in items],
-            payloads=[text for _, text in items],
-            policy=self.policy,
-            when=_enqueue.when(delay, run_at),
-            priority=priority,
-            headers=headers,
+        return _enqueue.many_jobs(
+            self._registry.schema,
+            self.name,
+            origin,
+            [self.group_of(checked) for checked, _ in items],
+            [text for _, text in items],
+            self.policy,
+            _enqueue.when(delay, run_at),
+            priority,
+            headers,
         )
 
     def dump(self, payload: P) -> str:
@@ -275,9 +337,13 @@ class Registry:
                 "declare it with @service.job, or include its registry"
             ) from None
 
-    async def enqueue(self, tx: Transaction | Connection, type_name: str, payload: Any, **options: Any) -> JobId:
+    async def enqueue(self, tx: Transaction | AnyConnection, type_name: str, payload: Any, **options: Any) -> JobId:
         """`JobType.enqueue` by name. Raises `UnknownJobType` as well."""
         return await self[type_name].enqueue(tx, payload, **options)
+
+    def enqueue_sync(self, connection: AnySyncConnection, type_name: str, payload: Any, **options: Any) -> JobId:
+        """`JobType.enqueue_sync` by name. Raises `UnknownJobType` as well."""
+        return self[type_name].enqueue_sync(connection, payload, **options)
 
     def __iter__(self) -> Iterator[JobType[Any]]:
         return iter(self._types.values())

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import re
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -12,20 +10,11 @@ import pytest
 from sidings.jobs import Job, Registry
 from sidings.schema import migrate
 
+from .guide import block
 from .support import ORIGIN, Ride, connected, drained, eventually, fetch, outcomes, running, value
 
-GUIDE = Path(__file__).parent.parent / "docs" / "enqueueing.md"
 COLUMNS = """type, origin, "group", position, run_at, priority, policy, attempt, payload, headers,
              txid = pg_current_xact_id_if_assigned() AS mine"""
-
-
-def guide(heading: str, language: str) -> str:
-    """The code block of that language below a heading of docs/enqueueing.md."""
-    section = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
-    assert section is not None, heading
-    block = re.search(rf"```{language}\n(.*?)```", section[1], re.DOTALL)
-    assert block is not None, f"{heading}: {language}"
-    return block[1]
 
 
 async def test_a_job_from_sql_is_stored_as_python_stores_it(database: str):
@@ -136,7 +125,7 @@ async def test_the_triggers_of_the_guide_enqueue_for_every_changed_row(database:
     async with connected(database, timezone="UTC") as connection:
         await connection.execute("CREATE TABLE transport (id text PRIMARY KEY, origin text, eta timestamptz)")
         await connection.execute(f"INSERT INTO transport VALUES ('a', '{ORIGIN}', NULL), ('b', '{ORIGIN}', NULL)")
-        await connection.execute(guide("From a trigger", "sql"))
+        await connection.execute(block("enqueueing.md", "From a trigger", "sql"))
         await connection.execute("UPDATE transport SET origin = origin")  # no new eta, no job
         async with connection.transaction():
             await connection.execute("UPDATE transport SET eta = $1", eta)
@@ -147,7 +136,7 @@ async def test_the_triggers_of_the_guide_enqueue_for_every_changed_row(database:
 
 
 async def test_the_statement_of_the_guide_enqueues(database: str):
-    await value(database, guide("From SQL", "sql"))
+    await value(database, block("enqueueing.md", "From SQL", "sql"))
     [row] = await fetch(database, "SELECT * FROM sidings.job")
     assert (row["type"], row["origin"], row["group"]) == ("send_eta", "transports/17", "t-1")
     assert json.loads(row["payload"]) == {"transport_id": "t-1", "eta": "2030-01-02T03:04:00Z"}

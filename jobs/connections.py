@@ -1,0 +1,287 @@
+"""The connections that jobs can be stored through, and all that their drivers differ in.
+
+None of these libraries but asyncpg is a dependency, and none is imported before a connection of it is at hand: it is
+known by the names of its class and package. Every way runs the same statements in the transaction that stands open.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+from ..errors import EnqueueError, NotInTransaction
+from ..schema import load_sql
+from .job import JobId
+from .transaction import Connection
+
+if TYPE_CHECKING:
+    import psycopg
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.utils.connection import ConnectionProxy
+    from sqlalchemy import Connection as AlchemyConnection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
+
+    AnyConnection = (
+        Connection | psycopg.AsyncConnection[Any] | AsyncConnection | AsyncSession | async_scoped_session[Any]
+    )
+    AnySyncConnection = (
+        psycopg.Connection[Any]
+        | AlchemyConnection
+        | Session
+        | scoped_session[Any]
+        | BaseDatabaseWrapper
+        | ConnectionProxy
+    )
+else:
+    AnyConnection = AnySyncConnection = object
+
+__all__ = ["AnyConnection", "AnySyncConnection", "Statement", "store", "store_sync"]
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+class Row(Protocol):
+    """What a statement gives for each job; its first column is the job's id."""
+
+    def __getitem__(self, column: int, /) -> Any: ...
+
+
+Rows = Sequence[Row]
+
+_IDLE = 0  # psycopg's TransactionStatus
+_IN_AUTOCOMMIT = "the connection is in autocommit, so the job could not commit together with the state change: "
+_ACCEPTED = "asyncpg, psycopg 3 (AsyncConnection), SQLAlchemy 2 (AsyncConnection, AsyncSession)"
+_ACCEPTED_SYNC = "psycopg 3 (Connection), SQLAlchemy 2 (Connection, Session), django.db.connection"
+_DRIVERS = {"asyncpg": "numbered", "psycopg": "named"}  # SQLAlchemy's, and how they want the parameters
+
+
+class Statement(NamedTuple):
+    """One of the ``.sql`` files of this package with its arguments. jobs: how many it stores; origin: theirs."""
+
+    name: str
+    schema: str
+    arguments: tuple[object, ...]
+    jobs: int
+    origin: str
+
+    @property
+    def numbered(self) -> str:
+        """With the parameters ``$1``, ``$2`` …, as Postgres itself has them."""
+        return load_sql(__package__, self.name, self.schema)
+
+    @property
+    def named(self) -> str:
+        """With the parameters ``%(p1)s``, ``%(p2)s`` …, as psycopg has them."""
+        return _named(self.name, self.schema)
+
+    @property
+    def named_arguments(self) -> dict[str, object]:
+        return {f"p{number}": value for number, value in enumerate(self.arguments, 1)}
+
+
+@cache
+def _named(name: str, schema: str) -> str:
+    lines = load_sql(__package__, name, schema).replace("%", "%%").splitlines()
+    return re.sub(r"\$(\d+)", r"%(p\1)s", "\n".join(line for line in lines if not line.startswith("--")))
+
+
+class Way(NamedTuple, Generic[C, R]):
+    """How jobs are stored through one kind of connection.
+
+    autocommit: whether each statement would commit by itself; raises `EnqueueError` where the server is no Postgres.
+    remedy: what its user should do then. run: the statement. connect: gives a session's connection.
+    """
+
+    autocommit: Callable[[C], bool]
+    remedy: str
+    run: Callable[[C, Statement], R]
+    connect: Callable[[Any], Any] | None = None
+
+
+async def store(connection: AnyConnection, statement: Statement) -> list[JobId]:
+    """Run `statement` in the connection's open transaction. Raises `EnqueueError` for a connection of an unknown kind,
+    `NotInTransaction` for one in autocommit; nothing has been sent then."""
+    autocommit, remedy, run, connect = _way(type(connection))
+    opened = connection if connect is None else await connect(connection)
+    if autocommit(opened):
+        raise NotInTransaction(_IN_AUTOCOMMIT + remedy)
+    return [row[0] for row in await run(opened, statement)] if statement.jobs else []
+
+
+def store_sync(connection: AnySyncConnection, statement: Statement) -> list[JobId]:
+    """`store` for synchronous code."""
+    autocommit, remedy, run, connect = _sync_way(type(connection))
+    opened = connection if connect is None else connect(connection)
+    if autocommit(opened):
+        raise NotInTransaction(_IN_AUTOCOMMIT + remedy)
+    return [row[0] for row in run(opened, statement)] if statement.jobs else []
+
+
+@cache
+def _way(cls: type) -> "Way[Any, Awaitable[Rows]]":
+    kind = _kind(cls)
+    if kind in _SYNC_WAYS:
+        raise EnqueueError(f"{kind} is synchronous: call enqueue_sync or enqueue_many_sync, without await")
+    if kind not in _WAYS:
+        raise _unknown(cls, _ACCEPTED)
+    return _WAYS[kind]
+
+
+@cache
+def _sync_way(cls: type) -> "Way[Any, Rows]":
+    kind = _kind(cls)
+    if kind in _WAYS:
+        raise EnqueueError(f"{kind} is asynchronous: call `await enqueue(...)` or `await enqueue_many(...)`")
+    if kind not in _SYNC_WAYS:
+        raise _unknown(cls, _ACCEPTED_SYNC)
+    return _SYNC_WAYS[kind]
+
+
+def _kind(cls: type) -> str:
+    """``package.Class`` of the first class of its line that we know; "" for none."""
+    for base in cls.__mro__:
+        kind = f"{base.__module__.partition('.')[0]}.{base.__name__}"
+        kind = _ALIASES.get(kind, kind)
+        if kind in _WAYS or kind in _SYNC_WAYS:
+            return kind
+    return "asyncpg.Connection" if hasattr(cls, "is_in_transaction") and hasattr(cls, "fetch") else ""
+
+
+def _unknown(cls: type, accepted: str) -> EnqueueError:
+    what = f"{cls.__module__}.{cls.__qualname__}"
+    return EnqueueError(f"a job cannot be stored through {what}: give a connection of {accepted}")
+
+
+# -- asyncpg ----------------------------------------------------------------------------------------------------------
+
+
+def _asyncpg_autocommit(connection: Connection) -> bool:
+    return not connection.is_in_transaction()
+
+
+def _asyncpg(connection: Connection, statement: Statement) -> Awaitable[Rows]:
+    return connection.fetch(statement.numbered, *statement.arguments)
+
+
+# -- psycopg 3 --------------------------------------------------------------------------------------------------------
+
+
+def _psycopg_autocommit(connection: "psycopg.AsyncConnection[Any] | psycopg.Connection[Any]") -> bool:
+    return connection.autocommit and connection.info.transaction_status == _IDLE
+
+
+# Cursors of a class and a row factory of our choice: a connection's own may want other parameters, or give other rows.
+async def _psycopg(connection: "psycopg.AsyncConnection[Any]", statement: Statement) -> Rows:
+    from psycopg import AsyncCursor
+    from psycopg.rows import tuple_row
+
+    async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
+        await cursor.execute(statement.named.encode(), statement.named_arguments)
+        return await cursor.fetchall()
+
+
+def _psycopg_sync(connection: "psycopg.Connection[Any]", statement: Statement) -> Rows:
+    from psycopg import Cursor
+    from psycopg.rows import tuple_row
+
+    with Cursor(connection, row_factory=tuple_row) as cursor:
+        cursor.execute(statement.named.encode(), statement.named_arguments)
+        return cursor.fetchall()
+
+
+# -- SQLAlchemy 2 -----------------------------------------------------------------------------------------------------
+
+
+async def _of_async_session(session: Any) -> "AsyncConnection":
+    """What the session holds is written first, as before a query: only a row that has been updated is locked."""
+    if session.autoflush:
+        await session.flush()
+    return await session.connection()
+
+
+def _of_session(session: Any) -> "AlchemyConnection":
+    if session.autoflush:
+        session.flush()
+    return session.connection()
+
+
+def _alchemy_autocommit(connection: "AlchemyConnection") -> bool:
+    driver = connection.dialect.driver
+    if driver not in _DRIVERS:
+        raise EnqueueError(
+            f"a job cannot be stored through SQLAlchemy's driver {connection.dialect.name}+{driver}: make the engine "
+            "with postgresql+psycopg:// or postgresql+asyncpg://"
+        )
+    # SQLAlchemy opens a transaction by itself, unless the isolation level is AUTOCOMMIT, set wherever it may be.
+    raw: Any = connection.connection.dbapi_connection
+    return bool(raw.autocommit)
+
+
+def _async_alchemy_autocommit(connection: "AsyncConnection") -> bool:
+    return connection.sync_connection is not None and _alchemy_autocommit(connection.sync_connection)
+
+
+async def _async_alchemy(connection: "AsyncConnection", statement: Statement) -> Rows:
+    result = await connection.exec_driver_sql(*_for_driver(connection, statement), _BUFFERED)
+    return result.all()
+
+
+def _alchemy(connection: "AlchemyConnection", statement: Statement) -> Rows:
+    return connection.exec_driver_sql(*_for_driver(connection, statement), _BUFFERED).all()
+
+
+def _for_driver(
+    connection: "AlchemyConnection | AsyncConnection", statement: Statement
+) -> tuple[str, "dict[str, Any] | tuple[Any, ...]"]:
+    if _DRIVERS[connection.dialect.driver] == "numbered":
+        return statement.numbered, statement.arguments
+    return statement.named, statement.named_arguments
+
+
+_BUFFERED: Any = {"stream_results": False}  # no server-side cursor can insert
+
+
+# -- Django -----------------------------------------------------------------------------------------------------------
+
+
+def _django_autocommit(connection: "BaseDatabaseWrapper") -> bool:
+    django: Any = connection  # which has no types
+    if django.vendor != "postgresql":
+        raise EnqueueError(f"a job cannot be stored in {django.vendor}: give Django's connection to Postgres")
+    return not django.in_atomic_block and bool(django.get_autocommit())
+
+
+def _django(connection: "BaseDatabaseWrapper", statement: Statement) -> Rows:
+    django: Any = connection
+    with django.cursor() as cursor:
+        cursor.execute(statement.named, statement.named_arguments)
+        return cursor.fetchall()
+
+
+# -- all of them ------------------------------------------------------------------------------------------------------
+
+
+_INSIDE = "call enqueue inside `async with connection.transaction():`"
+_INSIDE_SYNC = "call enqueue_sync inside `with connection.transaction():`"
+_INSIDE_ATOMIC = "call enqueue_sync inside `with transaction.atomic():`"
+_NO_AUTOCOMMIT = "use an engine, or a connection, without isolation_level='AUTOCOMMIT'"
+_WAYS: dict[str, Way[Any, Awaitable[Rows]]] = {
+    "asyncpg.Connection": Way(_asyncpg_autocommit, _INSIDE, _asyncpg),
+    "psycopg.AsyncConnection": Way(_psycopg_autocommit, _INSIDE, _psycopg),
+    "sqlalchemy.AsyncConnection": Way(_async_alchemy_autocommit, _NO_AUTOCOMMIT, _async_alchemy),
+    "sqlalchemy.AsyncSession": Way(_async_alchemy_autocommit, _NO_AUTOCOMMIT, _async_alchemy, _of_async_session),
+}
+_SYNC_WAYS: dict[str, Way[Any, Rows]] = {
+    "psycopg.Connection": Way(_psycopg_autocommit, _INSIDE_SYNC, _psycopg_sync),
+    "sqlalchemy.Connection": Way(_alchemy_autocommit, _NO_AUTOCOMMIT, _alchemy),
+    "sqlalchemy.Session": Way(_alchemy_autocommit, _NO_AUTOCOMMIT, _alchemy, _of_session),
+    "django.BaseDatabaseWrapper": Way(_django_autocommit, _INSIDE_ATOMIC, _django),
+}
+_ALIASES = {  # proxies, which have all that is asked of what they stand for
+    "asyncpg.PoolConnectionProxy": "asyncpg.Connection",
+    "sqlalchemy.async_scoped_session": "sqlalchemy.AsyncSession",
+    "sqlalchemy.scoped_session": "sqlalchemy.Session",
+    "django.ConnectionProxy": "django.BaseDatabaseWrapper",
+}
