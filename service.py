@@ -20,6 +20,10 @@ from .kafka import (
     Decoder,
     KafkaExecutor,
     KafkaSettings,
+    Outbox,
+    OutboxSettings,
+    Producer,
+    Relay,
     Start,
     StaticAssignment,
     Subscription,
@@ -53,8 +57,9 @@ class Service:
     postgres: a DSN, or `PostgresSettings`. kafka: bootstrap servers, or `KafkaSettings`; None for a service that brings
     its own consumer (`executor.rebalance_listener`) or has a fixed `assignment`.
     topics: joined beside those that have a consumer here, for jobs whose origin is one of their partitions.
-    schema: of Sidings' tables. executor: how jobs run. http: ``"host:port"`` or a port for ``/metrics``, ``/health``
-    and ``/ready``; None: not served. prometheus: where the metrics are registered.
+    schema: of Sidings' tables. executor: how jobs run. outbox: how messages leave.
+    http: ``"host:port"`` or a port for ``/metrics``, ``/health`` and ``/ready``; None: not served.
+    prometheus: where the metrics are registered.
 
     It starts without Kafka and without Postgres, and waits for them. A wrong schema ends it with a `SchemaError`, at
     once or as soon as the database answers; a part that dies unexpectedly brings the whole service down.
@@ -72,6 +77,7 @@ class Service:
         topics: Collection[str] = (),
         schema: str | None = None,
         executor: ExecutorSettings | None = None,
+        outbox: OutboxSettings | None = None,
         http: str | int | None = None,
         prometheus: CollectorRegistry = REGISTRY,
     ) -> None:
@@ -99,6 +105,14 @@ class Service:
             self._executor = KafkaExecutor(name, self.registry, self._postgres, executor, prometheus=prometheus)
             self._executor.rebalance_listener.on_refused = self._fail
             self._transactions = Transactions(self._postgres, self._executor.committed)
+        self._producer = None if self._kafka is None else Producer(self._kafka, outbox)
+        self._relay: Relay | None = None
+        self._outbox: Outbox | None = None
+        if self._postgres is not None and self._transactions is not None:
+            self._outbox = Outbox(self._postgres, outbox, direct=self._producer, wake=self._wake_relay)
+            self._transactions.on_published = self._wake_relay
+            if self._kafka is not None and self._outbox.settings.relay:
+                self._relay = Relay(name, self._postgres, self._kafka, outbox, prometheus=prometheus)
         self._monitor = (
             None if http is None else Monitor(http, prometheus, problems=self.problems, not_ready=self._not_ready)
         )
@@ -207,6 +221,24 @@ class Service:
         async with self._transactions.open() as tx:
             yield tx
 
+    @property
+    def outbox(self) -> Outbox:
+        """Messages that leave when a transaction has committed. Raises `ConfigurationError` without Postgres."""
+        if self._outbox is None:
+            raise ConfigurationError(f"the service {self.name!r} has no outbox: give postgres=...")
+        return self._outbox
+
+    @property
+    def producer(self) -> Producer:
+        """Messages that go to Kafka at once: `send`. Raises `ConfigurationError` without Kafka."""
+        if self._producer is None:
+            raise ConfigurationError(f"the service {self.name!r} has no producer: give kafka=...")
+        return self._producer
+
+    def _wake_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.wake()
+
     async def migrate(self) -> list[Migration]:
         """Bring the schema up to this release; safe when many processes do it at once. Raises `SchemaError`."""
         if self._postgres is None:
@@ -227,6 +259,8 @@ class Service:
             found += self._executor.problems()
         if self._consumer is not None:
             found += self._consumer.problems()
+        if self._relay is not None and self._stack is not None:
+            found += self._relay.problems()
         return found
 
     def _not_ready(self) -> list[str]:
@@ -288,11 +322,19 @@ class Service:
         if self._monitor is not None:
             self._monitor.start()
             stack.callback(self._monitor.stop)
+        if self._producer is not None:
+            stack.push_async_callback(self._producer.stop)
         if self._executor is None or self._transactions is None:
             return
         self._transactions.idle_seconds = self._idle_seconds()
         await self._transactions.start()
         stack.push_async_callback(self._transactions.stop)
+        if self._outbox is not None:
+            stack.push_async_callback(self._outbox.close)
+        if self._relay is not None:  # stops after consumer and executor: what they publish at the end still leaves
+            stack.push_async_callback(self._relay.stop)
+            await self._relay.start()
+            self._watch(tasks, "the relay", self._relay.wait())
         consumer = self._make_consumer()
         stack.push_async_callback(self._executor.stop)
         await self._executor.start()

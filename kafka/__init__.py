@@ -4,11 +4,14 @@ Reading order: `settings`, `message` and `subscription` (what a service author d
 group to the executor's origins), then the consumer from the inside out: `transactions`, `offsets` with
 ``advance_offsets.sql`` (the compare-and-set), `parking`, `partition`, `handling` (one batch, one transaction),
 `topic_loop` (the main line, and what is set aside), `placing`, and `consumer`, which puts them together.
+The way out: `outbox` (messages that leave when a transaction has committed), `producer` (those that leave at once).
 """
 
 from .assignment import KafkaExecutor, RebalanceListener, StaticAssignment
 from .consumer import Consumer
 from .message import Message, StoredMessage
+from .outbox import Outbox, OutboxSettings, Receipt, Relay
+from .producer import Producer
 from .settings import KafkaSettings
 from .subscription import Decoder, Start, Subscription
 from .transactions import Transactions
@@ -19,7 +22,12 @@ __all__ = [
     "KafkaExecutor",
     "KafkaSettings",
     "Message",
+    "Outbox",
+    "OutboxSettings",
+    "Producer",
     "RebalanceListener",
+    "Receipt",
+    "Relay",
     "Start",
     "StaticAssignment",
     "StoredMessage",

@@ -237,7 +237,7 @@ async def test_publishing_and_the_relay_start_while_kafka_is_away(database: str)
     async with relaying(database, UNREACHABLE) as relay, publishing(database) as (outbox, connection):
         async with connection.transaction():
             receipt = await outbox.publish(connection, "etas", key="a", value=b"x")
-        await eventually(lambda: any("does not reach Kafka" in p for p in relay.problems()))
+        await eventually(lambda: any("does not reach Kafka" in p for p in relay.warnings()))
         with pytest.raises(TimeoutError):
             await outbox.published(receipt, timeout=0.3)
         assert relay.held == {}, "slots are for relays that can send"

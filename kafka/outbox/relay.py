@@ -104,10 +104,15 @@ class Relay:
         found: list[str] = []
         if self._main is None or self._main.done():
             found.append("the relay does not run")
-        if self._senders.error is not None:
-            found.append(f"the relay does not reach Kafka: {self._senders.error}")
         if now() - self.reader.last_answer > max(5.0, self.settings.lease_seconds):
             found.append(f"the outbox was last read {now() - self.reader.last_answer:.1f} s ago")
+        return found
+
+    def warnings(self) -> list[str]:
+        """What a person should know and a restart would not cure."""
+        found: list[str] = []
+        if self._senders.error is not None:
+            found.append(f"the relay does not reach Kafka: {self._senders.error}")
         found.extend(f"messages for {topic} cannot be sent" for topic in sorted(self.metrics.failing))
         return found
 

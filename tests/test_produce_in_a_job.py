@@ -1,0 +1,69 @@
+"""The example that produces Kafka messages in jobs: order by group, and a retry that takes the same path."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from examples import produce_in_a_job as example
+
+from .outbox_support import records
+from .support import ORIGIN, drained, value
+
+
+async def test_messages_produced_by_jobs_stand_in_the_order_of_their_group(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    etas, late = await topic("etas", partitions=3), await topic("late")
+    service = example.make_service(database, sidings_kafka, etas, late, name="test")
+    async with service:
+        service.executor.assign([ORIGIN])
+        for n in range(40):
+            async with service.transaction() as tx:
+                seen = example.Seen(vehicle=f"v{n % 4}", number=n)
+                await service.registry.enqueue(tx, "produce_eta", seen, origin=ORIGIN)
+        await drained(database)
+    by_key: dict[bytes, list[int]] = {}
+    for record in await records(sidings_kafka, etas):
+        by_key.setdefault(record.key, []).append(example.Eta.model_validate_json(record.value).number)
+    assert by_key == {b"v%d" % v: list(range(v, 40, 4)) for v in range(4)}
+
+
+async def test_a_retry_announces_again_although_the_vehicle_is_no_longer_late(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etas, late = await topic("etas"), await topic("late")
+    clock = [datetime.now(UTC)]
+    attempts: list[int] = []
+
+    async def die_once(job: Any) -> None:
+        attempts.append(job.attempt)
+        clock[0] -= timedelta(hours=2)  # asked again, the clock would say: not late
+        if len(attempts) == 1:
+            raise RuntimeError("died after sending")
+
+    monkeypatch.setattr(example, "now", lambda: clock[0])
+    monkeypatch.setattr(example, "after_sending", die_once)
+    service = example.make_service(database, sidings_kafka, etas, late, name="test")
+    async with service:
+        service.executor.assign([ORIGIN])
+        async with service.transaction() as tx:
+            await tx.execute(example.TABLES)
+            await tx.execute("INSERT INTO vehicle VALUES ('v', $1)", clock[0] - timedelta(minutes=1))
+            await service.registry.enqueue(tx, "announce", example.Seen(vehicle="v", number=1), origin=ORIGIN)
+        await drained(database)
+    assert attempts == [1, 2]
+    assert len(await records(sidings_kafka, late)) == 2, (
+        "at least once: the retry repeats it, and does not skip what follows"
+    )
+    assert await value(database, "SELECT count(*) FROM announcement") == 1
+
+
+async def test_a_service_relays_what_its_transactions_publish(database: str, sidings_kafka: str, topic) -> None:
+    etas, late = await topic("etas"), await topic("late")
+    service = example.make_service(database, sidings_kafka, etas, late, name="test")
+    async with service:
+        async with service.transaction() as tx:
+            receipt = await service.outbox.publish(tx, etas, key="v", value=b"x")
+        await service.outbox.published(receipt, timeout=20)
+    assert [r.value for r in await records(sidings_kafka, etas)] == [b"x"]
