@@ -1,0 +1,692 @@
+"""A database of rows and transactions in memory, and an executor's own reader, scheduler and cycle loop on top of it.
+
+The database answers a read as `read.sql` does: one snapshot, late rows, refills, forward rows. Answers and cycles can
+be kept back for as long as a test likes, so every interleaving of commits, reads, cycles and handlers is possible.
+`World` checks after each step what must never happen.
+"""
+
+import json
+from collections import deque
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from typing import Any, Self
+from uuid import uuid4
+
+from sidings.executor import cycles, reader
+from sidings.executor.cycles import Batch, CycleLoop
+from sidings.executor.metrics import ExecutorMetrics
+from sidings.executor.reader import Reader
+from sidings.executor.scheduler import Entry, OriginQueue, Scheduler
+from sidings.executor.workers import Finished
+from sidings.jobs import SUCCEEDED, Again, End, Hold, Outcome, OutcomeName, Registry
+
+COLUMNS = (
+    *("part", "ref", "id", "type", "group", "position", "attempt", "failures", "losses", "priority", "run_at"),
+    *("enqueued_at", "first_started_at", "headers", "payload"),
+)
+INDEX = {name: number for number, name in enumerate(COLUMNS)}
+SERVER_AHEAD = 1_000_000.0  # the server's epoch seconds minus the executor's clock
+
+
+class Record(tuple):
+    """A row of an answer, by number and by name."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> Any:
+        return tuple.__getitem__(self, INDEX[key] if isinstance(key, str) else key)
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    id: int
+    origin: str
+    group: str | None
+    type: str
+    txid: int
+    position: int | None
+    run_at: float | None = None
+    attempt: int = 1
+    failures: int = 0
+    losses: int = 0
+    priority: int = 0
+    held: bool = False
+    inserted: int = 0  # steps of the world
+    committed: int = 0
+    moved: bool = False  # was given another place
+
+    def delivered(self, part: int, ref: int) -> Record:
+        run_at = None if self.run_at is None else self.run_at + SERVER_AHEAD
+        what = (self.id, self.type, self.group, self.position, self.attempt, self.failures, self.losses, self.priority)
+        return Record((part, ref, *what, run_at, 0.0, None, None, None))
+
+
+@dataclass(slots=True)
+class Snapshot:
+    xmin: int
+    xmax: int
+    open: frozenset[int]
+
+    @classmethod
+    def parse(cls, text: str) -> "Snapshot":
+        xmin, xmax, xip = text.split(":")
+        return cls(int(xmin), int(xmax), frozenset(int(xid) for xid in xip.split(",") if xid))
+
+    def __str__(self) -> str:
+        return f"{self.xmin}:{self.xmax}:{','.join(map(str, sorted(self.open)))}"
+
+    def shows(self, xid: int) -> bool:
+        return xid < self.xmin or (xid < self.xmax and xid not in self.open)
+
+
+class Database:
+    """Rows, and the transactions that they come from. Ids and positions are handed out before commit."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}  # committed
+        self.open: dict[int, list[Row]] = {}  # transaction id -> what it has inserted
+        self.next_xid = 700
+        self.last_completed = 699
+        self.next_position = 1
+        self.next_id = 1
+        self.server = "server 1"
+
+    def begin(self) -> int:
+        xid = self.next_xid
+        self.next_xid += 1
+        self.open[xid] = []
+        return xid
+
+    def position(self) -> int:
+        self.next_position += 1
+        return self.next_position - 1
+
+    def insert(self, xid: int, row: Row) -> None:
+        self.open[xid].append(row)
+
+    def end(self, xid: int) -> None:
+        del self.open[xid]
+        self.last_completed = max(self.last_completed, xid)
+
+    def commit(self, xid: int) -> list[Row]:
+        rows = self.open[xid]
+        self.rows.update((row.id, row) for row in rows)
+        self.end(xid)
+        return rows
+
+    def snapshot(self) -> Snapshot:
+        xmax = self.last_completed + 1  # as in Postgres: not the next id
+        running = frozenset(xid for xid in self.open if xid < xmax)
+        return Snapshot(min(running, default=xmax), xmax, running)
+
+    def read(self, arguments: tuple[Any, ...], now: float) -> list[Record]:
+        """`read.sql`."""
+        (origins, highs, pages, report, previous, xids, marks, unseen, *lanes, size, left_out) = arguments
+        snapshot = self.snapshot()
+        candidates = [mark for xid, mark in zip(xids, marks, strict=True) if snapshot.shows(xid)]
+        before = None if previous is None else Snapshot.parse(previous)
+        if before is not None and snapshot.xmax > before.xmax:
+            candidates.append(unseen)
+        late = min(candidates, default=None)
+        header = [None] * len(COLUMNS)
+        header[:4] = [0, 0, self.next_xid, self.server]
+        header[INDEX["position"]] = late
+        header[INDEX["run_at"]] = now + SERVER_AHEAD
+        header[INDEX["payload"]] = json.dumps(str(snapshot))
+        answer = [Record(header)]
+        by_origin: dict[str, list[Row]] = {name: [] for name in origins}
+        for row in self.rows.values():
+            if row.position is not None and row.origin in by_origin:
+                by_origin[row.origin].append(row)
+        for rows in by_origin.values():
+            rows.sort(key=lambda row: row.position or 0)
+        if late is not None and before is not None:
+            for ref, (name, high) in enumerate(zip(origins, highs, strict=True), start=1):
+                missed = [r for r in by_origin[name] if late < r.position <= high and not before.shows(r.txid)]
+                answer += [row.delivered(1, ref) for row in missed]
+        for ref, (name, group, after, upto) in enumerate(zip(*lanes, strict=True), start=1):
+            rows = [row for row in by_origin[name] if row.group == group and after < (row.position or 0) <= upto]
+            answer += [row.delivered(2, ref) for row in rows[:size]]
+        out = set(left_out or ())
+        for ref, (name, high, page) in enumerate(zip(origins, highs, pages, strict=True), start=1):
+            rows = [row for row in by_origin[name] if (row.position or 0) > high]
+            kept = [row for row in rows if row.group is None or f"{name}\x1f{row.group}" not in out]
+            answer += [row.delivered(3, ref) for row in kept[:page]]
+            if report[ref - 1]:
+                scanned = [None] * len(COLUMNS)
+                scanned[:2] = [4, ref]
+                scanned[INDEX["position"]] = rows[-1].position if rows else None
+                answer.append(Record(scanned))
+        return answer
+
+
+class Handlers:
+    """Takes the place of `Workers`: handlers start and end when the world says so."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.claimed: deque[Entry] = deque()
+        self.finished: list[Finished] = []
+        self.expired: list[Entry] = []
+        self.busy: list[Entry] = []
+        self.void: list[Entry] = []  # still running, although another executor has their origin
+        self.concurrency = concurrency
+
+    def capacity(self) -> int:
+        return self.concurrency - len(self.busy) - len(self.void) - len(self.claimed)
+
+    def claim(self, entries: list[Entry]) -> None:
+        self.claimed.extend(entries)
+
+    def unclaim(self, queue: OriginQueue) -> list[Entry]:
+        taken = [entry for entry in self.claimed if entry.origin is queue]
+        self.claimed = deque(entry for entry in self.claimed if entry.origin is not queue)
+        return taken
+
+
+STEPS = {
+    "begin": 3,
+    "insert": 14,
+    "commit": 6,
+    "abort": 1,
+    "promote": 2,
+    "move": 1,
+    "send_read": 10,
+    "deliver_read": 10,
+    "fail_read": 1,
+    "send_cycle": 16,
+    "acknowledge_cycle": 16,
+    "start": 22,
+    "finish": 22,
+    "pass_time": 5,
+    "drain_or_resume": 1,
+    "release": 1,
+    "lose": 1,
+    "acquire": 2,
+    "reread": 1,
+    "expire_or_renew": 2,
+    "restart_server": 0,
+}
+
+
+@dataclass(frozen=True)
+class Life:
+    """What a world is like. Sizes are small, so that every bound is reached all the time."""
+
+    steps: dict[str, int]  # how likely each step is
+    groups: tuple[str | None, ...] = ("a", "b", None)
+    origins: tuple[str, ...] = ("t/0", "t/1")
+    window: int = 12
+    keep: int = 4
+    budget: int = 30
+    concurrency: int = 3
+    alone: float = 0.3  # inserts in a transaction of their own
+    unknown: float = 0.01  # jobs of a type that this process does not know
+    failing: float = 0.3
+
+
+def life(changed: dict[str, int] | None = None, **options: Any) -> Life:
+    """`Life` with some steps more or less likely than usual."""
+    return Life({**STEPS, **(changed or {})}, **options)
+
+
+NO_OWNERSHIP = {"drain_or_resume": 0, "release": 0, "lose": 0, "acquire": 0, "reread": 0}
+LIVES = {
+    "a bit of everything": life(),
+    "many groups": life(groups=("a", "b", "c", "d", "e", "f", "g", None), window=40, concurrency=6),
+    "one deep group": life(groups=("a",), origins=("t/0",), alone=0.6, concurrency=1),
+    "transactions that end late": life(
+        {**NO_OWNERSHIP, "begin": 6, "promote": 0, "move": 0}, alone=0.02, failing=0.05, groups=("a", "b")
+    ),
+    "bursts behind an open transaction": life(
+        {**NO_OWNERSHIP, "promote": 0, "move": 0, "commit": 3}, alone=0.5, failing=0.0, groups=("a",), origins=("t/0",)
+    ),
+    "failures without groups": life({**NO_OWNERSHIP, "promote": 12}, groups=(None,), failing=0.8, unknown=0),
+    "changing owners": life({"drain_or_resume": 5, "release": 4, "lose": 4, "acquire": 10, "restart_server": 1}),
+    "unknown types": life({"move": 3}, unknown=0.2, groups=("a", "b", "c")),
+    "hardly any memory": life(window=4, budget=8, concurrency=1),
+}
+
+
+@dataclass(slots=True)
+class InFlight:
+    plan: Any
+    rows: list[Record]
+    sent: float
+    taken_in: dict[str, frozenset[int]]  # origin -> ids that the snapshot shows
+
+
+@dataclass
+class World:
+    """One executor and its database. Every method is one step that may happen at any time (or does nothing)."""
+
+    random: Random
+    life: Life
+
+    def __post_init__(self) -> None:
+        self.database = Database()
+        self.step = 0
+        self.clock = 100.0
+        self.read_in_flight: InFlight | None = None
+        self.cycle_in_flight: Batch | None = None
+        self.shown: dict[str, frozenset[int]] = {}  # by origin: what the last read that counts has shown
+        self.running_rows: dict[int, int] = {}  # id -> attempt
+        self.over: set[int] = set()
+        self.started = 0
+        registry = Registry()
+        registry.job(name="known", payload=object)(_handler)
+        self.scheduler = Scheduler(
+            lambda kind: kind == "known",
+            window=self.life.window,
+            keep=self.life.keep,
+            budget=self.life.budget,
+        )
+        metrics = ExecutorMetrics("test", None)
+        self.handlers = Handlers(self.life.concurrency)
+        self.reader = Reader(
+            _none(),
+            self.scheduler,
+            metrics,
+            schema="sidings",
+            poll_seconds=1,
+            on_rows=_ignore,
+            on_new_server=_ignore,
+        )
+        self.cycles = CycleLoop(
+            _none(),
+            self.scheduler,
+            self.handlers,  # type: ignore[arg-type]
+            registry,
+            metrics,
+            schema="sidings",
+            poison_after=5,
+            on_fenced=_ignore,
+            on_delayed=_ignore,
+            on_hungry=_ignore,
+        )
+        self.cycles.begin(uuid4())
+        self.epoch = 0
+        for name in self.life.origins:
+            self._acquire(name)
+
+    # -- writers --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        if len(self.database.open) < 5:
+            self.database.begin()
+
+    def insert(self) -> None:
+        """A row in one of the open transactions, or in one of its own."""
+        alone = not self.database.open or self.random.random() < self.life.alone
+        xid = self.database.begin() if alone else self.random.choice(list(self.database.open))
+        group = self.random.choice(self.life.groups)
+        for _ in range(self.random.choice((1, 1, 1, 2, 9))):
+            kind = "unknown" if self.random.random() < self.life.unknown else "known"
+            self._insert(xid, group, kind)
+        if alone:
+            self.commit(xid)
+
+    def _insert(self, xid: int, group: str | None, kind: str = "known") -> Row:
+        database = self.database
+        origin = self.random.choice(self.life.origins)
+        row = Row(database.next_id, origin, group, kind, xid, None, inserted=self.step)
+        if self.random.random() < 0.1:
+            row.run_at = self.clock + self.random.random()
+        else:
+            row.position = database.position()
+        row.priority = self.random.choice((0, 0, 0, 1, -1))
+        database.next_id += 1
+        database.insert(xid, row)
+        return row
+
+    def commit(self, xid: int | None = None) -> None:
+        if xid is None and self.database.open:
+            xid = self.random.choice(list(self.database.open))
+        if xid is not None:
+            for row in self.database.commit(xid):
+                row.committed = self.step
+
+    def abort(self) -> None:
+        if self.database.open:
+            self.database.end(self.random.choice(list(self.database.open)))
+
+    def promote(self) -> None:
+        """Delayed rows that are due get a position and a new transaction id."""
+        due = [r for r in self.database.rows.values() if r.position is None and not r.held and r.run_at <= self.clock]
+        for row in sorted(due, key=lambda row: (row.run_at, row.id)):
+            self._move(row)
+
+    def move(self) -> None:
+        """A person gives a waiting or held row a new place."""
+        rows = [row for row in self.database.rows.values() if row.held or row.position is not None]
+        if rows:
+            row = self.random.choice(rows)
+            if row.held:
+                row.run_at = None
+                self.over.discard(row.id)
+            self._move(row)
+
+    def _move(self, row: Row) -> None:
+        xid = self.database.begin()
+        row.txid, row.position, row.held, row.moved = xid, self.database.position(), False, True
+        row.inserted = row.committed = self.step
+        self.database.end(xid)
+
+    # -- the reader -----------------------------------------------------------------------------------------------
+
+    def send_read(self) -> None:
+        if self.read_in_flight is None and any(not q.draining for q in self.scheduler.origins.values()):
+            plan = self.reader._plan()
+            self.scheduler.reading = True
+            rows = self.database.read(self.reader._arguments(plan), self.clock)
+            self.read_in_flight = InFlight(plan, rows, self.clock, self._shows())
+
+    def deliver_read(self) -> None:
+        flight, self.read_in_flight = self.read_in_flight, None
+        if flight is not None:
+            origins = [(queue, version) for queue, version in flight.plan.origins]
+            self.reader._deliver(flight.plan, flight.rows, flight.sent)
+            for queue, version in origins:
+                if self.scheduler.origins.get(queue.name) is queue and queue.version == version:
+                    self.shown[queue.name] = flight.taken_in[queue.name]
+
+    def fail_read(self) -> None:
+        flight, self.read_in_flight = self.read_in_flight, None
+        if flight is not None:
+            self.reader._give_up(flight.plan)
+
+    def _shows(self) -> dict[str, frozenset[int]]:
+        shown: dict[str, list[int]] = {name: [] for name in self.life.origins}
+        for row in self.database.rows.values():
+            if row.position is not None:
+                shown[row.origin].append(row.id)
+        return {name: frozenset(ids) for name, ids in shown.items()}
+
+    # -- the cycle ------------------------------------------------------------------------------------------------
+
+    def send_cycle(self) -> None:
+        """Gather and commit; the acknowledgement comes later."""
+        if self.cycle_in_flight is not None:
+            return
+        batch = self.cycles._gather()
+        if batch is None:
+            return
+        for f in batch.finished:
+            self._record(f.entry, f.outcome)
+        for entry in batch.chosen:
+            self._check_choice(entry)
+        self.cycle_in_flight = batch
+
+    def acknowledge_cycle(self) -> None:
+        batch, self.cycle_in_flight = self.cycle_in_flight, None
+        if batch is not None:
+            self.cycles._acknowledged(batch)
+
+    def _record(self, entry: Entry, outcome: Outcome) -> None:
+        row = self.database.rows.get(entry.id)
+        if row is None or row.attempt != entry.attempt:
+            return
+        match outcome:
+            case Again():
+                row.attempt += 1
+                row.failures += outcome.name is OutcomeName.RETRIED
+                row.losses = 0
+                row.run_at = self.clock + outcome.delay
+                if row.group is None:
+                    row.position = None
+            case Hold():
+                row.attempt += 1
+                row.losses = 0
+                row.held, row.position = True, None
+            case _:
+                del self.database.rows[row.id]
+        if not isinstance(outcome, Again):
+            assert row.id not in self.over, f"{row} ended twice"
+            self.over.add(row.id)
+
+    # -- handlers -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """A handler starts."""
+        handlers = self.handlers
+        if not handlers.claimed or len(handlers.busy) + len(handlers.void) >= handlers.concurrency:
+            return
+        entry = handlers.claimed.popleft()
+        assert self.scheduler.holds(entry), f"{entry} starts although its origin is another's"
+        assert not entry.origin.draining, f"{entry} starts although its origin is draining"
+        if entry.origin.deadline <= self.clock:
+            handlers.expired.append(entry)
+            return
+        assert entry.type == "known", f"{entry} starts although nobody here knows its type"
+        row = self.database.rows.get(entry.id)
+        assert row is not None, f"{entry} starts although it is over"
+        assert row.attempt == entry.attempt, f"{entry} starts as attempt {entry.attempt}, it is at {row.attempt}"
+        for other in handlers.busy:
+            assert other.id != entry.id, f"{entry} runs twice at once"
+            same = (other.origin.name, other.group) == (entry.origin.name, entry.group)
+            assert entry.group is None or not same, f"{entry} starts while {other} of its group runs"
+        if entry.losses:
+            assert not any(other.losses for other in handlers.busy), f"{entry} is the second suspect at once"
+        handlers.busy.append(entry)
+        self.started += 1
+
+    def finish(self, outcome: Outcome | None = None) -> None:
+        """A handler ends."""
+        handlers = self.handlers
+        if handlers.void and self.random.random() < 0.5:
+            entry = handlers.void.pop(self.random.randrange(len(handlers.void)))
+            if self.random.random() < 0.5:
+                handlers.expired.append(entry)
+            else:
+                handlers.finished.append(Finished(entry, SUCCEEDED, self.clock, self.clock))
+        elif handlers.busy:
+            entry = handlers.busy.pop(self.random.randrange(len(handlers.busy)))
+            handlers.finished.append(Finished(entry, outcome or self._outcome(), self.clock, self.clock))
+
+    def _outcome(self) -> Outcome:
+        if self.random.random() > self.life.failing:
+            return SUCCEEDED
+        dice = self.random.random()
+        if dice < 0.7:
+            return Again(OutcomeName.RETRIED, self.random.choice((0.0, 0.1, 1.0)))
+        if dice < 0.8:
+            return Again(OutcomeName.SNOOZED, 0.0)
+        return Hold("why") if dice < 0.9 else End(OutcomeName.DISCARDED)
+
+    def pass_time(self) -> None:
+        self.clock += self.random.choice((0.01, 0.1, 0.5))
+
+    # -- ownership ------------------------------------------------------------------------------------------------
+
+    def _acquire(self, name: str) -> None:
+        self.epoch += 1
+        self.scheduler.add_origin(name, self.epoch)
+        self.shown[name] = frozenset()
+
+    def _some_origin(self) -> OriginQueue | None:
+        return self.random.choice(list(self.scheduler.origins.values()) or [None])
+
+    def drain_or_resume(self) -> None:
+        queue = self._some_origin()
+        if queue is None:
+            return
+        if queue.draining:
+            self.scheduler.resume(queue)
+        else:
+            self.cycles.unname(self.handlers.unclaim(queue))
+            self.scheduler.drain(queue)
+            self.shown[queue.name] = frozenset()
+
+    def release(self) -> None:
+        """A drained origin is given back, after a cycle that names none of its jobs."""
+        for queue in list(self.scheduler.origins.values()):
+            if queue.draining and not queue.running and self.cycle_in_flight is None:
+                assert not any(entry.origin is queue for entry in self.handlers.busy)
+                assert not any(entry.origin is queue for entry in self.cycles._named.values())
+                self.scheduler.remove_origin(queue.name)
+
+    def lose(self) -> None:
+        """Another executor takes an origin over and accounts for what was named; it may come back later."""
+        queue = self._some_origin()
+        if queue is None:
+            return
+        for entry in self.cycles._named.values():
+            row = self.database.rows.get(entry.id)
+            if entry.origin is queue and row is not None:
+                row.attempt += 1
+                row.losses += 1
+        handlers = self.handlers
+        handlers.unclaim(queue)
+        handlers.void += [entry for entry in handlers.busy if entry.origin is queue]
+        handlers.busy = [entry for entry in handlers.busy if entry.origin is not queue]
+        self.cycles.forget(queue.name)
+        self.scheduler.remove_origin(queue.name)
+
+    def acquire(self) -> None:
+        for name in self.life.origins:
+            # The watchdog sees to it that nothing of an older epoch still runs when an origin comes back.
+            if name not in self.scheduler.origins and not any(e.origin.name == name for e in self.handlers.void):
+                self._acquire(name)
+                return
+
+    def reread(self) -> None:
+        """The audit has found something, or the server is a new one: everything is read from 0 again."""
+        queue = self._some_origin()
+        if queue is not None and not queue.draining:
+            self.scheduler.forget_waiting(queue)
+            self.shown[queue.name] = frozenset()
+
+    def expire_or_renew(self) -> None:
+        """A deadline passes before claimed jobs have started; later it is a good one again."""
+        queue = self._some_origin()
+        if queue is not None:
+            queue.deadline = inf if queue.deadline < inf else self.clock
+
+    def restart_server(self) -> None:
+        """The next answer comes from a server that was started anew; open transactions are gone."""
+        for xid in list(self.database.open):
+            self.database.end(xid)
+        self.database.server += "'"
+        self.shown = {name: frozenset() for name in self.life.origins}
+
+    # -- what must never happen -----------------------------------------------------------------------------------
+
+    def _check_choice(self, entry: Entry) -> None:
+        """Nothing of the group stands before it that a read had shown by now."""
+        row = self.database.rows.get(entry.id)
+        assert row is not None, f"{entry} is chosen although it is over"
+        if entry.group is None or row.moved:
+            return
+        for other in self.database.rows.values():
+            if other.origin != row.origin or other.group != row.group or other.moved or other.position is None:
+                continue
+            if other.id in self.shown[row.origin] or other.committed < row.inserted:
+                assert other.position >= entry.position, f"{entry} is chosen before {other}"
+
+    def live(self, steps: int) -> None:
+        """Take so many steps, let everything end, and check all the while."""
+        names = [name for name, weight in self.life.steps.items() if weight]
+        weights = [self.life.steps[name] for name in names]
+        for name in self.random.choices(names, weights, k=steps):
+            self.take(name)
+            if name == "deliver_read" or self.step % 8 == 0:
+                self.check()
+        self.finish_everything()
+
+    def take(self, name: str) -> None:
+        """Take one step."""
+        self.step += 1
+        getattr(self, name)()
+
+    def check(self) -> None:
+        """Bounds, and the audit: what the last read has shown is either in memory or will be read."""
+        scheduler = self.scheduler
+        for queue in scheduler.origins.values():
+            for lane in queue.lanes.values():
+                assert len(lane.queue) <= self.life.keep + 1, f"{lane.group} holds {len(lane.queue)} jobs"
+                positions = [entry.position for entry in lane.queue]
+                assert positions == sorted(positions)
+            if queue.draining:
+                assert not any(entry.origin is queue for entry in self.handlers.claimed)
+        if self.read_in_flight is not None or self.cycle_in_flight is not None:
+            return
+        for row in self.database.rows.values():
+            if row.position is None or row.type == "unknown" or row.id not in self.shown.get(row.origin, ()):
+                continue
+            accounted = scheduler.knows(row.id) or scheduler.accounts_for(row.origin, row.group, row.position)
+            assert accounted or row.moved, f"the audit finds {row}"
+        assert scheduler.waiting() >= 0
+        assert scheduler.ready >= 0
+
+    def finish_everything(self) -> None:
+        """Let all that is there come to its end, and check that nothing is left over."""
+        for xid in list(self.database.open):
+            self.commit(xid)
+        self.deliver_read()
+        self.acknowledge_cycle()
+        quiet = 0
+        for _ in range(20_000):
+            before = (len(self.database.rows), self.started)
+            for queue in list(self.scheduler.origins.values()):
+                queue.deadline = inf
+                if queue.draining:
+                    self.scheduler.resume(queue)
+            self.clock += 0.3 if quiet < 10 else 70.0  # past the time after which unknown types are looked at again
+            while self.handlers.void:
+                self.handlers.expired.append(self.handlers.void.pop())
+            for _ in self.life.origins:
+                self.acquire()
+            self.promote()
+            self.send_read()
+            self.deliver_read()
+            self.send_cycle()
+            self.acknowledge_cycle()
+            while self.handlers.claimed and len(self.handlers.busy) < self.handlers.concurrency:
+                self.start()
+            while self.handlers.busy:
+                self.finish(SUCCEEDED)
+            quiet = quiet + 1 if before == (len(self.database.rows), self.started) else 0
+            if quiet > 20:
+                break
+        blocked = {}
+        for row in self.database.rows.values():
+            if row.type == "unknown" and row.group is not None and row.position is not None:
+                key = (row.origin, row.group)
+                blocked[key] = min(row.position, blocked.get(key, row.position))
+        for row in self.database.rows.values():
+            behind = row.position is not None and row.position >= blocked.get((row.origin, row.group), 2**62)
+            assert row.held or row.type == "unknown" or behind, f"{row} was never run"
+        assert not self.handlers.claimed
+        assert self.scheduler.suspect is None
+        for queue in self.scheduler.origins.values():
+            assert not queue.running
+            assert all(lane.more for lane in queue.lanes.values()), "an empty lane is kept"
+
+
+class Clocks:
+    """Puts a world's clock in the place of the executor's."""
+
+    def __init__(self) -> None:
+        self.world: World | None = None
+
+    def __call__(self) -> float:
+        return 0.0 if self.world is None else self.world.clock
+
+    def __enter__(self) -> Self:
+        self._real = (reader.now, cycles.now)
+        reader.now = cycles.now = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        reader.now, cycles.now = self._real
+
+
+async def _handler(job: object) -> None: ...
+
+
+def _ignore(*_: object) -> None: ...
+
+
+def _none() -> Any:
+    """No connection: the world answers itself."""
+    return None

@@ -1,0 +1,704 @@
+"""The scheduler by examples: who runs next, who waits, and what is kept in memory. Its properties are tested apart."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from sidings.executor.scheduler import Entry, OriginQueue, Scheduler
+
+UNKNOWN_SECONDS = 60.0
+
+
+class Rig:
+    """A scheduler with one origin, and short words for what a reader and a cycle do to it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.unknown_types = {"unknown"}
+        self.scheduler = Scheduler(lambda kind: kind not in self.unknown_types, **options)
+        self.queue = self.scheduler.add_origin("t/0", 1)
+        self.now = 0.0
+
+    def entry(self, position: int, group: str | None = "a", queue: OriginQueue | None = None, **fields: Any) -> Entry:
+        return Entry(
+            fields.pop("id", position), queue or self.queue, fields.pop("type", "x"), group, position, **fields
+        )
+
+    def put(self, positions: int | Iterable[int], group: str | None = "a", **fields: Any) -> None:
+        """A read delivers rows; their ids are their positions."""
+        for position in (positions,) if isinstance(positions, int) else positions:
+            self.scheduler.insert(self.entry(position, group, **fields), self.now)
+            self.queue.high = max(self.queue.high, position)
+
+    def choose(self, limit: int = 100) -> list[Entry]:
+        return self.scheduler.choose(limit, self.now)
+
+    def run(self, limit: int = 100) -> list[int]:
+        """Choose and end at once, until nothing is ready; the positions in the order in which they ran."""
+        ran: list[int] = []
+        while chosen := self.choose(1):
+            ran.append(chosen[0].position)
+            self.scheduler.ended(chosen[0], self.now)
+            if len(ran) == limit:
+                break
+        return ran
+
+    def refill(self, rows: Iterable[int] = (), group: str = "a", size: int = 4, left_out: bool = False) -> None:
+        """A read delivers what is behind `last` of a hungry lane."""
+        lane = self.queue.lanes[group]
+        assert lane in self.scheduler.hungry, "nobody asked for a refill"
+        del self.scheduler.hungry[lane]
+        behind = [row for row in rows if lane.last < row <= self.queue.high][:size]
+        entries = [self.entry(position, group) for position in behind]
+        self.scheduler.refilled(lane, entries, size=size, upto=self.queue.high, left_out=left_out, now=self.now)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.scheduler.wake_due(self.now)
+
+    @property
+    def in_memory(self) -> int:
+        return self.scheduler.waiting() + sum(len(queue.running) for queue in self.scheduler.origins.values())
+
+
+def positions(entries: Iterable[Entry]) -> list[int]:
+    return [entry.position for entry in entries]
+
+
+# -- order --------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_of_a_group_run_one_at_a_time_in_their_order():
+    rig = Rig()
+    rig.put([3, 1, 2])
+    for position in (1, 2, 3):
+        [entry] = rig.choose()
+        assert entry.position == position
+        assert rig.choose() == []  # its successor waits until the outcome is committed
+        rig.scheduler.ended(entry, 0)
+    assert rig.choose() == []
+    assert rig.queue.lanes == {}
+    assert rig.in_memory == 0
+
+
+def test_jobs_without_a_group_run_side_by_side():
+    rig = Rig()
+    rig.put([1, 2, 3], group=None)
+    assert positions(rig.choose(2)) == [1, 2]
+    assert positions(rig.choose(2)) == [3]
+
+
+def test_a_row_that_is_delivered_twice_is_taken_in_once():
+    rig = Rig()
+    for group in ("a", None):
+        base = 10 if group else 20
+        rig.put([base, base], group=group)
+        [entry] = rig.choose()
+        rig.put(base, group=group)
+        assert rig.choose() == []
+        rig.scheduler.ended(entry, 0)
+    assert rig.in_memory == 0
+
+
+def test_a_row_that_turns_up_late_takes_its_place_by_position():
+    rig = Rig()
+    rig.put([5, 6, 9])
+    [running] = rig.choose()
+    rig.put([7, 2])
+    rig.scheduler.ended(running, 0)
+    assert rig.run() == [2, 6, 7, 9]
+
+
+def test_groups_of_the_same_name_in_two_origins_are_two_groups():
+    rig = Rig()
+    other = rig.scheduler.add_origin("t/1", 1)
+    rig.put([1, 2])
+    for position in (3, 4):
+        rig.scheduler.insert(rig.entry(position, queue=other), 0)
+    assert positions(rig.choose()) == [1, 3]
+
+
+def test_groups_take_turns_however_deep_they_are():
+    rig = Rig(keep=1000, window=5000)
+    rig.put(range(1, 501), group="deep")
+    for number, group in enumerate("abcdefghi"):
+        rig.put(range(1001 + 20 * number, 1021 + 20 * number), group=group)
+    rig.put(range(2001, 2021), group=None)
+    counts: Counter[str | None] = Counter()
+    for _ in range(200):
+        [entry] = rig.choose(1)
+        counts[entry.group] += 1
+        rig.scheduler.ended(entry, 0)
+    assert counts[None] == 20  # each is a group of its own
+    assert all(counts[group] in (18, 19, 20) for group in ("deep", *"abcdefghi")), counts
+
+
+def test_larger_priorities_go_first_between_groups_but_never_inside_one():
+    rig = Rig()
+    rig.put(1, group="low", priority=-5)
+    rig.put(2, group=None, priority=0)
+    rig.put(3, group="high", priority=7)
+    rig.put(4, group=None, priority=100)
+    rig.put(5, group="low", priority=100)  # behind its group's head
+    assert rig.run() == [4, 3, 2, 1, 5]
+
+
+def test_choose_takes_no_more_than_it_may():
+    rig = Rig()
+    rig.put(range(1, 11), group=None)
+    rig.put(range(11, 21), group=None, losses=1)
+    assert rig.choose(0) == []
+    assert len(rig.choose(3)) == 3
+    assert len(rig.choose(100)) == 8  # seven others, and one that may have killed an executor
+
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_keeps_a_few_jobs_in_memory_and_gets_the_rest_by_refills():
+    rig = Rig(keep=4)
+    rig.put(range(1, 11))
+    assert rig.in_memory == 4
+    assert rig.run() == [1, 2, 3, 4]
+    rig.refill(range(5, 11))
+    assert rig.run() == [5, 6, 7, 8]
+    rig.refill(range(9, 11))
+    assert rig.run() == [9, 10]
+    assert rig.queue.lanes == {}
+    assert rig.scheduler.hungry == {}
+
+
+def test_a_refill_is_asked_for_before_the_group_has_run_dry():
+    rig = Rig(keep=8)
+    rig.put(range(1, 20))
+    assert rig.run(5) == [1, 2, 3, 4, 5]
+    assert rig.scheduler.hungry == {}
+    assert rig.run(1) == [6]
+    assert list(rig.scheduler.hungry) == [rig.queue.lanes["a"]]
+
+
+def test_rows_behind_the_last_known_one_wait_for_the_refill():
+    rig = Rig(keep=4)
+    rig.put(range(1, 7))
+    rig.put([20, 21])  # their predecessors 5 and 6 are only in the database
+    assert rig.run() == [1, 2, 3, 4]
+    rig.refill([5, 6, 20, 21])
+    rig.put(22)
+    assert rig.run() == [5, 6, 20, 21]
+    rig.refill([22])
+    assert rig.run() == [22]
+
+
+def test_a_refill_of_exactly_its_size_may_not_have_been_all():
+    rig = Rig(keep=4)
+    rig.put(range(1, 10))
+    rig.run()
+    rig.refill(range(5, 10))
+    assert rig.queue.lanes["a"].more
+    rig.run()
+    rig.refill([9])
+    assert rig.run() == [9]
+
+
+def test_a_group_whose_rows_the_server_left_out_still_has_more():
+    rig = Rig(keep=4)
+    rig.put(range(1, 7))
+    rig.run()
+    rig.refill([5, 6], left_out=True)  # whatever stands above the mark was kept back
+    assert rig.run() == [5, 6]
+    rig.queue.high = 9
+    rig.refill([7, 8, 9])
+    assert rig.run() == [7, 8, 9]
+
+
+def test_a_late_row_that_does_not_fit_pushes_the_last_one_out():
+    rig = Rig(keep=4)
+    rig.put([10, 11, 12, 13])
+    rig.put([5, 6])
+    assert rig.in_memory == 4
+    assert rig.run() == [5, 6, 10, 11]
+    rig.refill([12, 13])
+    assert rig.run() == [12, 13]
+
+
+def test_a_refill_that_was_sent_before_the_last_row_was_pushed_out_is_void():
+    rig = Rig(keep=4)
+    rig.put(range(1, 10))
+    rig.run()
+    rig.refill(range(5, 9))  # exactly its size, so the lane still believes that there is more
+    assert rig.run(3) == [5, 6, 7]
+    lane = rig.queue.lanes["a"]
+    version = lane.version  # a refill behind 8 is on its way
+    rig.put([1.1, 1.2, 1.3, 1.4])  # and late rows push 8 out
+    assert lane.version != version
+
+
+def test_a_group_with_many_rows_behind_it_is_left_out_by_the_server_until_it_is_done():
+    rig = Rig(keep=4)
+    rig.put(range(1, 4 + 256))
+    assert rig.scheduler.heavy == {}
+    rig.put(range(4 + 256, 300))
+    lane = rig.queue.lanes["a"]
+    assert list(rig.scheduler.heavy) == [lane]
+    while lane.more:
+        rig.run()
+        rig.refill(range(1, 300))
+        rig.scheduler.read_delivered()
+    assert rig.scheduler.heavy == {}
+
+
+def test_a_hundred_thousand_stuck_groups_hold_no_jobs_in_memory_and_stand_in_nobodys_way():
+    rig = Rig(window=1000)
+    for number in range(1, 100_001):
+        group = f"g{number}"
+        rig.put([number, number + 200_000], group=group)
+        [entry] = rig.choose(1)
+        rig.scheduler.again(entry, 1000.0)
+    assert rig.in_memory == 0
+    assert rig.scheduler.ready == 0
+    assert rig.scheduler.room() > 0
+    assert sum(1 for _ in rig.scheduler.stuck_lanes()) == 100_000
+    rig.put(500_000, group="healthy")
+    assert rig.run() == [500_000]
+
+
+def test_room_shrinks_with_what_is_ready_and_with_what_is_in_memory():
+    rig = Rig(window=100, budget=150, keep=64)
+    rig.put(range(1, 41), group=None)
+    assert rig.scheduler.room() == 60
+    rig.put(range(101, 141), group="a")
+    rig.put(range(201, 241), group="b")
+    rig.put(range(301, 341), group="c")
+    assert rig.scheduler.ready == 43
+    assert rig.in_memory == 160
+    assert rig.scheduler.room() == 0  # enough runnable ones, and all the memory is used
+
+
+def test_memory_used_up_by_deep_groups_does_not_stop_reading_while_too_few_are_runnable():
+    rig = Rig(window=100, budget=100, keep=64)
+    rig.put(range(1, 61), group="a")
+    rig.put(range(101, 161), group="b")
+    assert rig.in_memory > 100
+    assert rig.scheduler.room() > 0
+
+
+def test_many_groups_share_the_memory():
+    rig = Rig(keep=64, budget=1000)
+    rig.scheduler.adjust_keep()
+    assert rig.scheduler.keep == 64
+    for number in range(99):
+        rig.put(number + 1, group=f"g{number}")
+    rig.scheduler.adjust_keep()
+    assert rig.scheduler.keep == 10
+    for number in range(1000):
+        rig.put(number + 1001, group=f"h{number}")
+    rig.scheduler.adjust_keep()
+    assert rig.scheduler.keep == 4
+
+
+# -- failures -----------------------------------------------------------------------------------------------------
+
+
+def test_a_group_whose_head_has_failed_waits_with_it_and_goes_on_in_order():
+    rig = Rig(keep=4)
+    rig.put([1, 2, 3])
+    rig.put([11, 12], group="b")
+    first, other = rig.choose()
+    rig.scheduler.again(first, due=30.0)
+    rig.scheduler.ended(other, 0)
+    assert rig.run() == [12]
+    assert rig.in_memory == 0  # the database is the only truth about the jobs of a group that waits
+    assert rig.scheduler.next_due() == 30.0
+    rig.wait(29.9)
+    assert rig.scheduler.hungry == {}
+    rig.put([4, 5])  # behind the head
+    assert rig.in_memory == 0
+    rig.wait(0.1)
+    rig.refill([1, 2, 3, 4, 5])
+    assert rig.run() == [1, 2, 3, 4]
+    rig.refill([5])
+    assert rig.run() == [5]
+
+
+def test_a_late_row_before_a_head_that_backs_off_waits_with_its_group_and_goes_first():
+    rig = Rig()
+    rig.put([5, 6])
+    [head] = rig.choose()
+    rig.scheduler.again(head, due=10.0)
+    rig.put(3)
+    assert rig.choose() == []
+    rig.wait(10.0)
+    rig.refill([5, 6])
+    assert rig.run() == [3, 5, 6]
+
+
+def test_a_failed_job_without_a_group_leaves_memory_until_it_is_promoted():
+    rig = Rig()
+    rig.put(1, group=None)
+    [entry] = rig.choose()
+    rig.scheduler.again(entry, due=5.0)
+    assert rig.in_memory == 0
+    rig.put(9, group=None, id=1, attempt=2)
+    [entry] = rig.choose()
+    assert (entry.id, entry.attempt) == (1, 2)
+
+
+def test_a_head_that_is_read_before_its_time_waits_for_it():
+    rig = Rig()
+    rig.put(1, due=7.0, attempt=2)
+    rig.put(2)
+    rig.put(3, group=None, due=8.0)
+    assert rig.choose() == []
+    assert rig.scheduler.next_due() == 7.0
+    rig.wait(7.0)
+    rig.refill([1, 2])
+    assert rig.run() == [1, 2]
+    rig.wait(1.0)
+    assert rig.run() == [3]
+    assert rig.scheduler.next_due() is None
+
+
+# -- suspects -----------------------------------------------------------------------------------------------------
+
+
+def test_one_suspect_runs_at_a_time_beside_the_innocent():
+    rig = Rig()
+    rig.put([1, 2, 3], group=None, losses=1)
+    rig.put(4, losses=2)
+    rig.put(5)
+    rig.put(6, group=None)
+    first = rig.choose()
+    assert positions(first) == [1, 6]
+    assert rig.choose() == []
+    assert not rig.scheduler.runnable()
+    rig.scheduler.ended(first[0], 0)
+    ran = [1]
+    while rig.scheduler.runnable():
+        [suspect] = rig.choose()
+        assert rig.choose() == []
+        ran.append(suspect.position)
+        rig.scheduler.ended(suspect, 0)
+    assert ran == [1, 2, 3, 4, 5]  # 5 comes after 4, which is of its group
+
+
+def test_a_suspect_that_fails_or_is_put_back_makes_room_for_the_next():
+    rig = Rig()
+    rig.put([1, 2], group=None, losses=1)
+    [one] = rig.choose()
+    rig.scheduler.put_back(one, 0)
+    [two] = rig.choose()
+    assert two.position == 2
+    rig.scheduler.again(two, due=5.0)
+    assert positions(rig.choose()) == [1]
+
+
+def test_a_suspect_that_waits_holds_its_group():
+    rig = Rig()
+    rig.put(1, group="a", losses=1)
+    rig.put(2, group="b", losses=1)
+    rig.put(3, group="b")
+    [first] = rig.choose()
+    assert rig.choose() == []
+    rig.put(4, group="b")
+    assert rig.choose() == []
+    rig.scheduler.ended(first, 0)
+    assert rig.run() == [2, 3, 4]
+
+
+# -- types that this process does not know ------------------------------------------------------------------------
+
+
+def test_a_job_of_an_unknown_type_is_counted_and_left_alone():
+    rig = Rig()
+    rig.put(1, group=None, type="unknown")
+    rig.put(2, group=None)
+    assert rig.run() == [2]
+    assert rig.scheduler.unknown == {"unknown": 1}
+    assert rig.in_memory == 0
+
+
+def test_a_group_waits_behind_a_job_of_an_unknown_type_and_others_go_on():
+    rig = Rig()
+    rig.put(1)
+    rig.put(2, type="unknown")
+    rig.put(3)
+    rig.put([11, 12], group="b")
+    assert rig.run() == [1, 11, 12]
+    assert rig.scheduler.unknown == {"unknown": 1}
+    assert [lane.group for lane in rig.scheduler.stuck_lanes()] == ["a"]
+
+
+def test_a_group_behind_an_unknown_type_is_looked_at_again_in_case_that_somebody_has_removed_the_job():
+    rig = Rig()
+    rig.put(1, type="unknown")
+    rig.put(2)
+    assert rig.run() == []
+    rig.wait(UNKNOWN_SECONDS)
+    lane = rig.queue.lanes["a"]
+    assert lane in rig.scheduler.hungry
+    del rig.scheduler.hungry[lane]
+    again = rig.entry(1, type="unknown")
+    rig.scheduler.refilled(lane, [again, rig.entry(2)], size=4, upto=2, left_out=False, now=rig.now)
+    assert rig.run() == []
+    assert rig.scheduler.unknown == {"unknown": 1}  # it is the same job
+    rig.wait(UNKNOWN_SECONDS)
+    rig.refill([2])
+    assert rig.run() == [2]
+
+
+def test_a_late_row_of_an_unknown_type_is_never_chosen_although_its_group_was_ready():
+    rig = Rig()
+    rig.put(5)
+    rig.put(3, type="unknown")
+    assert rig.choose() == []
+    assert rig.scheduler.unknown == {"unknown": 1}
+    assert rig.scheduler.ready == 0
+
+
+# -- put back -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["a", None])
+def test_a_job_that_was_chosen_but_not_started_runs_later(group: str | None):
+    rig = Rig()
+    rig.put([1, 2], group=group)
+    chosen = rig.choose(1)
+    rig.scheduler.put_back(chosen[0], 0)
+    assert sorted(rig.run()) == [1, 2]
+    assert rig.in_memory == 0
+
+
+def test_a_job_that_is_put_back_goes_behind_late_rows_that_have_come_before_it():
+    rig = Rig()
+    rig.put([10, 11])
+    [chosen] = rig.choose()
+    rig.put([3, 4])
+    rig.scheduler.put_back(chosen, 0)
+    assert rig.run() == [3, 4, 10, 11]
+
+
+def test_a_job_that_is_put_back_does_not_overtake_late_rows_that_did_not_fit_into_memory():
+    rig = Rig(keep=4)
+    rig.put([10])
+    [chosen] = rig.choose()
+    rig.put(range(3, 9))
+    rig.scheduler.put_back(chosen, 0)
+    assert rig.run() == [3, 4, 5, 6]
+    rig.refill([7, 8, 10])
+    assert rig.run() == [7, 8, 10]
+
+
+# -- while a read is under way ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["a", None])
+def test_a_job_that_ends_while_a_read_is_under_way_is_not_taken_in_again(group: str | None):
+    rig = Rig()
+    rig.put(1, group=group)
+    [entry] = rig.choose()
+    rig.scheduler.reading = True  # the read has seen the row
+    rig.scheduler.ended(entry, 0)
+    rig.put(1, group=group)
+    rig.put(7, group=group, id=1)  # nor at another place that a person had given it
+    assert rig.choose() == []
+    rig.scheduler.read_delivered()
+    assert rig.in_memory == 0
+
+
+def test_the_next_attempt_may_come_with_the_read_during_which_the_last_one_ended():
+    rig = Rig()
+    rig.put(1, group=None)
+    [entry] = rig.choose()
+    rig.scheduler.reading = True
+    rig.scheduler.again(entry, due=0.0)
+    rig.put(5, group=None, id=1, attempt=2)
+    rig.scheduler.read_delivered()
+    [entry] = rig.choose()
+    assert entry.attempt == 2
+
+
+def test_the_next_attempt_may_be_read_before_the_outcome_of_the_last_one_is_acknowledged():
+    rig = Rig()
+    rig.put(1, group=None)
+    [entry] = rig.choose()
+    rig.put(5, group=None, id=1, attempt=2)  # committed, promoted and read; the cycle's answer is still on its way
+    assert rig.choose() == []
+    rig.scheduler.again(entry, due=0.0)
+    [entry] = rig.choose()
+    assert (entry.position, entry.attempt) == (5, 2)
+    rig.scheduler.ended(entry, 0)
+    assert rig.in_memory == 0
+
+
+def test_a_held_job_that_is_released_may_be_read_before_its_outcome_is_acknowledged():
+    rig = Rig()
+    rig.put([1, 2])
+    [entry] = rig.choose()
+    rig.put(5, id=1, attempt=2)
+    rig.scheduler.ended(entry, 0)
+    assert rig.run() == [2, 5]
+
+
+def test_a_job_that_was_given_another_place_leaves_its_old_one():
+    rig = Rig()
+    rig.put([1, 2])
+    rig.put(3, group=None)
+    rig.put(4, group="b")
+    rig.put(11, id=1)
+    rig.put(13, id=3, group=None)
+    rig.put(14, id=4, group="b")
+    chosen: list[int] = []
+    while entries := rig.choose():
+        chosen += positions(entries)
+        for entry in entries:
+            rig.scheduler.ended(entry, 0)
+    assert sorted(chosen) == [2, 11, 13, 14]
+    assert chosen.index(2) < chosen.index(11)
+    assert rig.in_memory == 0
+    assert rig.scheduler.ready == 0
+    assert rig.queue.lanes == {}
+
+
+def test_a_waiting_suspect_may_be_given_another_place():
+    rig = Rig()
+    rig.put([1], group=None, losses=1)
+    rig.put([2], group="b", losses=1)
+    [first] = rig.choose()
+    assert rig.choose() == []
+    rig.put(9, id=2, group="b", losses=1)
+    rig.scheduler.ended(first, 0)
+    assert rig.run() == [9]
+
+
+def test_a_running_job_that_was_given_another_place_goes_on():
+    rig = Rig()
+    rig.put([1, 2])
+    [entry] = rig.choose()
+    rig.put(9, id=1)
+    rig.scheduler.ended(entry, 0)
+    assert rig.run() == [2]
+
+
+# -- origins that come and go -------------------------------------------------------------------------------------
+
+
+def test_a_draining_origin_lets_its_jobs_end_and_starts_no_others():
+    rig = Rig()
+    rig.put([1, 2])
+    rig.put(3, group=None)
+    other = rig.scheduler.add_origin("t/1", 1)
+    rig.scheduler.insert(rig.entry(9, queue=other), 0)
+    [running] = rig.choose(1)
+    rig.scheduler.drain(rig.queue)
+    assert positions(rig.choose()) == [9]
+    assert rig.queue.running == {running}
+    rig.scheduler.ended(running, 0)
+    assert rig.choose() == []
+    assert not rig.queue.running
+    assert rig.queue.lanes == {}
+
+
+@pytest.mark.parametrize("group", ["a", None])
+def test_a_job_that_is_put_back_while_its_origin_drains_is_not_chosen_again(group: str | None):
+    rig = Rig()
+    rig.put(1, group=group)
+    [entry] = rig.choose()
+    rig.scheduler.drain(rig.queue)
+    rig.scheduler.put_back(entry, 0)
+    assert rig.choose() == []
+    assert rig.in_memory == 0
+    rig.scheduler.resume(rig.queue)
+    rig.put(1, group=group)  # read again from 0
+    assert rig.run() == [1]
+
+
+def test_a_job_that_fails_while_its_origin_drains_is_found_again_if_the_origin_stays():
+    rig = Rig()
+    rig.put([1, 2])
+    [entry] = rig.choose()
+    rig.scheduler.drain(rig.queue)
+    rig.scheduler.again(entry, due=5.0)
+    assert rig.queue.lanes == {}
+    rig.wait(6.0)
+    assert rig.scheduler.hungry == {}  # nothing asks for reads of an origin that is not read
+    rig.scheduler.resume(rig.queue)
+    assert rig.queue.high == 0
+    rig.put(1, attempt=2, due=5.0)
+    rig.put(2)
+    assert rig.run() == [1, 2]
+
+
+def test_an_origin_that_comes_back_while_it_drains_goes_on_where_it_is():
+    rig = Rig()
+    rig.put([1, 2, 3])
+    [running] = rig.choose()
+    rig.scheduler.drain(rig.queue)
+    rig.scheduler.resume(rig.queue)
+    rig.put([1, 2, 3])  # the read begins again
+    assert rig.choose() == []
+    rig.scheduler.ended(running, 0)
+    assert rig.run() == [2, 3]
+
+
+def test_an_origin_that_was_lost_takes_all_of_it_along_and_outcomes_change_nothing_any_more():
+    rig = Rig()
+    rig.put([1, 2])
+    rig.put([3, 4], group=None, losses=1)
+    one, suspect = rig.choose()
+    rig.scheduler.remove_origin("t/0")
+    assert rig.choose() == []
+    assert rig.scheduler.suspect is None
+    assert rig.in_memory == 0
+    again = rig.scheduler.add_origin("t/0", 3)
+    for position in (1, 2):
+        rig.scheduler.insert(rig.entry(position, queue=again, attempt=2), 0)
+    rig.scheduler.ended(one, 0)  # of the old epoch
+    rig.scheduler.again(suspect, 0.0)
+    [entry] = rig.choose()
+    assert (entry.position, entry.attempt) == (1, 2)
+    assert not rig.scheduler.holds(one)
+    assert rig.scheduler.holds(entry)
+    rig.scheduler.ended(entry, 0)
+    assert rig.run() == [2]
+
+
+def test_what_is_forgotten_is_read_again_and_what_runs_stays_known():
+    rig = Rig(keep=4)
+    rig.put(range(1, 9))
+    rig.put([21, 22], group=None)
+    rig.put(31, group="stuck")
+    running = rig.choose()
+    rig.scheduler.again(next(e for e in running if e.group == "stuck"), due=50.0)
+    version = rig.queue.version
+    rig.scheduler.forget_waiting(rig.queue)
+    assert (rig.queue.version, rig.queue.high, rig.queue.backlogged) == (version + 1, 0, True)
+    assert rig.choose() == []
+    rig.put(range(1, 9))
+    rig.put([21, 22], group=None)
+    rig.put(31, group="stuck", attempt=2, due=50.0)
+    assert rig.choose() == []
+    for entry in running:
+        if entry.group != "stuck":
+            rig.scheduler.ended(entry, 0)
+    assert rig.run() == [2, 3, 4, 5]
+    rig.wait(50.0)
+    rig.refill([31], group="stuck")
+    assert rig.run() == [31]
+
+
+# -- the audit's questions ----------------------------------------------------------------------------------------
+
+
+def test_the_scheduler_knows_which_rows_it_is_going_to_read():
+    rig = Rig(keep=4)
+    rig.put(range(1, 9))
+    scheduler = rig.scheduler
+    assert scheduler.knows(4)
+    assert not scheduler.knows(5)
+    assert scheduler.accounts_for("t/0", "a", 5)  # by a refill
+    assert scheduler.accounts_for("t/0", "b", 9)  # by the next forward read
+    assert not scheduler.accounts_for("t/0", "b", 8)
+    assert not scheduler.accounts_for("t/0", None, 3)
+    assert scheduler.accounts_for("elsewhere/0", None, 3)
+    scheduler.drain(rig.queue)
+    assert scheduler.accounts_for("t/0", None, 3)
