@@ -31,6 +31,7 @@ BROKEN = (
     asyncpg.CannotConnectNowError,
     asyncpg.ReadOnlySQLTransactionError,  # a standby, or a primary that has been demoted
     asyncpg.ConnectionDoesNotExistError,
+    asyncpg.InternalClientError,  # asyncpg 0.32, when a shutdown's last message has reached an idle connection
 )
 
 
