@@ -224,6 +224,12 @@ class Executor:
             log.warning("stopped without releasing %s; their leases run out by themselves (%r)", left or "all", error)
 
     async def _run(self) -> None:
+        try:
+            await self._run_loops()
+        finally:
+            self.workers.end()
+
+    async def _run_loops(self) -> None:
         while True:
             await self._register()
             loops: list[Coroutine[Any, Any, None]] = [

@@ -126,14 +126,22 @@ class Workers:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         raise RuntimeError(f"a worker has ended: {next(iter(done))!r}")
 
+    def end(self) -> None:
+        """Cancel everything: the executor has come to its end. From now on no cancellation is taken for a handler's own,
+        or a loop that shuts down would wait for ever for workers that go on."""
+        if not self._stopping:
+            self._stopping = True
+            for task in self._tasks():
+                task.cancel()
+
+    def _tasks(self) -> "list[asyncio.Task[None]]":
+        tasks = [*(worker.task for worker in self.all), self._sweeper]
+        return [task for task in tasks if task is not None]
+
     async def stop(self) -> None:
         """End the coroutines, running handlers included. Threads are left to themselves."""
-        tasks = [worker.task for worker in self.all if worker.task is not None]
-        if self._sweeper is not None:
-            tasks.append(self._sweeper)
-        self._stopping = True
-        for task in tasks:
-            task.cancel()
+        self.end()
+        tasks = self._tasks()
         if tasks:
             _, pending = await asyncio.wait(tasks, timeout=_STOP_SECONDS)
             if pending:
