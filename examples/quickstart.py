@@ -8,6 +8,7 @@ and delay nobody else's.
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from secrets import token_hex
@@ -19,6 +20,9 @@ from sidings import Job, Message, PostgresSettings, Retry, Service, Transaction,
 from sidings.devstack.topics import create_topic, delete_topics
 from tenacity import wait_fixed
 
+logging.getLogger("aiokafka").setLevel(
+    logging.CRITICAL
+)  # on a fresh broker it logs errors until the group has a coordinator
 servers = devstack.ensure()  # a Postgres and a Kafka on this machine, unless yours are named in the environment
 TOPIC = f"positions-{token_hex(4)}"
 
@@ -68,8 +72,9 @@ def say(text: str) -> None:
 
 
 async def main() -> None:
-    await service.migrate()  # Sidings' own tables, in the schema that we have named
     database = await asyncpg.connect(servers.postgres)
+    await database.execute("DROP SCHEMA IF EXISTS quickstart CASCADE")  # of a run that was cut short
+    await service.migrate()  # Sidings' own tables, in the schema that we have named
     await database.execute("CREATE TABLE quickstart.lorry (id text PRIMARY KEY, reports integer NOT NULL DEFAULT 0)")
     await database.execute("INSERT INTO quickstart.lorry VALUES ('lorry-1'), ('lorry-2'), ('lorry-3')")
     await create_topic(servers.kafka, TOPIC, partitions=3)

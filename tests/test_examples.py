@@ -49,7 +49,9 @@ def test_the_demo_keeps_its_promises(environment: dict[str, str]):
 
 @pytest.mark.timeout(240)
 def test_the_demo_fails_when_a_job_disappears(environment: dict[str, str]):
-    done = run([*DEMO, *SHORT, "--jobs-only", "--sabotage", "lose-job"], environment, 200)
+    done = run(
+        [*DEMO, "--seconds", "10", "--transports", "100", "--jobs-only", "--sabotage", "lose-job"], environment, 200
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 messages never reached the carrier" in done.stdout
 
