@@ -326,6 +326,7 @@ class Service:
             stack.push_async_callback(self._producer.stop)
         if self._executor is None or self._transactions is None:
             return
+        self._transactions.extra = len(self._subscriptions)  # the main line of each topic has one
         self._transactions.idle_seconds = self._idle_seconds()
         await self._transactions.start()
         stack.push_async_callback(self._transactions.stop)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from ..executor import Backoff, Link
+from ..executor import Link
 from . import membership
 from .assignment import RebalanceListener
 from .handling import Handling
@@ -30,6 +31,8 @@ __all__ = ["Consumer"]
 log = logging.getLogger("sidings.consumer")
 
 _UNREACHABLE_SECONDS = 15.0  # without Kafka, or without the stored offsets, before the health check complains
+_MAX_PAUSE_SECONDS = 15.0  # between two attempts to connect
+_STABLE_SECONDS = 60.0  # a connection that has lasted so long makes the next pause short again
 _STUCK_SECONDS = 60.0  # without a turn of a loop, an answer of Kafka, the end of a rebalance
 
 
@@ -71,6 +74,8 @@ class Consumer(ConsumerRebalanceListener):
         self._rebalancing_since: float | None = time.monotonic()
         self._unconnected_since: float | None = time.monotonic()
         self._trouble = "it has not connected yet"
+        self._connected_at: float | None = None
+        self._failures = 0  # connections in a row that did not last
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -79,13 +84,11 @@ class Consumer(ConsumerRebalanceListener):
 
         Raises `OffsetUnknown` where a subscription's start says so.
         """
-        backoff = Backoff()
         try:
             while not self._stopping.is_set():
                 client = membership.make_client(self._settings, self._group_id)
                 try:
                     await membership.connect(client, self._stopping, self._settings.request_seconds)
-                    backoff.reset()
                     await self._serve(client)
                 except* (KafkaError, OSError) as errors:
                     self._note_trouble(errors)
@@ -93,8 +96,7 @@ class Consumer(ConsumerRebalanceListener):
                     self._client = None
                     self._loops = []
                     await membership.close(client)
-                if not self._stopping.is_set():
-                    await backoff.sleep()
+                await self._pause_before_connecting()
         finally:
             self._drained.set()
             await self._link.close()
@@ -121,11 +123,24 @@ class Consumer(ConsumerRebalanceListener):
         self._leaving.set()
         self.metrics.close()
 
+    async def _pause_before_connecting(self) -> None:
+        """Longer and longer, since each connection that fails again costs the other members a rebalance."""
+        if self._connected_at is not None and time.monotonic() - self._connected_at > _STABLE_SECONDS:
+            self._failures = 0
+        self._connected_at = None
+        self._failures = min(self._failures + 1, 10)
+        try:
+            async with asyncio.timeout(random.uniform(0.02, min(_MAX_PAUSE_SECONDS, 0.1 * 2**self._failures))):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+
     async def _serve(self, client: AIOKafkaConsumer) -> None:
         """Consume with this client until it fails, or until `leave`."""
         if self._stopping.is_set():
             return
         self._client = client
+        self._connected_at = time.monotonic()
         self._unconnected_since = None
         self._assignment.follow(client)
         async with asyncio.TaskGroup() as self._group:
@@ -152,8 +167,8 @@ class Consumer(ConsumerRebalanceListener):
             on_placed=self._wake,
         )
         parking = Parking(transactions.settings.schema_name)
-        # Partitions that are set aside leave connections to the main lines.
-        slots = asyncio.Semaphore(max(1, transactions.settings.pool_size - len(self._subscriptions) - 1))
+        # What is set aside leaves connections to the main lines (which have one each, see Service) and to others.
+        slots = asyncio.Semaphore(max(1, transactions.settings.pool_size // 2))
         for subscription in self._subscriptions.values():
             handling = Handling(
                 subscription,
@@ -171,7 +186,7 @@ class Consumer(ConsumerRebalanceListener):
                 handling,
                 self.metrics,
                 self,
-                max_records=settings.max_records,
+                max_records=max(settings.max_records, subscription.batch or 1),
                 slots=slots,
             )
             self._loops.append(loop)

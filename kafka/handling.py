@@ -12,7 +12,7 @@ from .offsets import Move, OffsetsMoved, OffsetStore
 from .parking import Parking
 from .partition import Item, Partition
 from .subscription import Subscription
-from .transactions import Transactions, server_is_gone
+from .transactions import Transactions, in_transaction, server_is_gone
 
 __all__ = ["BatchFailed", "Handling"]
 
@@ -140,6 +140,8 @@ class Handling:
         try:
             async with asyncio.timeout(self._subscription.timeout):
                 await self._subscription.call([item.message for item in items if item.message is not None], tx)
+            if not in_transaction(tx.connection):
+                raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its consumer")
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ..errors import PostgresUnavailable
 from ..executor import Backoff
-from ..jobs import Again, Discard, Snooze
+from ..jobs import Again, Discard, ErrorInfo, Outcome, OutcomeName, Snooze
 from .handling import BatchFailed, Handling
 from .metrics import ConsumerMetrics
 from .offsets import OffsetsMoved
@@ -21,6 +21,9 @@ from .subscription import Subscription
 __all__ = ["Siding"]
 
 log = logging.getLogger("sidings.consumer")
+
+_PARK_AGAIN_SECONDS = 1.0
+_BROKEN_POLICY_SECONDS = 60.0
 
 
 class Siding:
@@ -46,7 +49,11 @@ class Siding:
         item = partition.items[0]
         try:
             while partition.state is State.ASIDE and partition.items and partition.items[0] is item:
-                await self._attempt(partition, item)
+                try:
+                    await self._attempt(partition, item)
+                except BatchFailed as failure:  # not by the handler, but by what parks or discards
+                    log.error("%s cannot leave the main line, trying again: %s", partition.origin, failure)
+                    await self._wait(partition, _PARK_AGAIN_SECONDS)
         except OffsetsMoved as moved:
             log.warning("%s; undone", moved)
             self._metrics.conflict(self._subscription.topic)
@@ -84,7 +91,7 @@ class Siding:
         if partition.failures == 0:
             partition.first_failure = started
         elapsed = time.monotonic() - partition.first_failure
-        outcome = self._subscription.retry.decide(error, failures=partition.failures, elapsed=elapsed)
+        outcome = self._decide(error, partition.failures, elapsed)
         partition.failures += 1
         if isinstance(outcome, Again):
             self._metrics.retried(topic)
@@ -93,6 +100,15 @@ class Siding:
             return
         log.error("%s: parked after %s attempts: %r", where, partition.failures, error)
         await self._handling.park(item, f"{type(error).__name__}: {error}")
+
+    def _decide(self, error: Exception, failures: int, elapsed: float) -> Outcome:
+        try:
+            return self._subscription.retry.decide(error, failures=failures, elapsed=elapsed)
+        except Exception as broken:  # a user's own wait_ or stop_ strategy: the message must not be lost over it
+            log.exception(
+                "%s: its retry policy failed; again in %s s", self._subscription.topic, _BROKEN_POLICY_SECONDS
+            )
+            return Again(OutcomeName.RETRIED, _BROKEN_POLICY_SECONDS, ErrorInfo.of(broken))
 
     async def _wait(self, partition: Partition, seconds: float) -> None:
         try:

@@ -118,12 +118,14 @@ class TopicLoop:
         ready = [partition for partition in ready if await self._in_place(partition)]
         if not ready:
             return
+        # Naming none means all; with names, aiokafka searches them once for every partition that has messages.
+        wanted = [] if len(ready) == len(self._partitions) else [partition.tp for partition in ready]
         try:
             async with asyncio.timeout(_REBALANCE_SECONDS):
                 polled = cast(
                     Mapping[TopicPartition, Sequence[Record]],
                     await self._client.getmany(
-                        *(p.tp for p in ready), timeout_ms=round(_POLL_SECONDS * 1000), max_records=self._max_records
+                        *wanted, timeout_ms=round(_POLL_SECONDS * 1000), max_records=self._max_records
                     ),
                 )
         except (TimeoutError, NoOffsetForPartitionError):
@@ -159,7 +161,7 @@ class TopicLoop:
 
     async def _position(self, tp: TopicPartition) -> int:
         # Known for every partition that is placed, so that nothing is awaited in truth.
-        return cast(int, await self._client.position(tp))
+        return await self._client.position(tp)
 
     def _item(self, partition: Partition, record: Record) -> Item:
         group = group_of_key(record.key)

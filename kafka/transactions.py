@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 else:
     Pool = asyncpg.Pool
 
-__all__ = ["Transactions", "server_is_gone"]
+__all__ = ["Transactions", "in_transaction", "server_is_gone"]
 
 log = logging.getLogger("sidings.transactions")
 
 T = TypeVar("T")
 
 _ROLLBACK_SECONDS = 2.0
+_LOCK_SECONDS = 30
 _COMMAND_SECONDS = 60.0  # default for a handler's own statements; each call can give another
 
 # The server's fault, not the statement's. QueryCanceledError is one of the same family, but it is the answer to a
@@ -37,25 +38,51 @@ _SERVER_GONE = (
 )
 
 
-def server_is_gone(error: BaseException, connection: Connection | None) -> bool:
+def server_is_gone(error: BaseException, connection: Connection) -> bool:
     """Whether `error` says something about the server or the connection, and nothing about what was asked of it."""
     if isinstance(error, asyncpg.QueryCanceledError):
         return False
-    return isinstance(error, _SERVER_GONE) or (connection is not None and connection.is_closed())
+    return isinstance(error, _SERVER_GONE) or is_closed(connection)
+
+
+def is_closed(connection: Connection) -> bool:
+    """Whether the connection is gone; the pool takes one that broke back by itself."""
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:
+        return True
+
+
+def terminate(connection: Connection) -> None:
+    """Close the connection without a word to the server."""
+    if not is_closed(connection):
+        connection.terminate()
+
+
+def in_transaction(connection: Connection) -> bool:
+    """Whether a transaction is open; a connection that is gone is not asked, since that is an error of its own."""
+    return is_closed(connection) or connection.is_in_transaction()
 
 
 class Transactions:
-    """Opens transactions. `on_enqueued` is called after a commit that has stored jobs, with their origins.
+    """Opens transactions. `on_committed` is called after a commit that has stored jobs, with their origins.
 
     The connections are those of a pool, without the planner settings that Sidings' own statements use: in here runs
-    the service author's SQL. idle_seconds: after so long without a statement the server ends a transaction, so that
-    a process that was stopped in the middle of one does not keep its locks; None: never.
+    the service author's SQL. extra: connections beside `PostgresSettings.pool_size`.
+    idle_seconds: after so long without a statement the server ends a transaction, so that a process that was stopped
+    in the middle of one does not keep its locks; None: never.
     """
 
     def __init__(
-        self, settings: PostgresSettings, on_committed: Callable[[set[str]], None], *, idle_seconds: float | None = 60.0
+        self,
+        settings: PostgresSettings,
+        on_committed: Callable[[set[str]], None],
+        *,
+        extra: int = 0,
+        idle_seconds: float | None = 30.0,
     ) -> None:
         self.settings = settings
+        self.extra = extra
         self.idle_seconds = idle_seconds
         self.on_published: Callable[[], None] | None = None  # after a commit that has put messages into the outbox
         self._on_committed = on_committed
@@ -64,20 +91,27 @@ class Transactions:
     async def start(self) -> None:
         """Make the pool. No connection is opened before one is needed."""
         settings = self.settings
-        options: dict[str, str] = {"application_name": "sidings handlers", "lock_timeout": "30000"}
-        if self.idle_seconds is not None:
-            options["idle_in_transaction_session_timeout"] = str(round(self.idle_seconds * 1000))
         pool = asyncpg.create_pool(
             settings.dsn,
             min_size=0,
-            max_size=settings.pool_size,
+            max_size=self._size,
             timeout=settings.connect_seconds,
             command_timeout=_COMMAND_SECONDS,
-            server_settings=None if settings.pgbouncer else options,
+            server_settings=None if settings.pgbouncer else self._session(),
             statement_cache_size=0 if settings.pgbouncer else 100,
         )
         await pool
         self._pool = pool
+
+    @property
+    def _size(self) -> int:
+        return self.settings.pool_size + self.extra
+
+    def _session(self) -> dict[str, str]:
+        limits = {"application_name": "sidings handlers", "lock_timeout": f"{_LOCK_SECONDS}s"}
+        if self.idle_seconds is not None:
+            limits["idle_in_transaction_session_timeout"] = f"{self.idle_seconds * 1000:.0f}ms"
+        return limits
 
     async def stop(self) -> None:
         """Close all connections, in good order where that is quick."""
@@ -101,14 +135,14 @@ class Transactions:
         try:
             transaction = connection.transaction()
             await self._call(transaction.start(), connection)
+            if self.settings.pgbouncer:  # it does not pass settings on at the start of a session
+                limits = "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in self._session().items())
+                await self._call(connection.execute(limits), connection)
             tx = Transaction(connection)
             try:
                 yield tx
             except BaseException as error:
-                await self._roll_back(transaction.rollback(), connection)
-                of_postgres = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError)
-                if of_postgres and server_is_gone(error, connection):
-                    raise PostgresUnavailable(f"the connection to Postgres broke: {error!r}") from error
+                await self._undo(error, transaction.rollback(), connection)
                 raise
             await self._call(transaction.commit(), connection)
         finally:
@@ -118,12 +152,29 @@ class Transactions:
         if tx.published and self.on_published is not None:
             self.on_published()
 
+    async def _undo(self, error: BaseException, rollback: Coroutine[Any, Any, None], connection: Connection) -> None:
+        """Roll back after `error`, and say so where it was the server's."""
+        of_postgres = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError)
+        gone = of_postgres and server_is_gone(error, connection)
+        if gone or isinstance(error, PostgresUnavailable):
+            # Also where it still answers: a demoted primary must not come back from the pool.
+            rollback.close()
+            terminate(connection)
+        else:
+            await self._roll_back(rollback, connection)
+        if gone:
+            raise PostgresUnavailable(f"the connection to Postgres broke: {error!r}") from error
+
     async def _acquire(self) -> Connection:
         if self._pool is None:
             raise PostgresUnavailable("the service is not running: enter it (`async with service:`) first")
         try:
             return await self._pool.acquire(timeout=self.settings.connect_seconds)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except TimeoutError as error:
+            used = self._pool.get_size() - self._pool.get_idle_size()
+            why = f"all {used} connections are in use; see pool_size" if used >= self._size else "it did not answer"
+            raise PostgresUnavailable(f"no connection to Postgres: {why}") from error
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise PostgresUnavailable(f"no connection to Postgres: {error!r}") from error
 
     async def _call(self, call: Awaitable[T], connection: Connection) -> T:
@@ -133,30 +184,30 @@ class Transactions:
                 return await call
         except BaseException as error:
             if isinstance(error, OSError | asyncpg.InterfaceError) or server_is_gone(error, connection):
-                connection.terminate()  # TimeoutError is an OSError
+                terminate(connection)  # TimeoutError is an OSError
                 raise PostgresUnavailable(f"Postgres did not answer: {error!r}") from error
             if isinstance(error, asyncio.CancelledError):
-                connection.terminate()
+                terminate(connection)
             raise
 
-    async def _roll_back(self, rollback: Awaitable[None], connection: Connection) -> None:
+    async def _roll_back(self, rollback: Coroutine[Any, Any, None], connection: Connection) -> None:
         """Undo the transaction; where that is not quick, let the server find out by itself."""
-        if connection.is_closed():
-            rollback.close()  # type: ignore[attr-defined]
+        if is_closed(connection):
+            rollback.close()
             return
         try:
             async with asyncio.timeout(_ROLLBACK_SECONDS):
                 await rollback
         except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             log.warning("a rollback was not answered, closing the connection: %r", error)
-            connection.terminate()
+            terminate(connection)
         except asyncio.CancelledError:
-            connection.terminate()
+            terminate(connection)
             raise
 
     async def _release(self, connection: Connection) -> None:
         if self._pool is None:
-            connection.terminate()
+            terminate(connection)
             return
         try:
             await self._pool.release(connection, timeout=_ROLLBACK_SECONDS)  # pyright: ignore[reportArgumentType]

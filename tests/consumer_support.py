@@ -29,15 +29,15 @@ class Number(BaseModel):
 
 
 def a_service(
-    dsn: str | None, kafka: Any = None, *, name: str = "test", executor: dict[str, Any] | None = None, **options: Any
-) -> Service:
+    dsn: Any, kafka: Any = None, *, name: str = "test", executor: dict[str, Any] | None = None, **options: Any
+) -> Any:
     """A service with quick settings, and a Prometheus registry of its own as `service.samples`."""
     if isinstance(kafka, str):
         kafka = KafkaSettings(bootstrap=kafka, **options.pop("settings", {"fetch_seconds": 0.05}))
     registry = CollectorRegistry()
     quick = ExecutorSettings(**{"poll_seconds": 0.02, "shutdown_seconds": 3.0, "lease_seconds": 3.0} | (executor or {}))
-    service = Service(name, postgres=dsn, kafka=kafka, prometheus=registry, executor=quick, **options)
-    service.samples = registry  # type: ignore[attr-defined]
+    service: Any = Service(name, postgres=dsn, kafka=kafka, prometheus=registry, executor=quick, **options)
+    service.samples = registry
     return service
 
 

@@ -97,13 +97,13 @@ async def test_a_second_instance_with_the_same_static_assignment_waits_for_the_f
 # -- consumers that their users own -----------------------------------------------------------------------------------
 
 
-def a_consumer(bootstrap: str, group: str, **options) -> AIOKafkaConsumer:
+def a_consumer(bootstrap: str, group: str, *, enable_auto_commit: bool = False) -> AIOKafkaConsumer:
     return AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
         group_id=group,
         auto_offset_reset="earliest",
         heartbeat_interval_ms=300,
-        **{"enable_auto_commit": False} | options,
+        enable_auto_commit=enable_auto_commit,
     )
 
 

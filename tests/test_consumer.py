@@ -1,10 +1,11 @@
 """The consumer's main line: effects once, whatever is delivered twice, fails, hangs or is missing."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
 import pytest
-from sidings import Job, Message, Retry, Transaction
+from sidings import Job, Message, PostgresSettings, PostgresUnavailable, Retry, Transaction
 from sidings.errors import ConfigurationError
 
 from .consumer_support import (
@@ -270,6 +271,89 @@ async def test_a_message_that_breaks_its_connection_is_parked_in_the_end(effects
         await eventually(offset_reaches(effects, name, 3))
         await eventually(offset_reaches(effects, name, 3, 1))
     assert sorted(await numbers(effects)) == [0, 2, 100, 101, 102]
+
+
+async def test_a_handler_that_ends_its_transaction_itself_is_found_out(effects, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if message.value.n == 1:
+            await tx.execute("ROLLBACK")
+            return
+        await record(message, tx)
+
+    await produce(sidings_kafka, name, range(3), key=None)
+    async with service:
+        await eventually(offset_reaches(effects, name, 3))
+        error = await value(effects, "SELECT payload ->> 'error' FROM sidings.job")
+    assert error == "RuntimeError: a handler has ended the transaction: leave COMMIT and ROLLBACK to its consumer"
+    assert await numbers(effects) == [0, 2]  # the effects of message 0 were not lost with the rollback
+
+
+async def test_a_broken_retry_policy_loses_no_message(effects, topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.siding._BROKEN_POLICY_SECONDS", 0.05)
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    tries = 0
+
+    def broken(_: object) -> float:
+        raise ZeroDivisionError
+
+    @service.consumer(name, retry=Retry(wait=broken))  # type: ignore[arg-type]
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 4:
+            raise ValueError("not yet")
+        await record(message, tx)
+
+    await produce(sidings_kafka, name, range(2))
+    async with service:
+        await eventually(offset_reaches(effects, name, 2))
+    assert await numbers(effects) == [0, 1]
+
+
+async def test_a_message_that_cannot_be_parked_yet_stays_where_it_is(effects, topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.siding._PARK_AGAIN_SECONDS", 0.05)
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        raise ValueError("bad")
+
+    async with connected(effects) as connection:
+        await connection.execute(f"ALTER TABLE sidings.job ADD CONSTRAINT full_now CHECK (type <> 'message:{name}')")
+        await produce(sidings_kafka, name, [0])
+        async with service:
+            await eventually(lambda: sample(service, "sidings_consumer_failures_total") >= 4)
+            assert await stored_offsets(effects) == {(name, 0): 0}
+            await connection.execute("ALTER TABLE sidings.job DROP CONSTRAINT full_now")
+            await eventually(offset_reaches(effects, name, 1))
+    assert await value(effects, "SELECT count(*) FROM sidings.job") == 1
+
+
+async def test_more_topics_than_connections_do_not_starve_each_other(effects, topic, sidings_kafka):
+    names = [await topic(f"t{n}") for n in range(4)]
+    service = a_service(PostgresSettings(dsn=effects, pool_size=1, connect_seconds=1), sidings_kafka)
+    for name in names:
+        service.consumer(name, model=Number, batch=None)(record)
+        await produce(sidings_kafka, name, range(5))
+    async with service, service.transaction() as tx:  # the only connection of the pool proper is taken
+        for name in names:
+            await eventually(offset_reaches(effects, name, 5))
+        assert await tx.fetchval("SELECT count(*) FROM effect") == 20
+        with pytest.raises(PostgresUnavailable, match="connections are in use; see pool_size"):
+            await use_up_all_connections(service)
+    assert sample(service, "sidings_consumer_errors_total") == 0
+
+
+async def use_up_all_connections(service) -> None:
+    async with AsyncExitStack() as stack:
+        for _ in range(5):
+            await stack.enter_async_context(service.transaction())
 
 
 async def test_a_list_handler_gets_lists_of_one_partition_in_one_transaction(effects, topic, sidings_kafka):

@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sidings import Job, KafkaSettings, Message, Transaction, migrate
@@ -213,7 +214,7 @@ async def test_effects_happen_once_while_postgres_is_killed_and_paused(own_postg
 async def test_it_works_over_tls_and_sasl_and_survives_the_broker(effects, own_kafka):
     kafka = await asyncio.to_thread(lambda: own_kafka(secure=True))
     await create_topic(kafka.bootstrap, "positions", partitions=2)
-    secured = {
+    secured: dict[str, Any] = {
         "bootstrap": kafka.secure_bootstrap,
         "security_protocol": "SASL_SSL",
         "cafile": kafka.ca_file,
@@ -222,7 +223,8 @@ async def test_it_works_over_tls_and_sasl_and_survives_the_broker(effects, own_k
         "fetch_seconds": 0.05,
         "session_seconds": 3.0,
     }
-    stranger = a_service(effects, KafkaSettings(**secured | {"sasl_password": "wrong"}))
+    wrong: dict[str, Any] = {**secured, "sasl_password": "wrong"}
+    stranger = a_service(effects, KafkaSettings(**wrong))
     stranger.consumer("positions", model=Number)(record)
     async with stranger:
         await eventually(lambda: sample(stranger, "sidings_consumer_errors_total", server="kafka") >= 1)

@@ -7,6 +7,7 @@ import signal
 import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -35,7 +36,7 @@ from .support import ORIGIN, SECONDS, Ride, drained, eventually, outcomes, value
 HERE = StaticAssignment([ORIGIN])
 
 
-async def get(service: Service, path: str) -> tuple[int, str]:
+async def get(service: Any, path: str) -> tuple[int, str]:
     """Status and body of a page."""
     host, port = service.http_address or ("", 0)
 
@@ -97,9 +98,8 @@ def test_kafka_settings_that_cannot_work_are_refused_with_the_remedy(options, te
 
 
 def test_secrets_are_not_shown():
-    settings = KafkaSettings(
-        bootstrap="a:1", security_protocol="SASL_PLAINTEXT", sasl_username="me", sasl_password="geheim"
-    )
+    login: Any = {"sasl_username": "me", "sasl_password": "geheim"}
+    settings = KafkaSettings(bootstrap="a:1", security_protocol="SASL_PLAINTEXT", **login)
     assert "geheim" not in repr(settings)
     assert settings.client_options()["sasl_plain_password"] == "geheim"
 
@@ -119,7 +119,7 @@ def test_settings_come_from_the_environment_and_arguments_win(monkeypatch):
         "TOPICS": "a, b",
     }.items():
         monkeypatch.setenv(f"SIDINGS_{name}", text)
-    service = Service.from_env("tracker", prometheus=CollectorRegistry(), topics=["c"])
+    service: Any = Service.from_env("tracker", prometheus=CollectorRegistry(), topics=["c"])
     assert service._postgres.model_dump(include={"dsn", "pool_size", "schema_name"}) == {
         "dsn": "postgresql://db/tracker",
         "pool_size": 3,
