@@ -20,7 +20,7 @@ STALLED_SECONDS = 2.0  # a partition with messages that has not moved for so lon
 
 OWNERS = """
 SELECT split_part(o.origin, '/', 2)::int AS partition, o.owner, o.epoch, o.lease_until < clock_timestamp() AS expired
-FROM sidings.origin o
+FROM sidings.origin o WHERE split_part(o.origin, '/', 1) = $1   -- the outbox's slots are leased in the same table
 """
 EXECUTORS = "SELECT id, pid, cardinality(running) AS running FROM sidings.executor"
 OFFSETS = "SELECT partition, next_offset FROM sidings.consumer_offset WHERE topic = $1"
@@ -157,7 +157,7 @@ class Observer:
 
     async def _look_at_owners(self) -> None:
         moved: dict[tuple[str, str | None], list[int]] = {}
-        for row in await self.postgres.fetch(OWNERS):
+        for row in await self.postgres.fetch(OWNERS, self.topic):
             state = self._partitions[row["partition"]]
             owner = self.executors.get(row["owner"]) if row["owner"] else None
             if owner is not None and row["epoch"] != state.epoch:
