@@ -2,14 +2,16 @@
 
 import asyncio
 import random
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.errors import KafkaUnavailable
 from sidings.executor import PostgresSettings
-from sidings.kafka.outbox import MESSAGE_ID, InvalidMessage, NotPublished, Outbox, OutboxSettings
+from sidings.kafka.outbox import MESSAGE_ID, InvalidMessage, NotPublished, Outbox, OutboxMetrics, OutboxSettings
 from sidings.kafka.producer import Producer
 from sidings.kafka.settings import KafkaSettings
 
@@ -354,3 +356,9 @@ async def test_a_setting_sends_a_topic_directly_without_a_change_of_the_code(
         await outbox.close()
     assert len(await records(sidings_kafka, etas)) == 1
     assert await value(database, "SELECT count(*) FROM sidings.outbox") == 0
+
+
+def test_the_documentation_lists_all_metrics_of_the_relay() -> None:
+    table = Path(__file__).parent.parent.joinpath("docs/outbox.md").read_text().partition("## Metrics")[2]
+    documented = set(re.findall(r"^\| `(sidings_outbox_\w+?)(?:_total)?` \|", table, re.MULTILINE))
+    assert documented == {metric.name for metric in OutboxMetrics("test", None).collect()}

@@ -1,0 +1,264 @@
+"""What the relay keeps in memory, by properties: over a database that is simulated with its transactions and
+snapshots, the real reader and backlog deliver every committed message, none twice, and in order, whatever fails or
+comes late in between."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, Self
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot
+from sidings.kafka.outbox.reader import Reader
+
+SLOTS = 3
+TOPICS = ("a", "b", "c")
+
+
+@dataclass
+class Stored:
+    id: int
+    xid: int
+    slot: int
+    topic: str
+
+
+class Header(tuple[Any, ...]):
+    """The first row of an answer, which is read by name as well."""
+
+    def __new__(cls, **fields: Any) -> Self:
+        made = super().__new__(
+            cls, (0, 0, fields["id"], fields["topic"], None, None, None, fields["headers"], None, None)
+        )
+        made.fields = fields
+        return made
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.fields[key] if isinstance(key, str) else super().__getitem__(key)
+
+
+class Database:
+    """The outbox as read.sql sees it."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Stored] = {}
+        self.next_id = 1
+        self.next_xid = 100
+        self.open: set[int] = set()
+        self.aborted: set[int] = set()
+
+    def begin(self) -> int:
+        self.open.add(self.next_xid)
+        self.next_xid += 1
+        return self.next_xid - 1
+
+    def insert(self, xid: int, slot: int, topic: str) -> Stored:
+        row = self.rows[self.next_id] = Stored(self.next_id, xid, slot, topic)
+        self.next_id += 1
+        return row
+
+    def snapshot(self) -> str:
+        xmin = min(self.open, default=self.next_xid)
+        return f"{xmin}:{self.next_xid}:{','.join(map(str, sorted(self.open)))}"
+
+    @staticmethod
+    def visible(xid: int, snapshot: str) -> bool:
+        _, xmax, running = snapshot.split(":")
+        return xid < int(xmax) and str(xid) not in running.split(",")
+
+    def read(self, arguments: tuple[Any, ...]) -> list[Any]:
+        slots, highs, pages, before, open_ids, open_marks, unseen, left_out, g_slots, g_topics, after, upto, page = (
+            arguments
+        )
+        now = self.snapshot()
+        seen = sorted(
+            (r for r in self.rows.values() if self.visible(r.xid, now) and r.xid not in self.aborted),
+            key=lambda r: r.id,
+        )
+        answer: list[Any] = [Header(id=self.next_xid, topic=now, headers="server")]
+
+        def line(part: int, ref: int, row: Stored) -> tuple[Any, ...]:
+            return (part, ref, row.id, row.topic, b"", None, b"", None, 0, 0)
+
+        marks = [mark for xid, mark in zip(open_ids, open_marks, strict=True) if self.visible(xid, now)]
+        if before is not None and int(now.split(":")[1]) > int(before.split(":")[1]):
+            marks.append(unseen)
+        if marks:
+            for ref, (slot, high) in enumerate(zip(slots, highs, strict=True), 1):
+                answer += [
+                    line(1, ref, r)
+                    for r in seen
+                    if r.slot == slot and min(marks) < r.id <= high and not self.visible(r.xid, before)
+                ]
+        for ref, share in enumerate(zip(g_slots, g_topics, after, upto, strict=True), 1):
+            slot, topic, low, high = share
+            found = [r for r in seen if r.slot == slot and r.topic == topic and low < r.id <= high]
+            answer += [line(2, ref, r) for r in found[:page]]
+        for ref, (slot, high, count) in enumerate(zip(slots, highs, pages, strict=True), 1):
+            found = [r for r in seen if r.slot == slot and r.id > high and r.topic not in left_out]
+            answer += [line(3, ref, r) for r in found[:count]]
+        if left_out:
+            for ref, (slot, high) in enumerate(zip(slots, highs, strict=True), 1):
+                top = max((r.id for r in seen if r.slot == slot and r.id > high), default=None)
+                answer.append((4, ref, top, None, None, None, None, None, None, None))
+        return answer
+
+
+class Reading(RuleBasedStateMachine):
+    """Writers, one reader, lanes that send, fail, hang and record, interleaved at will."""
+
+    @initialize(window=st.integers(4, 40), page=st.integers(1, 5))
+    def start(self, window: int, page: int) -> None:
+        self.database = Database()
+        self.backlog = Backlog(window)
+        quiet: Any = lambda: None  # noqa: E731
+        self.reader = Reader(None, self.backlog, schema="sidings", poll_seconds=1, on_rows=quiet, on_new_server=quiet)  # pyright: ignore[reportArgumentType]
+        for number in range(SLOTS):
+            self.backlog.add_slot(Slot(number, f"outbox/{number}", 1))
+        self.page = page
+        self.answer: tuple[Any, list[Any]] | None = None
+        self.under_way: dict[Lane, list[Row]] = {}
+        self.acknowledged: dict[Lane, list[Row]] = {}
+        self.held_by: set[int] = set()  # ids in memory that are under way or acknowledged
+        self.sent: dict[tuple[int, str], list[int]] = defaultdict(list)
+
+    @rule(slot=st.integers(0, SLOTS - 1), topic=st.sampled_from(TOPICS), count=st.integers(1, 6))
+    def publish_and_commit(self, slot: int, topic: str, count: int) -> None:
+        xid = self.database.begin()
+        for _ in range(count):
+            self.database.insert(xid, slot, topic)
+        self.database.open.discard(xid)
+
+    @rule(slot=st.integers(0, SLOTS - 1), topic=st.sampled_from(TOPICS[1:]))
+    def publish_without_commit(self, slot: int, topic: str) -> None:
+        self.database.insert(self.database.begin(), slot, topic)
+
+    @precondition(lambda self: self.database.open)
+    @rule(data=st.data(), commit=st.booleans())
+    def end_a_transaction(self, data: st.DataObject, commit: bool) -> None:
+        xid = data.draw(st.sampled_from(sorted(self.database.open)))
+        self.database.open.discard(xid)
+        if not commit:
+            self.database.aborted.add(xid)
+
+    @precondition(lambda self: self.answer is None)
+    @rule()
+    def send_a_read(self) -> None:
+        plan = self.reader._plan()
+        plan.refill = self.page
+        self.answer = plan, self.database.read(self.reader._arguments(plan))
+
+    @precondition(lambda self: self.answer is not None)
+    @rule()
+    def deliver_the_read(self) -> None:
+        assert self.answer is not None
+        plan, rows = self.answer
+        self.answer = None
+        self.reader._deliver(plan, rows)
+
+    @rule(topic=st.sampled_from(TOPICS), count=st.integers(1, 5))
+    def take(self, topic: str, count: int) -> None:
+        lane = self.backlog.lane(topic)
+        if lane in self.under_way or lane.paused:
+            return
+        rows = lane.take(count)
+        for row in rows:
+            assert row.id not in self.held_by, f"{row.id} is sent while it is under way or not yet recorded"
+            assert row.id in self.database.rows, f"{row.id} is sent again after it was deleted"
+            self.held_by.add(row.id)
+        if rows:
+            self.under_way[lane] = rows
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def acknowledge(self, topic: str) -> None:
+        lane = self.backlog.lane(topic)
+        for row in self.under_way.get(lane, ()):
+            self.sent[row.slot.number, topic].append(row.id)
+        self.acknowledged.setdefault(lane, []).extend(self.under_way.pop(lane, ()))
+        lane.paused = False
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def hang(self, topic: str) -> None:
+        lane = self.backlog.lane(topic)
+        if lane in self.under_way:
+            lane.paused = True
+            lane.shelve()
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def record(self, topic: str) -> None:
+        lane = self.backlog.lane(topic)
+        rows = self.acknowledged.pop(lane, [])
+        for row in rows:
+            del self.database.rows[row.id]
+            self.held_by.discard(row.id)
+        lane.account(rows)
+
+    @rule(topic=st.sampled_from(TOPICS), part=st.integers(0, 5))
+    def fail(self, topic: str, part: int) -> None:
+        lane = self.backlog.lane(topic)
+        rows = self.under_way.pop(lane, None)
+        if rows is None:
+            return
+        for row in rows[:part]:
+            self.sent[row.slot.number, topic].append(row.id)
+        self.acknowledged.setdefault(lane, []).extend(rows[:part])
+        self.record(topic)  # as the worker does: it waits until nothing else is unaccounted for
+        lane.paused = True
+        for row in rows[part:]:
+            self.held_by.discard(row.id)
+        lane.give_back(rows[part:])
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def back_off_ends(self, topic: str) -> None:
+        lane = self.backlog.lane(topic)
+        if lane not in self.under_way:
+            lane.paused = False
+
+    @invariant()
+    def counts_agree(self) -> None:
+        for lane in self.backlog.lanes.values():
+            count = len(self.under_way.get(lane, ())) + len(self.acknowledged.get(lane, ()))
+            assert lane.unaccounted == count
+
+    def teardown(self) -> None:
+        if not hasattr(self, "database"):
+            return
+        for xid in sorted(self.database.open):
+            self.database.open.discard(xid)
+        for _ in range(400):
+            if self.answer is None:
+                self.send_a_read()
+            self.deliver_the_read()
+            for topic in TOPICS:
+                self.back_off_ends(topic)
+                self.take(topic, 5)
+                self.acknowledge(topic)
+                self.record(topic)
+        left = [row for row in self.database.rows.values() if row.xid not in self.database.aborted]
+        assert not left, f"never sent: {left}"
+        for slot in range(SLOTS):  # of the first topic each message has committed before the next was published
+            firsts = list(dict.fromkeys(self.sent[slot, TOPICS[0]]))
+            assert firsts == sorted(firsts), f"out of order: {firsts}"
+
+
+Reading.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestReading = Reading.TestCase
+
+
+def test_a_share_is_not_shelved_below_what_is_under_way() -> None:
+    backlog = Backlog(10)
+    slot = Slot(0, "outbox/0", 1)
+    backlog.add_slot(slot)
+    lane = backlog.lane("a")
+    for id in (5, 6, 3):
+        lane.queue.append(Row(id, slot, None, None, None, None, 0, 0))
+    assert [row.id for row in lane.take(1)] == [5]
+    lane.shelve()
+    assert [row.id for row in lane.queue] == [3], "it came late; a refill from 2 on would bring 5 again"
+    assert lane.behind == {slot: 5}
