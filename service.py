@@ -27,6 +27,7 @@ from .kafka import (
     Start,
     StaticAssignment,
     Subscription,
+    Topics,
     Transactions,
 )
 from .monitor import Monitor
@@ -100,11 +101,13 @@ class Service:
         self._postgres = _postgres(postgres, schema)
         self._executor: KafkaExecutor | None = None
         self._transactions: Transactions | None = None
+        self._topic_table: Topics | None = None
         if self._postgres is not None:
             self.registry.schema = self._postgres.schema_name
             self._executor = KafkaExecutor(name, self.registry, self._postgres, executor, prometheus=prometheus)
             self._executor.rebalance_listener.on_refused = self._fail
             self._transactions = Transactions(self._postgres, self._executor.committed)
+            self._topic_table = Topics(self._postgres, {} if self._kafka is None else self._kafka.partitioners)
         self._producer = None if self._kafka is None else Producer(self._kafka, outbox)
         self._relay: Relay | None = None
         self._outbox: Outbox | None = None
@@ -239,6 +242,18 @@ class Service:
         if self._relay is not None:
             self._relay.wake()
 
+    def origin_for(self, key: str | bytes, topic: str) -> str:
+        """The origin of a key among the partitions of `topic`, for jobs that are enqueued outside a consumer::
+
+            await send_eta.enqueue(tx, SendEta(...), origin=service.origin_for(transport_id, "positions"))
+
+        It hashes as the topic's producers do (`KafkaSettings.partitioners`), over the partition count that Postgres
+        remembers, a few seconds old at most; also while Kafka is down. Raises `MissingOrigin` while that is unknown.
+        """
+        if self._topic_table is None:
+            raise ConfigurationError(f"the service {self.name!r} has no database: give postgres=...")
+        return self._topic_table.origin_for(key, topic)
+
     async def migrate(self) -> list[Migration]:
         """Bring the schema up to this release; safe when many processes do it at once. Raises `SchemaError`."""
         if self._postgres is None:
@@ -330,6 +345,11 @@ class Service:
         self._transactions.idle_seconds = self._idle_seconds()
         await self._transactions.start()
         stack.push_async_callback(self._transactions.stop)
+        if self._topic_table is not None:
+            await self._topic_table.load()
+            stack.push_async_callback(self._topic_table.close)
+            loading = tasks.create_task(self._topic_table.run(), name="sidings topics")
+            stack.callback(loading.cancel)
         if self._outbox is not None:
             stack.push_async_callback(self._outbox.close)
         if self._relay is not None:  # stops after consumer and executor: what they publish at the end still leaves
@@ -354,15 +374,18 @@ class Service:
             if self._subscriptions:
                 raise ConfigurationError(f"consumers of {', '.join(self._subscriptions)} are declared: give kafka=...")
             return None
-        if self._transactions is None or not (self._subscriptions or self._topics):
+        homes = {job_type.home for job_type in self.registry if job_type.home is not None}
+        topics = {*self._topics, *homes}  # without a member of the group for its topic, nobody would run these jobs
+        if self._transactions is None or not (self._subscriptions or topics):
             return None
         return Consumer(
             self.name,
             self._kafka,
             self._subscriptions,
-            self._topics,
+            topics,
             self._transactions,
             self.executor.rebalance_listener,
+            topic_table=self._topic_table,
             prometheus=self._prometheus,
         )
 

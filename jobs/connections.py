@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..errors import EnqueueError, NotInTransaction
 from ..schema import load_sql
-from .job import JobId
 from .transaction import Connection
 
 if TYPE_CHECKING:
@@ -36,14 +35,14 @@ if TYPE_CHECKING:
 else:
     AnyConnection = AnySyncConnection = object
 
-__all__ = ["AnyConnection", "AnySyncConnection", "Statement", "store", "store_sync"]
+__all__ = ["AnyConnection", "AnySyncConnection", "Rows", "Statement", "store", "store_sync"]
 
 C = TypeVar("C")
 R = TypeVar("R")
 
 
 class Row(Protocol):
-    """What a statement gives for each job; its first column is the job's id."""
+    """What a statement gives for each job: its id, and its origin where the caller did not know it."""
 
     def __getitem__(self, column: int, /) -> Any: ...
 
@@ -58,7 +57,8 @@ _DRIVERS = {"asyncpg": "numbered", "psycopg": "named"}  # SQLAlchemy's, and how 
 
 
 class Statement(NamedTuple):
-    """One of the ``.sql`` files of this package with its arguments. jobs: how many it stores; origin: theirs."""
+    """One of the ``.sql`` files of this package with its arguments. jobs: how many it stores. origin: theirs; "" where
+    the statement finds it out, and gives it beside each id."""
 
     name: str
     schema: str
@@ -100,23 +100,23 @@ class Way(NamedTuple, Generic[C, R]):
     connect: Callable[[Any], Any] | None = None
 
 
-async def store(connection: AnyConnection, statement: Statement) -> list[JobId]:
+async def store(connection: AnyConnection, statement: Statement) -> Rows:
     """Run `statement` in the connection's open transaction. Raises `EnqueueError` for a connection of an unknown kind,
     `NotInTransaction` for one in autocommit; nothing has been sent then."""
     autocommit, remedy, run, connect = _way(type(connection))
     opened = connection if connect is None else await connect(connection)
     if autocommit(opened):
         raise NotInTransaction(_IN_AUTOCOMMIT + remedy)
-    return [row[0] for row in await run(opened, statement)] if statement.jobs else []
+    return await run(opened, statement) if statement.jobs else ()
 
 
-def store_sync(connection: AnySyncConnection, statement: Statement) -> list[JobId]:
+def store_sync(connection: AnySyncConnection, statement: Statement) -> Rows:
     """`store` for synchronous code."""
     autocommit, remedy, run, connect = _sync_way(type(connection))
     opened = connection if connect is None else connect(connection)
     if autocommit(opened):
         raise NotInTransaction(_IN_AUTOCOMMIT + remedy)
-    return [row[0] for row in run(opened, statement)] if statement.jobs else []
+    return run(opened, statement) if statement.jobs else ()
 
 
 @cache

@@ -46,6 +46,7 @@ def when(delay: timedelta | float | None, run_at: datetime | None) -> When:
 def one_job(
     schema: str,
     type_name: str,
+    home: str | None,
     origin: str | None,
     group: str | None,
     payload: str,
@@ -55,10 +56,11 @@ def one_job(
     headers: Mapping[str, str] | None,
 ) -> Statement:
     """The statement that inserts one job; see `JobType.enqueue`. Raises `EnqueueError`."""
-    chosen = _origin(type_name, origin)
+    at_home = home is not None and origin is None
+    chosen = "" if at_home else _origin(type_name, origin)
     arguments = (
         type_name,
-        chosen,
+        home if at_home else chosen,
         _short("group", group),
         _priority(priority),
         when.run_at,
@@ -67,12 +69,13 @@ def one_job(
         payload,
         policy,
     )
-    return Statement("insert_job", schema, arguments, 1, chosen)
+    return Statement("insert_home_job" if at_home else "insert_job", schema, arguments, 1, chosen)
 
 
 def many_jobs(
     schema: str,
     type_name: str,
+    home: str | None,
     origin: str | None,
     groups: Sequence[str | None],
     payloads: Sequence[str],
@@ -82,10 +85,11 @@ def many_jobs(
     headers: Mapping[str, str] | None,
 ) -> Statement:
     """The statement that inserts many jobs of one type, in order; see `JobType.enqueue_many`. Raises `EnqueueError`."""
-    chosen = _origin(type_name, origin) if payloads else ""
+    at_home = home is not None and origin is None
+    chosen = "" if at_home or not payloads else _origin(type_name, origin)
     arguments = (
         type_name,
-        [chosen] * len(payloads),
+        [home if at_home else chosen] * len(payloads),
         [_short("group", group) for group in groups],
         _priority(priority),
         when.run_at,
@@ -94,7 +98,7 @@ def many_jobs(
         payloads,
         policy,
     )
-    return Statement("insert_jobs", schema, arguments, len(payloads), chosen)
+    return Statement("insert_home_jobs" if at_home else "insert_jobs", schema, arguments, len(payloads), chosen)
 
 
 def _origin(type_name: str, origin: str | None) -> str:

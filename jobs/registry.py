@@ -4,13 +4,13 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import IntEnum
-from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Generic, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..errors import ConfigurationError, InvalidPayload, MissingGroup, UnknownJobType
+from ..errors import ConfigurationError, InvalidPayload, MissingGroup, MissingOrigin, UnknownJobType
 from . import enqueue as _enqueue
-from .connections import AnyConnection, AnySyncConnection, Statement, store, store_sync
+from .connections import AnyConnection, AnySyncConnection, Rows, Statement, store, store_sync
 from .enqueue import UNSET, Unset
 from .job import Job, JobId, P
 from .retry import Retry
@@ -45,6 +45,7 @@ class JobType(Generic[P]):
         timeout: float | None,
         history: bool,
         transactional: bool,
+        home: str | None = None,
     ) -> None:
         self.name = name
         self.handler = handler
@@ -61,6 +62,11 @@ class JobType(Generic[P]):
         self._group = group
         self._adapter: TypeAdapter[P] = TypeAdapter(payload)
         self._check_group(payload)
+        if home is not None and (group is None or not home):
+            raise ConfigurationError(
+                f"{name}: home={home!r} needs a topic's name and group=: its hash is the partition"
+            )
+        self.home = home
         if transactional and not self.is_async:
             raise ConfigurationError(f"{name}: a transactional handler has to be `async def`")
 
@@ -86,7 +92,8 @@ class JobType(Generic[P]):
 
         tx: a consumer's or service's `Transaction`; or a connection with a transaction open: asyncpg's, psycopg's
         ``AsyncConnection``, SQLAlchemy's ``AsyncConnection`` or ``AsyncSession`` (docs/enqueueing.md).
-        origin: default: the partition of the message, or the origin of the job, whose handler makes the call.
+        origin: default: where the group is at home, for a type with a `home`; else the partition of the message, or the
+        origin of the job, whose handler makes the call.
         group: default: what the type's `group` yields for the payload. delay: seconds or a timedelta, or run_at:
         an aware datetime. priority: -100 to 100, larger first, between groups only.
 
@@ -96,10 +103,10 @@ class JobType(Generic[P]):
         Raises `InvalidPayload`, `MissingOrigin`, `MissingGroup`, `NotInTransaction`; nothing is written then.
         """
         statement = self._one(payload, origin, group, delay, run_at, priority, headers)
-        if not isinstance(tx, Transaction):
-            return (await store(tx, statement))[0]
-        tx.enqueued.add(statement.origin)
-        return (await store(tx.connection, statement))[0]
+        rows = await store(tx.connection if isinstance(tx, Transaction) else tx, statement)
+        if isinstance(tx, Transaction):
+            _note(tx, statement, rows)
+        return rows[0][0] if rows else self._homeless()
 
     async def enqueue_many(
         self,
@@ -114,11 +121,10 @@ class JobType(Generic[P]):
     ) -> list[JobId]:
         """Store many jobs with one statement, in the order of `payloads`; see `enqueue`. All or none are stored."""
         statement = self._many(payloads, origin, delay, run_at, priority, headers)
-        if not isinstance(tx, Transaction):
-            return await store(tx, statement)
-        if statement.jobs:
-            tx.enqueued.add(statement.origin)
-        return await store(tx.connection, statement)
+        rows = await store(tx.connection if isinstance(tx, Transaction) else tx, statement)
+        if isinstance(tx, Transaction):
+            _note(tx, statement, rows)
+        return self._ids(statement, rows)
 
     def enqueue_sync(
         self,
@@ -134,8 +140,8 @@ class JobType(Generic[P]):
     ) -> JobId:
         """`enqueue` for synchronous code, with psycopg's ``Connection``, SQLAlchemy's ``Connection`` or ``Session``, or
         ``django.db.connection``."""
-        [job_id] = store_sync(connection, self._one(payload, origin, group, delay, run_at, priority, headers))
-        return job_id
+        rows = store_sync(connection, self._one(payload, origin, group, delay, run_at, priority, headers))
+        return rows[0][0] if rows else self._homeless()
 
     def enqueue_many_sync(
         self,
@@ -149,7 +155,8 @@ class JobType(Generic[P]):
         headers: Mapping[str, str] | None = None,
     ) -> list[JobId]:
         """`enqueue_many` for synchronous code; see `enqueue_sync`."""
-        return store_sync(connection, self._many(payloads, origin, delay, run_at, priority, headers))
+        statement = self._many(payloads, origin, delay, run_at, priority, headers)
+        return self._ids(statement, store_sync(connection, statement))
 
     def _one(
         self,
@@ -165,6 +172,7 @@ class JobType(Generic[P]):
         return _enqueue.one_job(
             self._registry.schema,
             self.name,
+            self.home,
             origin,
             self.group_of(checked) if isinstance(group, Unset) else self.checked_group(group),
             text,
@@ -187,6 +195,7 @@ class JobType(Generic[P]):
         return _enqueue.many_jobs(
             self._registry.schema,
             self.name,
+            self.home,
             origin,
             [self.group_of(checked) for checked, _ in items],
             [text for _, text in items],
@@ -194,6 +203,16 @@ class JobType(Generic[P]):
             _enqueue.when(delay, run_at),
             priority,
             headers,
+        )
+
+    def _ids(self, statement: Statement, rows: Rows) -> list[JobId]:
+        return [row[0] for row in rows] if rows or not statement.jobs else [self._homeless()]
+
+    def _homeless(self) -> NoReturn:
+        raise MissingOrigin(
+            f"the job {self.name!r} has its home in {self.home!r}, whose partitions are not known yet: start a service "
+            "that consumes it, or names it in topics=, once while Kafka is up; or insert its row into "
+            f"{self._registry.schema}.topic; or give origin='topic/partition'"
         )
 
     def dump(self, payload: P) -> str:
@@ -269,6 +288,7 @@ class Registry:
         timeout: float | timedelta | None = None,
         history: bool = True,
         transactional: bool = False,
+        home: str | None = None,
     ) -> Callable[[Handler[P]], JobType[P]]:
         """Declare a job type.
 
@@ -282,6 +302,8 @@ class Registry:
         history: whether attempts of this type leave rows in `job_history`.
         transactional: the handler gets `job.tx`, a transaction that also ends the job: what it writes there happens
             exactly once. It must not commit by itself, and it holds a connection while it runs.
+        home: a topic. The jobs belong to the partition of it that has their group as its key, wherever they are
+            enqueued: so those that come from messages of several topics, from HTTP requests or from timers meet.
 
         The handler is ``async def``, or a plain function, which runs in a thread. Raises `ConfigurationError`.
         """
@@ -305,6 +327,7 @@ class Registry:
                     timeout=seconds,
                     history=history,
                     transactional=transactional,
+                    home=home,
                 )
             )
 
@@ -350,6 +373,14 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._types)
+
+
+def _note(tx: Transaction, statement: Statement, rows: Rows) -> None:
+    """Their executors are woken when the transaction has committed."""
+    if statement.origin:
+        tx.enqueued.add(statement.origin)
+    else:
+        tx.enqueued.update(row[1] for row in rows)
 
 
 def _payload_model(handler: Callable[..., object], label: str) -> Any:

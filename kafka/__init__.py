@@ -14,6 +14,7 @@ from .outbox import Outbox, OutboxSettings, Receipt, Relay
 from .producer import Producer
 from .settings import KafkaSettings
 from .subscription import Decoder, Start, Subscription
+from .topics import Topics, partition_for
 from .transactions import Transactions
 
 __all__ = [
@@ -32,5 +33,7 @@ __all__ = [
     "StaticAssignment",
     "StoredMessage",
     "Subscription",
+    "Topics",
     "Transactions",
+    "partition_for",
 ]

@@ -24,6 +24,7 @@ from .placing import Placer
 from .settings import KafkaSettings
 from .subscription import Subscription
 from .topic_loop import TopicLoop
+from .topics import Topics
 from .transactions import Transactions
 
 __all__ = ["Consumer"]
@@ -49,6 +50,7 @@ class Consumer(ConsumerRebalanceListener):
         transactions: Transactions,
         assignment: RebalanceListener,
         *,
+        topic_table: Topics | None = None,
         prometheus: CollectorRegistry | None = REGISTRY,
     ) -> None:
         self.partitions: dict[TopicPartition, Partition] = {}
@@ -60,6 +62,7 @@ class Consumer(ConsumerRebalanceListener):
         self._subscriptions = subscriptions
         self._topics = sorted({*subscriptions, *topics})
         self._transactions = transactions
+        self._topic_table = topic_table
         self._assignment = assignment
         self._link = Link(transactions.settings, self.metrics.postgres_error)
         self._offsets = OffsetStore(self._link, transactions.settings.schema_name)
@@ -194,6 +197,8 @@ class Consumer(ConsumerRebalanceListener):
         self.spawn(self._placer.run())
         self._lag = LagCommitter(client, self.partitions, self._offsets, lambda: self._rebalancing_since is not None)
         self.spawn(self._lag.run())
+        if self._topic_table is not None:
+            self.spawn(self._topic_table.watch(client, self._topics))
 
     # -- the roof of the topics' loops ------------------------------------------------------------------------------
 

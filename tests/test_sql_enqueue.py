@@ -11,7 +11,7 @@ from sidings.jobs import Job, Registry
 from sidings.schema import migrate
 
 from .guide import block
-from .support import ORIGIN, Ride, connected, drained, eventually, fetch, outcomes, running, value
+from .support import Ride, connected, drained, eventually, fetch, outcomes, running, value
 
 COLUMNS = """type, origin, "group", position, run_at, priority, policy, attempt, payload, headers,
              txid = pg_current_xact_id_if_assigned() AS mine"""
@@ -123,15 +123,17 @@ async def test_the_triggers_of_the_guide_enqueue_for_every_changed_row(database:
 
     eta = datetime(2030, 1, 2, 3, 4, tzinfo=UTC)
     async with connected(database, timezone="UTC") as connection:
-        await connection.execute("CREATE TABLE transport (id text PRIMARY KEY, origin text, eta timestamptz)")
-        await connection.execute(f"INSERT INTO transport VALUES ('a', '{ORIGIN}', NULL), ('b', '{ORIGIN}', NULL)")
+        await connection.execute("CREATE TABLE transport (id text PRIMARY KEY, note text, eta timestamptz)")
+        await connection.execute("INSERT INTO transport VALUES ('a'), ('b')")
+        await connection.execute("INSERT INTO sidings.topic (topic, partitions) VALUES ('positions', 12)")
+        origins = {key: await connection.fetchval("SELECT sidings.origin_for($1, 'positions')", key) for key in "ab"}
         await connection.execute(block("enqueueing.md", "From a trigger", "sql"))
-        await connection.execute("UPDATE transport SET origin = origin")  # no new eta, no job
+        await connection.execute("UPDATE transport SET note = ''")  # no new eta, no job
         async with connection.transaction():
             await connection.execute("UPDATE transport SET eta = $1", eta)
-        async with running(database, registry):
+        async with running(database, registry, origins.values()):
             await drained(database)
-    assert sorted(seen) == [(ORIGIN, "a", eta.isoformat()), (ORIGIN, "b", eta.isoformat())]
+    assert sorted(seen) == sorted((origins[key], key, eta.isoformat()) for key in "ab")
     assert await outcomes(database) == ["succeeded"] * 2
 
 

@@ -1,0 +1,187 @@
+"""The origin of a key: in Python, in SQL and in Kafka it is the same."""
+
+import asyncio
+import zlib
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import pytest
+from aiokafka import AIOKafkaProducer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from sidings import Job, KafkaSettings, Service, Transaction
+from sidings.devstack.fixtures import TopicFactory
+from sidings.errors import ConfigurationError, MissingOrigin
+from sidings.executor import PostgresSettings
+from sidings.jobs import Registry
+from sidings.kafka import Topics, partition_for
+
+from .guide import run
+from .support import SECONDS, Ride, connected, eventually, fetch, value
+from .ways import WAYS, opened
+
+# From org.apache.kafka.common.utils.UtilsTest.
+MURMUR2 = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+KNOWN = "INSERT INTO sidings.topic (topic, partitions, partitioner) VALUES ('positions', 12, 'murmur2')"
+
+
+async def test_murmur2_in_sql_gives_kafkas_own_vectors(database: str):
+    async with connected(database) as connection:
+        for data, signed in MURMUR2.items():
+            assert await connection.fetchval("SELECT sidings.murmur2($1)", data) == signed % 2**32
+
+
+def test_murmur2_in_python_gives_kafkas_own_vectors():
+    for data, signed in MURMUR2.items():
+        assert partition_for(data, 2**31 - 1) == (signed & 0x7FFFFFFF) % (2**31 - 1)
+
+
+async def test_crc32_in_sql_gives_the_check_value_of_its_definition(database: str):
+    assert await value(database, "SELECT sidings.crc32('123456789')") == 0xCBF43926 == zlib.crc32(b"123456789")
+
+
+async def test_python_and_sql_choose_the_same_partition_for_any_key(database: str):
+    pairs: list[tuple[bytes, int, Any]] = []
+
+    @given(
+        key=st.binary(max_size=70),
+        partitions=st.integers(1, 2**31 - 1),
+        partitioner=st.sampled_from(["murmur2", "crc32"]),
+    )
+    @settings(max_examples=500, database=None, suppress_health_check=list(HealthCheck))
+    def collect(key: bytes, partitions: int, partitioner: str) -> None:
+        pairs.append((key, partitions, partitioner))
+
+    collect()
+    pairs += [
+        (bytes([n]) * size, 7, kind) for n in (0, 127, 128, 255) for size in range(9) for kind in ("murmur2", "crc32")
+    ]
+    async with connected(database) as connection:
+        query = "SELECT sidings.partition_for(k, p, h) FROM unnest($1::bytea[], $2::int[], $3::text[]) u (k, p, h)"
+        rows = await connection.fetch(query, *map(list, zip(*pairs, strict=True)))
+    wrong = [(pair, row[0]) for pair, row in zip(pairs, rows, strict=True) if row[0] != partition_for(*pair)]
+    assert wrong == []
+
+
+async def test_a_topic_that_nobody_has_seen_is_refused_with_what_to_do(database: str):
+    async with connected(database) as connection:
+        with pytest.raises(
+            asyncpg.InvalidParameterValueError, match="partitions of the topic 'positions' are not"
+        ) as caught:
+            await connection.fetchval("SELECT sidings.origin_for('a', 'positions')")
+        assert "topics=" in str(caught.value.hint)
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="needs a key"):
+            await connection.fetchval("SELECT sidings.origin_for(NULL, 'positions')")
+    topics = Topics(PostgresSettings(dsn=database), {})
+    await topics.load()
+    with pytest.raises(MissingOrigin, match=r"'positions' are not known yet \(known: none\).*topics="):
+        topics.origin_for("a", "positions")
+    await topics.close()
+
+
+@pytest.mark.parametrize("partitioner", ["murmur2", "crc32"])
+async def test_the_origin_is_that_of_the_topics_partitioner_over_its_partitions(database: str, partitioner: Any):
+    topics = Topics(PostgresSettings(dsn=database), {})
+    async with connected(database) as connection:
+        await connection.execute(KNOWN.replace("murmur2", partitioner))
+        await topics.load()
+        for key in ("a", "transport-17", "ключ"):
+            expected = f"positions/{partition_for(key.encode(), 12, partitioner)}"
+            assert topics.origin_for(key, "positions") == topics.origin_for(key.encode(), "positions") == expected
+            assert await connection.fetchval("SELECT sidings.origin_for($1, 'positions')", key) == expected
+    await topics.close()
+
+
+async def test_a_service_remembers_partitions_and_agrees_with_aiokafkas_producer(
+    database: str, sidings_kafka: str, topic: TopicFactory
+):
+    name, home = await topic("positions", partitions=7), await topic("transports", partitions=3)
+    service = Service(
+        "test",
+        postgres=database,
+        kafka=KafkaSettings(bootstrap=sidings_kafka, partitioners={home: "crc32"}),
+        topics=[name],
+        prometheus=CollectorRegistry(),
+    )
+
+    @service.job(group="transport", home=home)
+    async def ride(job: Job[Ride]) -> None:
+        seen.append((job.origin, job.payload.transport))
+
+    seen: list[tuple[str, str]] = []
+    with pytest.raises(MissingOrigin, match="must be running"):
+        service.origin_for("a", name)
+    async with asyncio.timeout(SECONDS), service:
+        rows = "SELECT topic, partitions, partitioner FROM sidings.topic ORDER BY partitions"
+        stored = await eventually(lambda: fetch(database, rows), "the topics are remembered")
+        assert [tuple(row) for row in stored] == [(home, 3, "crc32"), (name, 7, "murmur2")]
+        async with AIOKafkaProducer(bootstrap_servers=sidings_kafka) as producer:
+            for n in range(30):
+                sent = await producer.send_and_wait(name, b"x", key=f"transport-{n}".encode())
+                assert service.origin_for(f"transport-{n}", name) == f"{name}/{sent.partition}"
+        async with service.transaction() as tx:  # nobody consumes the home, but its jobs run
+            await ride.enqueue(tx, Ride(transport="a"))
+        await eventually(lambda: seen, "the job at home runs")
+    assert seen == [(f"{home}/{zlib.crc32(b'a') % 3}", "a")]
+
+
+# -- home ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WAYS)
+async def test_jobs_of_a_type_with_a_home_go_where_their_groups_belong(database: str, name: str):
+    ride = Registry().job(name="ride", group="transport", home="positions", payload=Ride)(lambda job: None)
+    keys = [f"t-{n}" for n in range(20)]
+    async with opened(name, database) as way:
+        await way.begin()
+        with pytest.raises(MissingOrigin, match=r"home in 'positions'.*not known yet.*topics="):
+            await way.enqueue(ride, Ride(transport="t-0"))
+        with pytest.raises(MissingOrigin, match=r"home in 'positions'"):
+            await way.enqueue_many(ride, [Ride(transport="t-0")])
+        await way.execute(KNOWN)  # the transaction is still usable
+        ids = [await way.enqueue(ride, Ride(transport="t-0"))]
+        ids += await way.enqueue_many(ride, [Ride(transport=key) for key in keys])
+        ids += [await way.enqueue(ride, Ride(transport="t-0"), origin="elsewhere/0")]
+        ids += [await way.enqueue(ride, Ride(transport="t-0"), delay=60)]
+        assert await way.enqueue_many(ride, []) == []
+        await way.end("COMMIT")
+    rows = await fetch(database, 'SELECT id, "group", origin, position FROM sidings.job ORDER BY id')
+    assert [row["id"] for row in rows] == ids
+    home = {key: f"positions/{partition_for(key.encode(), 12)}" for key in keys}
+    assert len(set(home.values())) > 5
+    expected = [home["t-0"], *home.values(), "elsewhere/0", home["t-0"]]
+    assert [row["origin"] for row in rows] == expected
+    assert [row["position"] is None for row in rows] == [False] * 22 + [True]
+
+
+async def test_executors_of_the_home_are_told(database: str):
+    registry = Registry()
+    ride = registry.job(name="ride", group="transport", home="positions", payload=Ride)(lambda job: None)
+    async with connected(database) as connection, connection.transaction():
+        await connection.execute(KNOWN)
+        tx = Transaction(connection)
+        await ride.enqueue(tx, Ride(transport="a"))
+        await ride.enqueue_many(tx, [Ride(transport="b"), Ride(transport="c")])
+        assert tx.enqueued == {f"positions/{partition_for(key, 12)}" for key in (b"a", b"b", b"c")}
+
+
+def test_a_home_without_a_group_is_refused():
+    with pytest.raises(ConfigurationError, match=r"home='positions' needs .* group="):
+        Registry().job(name="ride", home="positions", payload=Ride)(lambda job: None)
+
+
+async def test_the_example_of_the_guide_stores_a_job_at_home(database: str):
+    delivered = run("enqueueing.md", "", "Which origin")["delivered"]
+    async with connected(database) as connection, connection.transaction():
+        await connection.execute(KNOWN)
+        await delivered(Transaction(connection), "t-1", datetime.now(UTC))
+    assert await value(database, "SELECT origin FROM sidings.job") == f"positions/{partition_for(b't-1', 12)}"
