@@ -84,6 +84,7 @@ class CycleLoop:
         self._cycle = 0
         self._fence = 0
         self._ahead = 0.0
+        self._uncounted: list[Finished] = []
         self._named: dict[int, Entry] = {}
         self._deferred: list[tuple[float, Finished]] = []  # outcomes to record later than their cycle
         self._barriers: list[asyncio.Future[None]] = []
@@ -119,6 +120,7 @@ class CycleLoop:
             self._signal.clear()
             batch = self._gather()
             if batch is None:
+                self._count()
                 continue
             self._busy_since = now()
             try:
@@ -128,7 +130,12 @@ class CycleLoop:
             self.last_answer = now()
             if batch.finished or batch.chosen:
                 self._signal.set()
-                await asyncio.sleep(0)  # let the workers that were just given jobs run before the next gathering
+                if not self._workers.finished:
+                    await asyncio.sleep(0)  # let the workers that were just given jobs run before the next gathering
+
+    def _count(self) -> None:
+        self._metrics.record(self._uncounted)
+        self._uncounted = []
 
     async def _wait(self) -> None:
         due = self._scheduler.next_due()
@@ -206,6 +213,7 @@ class CycleLoop:
         """Send the batch until it is known to be committed, then act on it."""
         number = self._cycle + 1
         backoff = Backoff()
+        asyncio.get_running_loop().call_soon(self._count)  # while the statement is under way
         while True:
             sent = now()
             try:
@@ -325,7 +333,7 @@ class CycleLoop:
 
     def _acknowledged(self, batch: Batch) -> None:
         scheduler, time = self._scheduler, now()
-        self._metrics.record(batch.finished)
+        self._uncounted = batch.finished
         for entry, outcome, _, _ in batch.finished:
             if isinstance(outcome, Again):
                 due = time + outcome.delay

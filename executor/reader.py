@@ -23,6 +23,7 @@ log = logging.getLogger("sidings.executor")
 _REFILLS = 500  # lanes a read refills
 _LEFT_OUT = 16  # lanes that the server leaves out of the forward part
 _IDLE_PAGE = 16
+_LOOK_AHEAD = 500  # rows read forward at a poll while memory holds enough
 _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
 
 
@@ -66,6 +67,7 @@ class Reader:
         self._sql = load_sql(__package__, "read", schema)
         self._woken = asyncio.Event()
         self._busy_since: float | None = None
+        self._looked_ahead = now()
 
     def wake(self) -> None:
         """Something was committed, acquired or has become due: read now."""
@@ -125,11 +127,21 @@ class Reader:
             return True
         return scheduler.low() and any(queue.backlogged and not queue.draining for queue in scheduler.origins.values())
 
+    def _room(self) -> int:
+        """How many rows to read forward; some at every poll, however much is in memory: groups may have become busy
+        that memory holds nothing of."""
+        room = self._scheduler.room()
+        if not room and now() - self._looked_ahead >= self._poll_seconds:
+            room = min(_LOOK_AHEAD, self._scheduler.space())
+        if room:
+            self._looked_ahead = now()
+        return room
+
     def _plan(self) -> _Plan:
         scheduler = self._scheduler
         scheduler.adjust_keep()
         queues = [queue for queue in scheduler.origins.values() if not queue.draining]
-        room = scheduler.room()
+        room = self._room()
         backlogged = sum(queue.backlogged for queue in queues)
         busy_page = max(_IDLE_PAGE, room // max(1, backlogged)) if room else 0
         idle_page = max(_IDLE_PAGE, room // max(1, len(queues))) if room else 0

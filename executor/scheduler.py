@@ -341,13 +341,21 @@ class Scheduler:
     def room(self) -> int:
         """How many more rows to read forward."""
         known = len(self._known)
-        if known >= self._budget and self.ready >= self.window // 8:
-            return 0
+        if known >= self._budget // 2 and self.ready + self._running() >= self.window // 8:
+            return 0  # with many groups, what is read now would not fit into their lanes, and be read again
+        return self.space()
+
+    def space(self) -> int:
+        """How many more rows there is room for, by their number and by the size of their payloads."""
+        known = len(self._known)
         room = self.window - self.ready
         if known == 0:
             return min(room, _FIRST_ROOM)  # how large the payloads are is not known yet
         fitting = (self._payload_budget - self._payload) * known // max(1, self._payload)  # of the size seen so far
         return max(0, min(room, max(fitting, _LEAST_ROOM - self.ready)))
+
+    def _running(self) -> int:
+        return sum(len(queue.running) for queue in self.origins.values())
 
     def low(self) -> bool:
         """Whether half of what memory may hold has been used up, so that the next read should be sent."""
