@@ -27,6 +27,8 @@ class Stored:
 class Header(tuple[Any, ...]):
     """The first row of an answer, which is read by name as well."""
 
+    fields: dict[str, Any]
+
     def __new__(cls, **fields: Any) -> Self:
         made = super().__new__(
             cls, (0, 0, fields["id"], fields["topic"], None, None, None, fields["headers"], None, None)
@@ -89,7 +91,7 @@ class Database:
                 answer += [
                     line(1, ref, r)
                     for r in seen
-                    if r.slot == slot and min(marks) < r.id <= high and not self.visible(r.xid, before)
+                    if r.slot == slot and min(marks) < r.id <= high and not self.visible(r.xid, before or now)
                 ]
         for ref, share in enumerate(zip(g_slots, g_topics, after, upto, strict=True), 1):
             slot, topic, low, high = share
@@ -209,6 +211,19 @@ class Reading(RuleBasedStateMachine):
             self.held_by.discard(row.id)
         lane.give_back(rows[part:])
 
+    @precondition(lambda self: self.answer is None)
+    @rule(topic=st.sampled_from(TOPICS), slot=st.integers(0, SLOTS - 1), part=st.integers(0, 2), hangs=st.booleans())
+    def trouble_under_a_read(self, topic: str, slot: int, part: int, hangs: bool) -> None:
+        self.back_off_ends(topic)
+        self.take(topic, 3)
+        self.publish_and_commit(slot, topic, 3)
+        self.send_a_read()
+        if hangs:
+            self.hang(topic)
+        else:
+            self.fail(topic, part)
+        self.deliver_the_read()
+
     @rule(topic=st.sampled_from(TOPICS))
     def back_off_ends(self, topic: str) -> None:
         lane = self.backlog.lane(topic)
@@ -235,6 +250,8 @@ class Reading(RuleBasedStateMachine):
                 self.take(topic, 5)
                 self.acknowledge(topic)
                 self.record(topic)
+            if all(row.xid in self.database.aborted for row in self.database.rows.values()):
+                break
         left = [row for row in self.database.rows.values() if row.xid not in self.database.aborted]
         assert not left, f"never sent: {left}"
         for slot in range(SLOTS):  # of the first topic each message has committed before the next was published
@@ -243,7 +260,7 @@ class Reading(RuleBasedStateMachine):
 
 
 Reading.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=80,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
