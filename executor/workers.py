@@ -127,7 +127,7 @@ class Workers:
         raise RuntimeError(f"a worker has ended: {next(iter(done))!r}")
 
     def end(self) -> None:
-        """Cancel everything: the executor has come to its end. From now on no cancellation is taken for a handler's own,
+        """Cancel everything: the executor has come to its end. No cancellation is taken for a handler's own any more,
         or a loop that shuts down would wait for ever for workers that go on."""
         if not self._stopping:
             self._stopping = True

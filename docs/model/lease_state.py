@@ -1,0 +1,323 @@
+"""The state of the lease model: what stands in the database, what the executors remember, what is on its way.
+
+Numbers that only grow (epochs, fences, cycle numbers) would make the space infinite. Only their relation to the present
+value matters, so `canonical` replaces each by its distance from it. Of time, only what is left of a lease is kept.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+__all__ = [
+    "AGAIN",
+    "COMMITTED",
+    "DEAD",
+    "DONE",
+    "ENDING",
+    "EXPIRED",
+    "HALF_SEEN",
+    "NAMED",
+    "NO",
+    "OK",
+    "PAUSED",
+    "QUEUED",
+    "RUNNING",
+    "SKIPPED",
+    "UNANSWERED",
+    "UNASSIGNED",
+    "UNKNOWN",
+    "UP",
+    "VOID",
+    "WAITING",
+    "Ask",
+    "Budget",
+    "Cycle",
+    "Executor",
+    "Hold",
+    "Job",
+    "Origin",
+    "Protocol",
+    "Row",
+    "Scenario",
+    "State",
+    "Statement",
+    "canonical",
+    "swap",
+    "with_executor",
+]
+
+# An executor is up, paused, or dead.
+UP, PAUSED, DEAD = "up", "paused", "dead"
+
+# What an executor knows of a job. NAMED: it stands in the `running` of the cycle that is on its way. DONE: its handler
+# has returned, no cycle that ends it has been acknowledged. ENDING: its transactional handler has sent finish + COMMIT.
+# AGAIN: it was cancelled, or its end is unknown; a cycle has to record that this attempt is over, the job runs again.
+UNKNOWN, QUEUED, NAMED, RUNNING, DONE = "-", "queued", "named", "running", "done"
+ENDING, AGAIN = "ending", "again"
+
+# Why an executor lets go of an origin: its lease could not be renewed in time; it is not assigned any more.
+EXPIRED, UNASSIGNED = "expired", "unassigned"
+
+# The answer to a cycle, as its sender knows it. VOID: 0 rows. UNANSWERED: the connection was lost, it may still commit.
+# HALF_SEEN (a wrong protocol): void, and the origins have been looked at, the fence not yet.
+WAITING, COMMITTED, VOID, UNANSWERED, HALF_SEEN = "waiting", "committed", "void", "unanswered", "half seen"
+# The answer to an acquire or renew. SKIPPED: a takeover had the row locked just then.
+OK, NO, SKIPPED = "ok", "no", "skipped"
+
+T = TypeVar("T")
+
+
+def swap(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
+    """The tuple with one item replaced."""
+    return (*items[:index], item, *items[index + 1 :])
+
+
+class Origin(NamedTuple):
+    """A row of `origin`. `lease`: ticks left. `since`: the epoch at which the present owner became it; not a column."""
+
+    owner: int | None
+    epoch: int
+    lease: int
+    since: int
+
+
+class Row(NamedTuple):
+    """A row of `executor`."""
+
+    cycle: int
+    fence: int
+    running: tuple[int, ...]
+
+
+class Job(NamedTuple):
+    """A row of `job`, and its history. `cut`: a run died with its executor and has not been recorded as lost yet."""
+
+    present: bool
+    attempt: int
+    ended: int
+    effects: int
+    cut: bool
+
+
+class Hold(NamedTuple):
+    """An origin that an executor believes to hold. `left`: ticks until its own deadline. `draining`: why nothing of it
+    is started any more, or an empty string."""
+
+    epoch: int
+    left: int
+    draining: str
+
+
+class Cycle(NamedTuple):
+    """A cycle: what it ends, what it names. `epochs`: those under which the origins were held when it was composed."""
+
+    number: int
+    fence: int
+    ends: tuple[int, ...]
+    again: tuple[int, ...]
+    names: tuple[int, ...]
+    running: tuple[int, ...]
+    epochs: tuple[int | None, ...]
+    answer: str
+
+    def mentions(self, jobs: tuple[int, ...]) -> bool:
+        """Whether it ends or names any of these jobs."""
+        return any(job in self.ends or job in self.again or job in self.running for job in jobs)
+
+
+class Ask(NamedTuple):
+    """An acquire or renew that is on its way, or its answer. `age`: ticks since it was sent."""
+
+    kind: str
+    age: int
+    answer: str
+    epoch: int
+    fence: int
+
+
+class Executor(NamedTuple):
+    """A process. `strays`: jobs whose handlers have yet to stop although the process has given up their origin."""
+
+    status: str
+    row: int  # its row in `executor`: one of its own, unless two processes share an identity
+    cycle: int  # the number of the last cycle that it knows to have committed
+    fence: int
+    holds: tuple[Hold | None, ...]
+    memory: tuple[str, ...]
+    flight: Cycle | None
+    asks: tuple[Ask | None, ...]
+    strays: tuple[int, ...]
+
+
+class Statement(NamedTuple):
+    """A statement on the server. It runs to its end whatever becomes of its client; `heard`: the client still listens.
+
+    begun: a takeover that has locked its origin, or a statement of a wrong protocol that has taken its snapshot too
+    early; `seen` is what it saw then.
+    """
+
+    by: int
+    kind: str
+    origin: int = 0
+    epoch: int = 0
+    job: int = 0
+    attempt: int = 0
+    cycle: Cycle | None = None
+    heard: bool = True
+    begun: bool = False
+    seen: tuple[int, ...] = ()
+
+
+class Budget(NamedTuple):
+    """How many faults, and how many drains, may still happen."""
+
+    pauses: int = 0
+    crashes: int = 0
+    losses: int = 0  # of a connection
+    drains: int = 0
+    restarts: int = 0  # of a dead process, under its former identity
+    outages: int = 0  # the server restarts
+
+
+_NO_FAULTS = Budget()
+
+
+class State(NamedTuple):
+    """Everything. `broken`: the property that the last step violated."""
+
+    origins: tuple[Origin, ...]
+    rows: tuple[Row, ...]
+    jobs: tuple[Job, ...]
+    executors: tuple[Executor, ...]
+    server: tuple[Statement, ...]
+    budget: Budget
+    broken: str
+
+
+def with_executor(s: State, i: int, executor: Executor, *sent: Statement) -> State:
+    """The state after executor `i` has changed, and has sent these statements."""
+    return s._replace(executors=swap(s.executors, i, executor), server=(*s.server, *sent))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The protocol, as choices between the right way (the default) and wrong ones (in the comment)."""
+
+    fence: str = "compare-and-set"  # "joined epoch", "unfenced running set"
+    cycle_number: bool = True
+    takeover: str = "fresh snapshots"  # "one snapshot"
+    look_before_start: bool = True
+    deadline_from: str = "sending"  # "answer"
+    clock: str = "goes on in a pause"  # "stands still": CLOCK_MONOTONIC in a suspended machine
+    cancellable: bool = True  # whether handlers stop when they are told to
+    exit_at_deadline: bool = True  # a process whose handler does not stop ends itself
+    identity: str = "process"  # "shared", "name"
+    successor: str = "after the commit"  # "at once"
+    finish: str = "locks its origin"  # "reads the epoch", "is not fenced"
+    expired: str = "keep and renew"  # "give up and acquire" is as right, given the rule for `reacquire`
+    reacquire: str = "when settled"  # "with a cycle under way", "with handlers running"
+    void: str = "one look"  # "origins, then fence", "send all again", "do not look"
+    new_fence: str = "from the look"  # "from acquire"
+    own_origin: str = "as if free"  # "fenced first": acquiring what is its own bumps the executor's own fence
+    retry: str = "the same"  # "put together anew"
+    release: str = "after a cycle"  # "at once"
+    cancelled: str = "recorded"  # "forgotten": no cycle says that a cancelled attempt is over
+    outage: str = "forget the waiting"  # "forget what is under way"
+
+    @property
+    def stale_is_harmless(self) -> bool:
+        """Whether statements of a past epoch, fence or number can be left out of the state."""
+        return self.fence == "compare-and-set" and self.cycle_number and self.finish == "locks its origin"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What there is and what may go wrong.
+
+    origin_of: the origin of each job; the jobs of one origin form one serial group. wants: the origins assigned to each
+    executor. start: who holds what at first, with its jobs read: pairs (executor, origin). ideal: executors whose
+    statements take no time, which keeps the space small. renews, faulty: the executors that renew leases, that suffer
+    pauses, crashes and lost connections. lease, margin: in ticks.
+    """
+
+    origin_of: tuple[int, ...] = (0, 0)
+    transactional: tuple[int, ...] = ()
+    wants: tuple[tuple[int, ...], ...] = ((0,), (0,))
+    start: tuple[tuple[int, int], ...] = ()
+    ideal: tuple[int, ...] = ()
+    instant: tuple[str, ...] = ()
+    steady: tuple[int, ...] = ()
+    renews: tuple[int, ...] = (0, 1)
+    faulty: tuple[int, ...] = (0,)
+    lease: int = 2
+    margin: int = 1
+    budget: Budget = _NO_FAULTS
+
+
+def canonical(state: State, prune: bool) -> State:
+    """One state for all that differ only in absolute numbers, in what a running set says of jobs that are over, or
+    (`prune`) in statements that can do nothing any more."""
+    origins, rows, jobs, executors, server, budget, broken = state
+    moved = any(o.epoch for o in origins) or any(r.cycle or r.fence for r in rows) or any(j.attempt for j in jobs)
+    if moved:
+        server = tuple([_canonical_statement(st, rows[executors[st.by].row], origins, jobs) for st in server])
+        executors = tuple([_canonical_executor(e, rows[e.row], origins) for e in executors])
+        origins = tuple([Origin(o.owner, 0, o.lease, 0 if o.since == o.epoch else -1) for o in origins])
+    rows = tuple([Row(0, 0, tuple([job for job in row.running if jobs[job].present])) for row in rows])
+    jobs = tuple([Job(job.present, 0, job.ended, job.effects, job.cut) for job in jobs])
+    if prune:
+        server = tuple([st for st in server if not _spent(st, origins[st.origin], executors[st.by].row)])
+    if len(server) > 1:
+        server = tuple(sorted(server, key=repr))
+    return State(origins, rows, jobs, executors, server, budget, broken)
+
+
+def _epoch(epoch: int, origin: Origin) -> int:
+    """0: the present epoch; -1: an earlier one of the same owner; -2: before its time."""
+    if epoch == origin.epoch:
+        return 0
+    return -1 if epoch >= origin.since else -2
+
+
+def _canonical_executor(e: Executor, row: Row, origins: tuple[Origin, ...]) -> Executor:
+    if e.status == DEAD:
+        return e
+    return e._replace(
+        cycle=e.cycle - row.cycle,
+        fence=max(e.fence - row.fence, -1),
+        holds=tuple(
+            [h and Hold(_epoch(h.epoch, o), h.left, h.draining) for h, o in zip(e.holds, origins, strict=True)]
+        ),
+        flight=e.flight and _canonical_cycle(e.flight, row, origins),
+        asks=tuple([a and _canonical_ask(a, row, o) for a, o in zip(e.asks, origins, strict=True)]),
+    )
+
+
+def _canonical_ask(ask: Ask, row: Row, origin: Origin) -> Ask:
+    if ask.kind == "acquire" and ask.answer != OK:
+        return ask
+    return ask._replace(epoch=_epoch(ask.epoch, origin), fence=max(ask.fence - row.fence, -1))
+
+
+def _canonical_cycle(cycle: Cycle, row: Row, origins: tuple[Origin, ...]) -> Cycle:
+    return cycle._replace(
+        number=max(cycle.number - row.cycle, 0),
+        fence=max(cycle.fence - row.fence, -1),
+        epochs=tuple([None if e is None else _epoch(e, o) for e, o in zip(cycle.epochs, origins, strict=True)]),
+    )
+
+
+def _canonical_statement(st: Statement, row: Row, origins: tuple[Origin, ...], jobs: tuple[Job, ...]) -> Statement:
+    if st.cycle is not None:
+        return st._replace(cycle=_canonical_cycle(st.cycle, row, origins))
+    if st.kind == "acquire":
+        return st
+    return st._replace(epoch=_epoch(st.epoch, origins[st.origin]), attempt=max(st.attempt - jobs[st.job].attempt, -1))
+
+
+def _spent(st: Statement, origin: Origin, row: int) -> bool:
+    """Nobody listens to it, and it can no longer change anything."""
+    if st.heard or st.begun:
+        return False
+    if st.cycle is not None:
+        return st.cycle.number != 1 or st.cycle.fence != 0
+    return st.kind != "acquire" and (st.epoch != 0 or st.attempt != 0 or origin.owner != row)
