@@ -115,13 +115,13 @@ class TopicLoop:
         """Fetch messages of these partitions. Other errors of Kafka pass through: what had been fetched before them may
         be lost to us (aiokafka has moved its positions), so that only a new client, placed anew, is sure to miss
         nothing."""
-        ready = [partition for partition in ready if await self._in_place(partition)]
-        if not ready:
-            return
-        # Naming none means all; with names, aiokafka searches them once for every partition that has messages.
-        wanted = [] if len(ready) == len(self._partitions) else [partition.tp for partition in ready]
         try:
             async with asyncio.timeout(_REBALANCE_SECONDS):
+                ready = [partition for partition in ready if await self._in_place(partition)]
+                if not ready:
+                    return
+                # Naming none means all; with names, aiokafka searches them for every partition that has messages.
+                wanted = [] if len(ready) == len(self._partitions) else [partition.tp for partition in ready]
                 polled = cast(
                     Mapping[TopicPartition, Sequence[Record]],
                     await self._client.getmany(
@@ -160,7 +160,7 @@ class TopicLoop:
         return position == partition.end
 
     async def _position(self, tp: TopicPartition) -> int:
-        # Known for every partition that is placed, so that nothing is awaited in truth.
+        # At hand, and not waited for, unless a rebalance is about to be announced.
         return await self._client.position(tp)
 
     def _item(self, partition: Partition, record: Record) -> Item:

@@ -30,7 +30,17 @@ from sidings import (
 from sidings.devstack.locations import free_port
 from sidings.monitor import address_of
 
-from .consumer_support import Number, a_service, effects_table, numbers, offset_reaches, produce, record, sample
+from .consumer_support import (
+    Number,
+    a_service,
+    effects_table,
+    numbers,
+    offset_reaches,
+    produce,
+    record,
+    sample,
+    stored_offsets,
+)
 from .support import ORIGIN, SECONDS, Ride, drained, eventually, outcomes, value
 
 HERE = StaticAssignment([ORIGIN])
@@ -284,13 +294,12 @@ async def test_a_stop_lets_running_handlers_and_the_current_batch_end(database, 
     await produce(sidings_kafka, name, range(1, 4))
     await asyncio.wait_for(begun.wait(), SECONDS)
     service.stop()
-    await asyncio.sleep(0.1)
+    await eventually(service._consumer._stopping.is_set)
     assert not running.done()
     go_on.set()
     await asyncio.wait_for(running, SECONDS)
-    done = await numbers(database)
-    assert done[:2] == [0, 1]  # the message at work was committed
-    assert await offset_reaches(database, name, len(done))()
+    assert await numbers(database) == [0, 1]  # the message at work was committed, and the next ones not taken up
+    assert await stored_offsets(database) == {(name, 0): 2}
     assert await outcomes(database) == ["succeeded"]
     assert await value(database, "SELECT count(*) FROM sidings.origin WHERE owner IS NOT NULL") == 0
 
