@@ -1,5 +1,6 @@
 """The examples run, and the demo's verification notices what it should."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,10 +16,10 @@ import asyncpg
 import psutil
 import pytest
 
+from examples.transports.audit import Audit
 from examples.transports.verify import Story, verify
 
 ROOT = Path(__file__).resolve().parents[1]
-DEMO = [sys.executable, "-m", "examples.transports", "--plain"]
 SHORT = ["--seconds", "15", "--transports", "100"]
 
 
@@ -26,6 +27,11 @@ SHORT = ["--seconds", "15", "--transports", "100"]
 def environment(sidings_postgres: str, sidings_kafka: str) -> dict[str, str]:
     """The examples use the session's servers instead of starting their own."""
     return os.environ | {"SIDINGS_POSTGRES": sidings_postgres, "SIDINGS_KAFKA": sidings_kafka}
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> list[str]:
+    return [sys.executable, "-m", "examples.transports", "--plain", "--logs", str(tmp_path)]
 
 
 def run(command: list[str], environment: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
@@ -40,36 +46,34 @@ def test_the_quickstart_runs_and_ends_by_itself(environment: dict[str, str]):
 
 
 @pytest.mark.timeout(240)
-def test_the_demo_keeps_its_promises(environment: dict[str, str]):
-    done = run([*DEMO, *SHORT], environment, 200)
+def test_the_demo_keeps_its_promises(demo: list[str], environment: dict[str, str]):
+    done = run([*demo, *SHORT], environment, 200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "promises were kept" in done.stdout
     assert "took partitions" in done.stdout
 
 
 @pytest.mark.timeout(240)
-def test_the_demo_fails_when_a_job_disappears(environment: dict[str, str]):
-    done = run(
-        [*DEMO, "--seconds", "10", "--transports", "100", "--jobs-only", "--sabotage", "lose-job"], environment, 200
-    )
+def test_the_demo_fails_when_a_job_disappears(demo: list[str], environment: dict[str, str]):
+    done = run([*demo, *SHORT, "--jobs-only", "--sabotage", "lose-job"], environment, 200)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 messages never reached the carrier" in done.stdout
 
 
 @pytest.mark.timeout(120)
-def test_the_demo_leaves_no_process_behind_when_it_is_interrupted(environment: dict[str, str]):
+def test_the_demo_leaves_no_process_behind_when_it_is_interrupted(demo: list[str], environment: dict[str, str]):
     with subprocess.Popen(
-        [*DEMO, *SHORT], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as demo:
-        assert demo.stdout is not None
-        for line in demo.stdout:
+        [*demo, *SHORT], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
             if "killed B" in line:
                 break
-        children = psutil.Process(demo.pid).children(recursive=True)
+        children = psutil.Process(process.pid).children(recursive=True)
         assert children
-        demo.send_signal(signal.SIGINT)
-        demo.stdout.read()
-        assert demo.wait(30) == 130
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(30) == 130
     deadline = time.monotonic() + 5
     while any(child.is_running() for child in children):
         assert time.monotonic() < deadline, children
@@ -136,6 +140,7 @@ async def test_a_good_story_passes_all_checks(told: "asyncpg.Connection[asyncpg.
     assert "10 runs in 3 groups" in checks[2].figures
 
 
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 HISTORY = "INSERT INTO sidings.job_history SELECT * FROM sidings.job_history WHERE job_id = 1"
 JOB = "INSERT INTO sidings.job (type, origin, payload) VALUES ('send_eta', 'positions/0', '{}')"
 AGAIN = """
@@ -173,3 +178,36 @@ async def test_the_verification_notices(told: "asyncpg.Connection[asyncpg.Record
     assert not (await told.execute(spoil)).endswith(" 0")
     found = [text for check in await verify(told, STORY) for text in check.problems]
     assert any(problem in text for text in found), found
+
+
+@pytest.mark.parametrize("writing", ["start", "end"])
+async def test_the_audit_has_both_rows_of_a_run_that_is_cancelled_while_it_writes(database: str, writing: str):
+    connection, blocker = await asyncpg.connect(database), await asyncpg.connect(database)
+    await connection.execute(files("examples.transports").joinpath("tables.sql").read_text())
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handle():
+        async with audit.run("lorry-0000", 1, BEGAN):
+            entered.set()
+            await leave.wait()
+
+    async with Audit.connect(database, "A") as audit:
+        running = None
+        if writing == "end":
+            running = asyncio.create_task(handle())
+            await entered.wait()
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE audit")  # no row can be written now
+            running = running or asyncio.create_task(handle())
+            leave.set()
+            while not await connection.fetchval(WAITING):
+                await asyncio.sleep(0.01)
+            running.cancel()
+            _, pending = await asyncio.wait([running], timeout=0.2)
+            assert pending
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    rows = await connection.fetch("SELECT event, outcome FROM audit ORDER BY at")
+    assert [tuple(row) for row in rows] == [("start", None), ("end", "cancelled")]
+    await connection.close()
+    await blocker.close()

@@ -14,6 +14,7 @@ INSERT = """
 INSERT INTO audit (event, run, instance, job_id, attempt, transport_id, sequence, outcome, delay_seconds)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 """
+CORRECT = "UPDATE audit SET outcome = 'cancelled' WHERE run = $1 AND event = 'end'"
 
 
 class Audit:
@@ -38,19 +39,31 @@ class Audit:
     async def run(
         self, transport_id: str, sequence: int, sent_at: datetime, *, job_id: int | None = None, attempt: int = 1
     ) -> AsyncGenerator[None]:
-        """Around one run of a handler. The end is written also when the handler fails or is cancelled."""
+        """Around one run of a handler. Both rows are written whatever happens to the run."""
         run = f"{self._instance}-{next(self._numbers)}"
         about = (run, self._instance, job_id, attempt, transport_id, sequence)
-        await self._pool.execute(INSERT, "start", *about, None, None)
-        outcome = "succeeded"
+        outcome = "cancelled"
         try:
+            await self._write("start", *about, None, None)
             yield
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
+            outcome = "succeeded"
         except Exception:
             outcome = "failed"
             raise
         finally:
             delay = (datetime.now(UTC) - sent_at).total_seconds()
-            await self._pool.execute(INSERT, "end", *about, outcome, delay)
+            try:
+                await self._write("end", *about, outcome, delay)
+            except asyncio.CancelledError:
+                # The job's timeout came while this was written: for the executor the attempt has failed.
+                await self._pool.execute(CORRECT, run)
+                raise
+
+    async def _write(self, *values: object) -> None:
+        """Insert a row; a cancellation waits until it is there. (A cancelled insert may be there or not.)"""
+        writing = asyncio.ensure_future(self._pool.execute(INSERT, *values))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await writing
+            raise
