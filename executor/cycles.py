@@ -23,7 +23,7 @@ from .metrics import ExecutorMetrics
 from .scheduler import Entry, Scheduler
 from .workers import Finished, Workers
 
-__all__ = ["Batch", "CycleLoop", "Deposed"]
+__all__ = ["Batch", "CycleLoop", "Deposed", "cycle_arguments"]
 
 log = logging.getLogger("sidings.executor")
 
@@ -263,29 +263,8 @@ class CycleLoop:
         return row["cycle"] + 1  # not always `number`: a database restored from a backup may have gone back
 
     def _arguments(self, batch: Batch, number: int, sent: float) -> tuple[object, ...]:
-        ids: list[int] = []
-        attempts: list[int] = []
-        epochs: list[int] = []
-        started: list[float] = []
-        ended: list[float] = []
-        other: list[dict[str, Any]] = []
-        for entry, outcome, start, finish in batch.finished:
-            if isinstance(outcome, Committed):
-                continue
-            if outcome.name is OutcomeName.SUCCEEDED:
-                ids.append(entry.id)
-                attempts.append(entry.attempt)
-                epochs.append(entry.origin.epoch)
-                started.append(sent - start)
-                ended.append(sent - finish)
-            else:
-                other.append(_record(entry, outcome, sent - start, sent - finish, sent))
         silent = [t.name for t in self._registry if not t.history]
-        one_epoch = epochs[0] if epochs and epochs.count(epochs[0]) == len(epochs) else None
-        return (self.executor_id, number, self._fence, _array(list(self._named)), _array(ids),
-                "{}" if attempts.count(1) == len(attempts) else _array(attempts),
-                "{}" if one_epoch is not None else _array(epochs), started, ended,
-                json.dumps(other), silent, one_epoch)  # fmt: skip
+        return cycle_arguments(self.executor_id, number, self._fence, list(self._named), batch.finished, silent, sent)
 
     async def _leave_out_locked(self, batch: Batch, backoff: Backoff) -> None:
         """Somebody else's transaction holds a row: record the rest, and that row a little later."""
@@ -354,6 +333,41 @@ class CycleLoop:
         for reached in batch.barriers:
             if not reached.done():
                 reached.set_result(None)
+
+
+def cycle_arguments(
+    executor_id: UUID | None,
+    number: int,
+    fence: int,
+    running: list[int],
+    finished: list[Finished],
+    silent: list[str],
+    sent: float,
+) -> tuple[object, ...]:
+    """The arguments of ``cycle.sql``, which is about to be sent. running: ids that it names; silent: types without
+    history. Times are seconds of the executor's clock."""
+    ids: list[int] = []
+    attempts: list[int] = []
+    epochs: list[int] = []
+    started: list[float] = []
+    ended: list[float] = []
+    other: list[dict[str, Any]] = []
+    for entry, outcome, start, finish in finished:
+        if isinstance(outcome, Committed):
+            continue
+        if outcome.name is OutcomeName.SUCCEEDED:
+            ids.append(entry.id)
+            attempts.append(entry.attempt)
+            epochs.append(entry.origin.epoch)
+            started.append(sent - start)
+            ended.append(sent - finish)
+        else:
+            other.append(_record(entry, outcome, sent - start, sent - finish, sent))
+    one_epoch = epochs[0] if epochs and epochs.count(epochs[0]) == len(epochs) else None
+    return (executor_id, number, fence, _array(running), _array(ids),
+            "{}" if attempts.count(1) == len(attempts) else _array(attempts),
+            "{}" if one_epoch is not None else _array(epochs), started, ended,
+            json.dumps(other), silent, one_epoch)  # fmt: skip
 
 
 def _array(numbers: list[int]) -> str:

@@ -1,5 +1,6 @@
 """What a handler gets to see of its job."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Generic, NamedTuple, NewType, TypeVar
@@ -46,6 +47,42 @@ class Job(Generic[P]):
     headers: dict[str, str] = field(default_factory=dict[str, str])
     fence: Fence = _NO_FENCE
     transaction: Transaction | None = None
+
+    @classmethod
+    def fake(
+        cls,
+        payload: P,
+        *,
+        id: int = 1,
+        type: str = "fake",
+        origin: str = "fake/0",
+        group: str | None = None,
+        attempt: int = 1,
+        failures: int = 0,
+        priority: int = 0,
+        enqueued_at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        epoch: int = 1,
+        tx: Transaction | None = None,
+    ) -> "Job[P]":
+        """A job that stands in no database, to call a handler with: ``await send_eta(Job.fake(SendEta(...)))``.
+
+        tx: for a transactional handler: a `Transaction` around a connection of the test's.
+        """
+        return cls(
+            payload,
+            JobId(id),
+            type,
+            origin,
+            group,
+            attempt,
+            failures,
+            priority,
+            (enqueued_at or datetime.now(UTC)).timestamp(),
+            dict(headers or {}),
+            Fence(origin, epoch),
+            tx,
+        )
 
     @property
     def tx(self) -> Transaction:

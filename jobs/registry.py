@@ -70,6 +70,11 @@ class JobType(Generic[P]):
         if transactional and not self.is_async:
             raise ConfigurationError(f"{name}: a transactional handler has to be `async def`")
 
+    @property
+    def schema(self) -> str:
+        """The schema that its jobs are stored in."""
+        return self._registry.schema
+
     def __call__(self, job: Job[P]) -> Awaitable[object] | object:
         return self.handler(job)
 

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from sidings import Job, KafkaSettings, Service, Transaction
@@ -57,7 +57,7 @@ async def test_python_and_sql_choose_the_same_partition_for_any_key(database: st
         partitions=st.integers(1, 2**31 - 1),
         partitioner=st.sampled_from(["murmur2", "crc32"]),
     )
-    @settings(max_examples=500, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=500, database=None)
     def collect(key: bytes, partitions: int, partitioner: str) -> None:
         pairs.append((key, partitions, partitioner))
 

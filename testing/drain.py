@@ -1,0 +1,252 @@
+"""Run jobs in the test's own process, one after the other, until none is due."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+from uuid import uuid4
+
+import asyncpg
+
+from ..errors import SidingsError
+from ..executor import PostgresSettings, connect
+from ..executor.clock import now
+from ..executor.cycles import cycle_arguments
+from ..executor.scheduler import Entry, OriginQueue
+from ..executor.transactional import Transactional
+from ..executor.workers import Finished, Workers
+from ..jobs import Again, ErrorInfo, OutcomeName, Registry
+from ..schema import load_sql
+from .look import advance, seconds_of
+
+__all__ = ["Attempt", "NotDrained", "drain"]
+
+_EXECUTOR, _HERE = "sidings.executor", "sidings.testing"
+_LEASE = timedelta(hours=1)  # nobody renews it: no test takes that long
+_MOST_DUE = 1_000
+
+
+class NotDrained(SidingsError):
+    """Jobs are left that this process may not run, or that come back again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of a handler. error: None for a success. delay: seconds until the next attempt, where there is one.
+    after: simulated seconds that had passed since the drain began."""
+
+    type: str
+    job_id: int
+    origin: str
+    group: str | None
+    attempt: int
+    payload: Any
+    outcome: OutcomeName
+    error: ErrorInfo | None
+    delay: float | None
+    after: float
+
+
+class _Service(Protocol):
+    """What `drain` needs of a `Service`; an `Executor` has the same."""
+
+    @property
+    def registry(self) -> Registry: ...
+    @property
+    def executor(self) -> "_Executor": ...
+
+
+class _Executor(Protocol):
+    @property
+    def postgres(self) -> PostgresSettings: ...
+
+
+async def drain(
+    database: str | _Service,
+    registry: Registry | None = None,
+    *,
+    until: timedelta | float = 0.0,
+    limit: int = 1_000,
+) -> list[Attempt]:
+    """Run the committed jobs of all origins, and those that these enqueue, until none is due; returns the attempts in
+    the order in which they ran::
+
+        [attempt] = await drain(service)
+        assert attempt.outcome == "succeeded"
+
+    database: a service that does not run, or a DSN together with the `registry` of the handlers.
+    until: seconds of simulated time to pass: whenever nothing is due, the clock jumps to the next delayed job or retry,
+    as long as that lies within. `math.inf`: until nothing waits any more. limit: most attempts.
+
+    Jobs run one at a time, by priority and position, and as an executor runs them: payloads, timeouts, retry policies,
+    transactional handlers, history. Held jobs and types without a handler are left alone.
+
+    Raises `NotDrained` when an executor that runs has the jobs' origin, or after `limit` attempts. What handlers raise
+    stands in the attempts.
+    """
+    if isinstance(database, str):
+        if registry is None:
+            raise ValueError("drain(dsn) needs the handlers as well: drain(dsn, registry)")
+        settings = PostgresSettings(dsn=database, schema_name=registry.schema)
+    else:
+        settings, registry = database.executor.postgres, database.registry
+    attempts: list[Attempt] = []
+    async with _opened(settings, registry) as drainer:
+        left = seconds_of(until)
+        while True:
+            while (entry := await drainer.next()) is not None:
+                if len(attempts) >= limit:
+                    raise NotDrained(
+                        f"jobs are left after {limit} attempts ({attempts[-1]}): give limit= or less until="
+                    )
+                finished = await drainer.run(entry)
+                attempts.append(drainer.attempt(finished))
+            due = await drainer.next_due()
+            if due is None or due > left:
+                return attempts
+            left -= due
+            await drainer.jump(due)
+
+
+@asynccontextmanager
+async def _opened(settings: PostgresSettings, registry: Registry) -> "AsyncGenerator[_Drainer]":
+    connection = await connect(settings)
+    drainer = _Drainer(settings, registry, connection)
+    try:
+        await drainer.begin()
+        yield drainer
+    finally:
+        try:
+            await drainer.end()
+        finally:
+            await connection.close(timeout=settings.call_seconds)
+
+
+class _Drainer:
+    """An executor by hand: the same statements and the same workers, but each step when the test asks for it."""
+
+    def __init__(self, settings: PostgresSettings, registry: Registry, connection: asyncpg.Connection) -> None:
+        self.passed = 0.0
+        self._schema = settings.schema_name
+        self._registry = registry
+        self._connection = connection
+        self._id = uuid4()
+        self._cycle = 0
+        self._fenced: list[str] = []
+        self._changed = asyncio.Event()
+        self._held: dict[str, OriginQueue] = {}
+        self._transactional = Transactional(settings, self._fenced.append, lambda origins: None)
+        self._transactional.executor_id = self._id
+        self._workers = Workers(registry, 1, self._transactional, self._changed.set)
+
+    async def begin(self) -> None:
+        """Take the place of an executor."""
+        await self._fetch(_EXECUTOR, "register", self._id, "test", 0)
+        self._workers.start()
+
+    async def end(self) -> None:
+        """Give everything back."""
+        await self._workers.stop()
+        await self._transactional.close()
+        epochs = [queue.epoch for queue in self._held.values()]
+        await self._fetch(_EXECUTOR, "release", self._id, list(self._held), epochs)
+        await self._fetch(_EXECUTOR, "deregister", self._id)
+
+    async def next(self) -> Entry | None:
+        """The job that runs next, if one is due."""
+        await self._acquire()
+        names, epochs = list(self._held), [queue.epoch for queue in self._held.values()]
+        await self._fetch(_EXECUTOR, "promote", self._id, names, epochs, _MOST_DUE)
+        rows = await self._fetch(_HERE, "next", [job_type.name for job_type in self._registry], names)
+        if not rows:
+            return None
+        row, time = rows[0], now()
+        return Entry(
+            row["id"],
+            self._held[row["origin"]],
+            row["type"],
+            row["group"],
+            row["position"],
+            row["attempt"],
+            row["failures"],
+            row["losses"],
+            row["priority"],
+            None if row["overdue"] is None else time - row["overdue"],
+            row["enqueued"],
+            None if row["since_first"] is None else time - row["since_first"],
+            row["headers"],
+            row["payload"],
+        )
+
+    async def _acquire(self) -> None:
+        rows = await self._fetch(_HERE, "origins")
+        wanted = [row[0] for row in rows if row[0] not in self._held]
+        if not wanted:
+            return
+        for row in await self._fetch(_EXECUTOR, "acquire", self._id, wanted, 0, _LEASE, True):
+            self._held[row["acquired"]] = OriginQueue(row["acquired"], row["acquired_epoch"])
+        if taken := [name for name in wanted if name not in self._held]:
+            raise NotDrained(f"an executor that runs has the jobs of {', '.join(taken)}: stop it, or let it run them")
+
+    async def run(self, entry: Entry) -> Finished:
+        """One attempt, and its record: the cycle's statement names the job, and records what came of it."""
+        await self._record([entry.id], None)
+        self._changed.clear()
+        self._workers.claim([entry])
+        while not self._workers.finished:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._fenced or self._workers.expired:
+                raise NotDrained(f"another executor has taken {entry.origin.name} over: stop it before the drain")
+        finished = self._workers.finished.pop()
+        await self._record([], finished)
+        return finished
+
+    async def _record(self, running: list[int], finished: Finished | None) -> None:
+        self._cycle += 1
+        silent = [job_type.name for job_type in self._registry if not job_type.history]
+        done = [] if finished is None else [finished]
+        arguments = cycle_arguments(self._id, self._cycle, 0, running, done, silent, now())
+        [row] = await self._fetch(_EXECUTOR, "cycle", *arguments)
+        if row["applied"] != 1:
+            raise NotDrained("another executor has taken this drain's origins over: stop it before the drain")
+
+    def attempt(self, finished: Finished) -> Attempt:
+        """What the test gets to see."""
+        entry, outcome = finished.entry, finished.outcome
+        job_type = self._registry[entry.type]
+        return Attempt(
+            entry.type,
+            entry.id,
+            entry.origin.name,
+            entry.group,
+            entry.attempt,
+            _payload(job_type, entry.payload),
+            outcome.name,
+            outcome.error,
+            outcome.delay if isinstance(outcome, Again) else None,
+            self.passed,
+        )
+
+    async def next_due(self) -> float | None:
+        """Seconds until the next job becomes due."""
+        rows = await self._fetch(_HERE, "next_due", [job_type.name for job_type in self._registry])
+        return None if rows[0][0] is None else max(0.0, rows[0][0])
+
+    async def jump(self, seconds: float) -> None:
+        """Let that much time pass at once."""
+        self.passed += seconds
+        await advance(self._connection, seconds, schema=self._schema)
+
+    async def _fetch(self, package: str, name: str, *arguments: Any) -> list[asyncpg.Record]:
+        return await self._connection.fetch(load_sql(package, name, self._schema), *arguments)
+
+
+def _payload(job_type: Any, text: str | None) -> Any:
+    """The payload as its handler got it; the stored text where it does not validate."""
+    try:
+        return job_type.load(text)
+    except ValueError:
+        return text

@@ -1,0 +1,235 @@
+"""`sidings.testing`: what a service's own tests use."""
+
+import asyncio
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+from sidings import Discard, Job, Registry, Retry, Service, Snooze, Transaction
+from sidings.testing import NotDrained, advance, drain, enqueued
+from tenacity import stop_after_attempt, stop_after_delay, wait_fixed
+
+from .guide import run
+from .support import ORIGIN, SECONDS, Ride, connected, enqueue, fetch, history, jobs_left, running, value
+
+
+def declare(handler: Any, **options: Any) -> tuple[Registry, Any]:
+    registry = Registry()
+    arguments: dict[str, Any] = {"name": "ride", "group": "transport", "payload": Ride, **options}
+    return registry, registry.job(**arguments)(handler)
+
+
+# -- drain --------------------------------------------------------------------------------------------------------
+
+
+async def test_jobs_run_by_position_within_a_group_and_by_priority_between_groups(database: str):
+    seen: list[tuple[str, int]] = []
+
+    async def handler(job: Job[Ride]) -> None:
+        seen.append((job.payload.transport, job.payload.number))
+
+    registry, ride = declare(handler)
+    await enqueue(database, ride, [Ride(transport="a", number=n) for n in range(3)], origin="t/0")
+    await enqueue(database, ride, [Ride(transport="b", number=n) for n in range(2)], origin="t/1", priority=5)
+    await enqueue(database, ride, [Ride(transport="a", number=9)], priority=9, origin="t/0")
+    attempts = await drain(database, registry)
+    assert seen == [("b", 0), ("b", 1), ("a", 0), ("a", 1), ("a", 2), ("a", 9)]
+    assert [(a.payload.transport, a.payload.number) for a in attempts] == seen
+    assert {a.outcome for a in attempts} == {"succeeded"}
+    assert await jobs_left(database) == 0
+    assert [row["outcome"] for row in await history(database)] == ["succeeded"] * 6
+    assert await drain(database, registry) == []
+
+
+async def test_jobs_that_handlers_enqueue_run_too_also_in_new_origins(database: str):
+    async def handler(job: Job[Ride]) -> None:
+        if job.payload.number:
+            below = Ride(transport="a", number=job.payload.number - 1)
+            async with connected(database) as connection, connection.transaction():
+                await ride.enqueue(connection, below, origin=f"other/{below.number}")
+
+    registry, ride = declare(handler)
+    await enqueue(database, ride, [Ride(transport="a", number=3)])
+    assert [a.origin for a in await drain(database, registry)] == [ORIGIN, "other/2", "other/1", "other/0"]
+
+
+async def test_outcomes_are_those_of_an_executor(database: str):
+    async def handler(job: Job[Ride]) -> None:
+        match job.payload.transport:
+            case "discard":
+                raise Discard("no use")
+            case "snooze":
+                raise Snooze(30)
+            case "fail":
+                raise ValueError("broken")
+            case "slow":
+                await asyncio.Event().wait()
+            case _:
+                return
+
+    registry, ride = declare(handler, retry=Retry(wait=wait_fixed(7)), timeout=0.05)
+    for kind in ("discard", "snooze", "fail", "slow"):
+        await enqueue(database, ride, [Ride(transport=kind)])
+    await value(database, f"SELECT sidings.enqueue('ride', '{{\"number\": []}}', '{ORIGIN}', 'x')")
+    attempts = {a.group: a for a in await drain(database, registry)}
+    assert {group: (a.outcome.value, a.delay) for group, a in attempts.items()} == {
+        "discard": ("discarded", None),
+        "snooze": ("snoozed", 30),
+        "fail": ("retried", 7),
+        "slow": ("retried", 7),
+        "x": ("held", None),
+    }
+    assert attempts["fail"].error is not None
+    assert (attempts["fail"].error.error_class, attempts["fail"].error.message) == ("ValueError", "broken")
+    stored = {row["group"]: row["outcome"] for row in await history(database)}
+    assert stored == {group: a.outcome for group, a in attempts.items()}
+
+
+async def test_plain_functions_and_transactional_handlers_run(database: str):
+    registry = Registry()
+
+    @registry.job(group="transport")
+    def plain(job: Job[Ride]) -> None: ...
+
+    @registry.job(group="transport", transactional=True)
+    async def exact(job: Job[Ride]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1)", job.payload.transport)
+        if job.attempt == 1:
+            raise ValueError("the first effect is rolled back")
+
+    async with connected(database) as connection:
+        await connection.execute("CREATE TABLE effect (of text)")
+    await enqueue(database, plain, [Ride(transport="a")])
+    await enqueue(database, exact, [Ride(transport="b")])
+    attempts = await drain(database, registry, until=math.inf)
+    assert [(a.type, a.outcome) for a in attempts] == [
+        ("plain", "succeeded"),
+        ("exact", "retried"),
+        ("exact", "succeeded"),
+    ]
+    assert await value(database, "SELECT array_agg(of) FROM effect") == ["b"]
+    assert await jobs_left(database) == 0
+
+
+async def test_time_jumps_to_what_becomes_due_and_not_beyond_until(database: str):
+    async def handler(job: Job[Ride]) -> None:
+        if job.payload.transport == "fail":
+            raise ValueError("broken")
+
+    registry, ride = declare(handler, retry=Retry(wait=wait_fixed(100)))
+    began = datetime.now(UTC)
+    await enqueue(database, ride, [Ride(transport="fail")])
+    await enqueue(database, ride, [Ride(transport="hour")], delay=3600)
+    await enqueue(database, ride, [Ride(transport="day")], run_at=began + timedelta(days=1))
+    attempts = await drain(database, registry, until=timedelta(seconds=250))
+    assert [(a.group, round(a.after, -1)) for a in attempts] == [("fail", 0), ("fail", 100), ("fail", 200)]
+    attempts = await drain(database, registry, until=3600)
+    assert [a.group for a in attempts if a.group != "fail"] == ["hour"]
+    assert datetime.now(UTC) - began < timedelta(seconds=SECONDS)
+    async with connected(database) as connection:
+        await advance(connection, timedelta(days=1))
+    assert {a.group for a in await drain(database, registry)} == {"fail", "day"}
+
+
+async def test_policies_see_the_simulated_time(database: str):
+    async def handler(job: Job[Ride]) -> None:
+        raise ValueError("broken")
+
+    registry, ride = declare(handler, retry=Retry(wait=wait_fixed(100), stop=stop_after_delay(250)))
+    await enqueue(database, ride, [Ride(transport="a")])
+    attempts = await drain(database, registry, until=math.inf)
+    assert [a.outcome for a in attempts] == ["retried", "retried", "retried", "discarded"]
+
+
+async def test_a_failing_head_holds_its_group_and_no_other(database: str):
+    async def handler(job: Job[Ride]) -> None:
+        if job.payload.number == 0 and job.attempt == 1:
+            raise ValueError("broken")
+
+    registry, ride = declare(handler, retry=Retry(wait=wait_fixed(10), stop=stop_after_attempt(5)))
+    rides = [Ride(transport="a", number=0), Ride(transport="a", number=1), Ride(transport="b", number=2)]
+    await enqueue(database, ride, rides)
+    assert [a.payload.number for a in await drain(database, registry, until=60)] == [0, 2, 0, 1]
+
+
+async def test_a_job_that_comes_back_for_ever_ends_the_drain(database: str):
+    async def handler(job: Job[Ride]) -> None:
+        raise Snooze(0)
+
+    registry, ride = declare(handler)
+    await enqueue(database, ride, [Ride(transport="a")])
+    with pytest.raises(NotDrained, match="left after 7 attempts"):
+        await drain(database, registry, limit=7)
+
+
+async def test_jobs_of_a_running_executor_are_not_touched(database: str):
+    registry, ride = declare(lambda job: None)
+    async with running(database, Registry()):  # it has the origin, and no handler
+        await enqueue(database, ride, [Ride(transport="a")])
+        with pytest.raises(NotDrained, match=ORIGIN):
+            await drain(database, registry)
+    assert len(await drain(database, registry)) == 1
+
+
+async def test_an_executor_can_take_over_right_after_a_drain(database: str):
+    registry, ride = declare(lambda job: None)
+    await enqueue(database, ride, [Ride(transport="a")])
+    await drain(database, registry)
+    assert await fetch(database, "SELECT id FROM sidings.executor") == []
+    async with running(database, registry) as executor:
+        assert ORIGIN in executor.held
+
+
+async def test_held_jobs_and_unknown_types_are_left_alone(database: str):
+    registry, _ = declare(lambda job: None)
+    await value(database, f"SELECT sidings.enqueue('unknown', '{{}}', '{ORIGIN}', 'a')")
+    await value(database, f"SELECT sidings.enqueue('ride', '{{}}', '{ORIGIN}', 'a')")  # behind it
+    assert await drain(database, registry, until=math.inf) == []
+    assert await jobs_left(database) == 2
+
+
+async def test_a_service_that_does_not_run_is_drained(database: str):
+    service = Service("test", postgres=database, prometheus=CollectorRegistry())
+    ride = service.job(name="ride", group="transport", payload=Ride)(lambda job: None)
+    await enqueue(database, ride, [Ride(transport="a")])
+    assert [a.outcome for a in await drain(service)] == ["succeeded"]
+
+
+# -- enqueued and fake --------------------------------------------------------------------------------------------
+
+
+async def test_enqueued_gives_payloads_in_order_and_by_origin_and_group(database: str):
+    _, ride = declare(lambda job: None)
+    async with connected(database) as connection, connection.transaction():
+        await ride.enqueue(connection, Ride(transport="late"), origin="t/0", delay=60)
+        await ride.enqueue(connection, Ride(transport="a", number=1), origin="t/0")
+        await ride.enqueue(connection, Ride(transport="b", number=2), origin="t/1")
+        await ride.enqueue(connection, Ride(transport="a", number=3), origin="t/1")
+        assert [r.transport for r in await enqueued(connection, ride)] == ["a", "b", "a", "late"]
+        assert [r.number for r in await enqueued(Transaction(connection), ride, origin="t/1")] == [2, 3]
+        assert [r.number for r in await enqueued(connection, ride, group="a")] == [1, 3]
+        assert await enqueued(connection, ride, group=None) == []
+
+
+async def test_a_fake_job_has_what_a_handler_looks_at():
+    class Payload(BaseModel):
+        n: int
+
+    job = Job.fake(Payload(n=1), group="g", attempt=3, headers={"a": "b"}, epoch=7)
+    assert (job.payload.n, job.group, job.attempt, job.headers, job.fence) == (1, "g", 3, {"a": "b"}, ("fake/0", 7))
+    assert datetime.now(UTC) - job.enqueued_at < timedelta(seconds=SECONDS)
+
+
+# -- the guide ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heading", ["A handler alone", "What was enqueued", "Running the jobs", "Time"])
+async def test_the_examples_of_the_guide_pass(database: str, heading: str):
+    defined = run("testing.md", "", heading)
+    [test] = [value for name, value in defined.items() if name.startswith("test_")]
+    async with connected(database) as connection:
+        fixtures = {"database": database, "connection": connection}
+        await test(**{name: fixtures[name] for name in test.__code__.co_varnames[: test.__code__.co_argcount]})
