@@ -15,6 +15,7 @@ __all__ = ["BROKEN", "Backoff", "Link", "connect"]
 # scan is what a generic plan made on an empty table would choose; jit costs more than these statements take.
 _SERVER_SETTINGS = {
     "application_name": "sidings",
+    "enable_bitmapscan": "off",  # its result would have to be sorted
     "enable_seqscan": "off",
     "jit": "off",
     "lock_timeout": "3000",
