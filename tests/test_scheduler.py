@@ -320,6 +320,17 @@ def test_a_group_whose_head_has_failed_waits_with_it_and_goes_on_in_order():
     assert rig.run() == [5]
 
 
+def test_a_refill_that_was_sent_before_the_group_began_to_wait_is_void():
+    rig = Rig(keep=4)
+    rig.put(range(1, 7))
+    rig.run(3)
+    lane = rig.queue.lanes["a"]
+    version = lane.version  # a refill behind 4 is on its way
+    [head] = rig.choose()
+    rig.scheduler.again(head, due=10.0)
+    assert lane.version != version
+
+
 def test_a_late_row_before_a_head_that_backs_off_waits_with_its_group_and_goes_first():
     rig = Rig()
     rig.put([5, 6])

@@ -1,0 +1,382 @@
+"""The plans of the hot queries, with the settings of the executor's connections: what their comments promise.
+
+Generic plans, which is what those connections use, and custom ones; on a table of 50,000 rows that has been analysed,
+and on one that was analysed while it was empty, as after a deployment.
+"""
+
+import asyncio
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+from sidings.devstack.databases import create_database, drop_database
+from sidings.executor import PostgresSettings, connect
+from sidings.executor.cycles import Batch, CycleLoop
+from sidings.executor.metrics import ExecutorMetrics
+from sidings.executor.reader import Reader
+from sidings.executor.scheduler import Entry, Scheduler
+from sidings.executor.workers import Finished
+from sidings.jobs import SUCCEEDED, Again, ErrorInfo, Hold, OutcomeName, Registry
+from sidings.schema import load_sql, migrations
+
+from .support import connected
+
+ROWS = 50_000
+ORIGINS = [f"t/{number}" for number in range(10)]
+FILL = f"""
+INSERT INTO sidings.job (type, origin, "group", payload, position, run_at, held)
+SELECT 'x', 't/' || n % 10, CASE WHEN n % 3 > 0 THEN 'g' || n % 700 END, '{{"transport": "a"}}',
+       CASE WHEN n % 20 > 1 THEN nextval('sidings.job_position') END,
+       CASE WHEN n % 20 = 1 THEN now() + n % 1000 * interval '1 minute' END,
+       CASE WHEN n % 20 = 0 THEN 'why' END
+FROM generate_series(1, {ROWS}) n;
+INSERT INTO sidings.origin (origin, owner, lease_until)
+SELECT 't/' || n, gen_random_uuid(), now() FROM generate_series(0, 299) n;
+INSERT INTO sidings.executor (id) SELECT gen_random_uuid() FROM generate_series(1, 50)
+"""
+
+
+BY_ORIGIN = {"origin_pkey", "origin_epoch_is_a_key", "origin_owner"}
+
+
+@pytest.fixture(scope="module", params=["analysed", "analysed while empty"])
+def filled(
+    request: pytest.FixtureRequest, sidings_postgres: str, sidings_template: Callable[[], Awaitable[str]]
+) -> Iterator[str]:
+    """DSN of a database that all tests of plans share: they change nothing in it."""
+
+    async def make() -> str:
+        name = f"plans_{secrets.token_hex(4)}"
+        dsn = await create_database(sidings_postgres, name, template=await sidings_template())
+        async with connected(dsn) as connection:
+            for table in ("job", "origin", "executor"):
+                await connection.execute(f"ALTER TABLE sidings.{table} SET (autovacuum_enabled = false)")
+            steps = [FILL, "VACUUM ANALYZE"]
+            for step in steps if request.param == "analysed" else reversed(steps):
+                await connection.execute(step)
+        return dsn
+
+    dsn = asyncio.run(make())
+    yield dsn
+    asyncio.run(drop_database(sidings_postgres, dsn))
+
+
+@asynccontextmanager
+async def as_the_executor(dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection as the executor's own loops have it."""
+    connection = await connect(PostgresSettings(dsn=dsn))
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+class Plans:
+    """The generic and the custom plan of one query, and what can be said of both."""
+
+    def __init__(self, plans: dict[str, dict[str, Any]], pooled: dict[str, Any]) -> None:
+        self.plans = plans
+        self.pooled = pooled
+
+    @classmethod
+    async def of(cls, dsn: str, package: str, name: str, *arguments: object) -> "Plans":
+        query = load_sql(package, name)
+        nulls = ", ".join(["NULL"] * len(arguments))
+        async with as_the_executor(dsn) as connection, connected(dsn) as pooled:
+            await connection.execute(f"PREPARE generic AS {query}")
+            generic = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE generic ({nulls})")
+            await connection.execute("SET plan_cache_mode = force_custom_plan")
+            custom = await connection.fetchval(f"EXPLAIN (FORMAT JSON) {query}", *arguments)
+            # Through PgBouncer there are no settings of ours, and every statement is planned anew.
+            bare = await pooled.fetchval(f"EXPLAIN (FORMAT JSON) {query}", *arguments)
+        texts = {"generic": generic, "custom": custom}
+        return cls({kind: json.loads(text)[0]["Plan"] for kind, text in texts.items()}, json.loads(bare)[0]["Plan"])
+
+    def indexes(self) -> dict[str, set[str]]:
+        """The indexes that each plan uses."""
+        return {
+            kind: {node["Index Name"] for node in nodes(plan) if "Index Name" in node}
+            for kind, plan in self.plans.items()
+        }
+
+    def must_use(self, *indexes: str) -> None:
+        for kind, used in self.indexes().items():
+            assert used == set(indexes), f"the {kind} plan uses {used}:\n{self}"
+
+    def must_not_scan_a_table(self) -> None:
+        for kind, plan in self.plans.items():
+            for node in nodes(plan):
+                assert node["Node Type"] != "Seq Scan", f"the {kind} plan scans {node['Relation Name']}:\n{self}"
+        for node in nodes(self.pooled):  # scanning the small tables would do no harm there
+            assert node["Node Type"] != "Seq Scan" or node["Relation Name"] != "job", (
+                f"PgBouncer's plan scans job: {node}"
+            )
+
+    def must_not_sort_jobs(self, *, within_a_limit: bool = False) -> None:
+        """No sort above a scan of `job`, except (`within_a_limit`) one of what a LIMIT has let through."""
+        for kind, plan in self.plans.items():
+            for sort in nodes(plan):
+                if "Sort" in sort["Node Type"]:
+                    assert not _reads_jobs(sort, within_a_limit), f"the {kind} plan sorts jobs:\n{self}"
+
+    def must_probe_by(self, index: str, *columns: str) -> None:
+        """Every scan of `index` finds its place by all these columns, not by filtering what it has read."""
+        for kind, plan in self.plans.items():
+            scans = [node for node in nodes(plan) if node.get("Index Name") == index]
+            assert scans, f"the {kind} plan does not use {index}:\n{self}"
+            for scan in scans:
+                condition = scan.get("Index Cond", "")
+                missing = [column for column in columns if column not in condition]
+                assert not missing, f"the {kind} plan scans {index} without {missing}: {condition}\n{self}"
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        for kind, plan in self.plans.items():
+            lines.append(f"{kind}:")
+            self._draw(plan, 1, lines)
+        return "\n".join(lines)
+
+    def _draw(self, plan: dict[str, Any], depth: int, lines: list[str]) -> None:
+        what = [plan.get(key, "") for key in ("Subplan Name", "Node Type", "Relation Name", "Index Name")]
+        what += [f"{key}: {plan[key]}" for key in ("Index Cond", "Filter", "Sort Key") if key in plan]
+        lines.append("  " * depth + " ".join(filter(None, what)))
+        for child in plan.get("Plans", ()):
+            self._draw(child, depth + 1, lines)
+
+
+def _reads_jobs(plan: dict[str, Any], within_a_limit: bool) -> bool:
+    if within_a_limit and plan["Node Type"] == "Limit":
+        return False
+    if plan.get("Relation Name") == "job" and "Scan" in plan["Node Type"]:
+        return True
+    return any(_reads_jobs(child, within_a_limit) for child in plan.get("Plans", ()))
+
+
+def nothing(*_: object) -> None: ...
+
+
+def a_reader(scheduler: Scheduler) -> Reader:
+    return Reader(
+        None,  # type: ignore[arg-type]
+        scheduler,
+        ExecutorMetrics("test", None),
+        schema="sidings",
+        poll_seconds=1,
+        on_rows=nothing,
+        on_new_server=nothing,
+    )
+
+
+def a_scheduler(*, left_out: bool) -> Scheduler:
+    scheduler = Scheduler(lambda kind: True, keep=4)
+    for number, name in enumerate(ORIGINS):
+        queue = scheduler.add_origin(name, 1)
+        queue.high = 3_000 * number
+        for position in range(1, 9):
+            scheduler.insert(Entry(10 * number + position, queue, "x", "g1", position), 0)
+        lane = queue.lanes["g1"]
+        scheduler.hungry[lane] = None
+        if left_out:
+            scheduler.heavy[lane] = None
+    return scheduler
+
+
+@pytest.mark.parametrize("left_out", [False, True], ids=["all groups", "some left out"])
+async def test_the_read_walks_indexes_and_sorts_nothing(filled: str, left_out: bool):
+    reader = a_reader(a_scheduler(left_out=left_out))
+    plan = reader._plan()
+    assert len(plan.lanes) == len(ORIGINS)
+    assert bool(plan.left_out) == left_out
+    reader._marks.delivered("700:750:700,720", 760, 5)
+    plans = await Plans.of(filled, "sidings.executor", "read", *reader._arguments(plan))
+    plans.must_use("job_scan", "job_group")
+    plans.must_not_scan_a_table()
+    plans.must_not_sort_jobs()
+    plans.must_probe_by("job_scan", "origin", "position")
+    plans.must_probe_by("job_group", "origin", "group", "position")
+
+
+async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
+    registry = Registry()
+    scheduler = Scheduler(lambda kind: True)
+    queue = scheduler.add_origin("t/0", 1)
+    cycle = CycleLoop(
+        None,  # type: ignore[arg-type]
+        scheduler,
+        None,  # type: ignore[arg-type]
+        registry,
+        ExecutorMetrics("test", None),
+        schema="sidings",
+        poison_after=5,
+        on_fenced=nothing,
+        on_delayed=nothing,
+        on_hungry=nothing,
+    )
+    cycle.begin(uuid4())
+    error = ErrorInfo.of(ValueError("x"))
+    outcomes = [SUCCEEDED, Again(OutcomeName.RETRIED, 5.0, error), Hold("why", error)]
+    entries = [Entry(number, queue, "x", f"g{number}", number) for number in range(1, 301)]
+    batch = Batch([Finished(entry, outcomes[entry.id % 3], 0.0, 1.0) for entry in entries], [])
+    plans = await Plans.of(filled, "sidings.executor", "cycle", *cycle._arguments(batch, 1, 2.0))
+    plans.must_use("executor_pkey", "job_pkey")
+    plans.must_not_scan_a_table()
+    plans.must_not_sort_jobs()
+    plans.must_probe_by("job_pkey", "id")
+
+
+async def test_promotion_walks_the_due_jobs_in_their_order(filled: str):
+    arguments = (uuid4(), ORIGINS, [1] * len(ORIGINS), 1_000)
+    plans = await Plans.of(filled, "sidings.executor", "promote", *arguments)
+    for used in plans.indexes().values():
+        assert {"job_due", "job_pkey"} <= used <= {"job_due", "job_pkey", *BY_ORIGIN}, str(plans)
+    plans.must_not_scan_a_table()
+    plans.must_not_sort_jobs(within_a_limit=True)
+    plans.must_probe_by("job_due", "origin", "run_at")
+    plans.must_probe_by("job_pkey", "id")
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("renew", (timedelta(seconds=15),)), ("release", ())], ids=["renew", "release"]
+)
+async def test_leases_are_renewed_and_released_by_key(filled: str, name: str, more: tuple[object, ...]):
+    arguments = (uuid4(), ORIGINS, [1] * len(ORIGINS), *more)
+    plans = await Plans.of(filled, "sidings.executor", name, *arguments)
+    for used in plans.indexes().values():
+        assert used <= BY_ORIGIN
+    plans.must_not_scan_a_table()
+
+
+async def test_a_page_of_the_audit_walks_an_index(filled: str):
+    plans = await Plans.of(filled, "sidings.executor", "audit", "t/3", 5_000, 1_000)
+    plans.must_use("job_scan")
+    plans.must_not_scan_a_table()
+    plans.must_not_sort_jobs()
+    plans.must_probe_by("job_scan", "origin", "position")
+
+
+async def test_the_ages_of_what_waits_cost_a_probe_per_origin(filled: str):
+    plans = await Plans.of(filled, "sidings.executor", "ages", ORIGINS)
+    plans.must_use("job_scan", "job_held")
+    plans.must_not_scan_a_table()
+    plans.must_not_sort_jobs()
+    plans.must_probe_by("job_scan", "origin")
+    plans.must_probe_by("job_held", "origin")
+
+
+async def test_locked_rows_are_looked_for_by_primary_key(filled: str):
+    plans = await Plans.of(filled, "sidings.executor", "locked", list(range(100)))
+    plans.must_use("job_pkey")
+    plans.must_not_scan_a_table()
+
+
+async def test_an_insert_looks_at_nothing(filled: str):
+    one = ("x", "t/0", "g", 0, None, None, None, "{}", 0)
+    many = ("x", ["t/0"] * 9, ["g"] * 9, 0, None, None, None, ["{}"] * 9, 0)
+    for name, arguments in (("insert_job", one), ("insert_jobs", many)):
+        plans = await Plans.of(filled, "sidings.jobs", name, *arguments)
+        plans.must_use()
+        plans.must_not_scan_a_table()
+
+
+async def test_a_read_touches_neither_dead_entries_nor_stuck_rows_behind_its_marks(database: str):
+    """So its cost does not grow with a long transaction, which keeps VACUUM away, or with a group that is stuck."""
+    async with connected(database) as connection, connected(database) as long, long.transaction():
+        await connection.execute("ALTER TABLE sidings.job SET (autovacuum_enabled = false)")
+        await long.execute("SELECT pg_current_xact_id()")
+        await connection.execute(FILL)
+        await connection.execute("DELETE FROM sidings.job WHERE id % 5 > 0")
+        high = await connection.fetchval("SELECT max(position) FROM sidings.job")
+        scheduler = Scheduler(lambda kind: True)
+        for name in ORIGINS:
+            scheduler.add_origin(name, 1).high = high
+        reader = a_reader(scheduler)
+        snapshot = await connection.fetchval("SELECT pg_current_snapshot()::text")
+        reader._marks.delivered(snapshot, int(snapshot.split(":")[1]), high)
+        arguments = reader._arguments(reader._plan())
+        async with as_the_executor(database) as executor:
+            query = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {load_sql('sidings.executor', 'read')}"
+            for _ in range(2):  # the first fills the caches of this connection
+                plan = json.loads(await executor.fetchval(query, *arguments))[0]["Plan"]
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= 5 * len(ORIGINS)
+
+
+async def test_promotion_reads_what_is_due_and_not_what_is_due_later(database: str):
+    me = uuid4()
+    async with connected(database) as connection:
+        await connection.execute("ALTER TABLE sidings.job SET (autovacuum_enabled = false)")
+        await connection.execute("VACUUM ANALYZE sidings.job")
+        await connection.execute(
+            f"""INSERT INTO sidings.job (type, origin, position, run_at)
+                SELECT 'x', 't/' || n % 3, NULL, now() + (n - 5) * interval '1 minute'
+                FROM generate_series(1, {ROWS}) n;
+                INSERT INTO sidings.origin (origin, owner, epoch)
+                SELECT 't/' || n, '{me}', 1 FROM generate_series(0, 2) n"""
+        )
+    async with as_the_executor(database) as connection:
+        query = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {load_sql('sidings.executor', 'promote')}"
+        text = await connection.fetchval(query, me, ["t/0", "t/1", "t/2"], [1, 1, 1], 1_000)
+        plan = json.loads(text)[0]["Plan"]
+        assert await connection.fetchval("SELECT count(*) FROM sidings.job WHERE position IS NOT NULL") == 5
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 200
+
+
+def test_every_index_of_the_job_table_has_its_reason_above_it():
+    count = 0
+    for migration in migrations():
+        lines = migration.sql.splitlines()
+        for above, line in pairwise(lines):
+            if re.match(r"CREATE (UNIQUE )?INDEX \w+ ON sidings\.job ", line):
+                count += 1
+                assert above.startswith(("--", "CREATE INDEX")), line
+    assert count >= 4
+
+
+async def test_an_ordinary_job_costs_three_index_entries(database: str):
+    """A bare INSERT: the primary key, `job_scan`, and with a group `job_group`."""
+    async with connected(database) as connection:
+        await connection.execute("INSERT INTO sidings.job (type, origin, \"group\") VALUES ('x', 't/0', 'g')")
+        await connection.execute("VACUUM ANALYZE sidings.job")
+
+        async def entries(index: str) -> float:
+            return await connection.fetchval("SELECT reltuples FROM pg_class WHERE relname = $1", index)
+
+        names = ("job_pkey", "job_scan", "job_group", "job_due", "job_held")
+        assert [await entries(name) for name in names] == [1, 1, 1, 0, 0]
+
+
+async def test_heartbeats_do_not_touch_an_index(database: str):
+    """Renewals and cycles are HOT updates, or their tables would bloat at hundreds of writes a second."""
+    async with connected(database) as connection:
+        await connection.execute(
+            "INSERT INTO sidings.origin (origin, owner) VALUES ('t/0', gen_random_uuid());"
+            "INSERT INTO sidings.executor (id) VALUES (gen_random_uuid())"
+        )
+        for _ in range(200):
+            await connection.execute("UPDATE sidings.origin SET lease_until = now()")
+            await connection.execute("UPDATE sidings.executor SET cycle = cycle + 1, running = ARRAY[1, 2, 3]")
+        await connection.execute("SELECT pg_stat_force_next_flush()")
+
+        async def counts(table: str) -> asyncpg.Record | None:
+            query = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = $1"
+            return await connection.fetchrow(query, table)
+
+        for table in ("origin", "executor"):
+            row = await counts(table)
+            while row is None or row["n_tup_upd"] < 200:
+                await asyncio.sleep(0.01)
+                row = await counts(table)
+            assert row["n_tup_hot_upd"] == row["n_tup_upd"], table
