@@ -45,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
     profiles.add_argument("--out", type=Path, default=Path("profile"), metavar="FOLDER")
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("sidings").setLevel(logging.CRITICAL)
+    for noisy in ("sidings", "aiokafka"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
     match chosen.command:
         case "list":
             for scenario in SCENARIOS.values():
@@ -75,7 +76,7 @@ def _run(chosen: argparse.Namespace) -> int:
     names = chosen.names or (SHORT if chosen.short else list(SCENARIOS))
     picked = [SCENARIOS[name] for name in names]
     if not chosen.names:
-        picked = [s for s in picked if size.long or not s.long_only]
+        picked = [s for s in picked if (size.long or not s.long_only) and (size.name != "tiny" or not s.kafka)]
     if chosen.no_peers:
         scenarios.without_peers()
     _show(asyncio.run(_measure(picked, size, chosen.only)), chosen.json, chosen.html)

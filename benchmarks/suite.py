@@ -89,6 +89,7 @@ class Scenario:
     note: str
     long_only: bool
     peers: bool
+    kafka: bool
 
 
 SCENARIOS: dict[str, Scenario] = {}
@@ -103,11 +104,13 @@ def scenario(
     note: str = "",
     long_only: bool = False,
     peers: bool = False,
+    kafka: bool = False,
 ) -> Callable[[Callable[[Size], Sequence[Variant]]], Callable[[Size], Sequence[Variant]]]:
-    """Declare the decorated function's variants as a scenario. peers: it runs other projects' queues."""
+    """Declare the decorated function's variants as a scenario. peers: it runs other projects' queues; kafka: it
+    starts a broker."""
 
     def declare(variants: Callable[[Size], Sequence[Variant]]) -> Callable[[Size], Sequence[Variant]]:
-        SCENARIOS[name] = Scenario(name, title, variants, compare, key, note, long_only, peers)
+        SCENARIOS[name] = Scenario(name, title, variants, compare, key, note, long_only, peers, kafka)
         return variants
 
     return declare

@@ -2,7 +2,7 @@
 import { Logger, makeWorkerUtils, run, runMigrations } from "graphile-worker";
 import pg from "pg";
 
-import { Clock, TEXT, latencies, payload, ready, until } from "./protocol.js";
+import { Clock, latencies, payload, ready, until } from "./protocol.js";
 
 const [command, dsn, first, second] = process.argv.slice(2);
 const logger = new Logger(() => () => {});
@@ -52,14 +52,15 @@ switch (command) {
     break;
   case "seed": {
     const groups = Number(second);
-    const pool = new pg.Pool({ connectionString: dsn, max: 1 });
-    await pool.query(
-      `SELECT graphile_worker.add_job('noop', json_build_object('number', i, 'text', $2::text),
-                                      queue_name => CASE WHEN $3 > 0 THEN 'g' || i % $3 END)
-       FROM generate_series(1, $1::int) i`,
-      [Number(first), TEXT, groups],
-    );
-    await pool.end();
+    const utils = await makeWorkerUtils({ connectionString: dsn });
+    for (let start = 0; start < Number(first); start += 1000) {
+      const jobs = [];
+      for (let n = start; n < Math.min(start + 1000, Number(first)); n++) {
+        jobs.push({ identifier: "noop", payload: payload(n), queueName: groups ? `g${n % groups}` : undefined });
+      }
+      await utils.addJobs(jobs);
+    }
+    await utils.release();
     break;
   }
   case "drain":

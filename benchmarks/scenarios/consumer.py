@@ -1,0 +1,121 @@
+"""Kafka messages through a consumer: with nothing to do, with a job for each, and with jobs by the batch."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from secrets import token_hex
+
+import asyncpg
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from prometheus_client import CollectorRegistry
+from sidings import Job, Message, PostgresSettings, Service, Transaction
+from sidings.devstack import Kafka
+from sidings.devstack.topics import create_topic
+from sidings.jobs import OutcomeName
+
+from .. import ours
+from ..ours import Payload
+from ..results import Figures
+from ..suite import Bench, Compare, Size, Variant, scenario
+
+__all__: list[str] = []
+
+PARTITIONS = 16
+
+
+@asynccontextmanager
+async def _topic(messages: int) -> AsyncIterator[tuple[str, str]]:
+    """A Kafka with a topic that holds so many messages: bootstrap servers and name."""
+    with tempfile.TemporaryDirectory(prefix="sidings-bench-") as folder:
+        kafka = Kafka(Path(folder) / "kafka")
+        await asyncio.to_thread(kafka.start)
+        try:
+            name = f"bench-{token_hex(3)}"
+            await create_topic(kafka.bootstrap, name, partitions=PARTITIONS)
+            async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap, linger_ms=20) as producer:
+                for number in range(messages):
+                    value = Payload(number=number, text=ours.TEXT).model_dump_json().encode()
+                    await producer.send(name, value, key=f"g{number % 1000}".encode())
+            yield kafka.bootstrap, name
+        finally:
+            await asyncio.to_thread(kafka.remove)
+
+
+def _service(dsn: str, bootstrap: str, topic: str, *, each: bool, batch: int | None) -> Service:
+    service = Service(ours.SERVICE, postgres=PostgresSettings(dsn=dsn), kafka=bootstrap, prometheus=CollectorRegistry())
+
+    @service.job(group=lambda payload: f"g{payload.number % 1000}")
+    async def work(job: Job[Payload]) -> None:
+        pass
+
+    if batch is not None:
+
+        @service.consumer(topic, batch=batch)
+        async def _by_batch(messages: list[Message[Payload]], tx: Transaction) -> None:
+            await work.enqueue_many(tx, [message.value for message in messages])
+    else:
+
+        @service.consumer(topic)
+        async def _one(message: Message[Payload], tx: Transaction) -> None:
+            if each:
+                await work.enqueue(tx, message.value)
+
+    return service
+
+
+async def _consume(bench: Bench, messages: int, *, each: bool, batch: int | None = None) -> Figures:
+    async with _topic(messages) as (bootstrap, topic):
+        dsn = await ours.fresh(bench)
+        connection = await asyncpg.connect(dsn)
+        service = _service(dsn, bootstrap, topic, each=each, batch=batch)
+        await bench.meter.start()
+        async with service:
+            if each:
+                count: Callable[[OutcomeName], int] = service.executor.metrics.count
+                await ours.until(lambda: count(OutcomeName.SUCCEEDED) >= messages)
+            else:
+                while await connection.fetchval("SELECT sum(next_offset) FROM sidings.consumer_offset") != messages:
+                    await asyncio.sleep(0.01)
+            reading = await bench.meter.stop()
+        await connection.close()
+    return reading.per_job(messages)
+
+
+async def _floor(bench: Bench, messages: int) -> Figures:
+    async with _topic(messages) as (bootstrap, topic):
+        await bench.meter.start()
+        async with AIOKafkaConsumer(
+            topic, bootstrap_servers=bootstrap, group_id="floor", auto_offset_reset="earliest", enable_auto_commit=False
+        ) as consumer:
+            seen = 0
+            while seen < messages:
+                seen += sum(len(found) for found in (await consumer.getmany(timeout_ms=1_000)).values())
+        return (await bench.meter.stop()).per_job(messages)
+
+
+@scenario(
+    "consumer",
+    "Messages of 16 partitions through a consumer with its offsets in Postgres, one process",
+    compare=[
+        Compare("sidings, a job each", "sidings, no job"),
+        Compare("sidings, a job each in batches", "sidings, no job"),
+    ],
+    note="The whole path, from the service's start: joining the group, poll, transaction, offset; with jobs: until the "
+    "last of them has run and its outcome is committed. The floor polls and does nothing. Target: ≥ 20,000 messages/s "
+    "in batches.",
+    kafka=True,
+)
+def consumer(size: Size) -> Sequence[Variant]:
+    messages = size.jobs(100_000)
+    return [
+        Variant("floor: aiokafka alone", lambda b: _floor(b, messages), {"messages": messages}),
+        Variant("sidings, no job", lambda b: _consume(b, messages, each=False), {"messages": messages}),
+        Variant("sidings, a job each", lambda b: _consume(b, messages, each=True), {"messages": messages}),
+        Variant(
+            "sidings, a job each in batches",
+            lambda b: _consume(b, messages, each=True, batch=500),
+            {"messages": messages, "batch": 500},
+        ),
+    ]
