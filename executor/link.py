@@ -52,12 +52,16 @@ class Backoff:
         await asyncio.sleep(random.uniform(0.02, min(2.0, 0.05 * 2**self._failures)))
 
 
-async def connect(settings: PostgresSettings) -> asyncpg.Connection:
-    """Open a connection with the settings that our statements rely on. Raises `PostgresUnavailable`."""
+async def connect(settings: PostgresSettings, *, for_handlers: bool = False) -> asyncpg.Connection:
+    """Open a connection with the settings that our statements rely on; for a handler's own statements, without them.
+
+    Raises `PostgresUnavailable`.
+    """
     try:
         if settings.pgbouncer:
             return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, statement_cache_size=0)
-        return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, server_settings=_SERVER_SETTINGS)
+        chosen = {"application_name": "sidings"} if for_handlers else _SERVER_SETTINGS
+        return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, server_settings=chosen)
     except BROKEN as error:
         raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
 

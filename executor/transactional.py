@@ -65,7 +65,7 @@ class Transactional:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
-        return await connect(self._postgres)
+        return await connect(self._postgres, for_handlers=True)
 
     async def _limit_idleness(self, connection: asyncpg.Connection, seconds: float) -> None:
         # A paused client must not hold its locks for ever; PostgreSQL ends the transaction then.

@@ -675,6 +675,22 @@ async def test_a_transactional_handlers_effects_and_its_jobs_end_commit_together
     assert await value(database, "SELECT count(*) FROM sidings.job") == 0
 
 
+async def test_a_transactional_handlers_own_statements_are_planned_as_the_server_is_set_up(database: str):
+    registry = Registry()
+    seen: dict[str, str] = {}
+
+    @registry.job(transactional=True)
+    async def ride(job: Job[Ride]) -> None:
+        for name in ("enable_seqscan", "plan_cache_mode", "jit", "lock_timeout"):
+            seen[name] = await job.tx.fetchval(f"SHOW {name}")
+
+    await enqueue(database, ride, [Ride()])
+    async with running(database, registry):
+        await ended(database, 1)
+    for name, setting in seen.items():
+        assert setting == await value(database, f"SHOW {name}")
+
+
 async def test_an_error_at_commit_is_a_failure_like_any_other(database: str):
     registry = Registry()
 

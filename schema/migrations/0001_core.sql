@@ -208,7 +208,7 @@ END $$;
 -- SD001: the origin has another owner or epoch. SD002: this attempt is over already.
 CREATE FUNCTION sidings.finish(me uuid, its_origin text, its_epoch bigint, its_id bigint, its_attempt integer,
                                started_ago float8, keep_history boolean) RETURNS void
-LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET lock_timeout = '2s' SET enable_seqscan = off AS $$
 DECLARE
     ended sidings.job;
 BEGIN
