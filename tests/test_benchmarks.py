@@ -13,6 +13,7 @@ from benchmarks.meter import postgres_cpu
 from benchmarks.results import Ratio, Report, ScenarioResult, VariantResult
 from benchmarks.suite import SCENARIOS
 
+pytestmark = pytest.mark.timeout(300)  # about 20 s; many times that where others work on the machine
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -22,7 +23,7 @@ def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
 
