@@ -278,6 +278,3 @@ BEGIN
     WHERE e.started_at < now() - interval '1 day'
       AND NOT EXISTS (SELECT FROM sidings.origin o WHERE o.owner = e.id);
 END $$;
-
--- The first days, so that no row begins its life in the default partition.
-SELECT sidings.maintain(30);
