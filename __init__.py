@@ -31,6 +31,15 @@ from .errors import (
 from .executor import ExecutorSettings, PostgresSettings
 from .jobs import Discard, Fence, Job, JobId, JobType, Registry, Retry, Snooze, Transaction
 from .kafka import KafkaSettings, Message, StaticAssignment
+from .kafka.outbox import (
+    InvalidMessage,
+    MessageParked,
+    NotPublished,
+    OutboxSettings,
+    PublishError,
+    Receipt,
+    RolledBack,
+)
 from .schema import migrate
 from .service import Service
 
@@ -43,6 +52,7 @@ __all__ = [
     "Fence",
     "Fenced",
     "ForeignSchema",
+    "InvalidMessage",
     "InvalidPayload",
     "Job",
     "JobId",
@@ -50,15 +60,21 @@ __all__ = [
     "KafkaSettings",
     "KafkaUnavailable",
     "Message",
+    "MessageParked",
     "MissingGroup",
     "MissingOrigin",
     "NotInTransaction",
+    "NotPublished",
     "OffsetOutOfRange",
     "OffsetUnknown",
+    "OutboxSettings",
     "PostgresSettings",
     "PostgresUnavailable",
+    "PublishError",
+    "Receipt",
     "Registry",
     "Retry",
+    "RolledBack",
     "SchemaChanged",
     "SchemaError",
     "SchemaMissing",
