@@ -24,7 +24,8 @@ INLINE = "inline"
 START_SECONDS = 30.0
 DRAIN_SECONDS = 60.0
 REBALANCE_SECONDS = 3.0  # before the new owners are seen: a heartbeat's interval, then the group stops for a moment
-SETTLING = 2.0  # seconds after a change of owners, until what has piled up is worked off
+LEAD = 3.0  # seconds before a change of owners: what was sent then may still be on its way, on a busy machine
+SETTLING = 3.0  # seconds after it, until what has piled up is worked off
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +98,9 @@ async def run_jobs(endpoints: Endpoints, plan: Plan, view: View, logs: Path, sab
             faults=faults,
             checks=await verify(crew.observer.postgres, story),
             handovers=[
-                Window("B's partitions until they were taken over", killed.at - 1, taken_at + SETTLING, killed.held),
+                Window("B's partitions until they were taken over", killed.at - LEAD, taken_at + SETTLING, killed.held),
                 Window("all while the group shared them anew", taken_at - REBALANCE_SECONDS, taken_at + SETTLING),
-                Window("all while C gave up and D joined", stopped_at - 1, shared_at + SETTLING),
+                Window("all while C gave up and D joined", stopped_at - LEAD, shared_at + SETTLING),
             ],
             takeover_seconds=taken_at - killed.at,
             handover_seconds=handed_at - stopped_at,
