@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sidings import Job, KafkaSettings, Message, Transaction, migrate
 from sidings.devstack.topics import create_topic
+from sidings.executor.watchdog import EXIT_CODE
 
 from .consumer_support import (
     Number,
@@ -76,53 +77,126 @@ async def assert_order_of_keys(dsn: str, via: str = "message") -> None:
     assert all(found == sorted(found) for found in by_key.values()), by_key
 
 
-async def test_effects_happen_once_while_processes_are_killed(effects, topic, sidings_kafka):
+class Crew:
+    """Worker processes, in numbered places; whatever they say goes to one log file each."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.places: list[asyncio.subprocess.Process] = []
+        self._all: list[asyncio.subprocess.Process] = []
+        self._directory = directory
+        self._arguments = arguments
+
+    async def spawn(self) -> asyncio.subprocess.Process:
+        with (self._directory / f"worker-{len(self._all)}.log").open("w") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, str(WORKER), *self._arguments, stdout=log, stderr=log
+            )
+        self._all.append(process)
+        return process
+
+    async def fill(self, count: int) -> None:
+        self.places = [await self.spawn() for _ in range(count)]
+
+    async def replace(self, place: int, how: signal.Signals, *allowed: int) -> None:
+        """End one, by a signal, and put another into its place. It must end as the signal asks for."""
+        process = self.places[place]
+        if process.returncode is None:
+            process.send_signal(how)
+        code = await asyncio.wait_for(process.wait(), SECONDS)
+        assert code in (*allowed, -how if how is signal.SIGKILL else 0), f"{code}: {self.log_of(process)}"
+        self.places[place] = await self.spawn()
+
+    def log_of(self, process: asyncio.subprocess.Process) -> str:
+        return (self._directory / f"worker-{self._all.index(process)}.log").read_text()[-4000:]
+
+    async def stop(self) -> None:
+        for place in range(len(self.places)):
+            await self.replace(place, signal.SIGTERM, EXIT_CODE)
+        await self.kill()
+
+    async def kill(self) -> None:
+        for process in self._all:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+async def test_effects_happen_once_while_processes_are_killed(effects, topic, sidings_kafka, tmp_path):
     """Two instances, killed in turns while messages flow, some of which fail and are parked: every message and every
     job takes effect once, and each key's messages in order."""
     name = await topic(partitions=4)
-    processes: list[asyncio.subprocess.Process] = []
-
-    async def spawn() -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, str(WORKER), effects, sidings_kafka, name, stderr=asyncio.subprocess.DEVNULL
-        )
-        processes.append(process)
-        return process
-
-    async def done() -> int:
-        return await value(effects, "SELECT count(*) FROM effect")
+    crew = Crew(tmp_path, effects, sidings_kafka, name)
 
     async def moved(before: int) -> bool:
-        return await done() > before + 200
+        return await effect_count(effects) > before + 200
 
     try:
-        pair = [await spawn(), await spawn()]
+        await crew.fill(2)
         async with steady_stream(sidings_kafka, name, 4) as sent:
             for turn in range(4):
-                before = await done()
+                before = await effect_count(effects)
                 await eventually(lambda before=before: moved(before), "the survivors go on")
                 await asyncio.sleep(random.uniform(0, 0.2))
-                pair[turn % 2].kill()
-                await pair[turn % 2].wait()
-                pair[turn % 2] = await spawn()
-        per_partition = [sum(p == partition for p, _ in sent) for partition in range(4)]
-        for partition, count in enumerate(per_partition):
-            await eventually(offset_reaches(effects, name, count, partition))
-
-        async def no_jobs() -> bool:
-            return await value(effects, "SELECT count(*) FROM sidings.job") == 0
-
-        await eventually(no_jobs)
-        for process in pair:
-            process.send_signal(signal.SIGTERM)
-        assert [await asyncio.wait_for(process.wait(), SECONDS) for process in pair] == [0, 0]
+                await crew.replace(turn % 2, signal.SIGKILL)
+        await all_done(effects, name, sent, 4)
+        await crew.stop()
     finally:
-        for process in processes:
-            if process.returncode is None:
-                process.kill()
+        await crew.kill()
     await assert_each_once(effects, sent)
     await assert_each_once(effects, sent, via="job")
     await assert_order_of_keys(effects)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(400)
+async def test_effects_happen_once_while_processes_are_killed_stopped_and_paused_at_random(
+    effects, topic, sidings_kafka, tmp_path
+):
+    """Three instances and twenty partitions; a paused one comes back as a zombie in the middle of whatever it did."""
+    name = await topic(partitions=20)
+    crew = Crew(tmp_path, effects, sidings_kafka, name)
+    try:
+        await crew.fill(3)
+        async with steady_stream(sidings_kafka, name, 20, pause=0.001) as sent:
+            until = asyncio.get_running_loop().time() + 90
+            while asyncio.get_running_loop().time() < until:
+                await asyncio.sleep(random.uniform(1, 5))
+                place = random.randrange(3)
+                match random.choice(["kill", "stop", "pause"]):
+                    case "kill":
+                        await crew.replace(place, signal.SIGKILL, EXIT_CODE)
+                    case "stop":
+                        await crew.replace(place, signal.SIGTERM, EXIT_CODE)
+                    case _:
+                        if crew.places[place].returncode is None:
+                            crew.places[place].send_signal(signal.SIGSTOP)
+                            await asyncio.sleep(random.uniform(0.5, 8))
+                            crew.places[place].send_signal(signal.SIGCONT)
+        for place, process in enumerate(crew.places):
+            if process.returncode is not None:  # ended by its watchdog, as it should
+                await crew.replace(place, signal.SIGKILL, EXIT_CODE)
+        await all_done(effects, name, sent, 20)
+    finally:
+        await crew.kill()
+    await assert_each_once(effects, sent)
+    await assert_each_once(effects, sent, via="job")
+    await assert_order_of_keys(effects)
+
+
+async def effect_count(dsn: str) -> int:
+    return await value(dsn, "SELECT count(*) FROM effect")
+
+
+async def all_done(dsn: str, topic: str, sent: list[tuple[int, int]], partitions: int) -> None:
+    """Every message is consumed, and no job is left."""
+
+    async def no_job_left() -> bool:
+        return await value(dsn, "SELECT count(*) FROM sidings.job") == 0
+
+    for partition in range(partitions):
+        count = sum(p == partition for p, _ in sent)
+        await eventually(offset_reaches(dsn, topic, count, partition), seconds=90)
+    await eventually(no_job_left, seconds=90)
 
 
 async def test_a_rebalance_keeps_running_jobs_and_loses_no_message(effects, topic, sidings_kafka):
