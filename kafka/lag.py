@@ -4,8 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import IllegalStateError
 
 from ..errors import PostgresUnavailable
 from .offsets import Move, OffsetsMoved, OffsetStore
@@ -53,8 +54,8 @@ class LagCommitter:
         try:
             async with asyncio.timeout(_COMMIT_SECONDS):
                 await self._client.commit(offsets)
-        except (KafkaError, OSError) as error:
-            log.info("offsets were not committed to Kafka (they are stored in Postgres): %r", error)
+        except Exception:  # whatever it is: nothing depends on it
+            log.info("offsets were not committed to Kafka (they are stored in Postgres)", exc_info=True)
 
     async def _pass_gaps(self) -> None:
         """Move the stored offsets of idle partitions behind a gap at their end, such as a transaction's marker: else
@@ -69,7 +70,7 @@ class LagCommitter:
                         await self._pass_gap(partition, position)
             except IllegalStateError:
                 return  # a rebalance has begun
-            except (OffsetsMoved, PostgresUnavailable) as error:
+            except (OffsetsMoved, PostgresUnavailable, asyncpg.PostgresError) as error:  # a lock that somebody holds
                 log.debug("%s: not moved behind a gap: %r", partition.origin, error)
 
     async def _pass_gap(self, partition: Partition, position: int) -> None:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import cast
 
+import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 
@@ -59,7 +60,7 @@ class Placer:
             try:
                 await self._place_all(self._waiting())
                 backoff.reset()
-            except (PostgresUnavailable, OffsetsMoved, KafkaError, TimeoutError) as error:
+            except (PostgresUnavailable, asyncpg.PostgresError, OffsetsMoved, KafkaError, TimeoutError) as error:
                 log.warning("partitions could not be placed yet, trying again: %r", error)
                 self._wanted.set()
                 await backoff.sleep()

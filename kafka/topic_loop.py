@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from ..errors import PostgresUnavailable, UndecodableMessage
 from ..executor import Backoff
@@ -134,6 +134,10 @@ class TopicLoop:
             log.warning("%s: out of the log's range: %s", self.topic, error)
             self._displace(ready)  # the placer knows what that means
             return
+        except KafkaError:
+            raise
+        except Exception as error:  # a mistake inside of the client: a new one is sure to be in order
+            raise KafkaError(f"the client failed unexpectedly: {error!r}") from error
         for tp, records in polled.items():
             partition = self._partitions.get(tp)
             if partition is None:
