@@ -238,8 +238,8 @@ RIGHT = [
         "enqueue g, commit", "wait 0, enqueue g, commit", "enqueue g, enqueue g, enqueue g, commit", keep=1, page=1),
         FULL, leave_out=True),
     _right("a capped group and a late pair", _scenario(
-        "enqueue g, commit", "wait 0, enqueue g, commit", "enqueue g, enqueue g, commit", "enqueue g, commit", keep=1,
-        brisk=True), FULL, leave_out=True),
+        "enqueue g, commit", "wait 0, enqueue g, commit", "enqueue g, enqueue g, commit", keep=1, brisk=True), FULL,
+        leave_out=True),
     _right("the server restarts, slowly", _scenario(*_PAIR, keep=1, restarts=1), FULL),
     _right("two origins, a transaction in both", _scenario(
         "enqueue h, enqueue g, commit", "wait 0, enqueue g, commit", "xid, enqueue h, commit", keep=1, page=1,
