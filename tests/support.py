@@ -61,11 +61,13 @@ def an_executor(dsn: str, registry: Registry, *, schema: str = "sidings", servic
 async def running(
     dsn: str, registry: Registry, origins: Iterable[str] = (ORIGIN,), **options: Any
 ) -> AsyncIterator[Executor]:
-    """A started executor that holds `origins`; stopped at the end, whatever happens."""
+    """A started executor that holds `origins`; stopped at the end, whatever happens. `options`: as of `an_executor`,
+    and the assignment's `generation`."""
+    generation = options.pop("generation", 1)
     executor = an_executor(dsn, registry, **options)
     await executor.start()
     try:
-        executor.assign(list(origins), 1)
+        executor.assign(list(origins), generation)
         await executor.settled(SECONDS)
         yield executor
     finally:

@@ -1,0 +1,1021 @@
+"""Jobs from their enqueue to their end, with one executor (at times two) in this process and a real Postgres."""
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from sidings.errors import SchemaMissing
+from sidings.jobs import Job, OutcomeName, Registry, Retry
+from sidings.schema import migrate
+from tenacity import wait_fixed, wait_none
+
+from .support import (
+    ORIGIN,
+    SECONDS,
+    Ledger,
+    Ride,
+    an_executor,
+    connected,
+    drained,
+    enqueue,
+    eventually,
+    fetch,
+    history,
+    jobs_left,
+    outcomes,
+    running,
+    value,
+)
+
+OTHER = "transports/1"
+LONG = {"lease_seconds": 300.0}  # longer than any test: nothing happens here because a lease has run out
+
+
+def rides(count: int, transport: str = "", first: int = 0) -> list[Ride]:
+    return [Ride(transport=transport, number=first + number) for number in range(count)]
+
+
+class Meeting:
+    """Handlers that wait for each other: it passes only if `size` of them run at once."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.here = 0
+        self.most = 0
+        self.complete = asyncio.Event()
+
+    async def attend(self) -> None:
+        self.here += 1
+        self.most = max(self.most, self.here)
+        if self.here == self.size:
+            self.complete.set()
+        await self.complete.wait()
+        self.here -= 1
+
+
+# -- order and concurrency ----------------------------------------------------------------------------------------
+
+
+async def test_jobs_without_a_group_run_side_by_side_up_to_the_concurrency(database: str):
+    registry = Registry()
+    meeting = Meeting(5)
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        await meeting.attend()
+
+    await enqueue(database, ride, rides(20))
+    async with running(database, registry, concurrency=5):
+        await drained(database)
+    assert meeting.most == 5
+
+
+async def test_groups_run_side_by_side_and_each_in_its_order(database: str):
+    registry = Registry()
+    ledger, meeting = Ledger(), Meeting(6)
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        ledger.start(job)
+        if job.payload.number == 0:
+            await meeting.attend()
+        await asyncio.sleep(0)
+        ledger.end(job)
+
+    for number in range(30):
+        await enqueue(database, ride, [Ride(transport=f"t{group}", number=number) for group in range(6)])
+    async with running(database, registry):
+        await drained(database)
+    assert ledger.overlaps == []
+    assert all(ids == sorted(ids) and len(ids) == 30 for ids in ledger.by_group().values())
+    assert len(ledger.started) == 180
+
+
+async def test_plain_functions_run_side_by_side_in_threads(database: str):
+    registry = Registry()
+    barrier = threading.Barrier(4)
+    threads: set[int] = set()
+
+    @registry.job()
+    def ride(job: Job[Ride]) -> None:
+        barrier.wait(SECONDS)
+        threads.add(threading.get_ident())
+
+    await enqueue(database, ride, rides(8))
+    async with running(database, registry, concurrency=4):
+        await drained(database)
+    assert len(threads) == 4
+    assert threading.get_ident() not in threads
+
+
+async def test_larger_priorities_go_first_once_a_worker_is_free(database: str):
+    registry = Registry()
+    order: list[int] = []
+    go_on = asyncio.Event()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        order.append(job.priority)
+        if len(order) == 1:
+            await go_on.wait()
+
+    async with running(database, registry, concurrency=1) as executor:
+        await enqueue(database, ride, rides(1))
+        await eventually(lambda: order, "the only worker is busy")
+        for priority in (-10, 0, 50, 10):
+            await enqueue(database, ride, rides(2), priority=priority)
+        await eventually(lambda: executor.scheduler.ready == 8, "all are known")
+        go_on.set()
+        await drained(database)
+    assert order[1:] == [50, 50, 10, 10, 0, 0, -10, -10]
+
+
+async def test_only_jobs_of_assigned_origins_run(database: str):
+    registry = Registry()
+    ledger = Ledger()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        ledger.start(job)
+
+    mine = await enqueue(database, ride, rides(5))
+    others = await enqueue(database, ride, rides(5), origin=OTHER)
+    async with running(database, registry) as executor:
+        await eventually(lambda: len(ledger.started) == 5)
+        assert sorted(ledger.runs()) == mine
+        executor.assign([ORIGIN, OTHER], 2)
+        await drained(database)
+        assert sorted(ledger.runs()) == mine + others
+        assert set(executor.held) == {ORIGIN, OTHER}
+
+
+async def test_delayed_jobs_are_promoted_in_due_order(database: str):
+    registry = Registry()
+    order: list[int] = []
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        order.append(job.payload.number)
+
+    base = await value(database, "SELECT date_part('epoch', clock_timestamp())")
+    async with connected(database) as connection:
+        for number in (3, 1, 4, 2, 0):  # enqueued out of order, due one after the other, all of them soon
+            await connection.execute(
+                """INSERT INTO sidings.job (type, origin, "group", position, run_at, payload)
+                   VALUES ('ride', $1, 'a', NULL, to_timestamp($2::float8), $3)""",
+                ORIGIN,
+                base + 0.3 + 0.05 * number,
+                Ride(transport="a", number=number).model_dump_json(),
+            )
+    async with running(database, registry):
+        await drained(database)
+    assert order == [0, 1, 2, 3, 4]
+    rows = await history(database)
+    assert all(row["due_at"] <= row["started_at"] for row in rows)
+
+
+async def test_delayed_jobs_that_are_overdue_together_run_in_due_order_too(database: str):
+    registry = Registry()
+    order: list[int] = []
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        order.append(job.payload.number)
+
+    numbers = [n * 37 % 200 for n in range(200)]
+    async with connected(database) as connection:
+        await connection.executemany(
+            """INSERT INTO sidings.job (type, origin, "group", position, run_at, payload)
+               VALUES ('ride', $1, 'a', NULL, now() - interval '1 hour' + $2 * interval '1 second', $3)""",
+            [(ORIGIN, number, Ride(transport="a", number=number).model_dump_json()) for number in numbers],
+        )
+    async with running(database, registry):
+        await drained(database)
+    assert order == sorted(numbers)
+
+
+async def test_a_commit_that_the_executor_is_told_of_needs_no_poll(database: str):
+    registry = Registry()
+    seen: list[int] = []
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+
+    async with running(database, registry, poll_seconds=1_000) as executor:
+        for number in range(3):
+            await enqueue(database, ride, rides(1, first=number))
+            executor.wake()
+            await eventually(lambda number=number: seen == list(range(number + 1)))
+
+
+# -- trouble stays where it is ------------------------------------------------------------------------------------
+
+
+async def test_a_failing_group_does_not_delay_the_others(database: str):
+    registry = Registry()
+    ledger = Ledger()
+
+    @registry.job(group="transport", retry=Retry(wait=wait_fixed(3600)))
+    async def ride(job: Job[Ride]) -> None:
+        ledger.start(job)
+        ledger.end(job)
+        if job.payload.transport == "bad":
+            raise ConnectionError("the carrier is down")
+
+    for number in range(20):
+        await enqueue(database, ride, [Ride(transport=name, number=number) for name in ("bad", "a", "b", "c", "d")])
+    async with running(database, registry, concurrency=1) as executor:
+
+        async def others_done() -> bool:
+            return (await outcomes(database)).count("succeeded") == 80
+
+        await eventually(others_done, "80 jobs of the other groups have succeeded")
+        assert len(ledger.by_group()["bad"]) == 1  # its head has failed once, and nothing behind it was tried
+        assert executor.problems() == []
+    assert await jobs_left(database) == 20
+    assert ledger.overlaps == []
+
+
+async def test_a_handler_that_hangs_takes_one_worker_and_no_more(database: str):
+    registry = Registry()
+    ledger = Ledger()
+    never = asyncio.Event()
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        ledger.start(job)
+        if job.payload.transport == "hangs":
+            await never.wait()
+        ledger.end(job)
+
+    for number in range(10):
+        names = ("hangs", *(f"t{n}" for n in range(10)))
+        await enqueue(database, ride, [Ride(transport=name, number=number) for name in names])
+    async with running(database, registry, concurrency=2, shutdown_seconds=0.0):
+        await eventually(lambda: len(ledger.ended) == 100, lambda: f"100 others have run: {len(ledger.ended)}")
+        assert len(ledger.by_group()["hangs"]) == 1
+
+
+async def test_a_stuck_group_with_a_deep_backlog_costs_the_others_nothing_and_runs_in_order_once_it_may(database: str):
+    registry = Registry()
+    ledger = Ledger()
+    repaired = False
+
+    @registry.job(group="transport", retry=Retry(wait=lambda _: 0.5 if repaired else 0.02))
+    async def ride(job: Job[Ride]) -> None:
+        ledger.start(job)
+        ledger.end(job)
+        if job.payload.transport == "stuck" and not repaired:
+            raise ConnectionError("the carrier is down")
+
+    stuck = await enqueue(database, ride, rides(2_000, "stuck"))
+    async with running(database, registry, lease_seconds=300) as executor:
+        for batch in range(3):
+            transports = [f"t{number}" for number in range(20)]
+            await enqueue(database, ride, [Ride(transport=name, number=batch) for name in transports for _ in range(5)])
+            done = 100 * (batch + 1)
+            await eventually(lambda done=done: executor.metrics.count(OutcomeName.SUCCEEDED) == done, "the others ran")
+        assert set(ledger.by_group()["stuck"]) == {stuck[0]}
+        assert executor.scheduler.waiting() < 300  # of 2,000
+        repaired = True
+        await eventually(lambda: len(set(ledger.by_group()["stuck"])) > 400, "it goes on, refill after refill")
+    ran = [id for id in ledger.by_group()["stuck"] if id != stuck[0]]
+    assert ran == stuck[1 : len(ran) + 1]
+    assert ledger.overlaps == []
+
+
+async def test_an_executor_that_takes_a_stuck_group_over_starts_with_the_healthy_ones_at_once(database: str):
+    registry = Registry()
+
+    @registry.job(group="transport", retry=Retry(wait=wait_fixed(3600)))
+    async def ride(job: Job[Ride]) -> None:
+        if job.payload.transport == "stuck":
+            raise ConnectionError("the carrier is down")
+
+    await enqueue(database, ride, rides(1_500, "stuck"))
+    async with running(database, registry) as first:
+        await eventually(lambda: first.metrics.count(OutcomeName.RETRIED) == 1, "the head has failed")
+    await enqueue(database, ride, rides(50, "a") + rides(50, "b"))
+    async with running(database, registry) as second:
+        await eventually(lambda: second.metrics.count(OutcomeName.SUCCEEDED) == 100)
+        assert second.metrics.count(OutcomeName.RETRIED) == 0  # it backs off, whoever owns it
+        assert second.scheduler.waiting() < 300
+    assert await jobs_left(database) == 1_500
+
+
+async def test_a_row_locked_by_another_transaction_stalls_only_itself(database: str, monkeypatch: pytest.MonkeyPatch):
+    """The outcome of the locked job waits; others are recorded meanwhile, in many cycles, and it comes in the end."""
+    monkeypatch.setitem(_server_settings(), "lock_timeout", "50")
+    registry = Registry()
+    ledger = Ledger()
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        ledger.start(job)
+        ledger.end(job)
+
+    async with connected(database) as locker:
+        await locker.execute("BEGIN")
+        [locked, behind] = await enqueue(database, ride, rides(2, "locked"))
+        await locker.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", locked)
+        await enqueue(database, ride, rides(60, "chain"))  # one after the other: a cycle each
+        await enqueue(database, ride, [Ride(transport=f"t{n}") for n in range(60)])
+        async with running(database, registry) as executor:
+            await eventually(lambda: executor.metrics.count(OutcomeName.SUCCEEDED) == 120, "the others ran")
+            assert ledger.by_group()["locked"] == [locked]
+            assert await value(database, "SELECT count(*) FROM sidings.job_history WHERE job_id = $1", locked) == 0
+            assert executor.problems() == []
+            await locker.execute("COMMIT")
+            await drained(database)
+    assert ledger.by_group()["locked"] == [locked, behind]
+    assert await outcomes(database) == ["succeeded"] * 122
+
+
+def _server_settings() -> dict[str, str]:
+    from sidings.executor import link
+
+    return link._SERVER_SETTINGS
+
+
+async def test_a_locked_row_holds_the_cycle_up_once_and_not_at_every_new_try(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setitem(_server_settings(), "lock_timeout", "50")
+    monkeypatch.setattr("sidings.executor.cycles._LOCKED_RETRY_SECONDS", 0.02)
+    registry = Registry()
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None: ...
+
+    async with connected(database) as locker:
+        await locker.execute("BEGIN")
+        [locked] = await enqueue(database, ride, rides(1, "locked"))
+        await locker.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", locked)
+        async with running(database, registry) as executor:
+            looks = 0
+            real = executor.cycles._locked
+
+            async def counted(finished: Any) -> set[int]:
+                nonlocal looks
+                looks += 1
+                return await real(finished)
+
+            monkeypatch.setattr(executor.cycles, "_locked", counted)
+            await eventually(lambda: looks > 10, "it was tried again ten times")
+            await enqueue(database, ride, rides(10, "chain"))
+            await eventually(lambda: executor.metrics.count(OutcomeName.SUCCEEDED) == 10)
+            await locker.execute("COMMIT")
+            await drained(database)
+    assert caplog.text.count("are locked by another transaction") == 1
+
+
+async def test_a_locked_row_is_recorded_although_others_never_stop_finishing(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(_server_settings(), "lock_timeout", "50")
+    registry = Registry()
+    stop = False
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None: ...
+
+    @registry.job()
+    async def endless(job: Job[Ride]) -> None:
+        if not stop:
+            async with connected(database) as connection, connection.transaction():
+                await endless.enqueue(connection, Ride())
+
+    async with connected(database) as locker:
+        await locker.execute("BEGIN")
+        [locked] = await enqueue(database, ride, rides(1, "locked"))
+        await locker.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", locked)
+        async with running(database, registry) as executor:
+            await enqueue(database, endless, rides(8))
+            await eventually(lambda: executor.metrics.count(OutcomeName.SUCCEEDED, "endless") > 20)
+            await locker.execute("COMMIT")
+            await eventually(lambda: executor.metrics.count(OutcomeName.SUCCEEDED, "ride") == 1, "it is recorded")
+            stop = True
+            await drained(database)
+
+
+# -- suspects and unknown types -----------------------------------------------------------------------------------
+
+
+async def lose(database: str, ids: list[int], losses: int = 1) -> None:
+    """As if these jobs had been running when their executor died."""
+    async with connected(database) as connection:
+        await connection.execute(
+            "UPDATE sidings.job SET losses = $2::int, attempt = attempt + $2::int WHERE id = ANY ($1)", ids, losses
+        )
+
+
+async def test_jobs_that_were_lost_together_run_one_at_a_time_beside_the_innocent(database: str):
+    registry = Registry()
+    now, most, innocent_at_once = 0, 0, Meeting(3)
+
+    @registry.job()
+    async def suspect(job: Job[Ride]) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.005)
+        now -= 1
+
+    @registry.job()
+    async def innocent(job: Job[Ride]) -> None:
+        await innocent_at_once.attend()
+
+    await lose(database, await enqueue(database, suspect, rides(8)))
+    await enqueue(database, innocent, rides(3))
+    async with running(database, registry):
+        await drained(database)
+    assert most == 1
+    assert innocent_at_once.most == 3
+
+
+async def test_one_success_clears_a_suspect_and_poison_is_held_with_its_payload(database: str):
+    registry = Registry()
+    seen: list[int] = []
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+
+    [last_chance, poison, _] = await enqueue(database, ride, rides(3, "a"))
+    await lose(database, [last_chance], 2)
+    await lose(database, [poison], 3)
+    async with running(database, registry, poison_after=2):
+        await eventually(lambda: seen == [0, 2], lambda: f"the group goes on: {seen}")
+
+        async def one_left() -> bool:
+            return await jobs_left(database) == 1
+
+        await eventually(one_left)
+    [row] = await fetch(database, "SELECT id, held, payload FROM sidings.job")
+    assert (row["id"], row["held"]) == (poison, "poison: it kept killing executors")
+    assert Ride.model_validate_json(row["payload"]).number == 1
+    [held] = [row for row in await history(database) if row["outcome"] == "held"]
+    assert held["error_class"] == "Poison"
+    assert sorted(await outcomes(database)) == ["held", "succeeded", "succeeded"]
+
+
+async def test_a_job_of_an_unknown_type_is_left_alone_and_counted_until_somebody_knows_it(database: str):
+    old, new = Registry(), Registry()
+    seen: list[tuple[str, int]] = []
+
+    def declare(registry: Registry, name: str) -> Any:
+        async def ride(job: Job[Ride]) -> None:
+            seen.append((name, job.payload.number))
+
+        return registry.job(name=name, group="transport")(ride)
+
+    known = declare(old, "known")
+    declare(new, "known")
+    added = declare(new, "added")
+    await enqueue(database, known, rides(1, "a", 0))
+    await enqueue(database, added, rides(1, "a", 1))
+    await enqueue(database, known, rides(1, "a", 2))
+    await enqueue(database, known, rides(1, "b", 3))
+    await enqueue(database, added, rides(1, "c", 4))
+    exposed = CollectorRegistry()
+    async with running(database, old, prometheus=exposed) as executor:
+        await eventually(lambda: len(seen) == 2 and executor.scheduler.unknown.get("added") == 2)
+        assert sorted(seen) == [("known", 0), ("known", 3)]
+        assert 'sidings_unknown_jobs{service="test",type="added"} 2.0' in generate_latest(exposed).decode()
+        assert await jobs_left(database) == 3
+        assert executor.problems() == []
+    async with running(database, new):
+        await drained(database)
+    assert [number for _, number in seen if number < 3] == [0, 1, 2]
+
+
+# -- starting and stopping ----------------------------------------------------------------------------------------
+
+
+async def test_an_executor_may_start_before_postgres_can_be_reached(own_postgres: Any):
+    server = await asyncio.to_thread(own_postgres)
+    dsn = server.dsn
+    await migrate(dsn, service="test")
+    registry = Registry()
+    seen: list[int] = []
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+
+    await enqueue(dsn, ride, rides(3))
+    await asyncio.to_thread(server.stop)
+    executor = an_executor(dsn, registry)
+    await executor.start()
+    try:
+        executor.assign([ORIGIN], 1)
+        assert executor.problems() == ["the executor has not reached Postgres yet"]
+        with pytest.raises(TimeoutError):
+            await executor.settled(0.2)
+        await asyncio.to_thread(server.start)
+        await executor.settled(SECONDS)
+        await eventually(lambda: len(seen) == 3)
+        assert executor.problems() == []
+    finally:
+        await executor.stop()
+
+
+async def test_an_executor_stops_although_postgres_is_away(own_postgres: Any):
+    server = await asyncio.to_thread(own_postgres)
+    dsn = server.dsn
+    await migrate(dsn, service="test")
+    never_there = an_executor("postgresql://postgres@127.0.0.1:1/x", Registry())
+    await never_there.start()
+    there_no_more = an_executor(dsn, Registry())
+    await there_no_more.start()
+    there_no_more.assign([ORIGIN], 1)
+    await there_no_more.settled(SECONDS)
+    await asyncio.to_thread(server.stop)
+    async with asyncio.timeout(SECONDS):
+        await asyncio.gather(never_there.stop(), there_no_more.stop())
+    assert there_no_more.problems()[0] == "the executor does not run"
+
+
+async def test_a_schema_that_does_not_fit_is_an_error_at_start_and_nothing_is_left_running(empty_database: str):
+    executor = an_executor(empty_database, Registry())
+    threads = set(threading.enumerate())
+    with pytest.raises(SchemaMissing):
+        await executor.start()
+    assert set(threading.enumerate()) <= threads
+    await executor.stop()
+
+
+async def test_an_executor_may_be_stopped_twice_and_without_having_been_started(database: str):
+    exposed = CollectorRegistry()
+    never = an_executor(database, Registry(), prometheus=exposed)
+    await never.stop()
+    await never.stop()
+    assert generate_latest(exposed) == b""
+    executor = an_executor(database, Registry(), prometheus=exposed)
+    await executor.start()
+    await asyncio.gather(executor.stop(), executor.stop())
+    await executor.stop()
+    assert generate_latest(exposed) == b""
+
+
+async def test_a_graceful_stop_lets_handlers_end_starts_no_others_and_leaves_nothing_behind(database: str):
+    registry = Registry()
+    started, go_on = asyncio.Event(), asyncio.Event()
+    ran: list[int] = []
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        ran.append(job.payload.number)
+        started.set()
+        await go_on.wait()
+
+    await enqueue(database, ride, rides(3, "a"))
+    executor = an_executor(database, registry, shutdown_seconds=SECONDS, **LONG)
+    await executor.start()
+    executor.assign([ORIGIN], 1)
+    await started.wait()
+    stopping = asyncio.create_task(executor.stop())
+    await eventually(lambda: executor.cycles.paused)
+    await enqueue(database, ride, rides(1, "b", 7))
+    await executor.cycles.barrier()
+    go_on.set()
+    async with asyncio.timeout(SECONDS):
+        await stopping
+    assert ran == [0]
+    assert await outcomes(database) == ["succeeded"]
+    assert await jobs_left(database) == 3
+    assert await fetch(database, "SELECT FROM sidings.executor") == []
+    [origin] = await fetch(database, "SELECT owner, lease_until FROM sidings.origin")
+    assert tuple(origin) == (None, None)
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'sidings'"
+    )
+    await eventually(lambda: _is_zero(database, waiting), "all connections are closed")
+
+
+async def _is_zero(database: str, query: str) -> bool:
+    return await value(database, query) == 0
+
+
+async def test_handlers_that_do_not_end_in_time_are_cancelled_and_run_again_elsewhere(database: str):
+    registry = Registry()
+    attempts: list[tuple[int, int]] = []
+    started = asyncio.Event()
+    cancelled: list[int] = []
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        attempts.append((job.attempt, job.failures))
+        if job.attempt == 1:
+            started.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(job.attempt)
+                raise
+
+    await enqueue(database, ride, rides(1, "a"))
+    async with running(database, registry, shutdown_seconds=0.05, **LONG):
+        await started.wait()
+    assert cancelled == [1]
+    [row] = await history(database)
+    assert (row["outcome"], row["error_class"]) == ("snoozed", "Interrupted")
+    async with running(database, registry):
+        await drained(database)
+    assert attempts == [(1, 0), (2, 0)]
+
+
+async def test_a_handler_that_takes_no_notice_of_cancellation_cannot_keep_the_executor_from_stopping(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("sidings.executor.workers._STOP_SECONDS", 0.2)
+    registry = Registry()
+    started: set[int] = set()
+    go_on = asyncio.Event()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        started.add(job.payload.number)
+        cancelled = 0
+        while not go_on.is_set() and (job.payload.number == 1 or cancelled < 2):
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                cancelled += 1
+
+    await enqueue(database, ride, rides(2))  # number 0 returns when it is cancelled for the second time
+    executor = an_executor(database, registry, shutdown_seconds=0.0, exit_when_fenced=False)
+    await executor.start()
+    executor.assign([ORIGIN], 1)
+    await eventually(lambda: len(started) == 2)
+    async with asyncio.timeout(SECONDS):
+        await executor.stop()
+    assert "although 1 handlers take no notice of their cancellation" in caplog.text
+    assert "stopped without releasing transports/0" in caplog.text
+    go_on.set()
+    await eventually(lambda: executor.workers.running() == 0, "the handler has ended")
+
+
+async def test_a_second_executor_takes_over_as_soon_as_the_first_has_stopped(database: str):
+    registry = Registry()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    origins = [f"t/{number}" for number in range(20)]
+    async with running(database, registry, origins, **LONG) as first:
+        epochs = dict(first.held)
+        second = an_executor(database, registry, **LONG)
+        await second.start()
+        try:
+            second.assign(origins, 1)  # of the same generation: the first does not yield
+            await eventually(lambda: _wanted(database, 20), "the second waits for all of them")
+            assert second.held == {}
+            await first.stop()
+            await second.settled(SECONDS)  # their leases would last for minutes
+            assert set(second.held) == set(origins)
+            assert all(second.held[name] > epochs[name] for name in origins)
+            for name in origins:
+                await enqueue(database, ride, rides(1), origin=name)
+            await drained(database)
+        finally:
+            await second.stop()
+    assert await outcomes(database) == ["succeeded"] * 20
+
+
+async def _wanted(database: str, count: int) -> bool:
+    return await value(database, "SELECT count(*) = $1 FROM sidings.origin WHERE wanted_by IS NOT NULL", count)
+
+
+async def test_an_origin_is_yielded_to_an_executor_of_a_newer_assignment(database: str):
+    registry = Registry()
+    ledger = Ledger()
+    executors: dict[str, int] = Counter()
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        ledger.start(job)
+        await asyncio.sleep(0.001)
+        executors[str(job.fence.epoch)] += 1
+        ledger.end(job)
+
+    async with running(database, registry, lease_seconds=1.5) as first:
+        await enqueue(database, ride, [Ride(transport=f"t{n % 4}", number=n) for n in range(400)])
+        await eventually(lambda: len(ledger.ended) > 20)
+        async with running(database, registry, lease_seconds=1.5, generation=2) as second:
+            assert set(second.held) == {ORIGIN}
+            await drained(database)
+            assert first.held == {}  # and it does not want the origin back
+    assert len(executors) == 2
+    assert ledger.overlaps == []
+    assert all(ids == sorted(ids) for ids in ledger.by_group().values())
+
+
+async def test_an_origin_that_is_taken_away_is_drained_and_comes_back_under_its_epoch(database: str):
+    registry = Registry()
+    ledger = Ledger()
+    go_on = asyncio.Event()
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        ledger.start(job)
+        await go_on.wait()
+        ledger.end(job)
+
+    await enqueue(database, ride, rides(3, "a"))
+    async with running(database, registry, drain_seconds=SECONDS, **LONG) as executor:
+        epoch = executor.held[ORIGIN]
+        await eventually(lambda: ledger.started)
+        executor.assign([], 2)
+        await eventually(lambda: executor.held == {}, "it drains")
+        executor.assign([ORIGIN], 3)
+        await executor.settled(SECONDS)
+        assert executor.held == {ORIGIN: epoch}
+        assert len(ledger.started) == 1  # what runs was left alone
+        go_on.set()
+        await drained(database)
+        executor.assign([], 4)
+        await executor.settled(SECONDS)
+        assert await value(database, "SELECT owner FROM sidings.origin") is None
+    assert await outcomes(database) == ["succeeded"] * 3
+    assert ledger.overlaps == []
+
+
+async def test_retries_survive_a_restart_of_the_executor(database: str):
+    registry = Registry()
+    seen: list[tuple[int, int]] = []
+
+    @registry.job(group="transport", retry=Retry(wait=wait_none()))
+    async def grouped(job: Job[Ride]) -> None:
+        seen.append((job.attempt, job.failures))
+        if job.attempt <= 3:
+            raise ValueError("x")
+
+    @registry.job(retry=Retry(wait=wait_none()))
+    async def single(job: Job[Ride]) -> None:
+        seen.append((job.attempt, job.failures))
+        if job.attempt <= 3:
+            raise ValueError("x")
+
+    await enqueue(database, grouped, rides(1, "a"))
+    await enqueue(database, single, rides(1))
+    before = 0
+    for _ in range(8):
+        async with running(database, registry):
+            await eventually(lambda before=before: len(seen) > before)
+        before = len(seen)
+        if before == 8:
+            break
+    assert sorted(seen) == sorted([(1, 0), (2, 1), (3, 2), (4, 3)] * 2)
+    assert await jobs_left(database) == 0
+    rows = await history(database)
+    assert Counter(row["outcome"] for row in rows) == {"retried": 6, "succeeded": 2}
+
+
+async def test_a_held_job_that_is_released_runs_in_its_new_place(database: str):
+    """Released as `sidings` has to do it: a new position *and* a new transaction id."""
+    registry = Registry()
+    seen: list[int] = []
+    mended = False
+
+    @registry.job(group="transport", retry=Retry(stop=lambda _: True, on_exhausted="hold"))
+    async def ride(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+        if job.payload.number == 1 and not mended:
+            raise ValueError("x")
+
+    [first, *_] = await enqueue(database, ride, rides(3, "a", 1))
+    async with running(database, registry), connected(database) as connection:
+        await eventually(lambda: seen == [1, 2, 3])
+        mended = True
+        await connection.execute(
+            """UPDATE sidings.job SET held = NULL, run_at = NULL, txid = pg_current_xact_id(),
+                   position = CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('sidings.job_position') END
+               WHERE id = $1""",
+            first,
+        )
+        await drained(database)
+    assert seen == [1, 2, 3, 1]
+
+
+# -- what can be seen ---------------------------------------------------------------------------------------------
+
+
+async def test_the_metrics_tell_what_happened(database: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sidings.executor.upkeep._AGES_SECONDS", 0.05)
+    registry, exposed = Registry(), CollectorRegistry()
+    never = asyncio.Event()
+
+    @registry.job(group="transport", retry=Retry(wait=wait_fixed(3600)))
+    async def ride(job: Job[Ride]) -> None:
+        match job.payload.transport:
+            case "bad":
+                raise ValueError("x")
+            case "hangs":
+                await never.wait()
+
+    @registry.job(name="held", retry=Retry(stop=lambda _: True, on_exhausted="hold"))
+    async def exhausted(job: Job[Ride]) -> None:
+        raise ValueError("x")
+
+    await enqueue(database, exhausted, rides(2))
+    await enqueue(database, ride, [Ride(transport=name) for name in ("bad", "bad", "hangs", "a", "b", "c")])
+    async with running(database, registry, prometheus=exposed, shutdown_seconds=0.0) as executor:
+        await eventually(
+            lambda: executor.metrics.count(OutcomeName.SUCCEEDED) == 3 and executor.metrics.count(OutcomeName.HELD) == 2
+        )
+        await eventually(lambda: executor._upkeep.held == 2 and executor._upkeep.oldest.get(ORIGIN))
+        figures = samples(exposed)
+        assert figures['sidings_jobs_total{outcome="succeeded",service="test",type="ride"}'] == 3
+        assert figures['sidings_jobs_total{outcome="retried",service="test",type="ride"}'] == 1
+        assert figures['sidings_jobs_total{outcome="held",service="test",type="held"}'] == 2
+        assert figures['sidings_job_run_seconds_count{service="test",type="ride"}'] == 4
+        assert figures['sidings_job_wait_seconds_bucket{le="+Inf",service="test",type="ride"}'] == 4
+        assert figures['sidings_running{service="test"}'] == 1
+        assert figures['sidings_ready{service="test"}'] == 0
+        assert figures['sidings_blocked_groups{service="test"}'] == 1
+        assert figures['sidings_held_jobs{service="test"}'] == 2
+        assert figures['sidings_held_origins{service="test"}'] == 1
+        assert 0 < figures['sidings_oldest_waiting_seconds{origin="transports/0",service="test"}'] < SECONDS
+        assert figures['sidings_cycle_seconds_count{service="test"}'] > 0
+        assert figures['sidings_read_seconds_count{service="test"}'] > 0
+        for zero in ("audit_found", "fenced", "lost", "takeovers", "unmatched_outcomes", "database_errors"):
+            assert figures[f'sidings_{zero}_total{{service="test"}}'] == 0, zero
+    assert generate_latest(exposed) == b""
+
+
+def samples(registry: CollectorRegistry) -> dict[str, float]:
+    """Name with sorted labels -> value."""
+    return {
+        f"{sample.name}{{{','.join(f'{key}={text!r}' for key, text in sorted(sample.labels.items()))}}}".replace(
+            "'", '"'
+        ): sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+    }
+
+
+async def test_the_documented_metrics_are_those_that_exist(database: str):
+    exposed = CollectorRegistry()
+    registry = Registry()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    await enqueue(database, ride, rides(1))
+    async with running(database, registry, prometheus=exposed) as executor:
+        await eventually(lambda: executor.metrics.count(OutcomeName.SUCCEEDED) == 1)
+        families = {f"{m.name}_total" if m.type == "counter" else m.name: m for m in exposed.collect()}
+    table = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| `")]
+    documented = {row[0].strip("`"): row[1] for row in rows}
+    missing = {name: family.type for name, family in families.items() if documented.get(name) != family.type}
+    assert missing == {}
+
+
+async def test_the_audit_finds_nothing_while_jobs_come_and_go(database: str, monkeypatch: pytest.MonkeyPatch):
+    registry = Registry()
+
+    @registry.job(group="transport", retry=Retry(wait=wait_fixed(0.01)))
+    async def ride(job: Job[Ride]) -> None:
+        if job.payload.number % 3 == 0 and job.attempt == 1:
+            raise ValueError("x")
+
+    audits = 0
+    async with running(database, registry, audit_seconds=0.02) as executor:
+        executor.scheduler._max_keep = 4
+        real = executor._upkeep.audit
+
+        async def counted() -> int:
+            nonlocal audits
+            found = await real()
+            audits += 1
+            return found
+
+        monkeypatch.setattr(executor._upkeep, "audit", counted)
+
+        async def write() -> None:
+            for number in range(30):
+                await enqueue(database, ride, [Ride(transport=f"t{n}", number=number) for n in range(5)])
+
+        await asyncio.gather(*(write() for _ in range(3)))
+        during = audits
+        await drained(database)
+        await eventually(lambda: audits > during + 2)
+        assert during > 0
+        assert executor.metrics.audit_found._value.get() == 0
+
+
+async def test_a_job_that_no_read_has_delivered_is_found_by_the_audit_and_run(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Here a bug is put in: a read's row is thrown away."""
+    monkeypatch.setattr("sidings.executor.upkeep._SECOND_LOOK_SECONDS", 0.1)
+    registry = Registry()
+    seen: list[int] = []
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        seen.append(job.id)
+
+    async with running(database, registry, audit_seconds=0.1) as executor:
+        real = executor.scheduler.insert
+        lost: list[int] = []
+
+        def careless(entry: Any, now: float) -> None:
+            if lost:
+                real(entry, now)
+            else:
+                lost.append(entry.id)
+
+        monkeypatch.setattr(executor.scheduler, "insert", careless)
+        ids = await enqueue(database, ride, rides(3))
+        await eventually(lambda: len(seen) == 2)
+        assert lost == ids[:1]
+        await eventually(lambda: len(seen) == 3)
+        assert sorted(seen) == ids
+        assert executor.metrics.audit_found._value.get() == 1
+    assert "the audit found jobs" in caplog.text
+
+
+async def test_a_defect_in_a_loop_is_reported_and_lets_the_leases_run_out(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    executor = an_executor(database, Registry(), lease_seconds=0.6)
+    await executor.start()
+    try:
+        executor.assign([ORIGIN], 1)
+        await executor.settled(SECONDS)
+        assert executor.problems() == []
+
+        def broken() -> None:
+            raise ZeroDivisionError("a bug")
+
+        monkeypatch.setattr(executor.cycles, "_gather", broken)
+        executor.cycles.signal()
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.timeout(SECONDS):
+                await executor.wait()
+        assert caught.group_contains(ZeroDivisionError)
+        assert "the executor does not run" in executor.problems()
+        over = "SELECT lease_until < clock_timestamp() FROM sidings.origin"
+        await eventually(lambda: value(database, over), "its lease has run out")
+    finally:
+        await executor.stop()
+
+
+async def test_an_executor_whose_row_is_gone_starts_again_under_a_new_id(
+    database: str, caplog: pytest.LogCaptureFixture
+):
+    registry = Registry()
+    seen: list[int] = []
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+
+    with caplog.at_level(logging.CRITICAL):
+        async with running(database, registry) as executor:
+            before = executor.id
+            async with connected(database) as connection:
+                await connection.execute("DELETE FROM sidings.executor; UPDATE sidings.origin SET owner = NULL")
+            await enqueue(database, ride, rides(3))
+            await drained(database)
+            assert executor.id != before
+            assert executor.problems() == []
+    assert sorted(seen) == [0, 1, 2]
+
+
+@asynccontextmanager
+async def two_executors(database: str, registry: Registry):
+    async with running(database, registry, [ORIGIN]) as one, running(database, registry, [OTHER]) as two:
+        yield one, two
+
+
+async def test_two_executors_share_the_work_by_origin(database: str):
+    registry = Registry()
+    ledger = Ledger()
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        ledger.start(job)
+        await asyncio.sleep(0)
+        ledger.end(job)
+
+    async with two_executors(database, registry) as (one, two):
+        for origin in (ORIGIN, OTHER):
+            for _ in range(10):
+                await enqueue(database, ride, [Ride(transport=f"{origin} {n}") for n in range(5)], origin=origin)
+        await drained(database)
+        assert (one.metrics.count(OutcomeName.SUCCEEDED), two.metrics.count(OutcomeName.SUCCEEDED)) == (50, 50)
+    assert ledger.overlaps == []
+    rows: list[asyncpg.Record] = await fetch(database, "SELECT DISTINCT origin, executor FROM sidings.job_history")
+    assert {(row["origin"], row["executor"]) for row in rows} == {(ORIGIN, one.id), (OTHER, two.id)}
