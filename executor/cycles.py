@@ -247,11 +247,12 @@ class CycleLoop:
 
         Returns None if an earlier sending of this batch has committed, else the number to send the rest of it with.
         """
+        before = list(self._scheduler.origins.values())  # what is acquired meanwhile may be younger than the answer
         row = await self._link.fetchrow(self._standing_sql, self.executor_id)
         if row is None:
             raise Deposed
         held = dict(zip(row["origins"], row["epochs"], strict=True))
-        lost = [q.name for q in self._scheduler.origins.values() if held.get(q.name) != q.epoch]
+        lost = [q.name for q in before if held.get(q.name) != q.epoch and self._scheduler.origins.get(q.name) is q]
         self._fence = row["fence"]
         if lost:
             self._metrics.fenced.inc(len(lost))
