@@ -118,6 +118,8 @@ class CycleLoop:
             if not self._signal.is_set():
                 await self._wait()
             self._signal.clear()
+            if self._deferred:
+                await self._recall()
             batch = self._gather()
             if batch is None:
                 self._count()
@@ -156,9 +158,6 @@ class CycleLoop:
             self._put_back(workers.expired, time)
             workers.expired = []
         finished, workers.finished = workers.finished, []
-        if self._deferred:
-            finished.extend(f for at, f in self._deferred if at <= time)
-            self._deferred = [(at, f) for at, f in self._deferred if at > time]
         finished = [f for f in finished if scheduler.holds(f.entry)]
         scheduler.wake_due(time)
         chosen: list[Entry] = []
@@ -269,17 +268,31 @@ class CycleLoop:
 
     async def _leave_out_locked(self, batch: Batch, backoff: Backoff) -> None:
         """Somebody else's transaction holds a row: record the rest, and that row a little later."""
-        try:
-            rows = await self._link.fetch(self._locked_sql, [f.entry.id for f in batch.finished])
-        except (PostgresUnavailable, asyncpg.PostgresError):
-            rows = []
-        locked = {row["id"] for row in rows}
+        locked = await self._locked(batch.finished)
         if not locked:
             await backoff.sleep()
         else:
             log.warning("jobs %s are locked by another transaction; their outcomes wait", sorted(locked)[:5])
             self._defer([f for f in batch.finished if f.entry.id in locked], _LOCKED_RETRY_SECONDS)
             batch.finished = [f for f in batch.finished if f.entry.id not in locked]
+
+    async def _locked(self, finished: list[Finished]) -> set[int]:
+        try:
+            return {row["id"] for row in await self._link.fetch(self._locked_sql, [f.entry.id for f in finished])}
+        except (PostgresUnavailable, asyncpg.PostgresError):
+            return set()
+
+    async def _recall(self) -> None:
+        """Put deferred outcomes whose time has come into the next cycle, unless their rows are still locked: a cycle
+        that waits for a lock holds up all the others."""
+        time = now()
+        due = [f for at, f in self._deferred if at <= time]
+        if not due:
+            return
+        self._deferred = [(at, f) for at, f in self._deferred if at > time]
+        locked = await self._locked(due)
+        self._defer([f for f in due if f.entry.id in locked], _LOCKED_RETRY_SECONDS)
+        self._workers.finished.extend(f for f in due if f.entry.id not in locked)
 
     def _bisect(self, batch: Batch, error: Exception) -> None:
         """Postgres refuses a value: halve the batch until the culprit stands alone, then record it without its texts.
@@ -304,7 +317,7 @@ class CycleLoop:
             batch.finished = [plain]
 
     def _defer(self, finished: list[Finished], seconds: float) -> None:
-        for f in finished:
+        for f in filter(lambda f: self._scheduler.holds(f.entry), finished):
             self._named[f.entry.id] = f.entry  # until its outcome is recorded, the attempt stays named
             self._deferred.append((now() + seconds, f))
         asyncio.get_running_loop().call_later(seconds, self._signal.set)
