@@ -68,6 +68,7 @@ class CycleLoop:
     ) -> None:
         self.executor_id: UUID | None = None
         self.paused = False  # choose nothing new: the executor is stopping
+        self.under_way: set[str] = set()  # origins of the cycle whose fate is not known yet
         self.last_answer = now()
         self._link = link
         self._scheduler = scheduler
@@ -125,10 +126,12 @@ class CycleLoop:
                 self._count()
                 continue
             self._busy_since = now()
+            self.under_way = {f.entry.origin.name for f in batch.finished} | {e.origin.name for e in batch.chosen}
             try:
                 await self._commit(batch)
             finally:
                 self._busy_since = None
+                self.under_way = set()
             self.last_answer = now()
             if batch.finished or batch.chosen:
                 self._signal.set()

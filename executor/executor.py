@@ -85,7 +85,7 @@ class Executor:
             schema=schema,
             poll_seconds=self.settings.poll_seconds,
             on_rows=self.cycles.signal,
-            on_new_server=lambda: self._reconciler.distrust_expiry(),
+            on_new_server=self._new_server,
         )
         events = LeaseEvents(
             lost=lambda name, epoch: self._reconciler.lost(name, epoch),
@@ -299,6 +299,11 @@ class Executor:
     def _fenced(self, origins: list[str]) -> None:
         for name in origins:
             self._reconciler.lost(name)
+
+    def _new_server(self, replaced: bool) -> None:
+        if replaced:  # ids may be handed out a second time: not even what runs may be recorded under them
+            self._fenced(list(self.scheduler.origins))
+        self._reconciler.distrust_expiry()
 
     def _reread(self, queue: OriginQueue) -> None:
         self.scheduler.forget_waiting(queue)

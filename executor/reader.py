@@ -41,7 +41,8 @@ class _Plan:
 class Reader:
     """Reads until the scheduler has enough, then when woken, and at the latest every `poll_seconds`.
 
-    on_rows: the scheduler may have something to choose. on_new_server: the server has been restarted or replaced.
+    on_rows: the scheduler may have something to choose. on_new_server: the server has been restarted or, if
+    True is passed, replaced by another one, which may have lost commits.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Reader:
         schema: str,
         poll_seconds: float,
         on_rows: Callable[[], None],
-        on_new_server: Callable[[], None],
+        on_new_server: Callable[[bool], None],
     ) -> None:
         self.last_answer = now()
         self.server: str | None = None
@@ -256,16 +257,22 @@ class Reader:
 
     def _new_server(self, server: str, plan: _Plan) -> None:
         """Positions, transaction ids and leases may have gone back: nothing read so far can be relied on."""
+        replaced = server == "standby" or _timeline(server) != _timeline(self.server)
         if server == "standby":
             log.error("this database is a standby: waiting for a primary; check the DSN")
             self._link.drop()
         else:
-            log.warning("Postgres was restarted or replaced (%s): reading everything anew", server)
+            what = "replaced" if replaced else "restarted"
+            log.warning("Postgres was %s (%s): reading everything anew", what, server)
             self.server = server
         self._marks.reset()
         self._give_up(plan)
         self._scheduler.forget_waiting(*self._scheduler.origins.values())
-        self._on_new_server()
+        self._on_new_server(replaced)
+
+
+def _timeline(server: str | None) -> str:
+    return (server or "").rpartition(" ")[2]
 
 
 def _entry(row: asyncpg.Record, queue: OriginQueue, skew: float) -> Entry:

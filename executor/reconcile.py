@@ -147,8 +147,10 @@ class Reconciler:
         self._turn(wanted)
         released = await self._let_go_of_drained(wanted)
         await self._release()
-        # A handler of a former epoch that could not be stopped must not meet its successor in this very process.
-        absent = sorted(wanted - self._scheduler.origins.keys() - self._workers.busy_origins())
+        # Neither a handler of a former epoch that could not be stopped, nor a cycle under way that may yet end or name
+        # its jobs, may meet its successor in this very process: taking what is recorded as ours bumps no fence.
+        unsettled = self._workers.busy_origins() | self._cycles.under_way
+        absent = sorted(wanted - self._scheduler.origins.keys() - unsettled)
         if absent:
             await self._acquire(absent)
         if self.desired - self._yielded == self._scheduler.origins.keys() and not self._drain_until:
