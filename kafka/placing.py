@@ -91,8 +91,10 @@ class Placer:
         if missing := waiting.keys() - stored.keys():
             await self._offsets.create(await self._starts(missing, first, end))
             stored = await self._offsets.load(waiting.keys())
-        for tp, partition in waiting.items():
-            await self._place(partition, stored[tp], first[tp], end[tp])
+        for tp in waiting.keys() & stored.keys():  # a row may have been deleted this very moment
+            await self._place(waiting[tp], stored[tp], first[tp], end[tp])
+        if waiting.keys() - stored.keys():
+            self._wanted.set()
         self._on_placed()
 
     async def _starts(
