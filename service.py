@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-import signal
-import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -32,6 +30,7 @@ from .kafka import (
 )
 from .monitor import Monitor
 from .schema import Migration, migrate
+from .supervision import Supervisor, only_error, stop_signals
 
 __all__ = ["Service"]
 
@@ -39,8 +38,10 @@ log = logging.getLogger("sidings.service")
 
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
 
+_DRAIN_SECONDS = 5.0  # for the batch at work; a longer one is rolled back, which costs nothing but its repetition
 _LEAVE_SECONDS = 10.0
 _IDLE_SECONDS = 30.0
+_HURRY_SECONDS = 0.1
 
 
 class Service:
@@ -91,6 +92,7 @@ class Service:
         if topics and kafka is None:
             raise ConfigurationError("topics= needs kafka=: it is Kafka that assigns their partitions")
         self.name = name
+        self._supervisor = Supervisor()
         self.registry = Registry()
         self.job = self.registry.job  # declares a job type: @service.job(group="order_id", ...)
         self._kafka = KafkaSettings(bootstrap=kafka) if isinstance(kafka, str) else kafka
@@ -105,7 +107,7 @@ class Service:
         if self._postgres is not None:
             self.registry.schema = self._postgres.schema_name
             self._executor = KafkaExecutor(name, self.registry, self._postgres, executor, prometheus=prometheus)
-            self._executor.rebalance_listener.on_refused = self._fail
+            self._executor.rebalance_listener.on_refused = self._supervisor.fail
             self._transactions = Transactions(self._postgres, self._executor.committed)
             self._topic_table = Topics(self._postgres, {} if self._kafka is None else self._kafka.partitioners)
         self._producer = None if self._kafka is None else Producer(self._kafka, outbox)
@@ -122,8 +124,6 @@ class Service:
         self._consumer: Consumer | None = None
         self._stack: AsyncExitStack | None = None
         self._stop = asyncio.Event()
-        self._failure: asyncio.Future[None] | None = None
-        self._stopping = False
 
     @classmethod
     def from_env(cls, name: str, **overrides: Any) -> "Service":
@@ -282,7 +282,7 @@ class Service:
         found = self.problems()
         if self._consumer is not None and not self._consumer.joined:
             found.append("the consumer has no assignment yet")
-        if self._stopping:
+        if self._supervisor.stopping:
             found.append("the service is stopping")
         return found
 
@@ -294,7 +294,7 @@ class Service:
 
         Raises what brought the service down, e.g. `SchemaError`.
         """
-        with self._signals():
+        with stop_signals(self.stop, self._hurry):
             async with self:
                 await self._stop.wait()
 
@@ -303,16 +303,19 @@ class Service:
         self._stop.set()
 
     async def __aenter__(self) -> Self:
-        if self._stack is not None or self._stopping:
+        if self._stack is not None or self._supervisor.stopping:
             raise ConfigurationError(f"the service {self.name!r} has been started before: make another one")
-        self._failure = asyncio.get_running_loop().create_future()
         try:
             async with AsyncExitStack() as stack:
-                tasks = await stack.enter_async_context(asyncio.TaskGroup())
-                await self._start(stack, tasks)
+                await stack.enter_async_context(self._supervisor)
+                try:
+                    await self._start(stack)
+                except BaseException:
+                    self._supervisor.stopping = True
+                    raise
                 self._stack = stack.pop_all()
         except BaseExceptionGroup as group:
-            raise _only(group) from None
+            raise only_error(group) from None
         log.info("the service %r runs", self.name)
         return self
 
@@ -320,20 +323,18 @@ class Service:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._stack is not None
-        self._stopping = True
+        self._supervisor.stopping = True
         try:
             await self._stack.__aexit__(kind, error, traceback)
         except BaseExceptionGroup as group:
-            raise _only(group) from None
+            raise only_error(group) from None
         finally:
             self._stack = None
 
-    async def _start(self, stack: AsyncExitStack, tasks: asyncio.TaskGroup) -> None:
+    async def _start(self, stack: AsyncExitStack) -> None:
         """Start the parts. They stop in the reverse order: the consumer takes up nothing more and leaves the group,
         so that others go on with its partitions; the executor lets its handlers end and gives its origins back; the
         connections are closed."""
-        watcher = tasks.create_task(self._watch_failure(), name="sidings failure")
-        stack.callback(watcher.cancel)
         if self._monitor is not None:
             self._monitor.start()
             stack.callback(self._monitor.stop)
@@ -348,26 +349,25 @@ class Service:
         if self._topic_table is not None:
             await self._topic_table.load()
             stack.push_async_callback(self._topic_table.close)
-            loading = tasks.create_task(self._topic_table.run(), name="sidings topics")
-            stack.callback(loading.cancel)
+            stack.callback(self._supervisor.watch("the table of topics", self._topic_table.run()).cancel)
         if self._outbox is not None:
             stack.push_async_callback(self._outbox.close)
         if self._relay is not None:  # stops after consumer and executor: what they publish at the end still leaves
             stack.push_async_callback(self._relay.stop)
             await self._relay.start()
-            self._watch(tasks, "the relay", self._relay.wait())
+            self._supervisor.watch("the relay", self._relay.wait())
         consumer = self._make_consumer()
         stack.push_async_callback(self._executor.stop)
         await self._executor.start()
         stack.callback(self._executor.rebalance_listener.close)
-        self._watch(tasks, "the executor", self._executor.wait())
+        self._supervisor.watch("the executor", self._executor.wait())
         if self._assignment is not None:
             self._executor.assign(self._assignment.origins)
         if consumer is not None:
             self._consumer = consumer
-            self._consumer_task = self._watch(tasks, "the consumer", consumer.run())
+            self._consumer_task = self._supervisor.watch("the consumer", consumer.run())
             stack.push_async_callback(self._leave_group)
-            stack.push_async_callback(consumer.drain, self._executor.settings.shutdown_seconds)
+            stack.push_async_callback(consumer.drain, min(_DRAIN_SECONDS, self._executor.settings.shutdown_seconds))
 
     def _make_consumer(self) -> Consumer | None:
         if self._kafka is None:
@@ -402,55 +402,15 @@ class Service:
         await asyncio.wait([self._consumer_task], timeout=_LEAVE_SECONDS)
         self._consumer_task.cancel()
 
-    def _watch(self, tasks: asyncio.TaskGroup, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a part. Its unexpected end brings the service down, but not by cancelling the other parts: they stop in
-        their order."""
-        part = asyncio.create_task(work, name=f"sidings: {what}")
-        tasks.create_task(self._watch_part(what, part), name=f"sidings: watching {what}")
-        return part
-
-    async def _watch_part(self, what: str, part: asyncio.Task[None]) -> None:
-        await asyncio.wait([part])
-        if self._stopping:
+    def _hurry(self) -> None:
+        """Cancel what still runs, again and again, since a cancelled job is taken up anew until the executor stops."""
+        if self._stack is None:
             return
-        log.critical("%s has ended unexpectedly; the service stops", what)
-        error = None if part.cancelled() else part.exception()
-        raise error or RuntimeError(f"{what} has ended although nobody asked it to")
-
-    async def _watch_failure(self) -> None:
-        assert self._failure is not None
-        await self._failure
-
-    def _fail(self, error: Exception) -> None:
-        if self._failure is not None and not self._failure.done():
-            self._failure.set_exception(error)
-
-    @contextmanager
-    def _signals(self) -> Generator[None]:
-        """SIGTERM and SIGINT: the first stops gracefully, the next ones firmly."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # signals reach the main thread only; whoever runs a loop elsewhere calls stop()
-            return
-        loop = asyncio.get_running_loop()
-        names = (signal.SIGTERM, signal.SIGINT)
-        for name in names:
-            loop.add_signal_handler(name, self._signalled, name)
-        try:
-            yield
-        finally:
-            for name in names:
-                loop.remove_signal_handler(name)
-
-    def _signalled(self, name: signal.Signals) -> None:
-        if not self._stop.is_set():
-            log.info("%s: stopping gracefully", name.name)
-            self._stop.set()
-            return
-        log.warning("%s again: cancelling what still runs", name.name)
         if self._executor is not None:
             self._executor.cancel_all()
         if self._consumer is not None:
             self._consumer.cancel()
+        asyncio.get_running_loop().call_later(_HURRY_SECONDS, self._hurry)
 
 
 def _postgres(postgres: str | PostgresSettings | None, schema: str | None) -> PostgresSettings | None:
@@ -459,11 +419,3 @@ def _postgres(postgres: str | PostgresSettings | None, schema: str | None) -> Po
     if postgres is not None and schema is not None and schema != postgres.schema_name:
         raise ConfigurationError(f"schema={schema!r} contradicts PostgresSettings.schema_name={postgres.schema_name!r}")
     return postgres
-
-
-def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The only exception of the group, or the group: one cause is raised as itself."""
-    error, *others = list(group.exceptions)
-    if others:
-        return group
-    return _only(cast(BaseExceptionGroup[BaseException], error)) if isinstance(error, BaseExceptionGroup) else error

@@ -150,15 +150,21 @@ async def test_a_users_own_consumer_assigns_the_origins_through_the_listener(dat
             await theirs.stop()
 
 
-async def test_auto_commit_on_a_users_consumer_brings_the_service_down_with_the_reason(database, topic, sidings_kafka):
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_auto_commit_on_a_users_consumer_brings_the_service_down_with_the_reason(
+    database, topic, sidings_kafka, caplog, when
+):
     name = await topic()
     service = a_service(database)
     consumer = a_consumer(sidings_kafka, name, enable_auto_commit=True)
     await consumer.start()
+    running = asyncio.create_task(service.run()) if when == "after" else None
     try:
         consumer.subscribe([name], listener=service.executor.rebalance_listener)
+        await eventually(lambda: "make it with enable_auto_commit=False" in caplog.text)
         with pytest.raises(ConfigurationError, match="make it with enable_auto_commit=False"):
-            await asyncio.wait_for(service.run(), SECONDS)
+            await asyncio.wait_for(running or service.run(), SECONDS)
+        assert service.executor.held == {}
     finally:
         await consumer.stop()
 

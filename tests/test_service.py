@@ -328,16 +328,11 @@ async def test_signals_stop_gracefully_and_then_firmly(database, topic, sidings_
     await produce(sidings_kafka, name, [1])
     await asyncio.wait_for(consumed.wait(), SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
-    await eventually(lambda: service._stopping)
+    await eventually(service._consumer._stopping.is_set)
     await asyncio.sleep(0.2)
     assert not running.done()
     os.kill(os.getpid(), signal.SIGTERM)
-    async with asyncio.timeout(10):
-        while not running.done():  # whoever is in a hurry sends it again
-            await asyncio.sleep(0.1)
-            if not running.done():
-                os.kill(os.getpid(), signal.SIGTERM)
-    await running
+    await asyncio.wait_for(running, 10)
     assert await value(database, "SELECT next_offset FROM sidings.consumer_offset") == 1  # undone, and not lost
     assert await value(database, "SELECT count(*) FROM sidings.job") == 1
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -1,0 +1,102 @@
+"""Watches the parts of a service: when one of them ends although nobody asked it to, all end, loudly and in order."""
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, cast
+
+__all__ = ["Supervisor", "only_error", "stop_signals"]
+
+log = logging.getLogger("sidings.service")
+
+
+class Supervisor:
+    """``async with Supervisor() as supervisor``: the unexpected end of a part cancels the block, which stops the other
+    parts in its own order, and comes out of it as what ended the part."""
+
+    def __init__(self) -> None:
+        self.stopping = False  # from now on parts may end
+        self._group = asyncio.TaskGroup()
+        self._failure: asyncio.Future[None] | None = None
+        self._failed: Exception | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        self._failure = asyncio.get_running_loop().create_future()
+        self._watcher = self._group.create_task(self._watch_failure(), name="sidings failure")
+        if self._failed is not None:
+            self.fail(self._failed)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._watcher is not None
+        self._watcher.cancel()
+        await self._group.__aexit__(kind, error, traceback)
+
+    def watch(self, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a part. Whoever stops the service ends it; it is not cancelled because another part has failed."""
+        part = asyncio.create_task(work, name=f"sidings: {what}")
+        self._group.create_task(self._watch_part(what, part), name=f"sidings: watching {what}")
+        return part
+
+    def fail(self, error: Exception) -> None:
+        """End the service with `error`, at its start if it does not run yet."""
+        self._failed = error
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def _watch_part(self, what: str, part: asyncio.Task[None]) -> None:
+        await asyncio.wait([part])
+        if self.stopping:
+            return
+        log.critical("%s has ended unexpectedly; the service stops", what)
+        error = None if part.cancelled() else part.exception()
+        raise error or RuntimeError(f"{what} has ended although nobody asked it to")
+
+    async def _watch_failure(self) -> None:
+        assert self._failure is not None
+        await self._failure
+
+
+def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The only exception of the group, or the group: one cause is raised as itself."""
+    error, *others = list(group.exceptions)
+    if others:
+        return group
+    return (
+        only_error(cast(BaseExceptionGroup[BaseException], error)) if isinstance(error, BaseExceptionGroup) else error
+    )
+
+
+@contextmanager
+def stop_signals(stop: Callable[[], None], hurry: Callable[[], None]) -> Generator[None]:
+    """SIGTERM and SIGINT inside of the block: the first calls `stop`, each further one `hurry`.
+
+    Only in the main thread, which signals reach; whoever runs a loop elsewhere calls ``Service.stop``.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    caught: list[signal.Signals] = []
+
+    def received(name: signal.Signals) -> None:
+        log.warning("%s: %s", name.name, "cancelling what still runs" if caught else "stopping gracefully")
+        (hurry if caught else stop)()
+        caught.append(name)
+
+    names = (signal.SIGTERM, signal.SIGINT)
+    for name in names:
+        loop.add_signal_handler(name, received, name)
+    try:
+        yield
+    finally:
+        for name in names:
+            loop.remove_signal_handler(name)
