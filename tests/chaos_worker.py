@@ -3,7 +3,7 @@
 `python tests/chaos_worker.py DSN JOURNAL NAME [--executor JSON] [--postgres JSON] [--origins JSON] [--generation N]`
 
 It takes commands as JSON lines on stdin: {"assign": [...], "generation": 2}, {"ask": 7}, {"block": FILE},
-{"stop": true}; when stdin ends, so does the process. What it has to say it appends to the journal.
+{"break": true}, {"stop": true}; when stdin ends, so does the process. What it has to say it appends to the journal.
 
 The journal is a file and no table: a `write` to a file opened for appending survives the SIGKILL of its writer, is
 ordered across processes, works from a thread and from a blocked event loop, and does not care for the Postgres that
@@ -18,6 +18,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,7 +186,7 @@ async def _run(arguments: argparse.Namespace) -> None:
         command = asyncio.create_task(commands.get())
         await asyncio.wait([command, ended], return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
-            journal.note("failed", error=repr(ended.exception()))
+            journal.note("failed", error="".join(traceback.format_exception(ended.exception())))
             await ended
             return
         match command.result():
@@ -196,6 +197,8 @@ async def _run(arguments: argparse.Namespace) -> None:
             case {"block": gate}:
                 while not Path(gate).exists():
                     time.sleep(0.01)  # noqa: ASYNC251 - hangs, as a service's own code may
+            case {"break": _}:
+                executor.reader._deliver = executor.reader.wake  # a defect: it takes no arguments
             case _:
                 break
     await executor.stop()

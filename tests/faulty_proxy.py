@@ -34,12 +34,13 @@ class Moment(Enum):
 
     BEFORE = "the connection is cut before the server sees it"
     AFTER = "the connection is cut after it has been committed, before the answer arrives"
-    LATE = "the connection is cut, and the server sees it a second later: an orphan"
+    LATE = "the connection is cut, and the server sees it a little later: an orphan"
+    SLOW = "its answer takes its time"
     SILENT_BEFORE = "the connection stays open, but nothing passes any more, this statement included"
     SILENT_AFTER = "the connection stays open, the statement is committed, and nothing passes any more"
 
 
-LATE_SECONDS = 1.0
+LATE_SECONDS = 0.35
 
 
 @dataclass
@@ -63,6 +64,7 @@ class _Session:
     swallow: bool = False  # from the server to the client nothing passes any more
     deaf: bool = False  # nor from the client to the server
     cut_at_ready: bool = False
+    slow: bool = False
 
     def abort(self) -> None:
         for _, writer in (self.client, self.server):
@@ -183,6 +185,9 @@ class FaultyProxy:
                         case Moment.SILENT_AFTER:
                             fault.hits += 1
                             session.swallow = True
+                        case Moment.SLOW:
+                            fault.hits += 1
+                            session.slow = True
             if self.silent:
                 session.deaf = session.swallow = True
             if not session.deaf:
@@ -205,6 +210,9 @@ class FaultyProxy:
             message = await _message(reader, typed=True)
             if self.silent:
                 session.swallow = True
+            if session.slow:
+                session.slow = False
+                await asyncio.sleep(LATE_SECONDS)
             if not session.swallow:
                 writer.write(message)
                 await writer.drain()

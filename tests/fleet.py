@@ -69,8 +69,8 @@ async def until(
 
 @dataclass
 class Run:
-    """One run of a handler, as the journal has it. `end` is when it ended, when its process died, or when that was
-    paused for longer than a lease; `how`: done, raised, cancelled, or cut (by death or pause)."""
+    """One run of a handler, as the journal has it. `end`: when it ended, or its process died. `how`: done, raised,
+    cancelled, or cut (by the death of its process). `alone`: until when no other run of its group may start."""
 
     job: int
     attempt: int
@@ -82,6 +82,7 @@ class Run:
     type: str
     start: float
     end: float = inf
+    alone: float = inf
     how: str = "open"
 
     def __str__(self) -> str:
@@ -91,14 +92,14 @@ class Run:
         )
 
 
-def runs_of(journal: Iterable[dict[str, Any]], lease_seconds: float) -> list[Run]:
-    """The journal as runs. A process that was paused for longer than its lease may go on for the moment until it looks
-    at the clock, so its runs count up to the pause; what it does after that is for the fence to void."""
+def runs_of(journal: Iterable[dict[str, Any]]) -> list[Run]:
+    """The journal as runs. A process that was paused past its lease may go on for the moment until it looks at the
+    clock, so its runs are alone up to the pause only; what becomes of them then is for the fence to void."""
     runs: list[Run] = []
     running: dict[tuple[int, int], Run] = {}  # by pid and job: one at a time
     paused: dict[int, float] = {}
     for record in journal:
-        pid = record["pid"]
+        pid, of = record["pid"], record.get("of")
         match record["event"]:
             case "start":
                 run = Run(record["job"], record["attempt"], record["epoch"], pid, record["executor"], record["origin"],
@@ -108,26 +109,25 @@ def runs_of(journal: Iterable[dict[str, Any]], lease_seconds: float) -> list[Run
                 runs.append(run)
             case "end":
                 run = running.pop((pid, record["job"]))
-                if run.how != "cut":
+                if run.how == "open":
                     run.end, run.how = record["t"], record["how"]
+                    run.alone = min(run.alone, run.end)
             case "paused":
                 paused[record["of"]] = record["t"]
-            case "resumed" if record["t"] - paused[record["of"]] > lease_seconds / 2:
-                _cut(running, record["of"], paused[record["of"]])
-            case "dies" | "exits":
-                _cut(running, pid, record["t"])
-            case "died":
-                of = record["of"]
-                _cut(running, of, paused[of] if record["while_paused"] else record["t"])
+            case "resumed":
+                for run in _open(running, of):
+                    run.alone = min(run.alone, paused[record["of"]])
+            case "dies" | "exits" | "died":
+                for run in _open(running, of or pid):
+                    run.end, run.how = paused[record["of"]] if record.get("while_paused") else record["t"], "cut"
+                    run.alone = min(run.alone, run.end)
             case _:
                 pass
     return runs
 
 
-def _cut(running: dict[tuple[int, int], Run], pid: int, at: float) -> None:
-    for (of, _), run in running.items():
-        if of == pid and run.how == "open":
-            run.end, run.how = at, "cut"
+def _open(running: dict[tuple[int, int], Run], pid: int | None) -> list[Run]:
+    return [run for (of, _), run in running.items() if of == pid and run.how == "open"]
 
 
 def verify(
@@ -136,7 +136,6 @@ def verify(
     jobs: Sequence[Any],
     ledger: Sequence[Any],
     *,
-    lease_seconds: float = LEASE,
     held: Collection[int] = (),
 ) -> list[Run]:
     """Raise `AssertionError`, naming all that is wrong, unless
@@ -151,7 +150,7 @@ def verify(
     Returns the runs.
     """
     wrong: list[str] = []
-    runs = runs_of(audit, lease_seconds)
+    runs = runs_of(audit)
     committed = {row["job"]: row for row in ledger}
     left = {row["id"]: row for row in jobs}
     by_job: dict[int, list[Any]] = defaultdict(list)
@@ -190,7 +189,7 @@ def verify(
     for members in groups.values():
         members.sort(key=lambda run: run.start)
         for before, after in pairwise(members):
-            if after.start < before.end:
+            if after.start < before.alone:
                 wrong.append(f"overlap:\n    {before}\n    {after}")
 
     first: dict[int, float] = {}
@@ -347,6 +346,7 @@ class Fleet:
         if kind is not None:
             for member in self.members:
                 print(f"-- {member.name} (pid {member.pid}, exit code {member.exit_code})\n{member.tail()}")
+            print(*(record for record in self.records() if record["event"] == "failed"), sep="\n")
 
     # -- members
 
@@ -433,6 +433,10 @@ class Fleet:
                 ids += made
         return ids
 
+    def numbered_from(self, origin: str, group: str, number: int) -> None:
+        """The next job of this group gets this `n`."""
+        self._enqueued[origin, group] = number
+
     async def unfinished(self) -> int:
         """Jobs in the table that are not held."""
         return await self.fetchval("SELECT count(*) FROM sidings.job WHERE held IS NULL")
@@ -453,7 +457,7 @@ class Fleet:
         history = await self.fetch("SELECT * FROM sidings.job_history ORDER BY finished_at")
         jobs = await self.fetch("SELECT * FROM sidings.job")
         ledger = await self.fetch("SELECT * FROM public.ledger")
-        runs = verify(self.records(), history, jobs, ledger, lease_seconds=self.lease_seconds, held=held)
+        runs = verify(self.records(), history, jobs, ledger, held=held)
         transfers = sorted(row["job"] for row in ledger if row["type"] == "transfer" and row["job"] not in held)
         effects = sorted(row["job"] for row in await self.fetch("SELECT job FROM public.effect"))
         assert effects == transfers, "the effects of transactional handlers have not happened exactly once"

@@ -1,0 +1,128 @@
+"""Takeovers that race cycles, with the project's own SQL: no job is ended by an epoch that has been superseded."""
+
+import asyncio
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable
+from itertools import count
+from uuid import UUID, uuid4
+
+import asyncpg
+from sidings.schema import load_sql
+
+ORIGIN = "t/0"
+LEASE = "25 milliseconds"
+ACQUIRE = f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '{LEASE}', true)"
+CYCLE = load_sql("sidings.executor", "cycle")
+FENCE = "AND fence = $3"
+
+
+def widened(cycle: str) -> str:
+    """The cycle with a pause between its snapshot and its first write, so that races are frequent."""
+    pause = "WITH w AS MATERIALIZED (SELECT pg_sleep(random() * 0.02) IS NULL AS never), me AS ("
+    wider, found = re.subn(
+        r"WITH me AS \((\s+UPDATE sidings\.executor SET [^)]+?)\sWHERE ",
+        rf"{pause}\1 FROM w WHERE NOT w.never AND ",
+        cycle,
+    )
+    assert found == 1
+    return wider
+
+
+def array(numbers: Iterable[int]) -> str:
+    return f"{{{','.join(map(str, numbers))}}}"
+
+
+class Stress:
+    """Three executors fight over one origin with a lease of 25 ms, and often go on after it has run out."""
+
+    def __init__(self, dsn: str, cycle: str) -> None:
+        self.dsn = dsn
+        self.cycle = widened(cycle)
+        self.seen: dict[int, set[int]] = {}  # what each epoch found waiting
+        self.count: Counter[str] = Counter()
+        self.done = False
+
+    async def run(self, takeovers: int) -> list[asyncpg.Record]:
+        """Fight until there have been so many takeovers; the history."""
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            group.create_task(self._feed())
+            for _ in range(3):
+                group.create_task(self._fight(takeovers))
+        connection = await asyncpg.connect(self.dsn)
+        history = await connection.fetch("SELECT * FROM sidings.job_history")
+        await connection.close()
+        return history
+
+    async def _feed(self) -> None:
+        connection = await asyncpg.connect(self.dsn)
+        while not self.done:
+            await connection.execute(
+                "INSERT INTO sidings.job (type, origin, payload) SELECT 'step', $1, '{}' FROM generate_series(1, 30) "
+                "WHERE (SELECT count(*) FROM sidings.job) < 300",
+                ORIGIN,
+            )
+            await asyncio.sleep(0.01)
+        await connection.close()
+
+    async def _fight(self, takeovers: int) -> None:
+        connection, me = await asyncpg.connect(self.dsn), uuid4()
+        await connection.execute("INSERT INTO sidings.executor (id) VALUES ($1)", me)
+        while not self.done:
+            epoch = await connection.fetchval(ACQUIRE, me)
+            if epoch is None:
+                await asyncio.sleep(random.random() * 0.01)
+                continue
+            self.count["acquired"] += 1
+            self.done = self.done or self.count["acquired"] >= takeovers
+            await self._hold(connection, me, epoch)
+        await connection.close()
+
+    async def _hold(self, connection: asyncpg.Connection, me: UUID, epoch: int) -> None:
+        standing = await connection.fetchrow("SELECT cycle, fence FROM sidings.executor WHERE id = $1", me)
+        waiting = await connection.fetch(
+            "SELECT id, attempt FROM sidings.job WHERE origin = $1 ORDER BY position", ORIGIN
+        )
+        self.seen[epoch] = {row["id"] for row in waiting}
+        assert standing is not None
+        for number in count(standing["cycle"] + 1):
+            if number > standing["cycle"] + random.randrange(2, 8):  # a zombie, as often as not
+                return
+            batch = random.sample(waiting, min(5, len(waiting)))
+            ids = [row["id"] for row in batch]
+            row = await connection.fetchrow(
+                self.cycle, me, number, standing["fence"], array(ids), array(ids), array(r["attempt"] for r in batch),
+                "{}", [0.0] * len(ids), [0.0] * len(ids), "[]", [], epoch,
+            )  # fmt: skip
+            assert row is not None
+            self.count["cycles" if row["applied"] else "void"] += 1
+            self.count["ended"] += row["succeeded"]
+            if not row["applied"]:
+                return
+
+    def superseded(self, history: list[asyncpg.Record]) -> list[int]:
+        """Jobs that were ended by an epoch although a later one had found them waiting."""
+        return [
+            row["job_id"]
+            for row in history
+            if row["outcome"] == "succeeded"
+            and any(row["job_id"] in self.seen.get(epoch, ()) for epoch in range(row["epoch"] + 1, row["epoch"] + 40))
+        ]
+
+
+async def test_no_superseded_epoch_ends_a_job(database: str):
+    stress = Stress(database, CYCLE)
+    history = await stress.run(takeovers=80)
+    assert stress.superseded(history) == []
+    assert len({row["job_id"] for row in history if row["outcome"] == "succeeded"}) == stress.count["ended"]
+    # It has been a fight: takeovers found cycles under way, and voided them.
+    assert stress.count["void"] > 10
+    assert stress.count["ended"] > 100
+
+
+async def test_without_the_fence_this_stress_would_notice(database: str):
+    assert FENCE in CYCLE
+    stress = Stress(database, CYCLE.replace(FENCE, "AND $3::bigint IS NOT NULL"))
+    found = stress.superseded(await stress.run(takeovers=80))
+    assert found != []

@@ -1,0 +1,130 @@
+"""Postgres dies, comes back, or is away for longer than the leases, while handlers run."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+
+import asyncpg
+import pytest
+from sidings.devstack import Postgres
+from sidings.devstack.databases import create_database, ensure_template
+
+from .chaos_worker import SERVICE
+from .fleet import Fleet, until
+
+ORIGINS = ["t/0", "t/1", "t/2", "t/3"]
+
+
+@pytest.fixture(scope="module")
+def mortal(sidings_devstack_directory: Path) -> Iterator[Postgres]:
+    """A server that the tests of this module may kill; making one takes longer than restarting it."""
+    server = Postgres(sidings_devstack_directory / f"mortal-{token_hex(4)}")
+    server.start()
+    try:
+        yield server
+    finally:
+        server.remove()
+
+
+async def prepared(server: Postgres) -> str:
+    """The DSN of a new database with the schema."""
+    template = await ensure_template(server.dsn, service=SERVICE)
+    return await create_database(server.dsn, f"kept_{token_hex(4)}", template=template)
+
+
+async def test_a_killed_postgres_loses_no_job_and_doubles_none(mortal: Postgres, tmp_path: Path):
+    async with Fleet(await prepared(mortal), tmp_path, executor={"lease_seconds": 1.5}) as fleet:
+        await fleet.enqueue("step", ORIGINS, groups=6, each=25, ms=15)
+        await fleet.enqueue("transfer", ORIGINS, groups=2, each=20, ms=5, group="x")
+        members = [fleet.spawn("one", ORIGINS[:2]), fleet.spawn("two", ORIGINS[2:])]
+        for _ in range(2):
+            seen = len(fleet.started())
+            await until(lambda: len(fleet.started()) >= seen + 50, "jobs to run")  # noqa: B023
+            await asyncio.to_thread(mortal.kill)
+            await asyncio.to_thread(mortal.start)
+        await fleet.finish()
+        assert [member.exit_code for member in members] == [None, None]
+        for member in members:
+            await member.stop()
+        await fleet.verify()
+        assert "lost" not in await fleet.outcomes()  # no executor has died
+
+
+@pytest.mark.parametrize("how", ["stopped", "paused"])
+async def test_postgres_may_be_away_for_longer_than_the_leases(mortal: Postgres, tmp_path: Path, how: str):
+    settings = {"lease_seconds": 1.5}
+    dsn = await prepared(mortal)
+    async with Fleet(dsn, tmp_path, executor=settings, postgres={"call_seconds": 1.0}) as fleet:
+        gate = fleet.gate()
+        await fleet.enqueue("step", ORIGINS, groups=2, each=2, gate=str(gate))
+        members = [fleet.spawn("one", ORIGINS[:2]), fleet.spawn("two", ORIGINS[2:])]
+        await until(lambda: len(fleet.started()) == 8, "the first job of each group")
+        before = await fleet.owners()
+        await asyncio.to_thread(mortal.pause if how == "paused" else mortal.stop)
+
+        def cancelled() -> bool:
+            return sum(record["event"] == "end" and record["how"] == "cancelled" for record in fleet.records()) == 8
+
+        await until(cancelled, "the cancellation of all handlers before the leases run out")
+        late = fleet.spawn("late", ORIGINS)  # starts without Postgres, and wants everything
+        await asyncio.sleep(2 * settings["lease_seconds"])  # how long the outage is: nothing else tells
+        assert [member.exit_code for member in members] == [None, None]
+        gate.touch()
+        await asyncio.to_thread(mortal.resume if how == "paused" else mortal.start)
+        await fleet.finish()
+        for member in members:
+            await member.stop()
+        await late.stop()
+        runs = await fleet.verify()
+        if how == "stopped":  # nobody trusts another's expiry right after a restart
+            assert {run.pid for run in runs} == {member.pid for member in members}
+            assert "lost" not in await fleet.outcomes()
+            assert {epoch for _, epoch in before.values()} == {row["epoch"] for row in await history(fleet)}
+
+
+async def history(fleet: Fleet) -> list[asyncpg.Record]:
+    return await fleet.fetch("SELECT * FROM sidings.job_history")
+
+
+async def test_an_executor_that_dies_while_postgres_is_away_is_taken_over_afterwards(mortal: Postgres, tmp_path: Path):
+    async with Fleet(await prepared(mortal), tmp_path, executor={"lease_seconds": 1.5}) as fleet:
+        gate = fleet.gate()
+        await fleet.enqueue("step", ORIGINS, groups=3, each=3, gate=str(gate))
+        doomed = fleet.spawn("doomed", ORIGINS)
+        await until(lambda: len(fleet.started()) == 12, "the first job of each group")
+        heir = fleet.spawn("heir", ORIGINS)
+        await asyncio.to_thread(mortal.kill)
+        doomed.kill()
+        gate.touch()
+        await asyncio.to_thread(mortal.start)
+        await fleet.finish()
+        await heir.stop()
+        await fleet.verify()
+        assert (await fleet.outcomes()).count("lost") == 12
+
+
+async def test_enqueues_that_were_cut_by_a_kill_are_there_completely_or_not_at_all(mortal: Postgres, tmp_path: Path):
+    async with Fleet(await prepared(mortal), tmp_path, executor={"lease_seconds": 1.5}) as fleet:
+        member = fleet.spawn("one", ORIGINS)
+        await fleet.held_by(member, ORIGINS)
+        failed = 0
+        for _ in range(2):
+            enqueueing = asyncio.create_task(enqueue_until_it_fails(fleet))
+            seen = len(fleet.started())
+            await until(lambda: len(fleet.started()) >= seen + 60, "jobs to run")  # noqa: B023
+            await asyncio.to_thread(mortal.kill)
+            failed += await enqueueing
+            await asyncio.to_thread(mortal.start)
+        await fleet.finish()
+        await member.stop()
+        await fleet.verify()  # the ledger is written in the transactions that enqueue: it says which have committed
+        assert failed == 2
+
+
+async def enqueue_until_it_fails(fleet: Fleet) -> int:
+    while True:
+        try:
+            await fleet.enqueue("step", ORIGINS, groups=3, each=1, ms=5)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+            return 1
