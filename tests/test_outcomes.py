@@ -578,6 +578,32 @@ async def test_a_job_that_somebody_removes_while_it_runs_is_counted_and_its_grou
         assert unmatched == 1
 
 
+async def test_an_outcome_of_an_attempt_that_is_not_the_present_one_changes_nothing(database: str):
+    registry = Registry()
+    started: list[int] = []
+    go_on = asyncio.Event()
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        started.append(job.id)
+        await go_on.wait()
+        if job.payload.number == 2:
+            raise ValueError("x")
+
+    payloads = [Ride(transport=name, number=number) for number, name in ((1, "a"), (2, "b"), (3, "c"))]
+    ids = await enqueue(database, ride, payloads)
+    async with running(database, registry) as executor:
+        await eventually(lambda: len(started) == 3)
+        async with connected(database) as connection:  # as a takeover does
+            await connection.execute("UPDATE sidings.job SET attempt = attempt + 1 WHERE id <> $1", ids[2])
+        go_on.set()
+        [row] = await ended(database, 1)
+        await eventually(lambda: executor.metrics.unmatched._value.get() == 2)
+        assert row["job_id"] == ids[2]
+    rows = await fetch(database, "SELECT attempt, failures, run_at FROM sidings.job")
+    assert [tuple(row) for row in rows] == [(2, 0, None)] * 2
+
+
 async def test_an_outcome_that_postgres_refuses_does_not_hold_up_the_others(
     database: str, caplog: pytest.LogCaptureFixture
 ):

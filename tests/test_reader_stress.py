@@ -1,7 +1,7 @@
 """A real executor reads what writers commit in every awkward way: nothing missed, nothing run twice, no order broken.
 
-Writers lock their entity's row before they enqueue, take transaction ids early or late, use savepoints, roll back, and one
-of them leaves its transaction open for most of the run. So positions become visible in another order than they were
+Writers lock their entity's row before they enqueue, take transaction ids early or late, use savepoints, roll back, and
+one of them leaves its transaction open for most of the run. So positions become visible in another order than they were
 handed out, in groups that run serially (design 5.2; FINDINGS 3 to 6). Commit order per entity is what must come out.
 """
 
@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 from sidings.executor import Executor
 from sidings.jobs import Job, OutcomeName, Registry, Retry
+from sidings.schema import load_sql
 from tenacity import wait_none
 
 from .support import Ledger, Ride, connected, drained, history, running, value
@@ -132,6 +133,20 @@ async def test_no_commit_is_missed_or_run_twice_or_out_of_order(
     rows = await history(database, "job_id, outcome, finished_at, attempt")
     assert Counter(row["job_id"] for row in rows if OutcomeName(row["outcome"]).terminal) == Counter(set(expected))
     assert len(rows) == expected.total()
+
+
+async def test_a_read_tells_the_first_transaction_id_that_has_not_been_handed_out(database: str):
+    """And not xmax, which is the last *completed* one + 1: a transaction at work may have that id, and a position."""
+    query = load_sql("sidings.executor", "read")
+    nothing: tuple[Any, ...] = ([], [], [], [], None, [], [], 0, [], [], [], [], 4, None)
+    async with connected(database) as reader, connected(database) as one, connected(database) as other:
+        await one.execute("BEGIN")
+        await one.execute("SELECT pg_current_xact_id()")
+        await other.execute("BEGIN")
+        hidden = int(await other.fetchval("SELECT pg_current_xact_id()::text"))
+        await one.execute("COMMIT")
+        [header] = await reader.fetch(query, *nothing)
+        assert header["id"] > hidden
 
 
 async def test_no_commit_is_missed_while_origins_change_hands(database: str):
