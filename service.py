@@ -273,7 +273,7 @@ class Service:
         if self._executor is not None:
             found += self._executor.problems()
         if self._consumer is not None:
-            found += self._consumer.problems()
+            found += self._consumer.vitals.problems()
         if self._relay is not None and self._stack is not None:
             found += self._relay.problems()
         return found

@@ -3,7 +3,8 @@
 Reading order: `settings`, `message` and `subscription` (what a service author declares), `assignment` (from a consumer
 group to the executor's origins), then the consumer from the inside out: `transactions`, `offsets` with
 ``advance_offsets.sql`` (the compare-and-set), `parking`, `partition`, `handling` (one batch, one transaction),
-`topic_loop` (the main line, and what is set aside), `placing`, and `consumer`, which puts them together.
+`topic_loop` (the main line), `siding` (what fails, and is tried alone), `placing` (where to read on), `lag`,
+`membership` and `vitals`, and `consumer`, which puts them together.
 The way out: `outbox` (messages that leave when a transaction has committed), `producer` (those that leave at once).
 """
 

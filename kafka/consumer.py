@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Collection, Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -16,25 +16,24 @@ from . import membership
 from .assignment import RebalanceListener
 from .handling import Handling
 from .lag import LagCommitter
-from .metrics import ConsumerMetrics, Figures
+from .metrics import ConsumerMetrics
 from .offsets import OffsetStore
 from .parking import Parking
-from .partition import Partition, State
+from .partition import Partition
 from .placing import Placer
 from .settings import KafkaSettings
 from .subscription import Subscription
 from .topic_loop import TopicLoop
 from .topics import Topics
 from .transactions import Transactions
+from .vitals import Vitals
 
 __all__ = ["Consumer"]
 
 log = logging.getLogger("sidings.consumer")
 
-_UNREACHABLE_SECONDS = 15.0  # without Kafka, or without the stored offsets, before the health check complains
 _MAX_PAUSE_SECONDS = 15.0  # between two attempts to connect
 _STABLE_SECONDS = 60.0  # a connection that has lasted so long makes the next pause short again
-_STUCK_SECONDS = 60.0  # without a turn of a loop, an answer of Kafka, the end of a rebalance
 
 
 class Consumer(ConsumerRebalanceListener):
@@ -56,7 +55,8 @@ class Consumer(ConsumerRebalanceListener):
         self.partitions: dict[TopicPartition, Partition] = {}
         self.joined = False  # has had an assignment
         self.metrics = ConsumerMetrics(service, prometheus)
-        self.metrics.figures = self._figures
+        self.vitals = Vitals(subscriptions.keys(), self.partitions)
+        self.metrics.figures = self.vitals.figures
         self._settings = settings
         self._group_id = settings.group or service
         self._subscriptions = subscriptions
@@ -74,9 +74,6 @@ class Consumer(ConsumerRebalanceListener):
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
         self._leaving = asyncio.Event()
-        self._rebalancing_since: float | None = time.monotonic()
-        self._unconnected_since: float | None = time.monotonic()
-        self._trouble = "it has not connected yet"
         self._connected_at: float | None = None
         self._failures = 0  # connections in a row that did not last
 
@@ -94,10 +91,13 @@ class Consumer(ConsumerRebalanceListener):
                     await membership.connect(client, self._stopping, self._settings.request_seconds)
                     await self._serve(client)
                 except* (KafkaError, OSError) as errors:
-                    self._note_trouble(errors)
+                    self.metrics.kafka_error()
+                    self.vitals.disconnected(errors.exceptions[0])
+                    log.warning("Kafka: %r; connecting again", errors.exceptions[0])
                 finally:
                     self._client = None
                     self._loops = []
+                    self.vitals.disconnected()
                     await membership.close(client)
                 await self._pause_before_connecting()
         finally:
@@ -144,10 +144,10 @@ class Consumer(ConsumerRebalanceListener):
             return
         self._client = client
         self._connected_at = time.monotonic()
-        self._unconnected_since = None
         self._assignment.follow(client)
         async with asyncio.TaskGroup() as self._group:
             self._build(client)
+            self.vitals.connected(client, self._loops)
             client.subscribe(self._topics, listener=self)
             await self._stopping.wait()
             while self._in_flight():
@@ -195,7 +195,9 @@ class Consumer(ConsumerRebalanceListener):
             self._loops.append(loop)
             self.spawn(loop.run())
         self.spawn(self._placer.run())
-        self._lag = LagCommitter(client, self.partitions, self._offsets, lambda: self._rebalancing_since is not None)
+        self._lag = LagCommitter(
+            client, self.partitions, self._offsets, lambda: self.vitals.rebalancing_since is not None
+        )
         self.spawn(self._lag.run())
         if self._topic_table is not None:
             self.spawn(self._topic_table.watch(client, self._topics))
@@ -205,7 +207,7 @@ class Consumer(ConsumerRebalanceListener):
     @property
     def paused(self) -> bool:
         """Nothing new may be taken up."""
-        return self._rebalancing_since is not None or self._stopping.is_set()
+        return self.vitals.rebalancing_since is not None or self._stopping.is_set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a task that ends with the consumer, and whose failure ends it."""
@@ -233,8 +235,7 @@ class Consumer(ConsumerRebalanceListener):
         self, revoked: Collection[TopicPartition]
     ) -> None:
         """A rebalance begins: let the transactions under way end, so that the next owner reads what they store."""
-        if self._rebalancing_since is None:
-            self._rebalancing_since = time.monotonic()
+        self.vitals.rebalance_begins()
         self._assignment.on_partitions_revoked(revoked)
         until = time.monotonic() + min(5.0, self._settings.rebalance_seconds / 3)
         while self._in_flight() and time.monotonic() < until:
@@ -255,69 +256,6 @@ class Consumer(ConsumerRebalanceListener):
             self._client.pause(*assigned)
         log.info("assigned: %s", ", ".join(sorted(p.origin for p in self.partitions.values())) or "nothing")
         self._assignment.on_partitions_assigned(assigned)
-        self._rebalancing_since = None
+        self.vitals.rebalance_ends()
         self.joined = True
         self.place()
-
-    # -- seeing what goes on ----------------------------------------------------------------------------------------
-
-    def _note_trouble(self, errors: ExceptionGroup[KafkaError | OSError]) -> None:
-        error = errors.exceptions[0]
-        if self._unconnected_since is None:
-            self._unconnected_since = time.monotonic()
-        self._trouble = repr(error)
-        self.metrics.kafka_error()
-        log.warning("Kafka: %s; connecting again", self._trouble)
-
-    def problems(self) -> list[str]:
-        """What a health check should complain about; empty when all is well. Any thread may call it."""
-        time_now = time.monotonic()
-        found: list[str] = []
-        if self._unconnected_since is not None and time_now - self._unconnected_since > _UNREACHABLE_SECONDS:
-            found.append(f"the consumer has no connection to Kafka: {self._trouble}")
-            return found
-        if self._rebalancing_since is not None and time_now - self._rebalancing_since > _STUCK_SECONDS:
-            found.append(f"the group has been rebalancing for {time_now - self._rebalancing_since:.0f} s")
-        stuck = [loop for loop in list(self._loops) if time_now - loop.turned_at > _STUCK_SECONDS]
-        found += [f"the consumer of {loop.topic!r} is stuck for {time_now - loop.turned_at:.0f} s" for loop in stuck]
-        partitions = [p for p in list(self.partitions.values()) if p.tp.topic in self._subscriptions]
-        unplaced = [p for p in partitions if p.state is State.UNPLACED and time_now - p.since > _UNREACHABLE_SECONDS]
-        if unplaced:
-            found.append(f"the stored offsets of {len(unplaced)} partitions could not be read yet")
-        found += [p.reason for p in partitions if p.state is State.REFUSED]
-        silent = [p.origin for p in partitions if p.state is State.READY and self._silence(p) > _STUCK_SECONDS]
-        if silent:
-            found.append(f"Kafka has not answered for {_STUCK_SECONDS:.0f} s about {', '.join(silent[:5])}")
-        return found
-
-    def _silence(self, partition: Partition) -> float:
-        """Seconds since Kafka has said anything about a partition that is being read."""
-        ready = time.monotonic() - partition.since
-        try:
-            answered = None if self._client is None else self._client.last_poll_timestamp(partition.tp)
-        except (AssertionError, AttributeError):
-            return 0.0  # revoked between two looks
-        return ready if answered is None else min(ready, time.time() - answered / 1000)
-
-    def _figures(self) -> Iterator[Figures]:
-        paused: dict[tuple[str, int | None], float] = dict.fromkeys(((t, None) for t in self._subscriptions), 0.0)
-        stalled = dict(paused)
-        lag: dict[tuple[str, int | None], float] = {}
-        for partition in list(self.partitions.values()):
-            topic = partition.tp.topic
-            if topic not in self._subscriptions:
-                continue
-            if partition.state is State.ASIDE:
-                paused[topic, None] += 1
-                stalled[topic, None] = max(stalled[topic, None], time.monotonic() - partition.since)
-            if (end := self._highwater(partition.tp)) is not None and partition.next_offset >= 0:
-                lag[topic, partition.tp.partition] = max(0, end - partition.next_offset)
-        yield "sidings_consumer_paused_partitions", "Partitions whose first message fails.", paused
-        yield "sidings_consumer_stalled_seconds", "How long the longest of them has been paused.", stalled
-        yield "sidings_consumer_lag", "Messages between the stored offset and the end of the log.", lag
-
-    def _highwater(self, tp: TopicPartition) -> int | None:
-        try:
-            return None if self._client is None else self._client.highwater(tp)
-        except (AssertionError, AttributeError):
-            return None  # revoked between two looks

@@ -456,7 +456,7 @@ async def test_health_answers_and_turns_bad_while_the_event_loop_hangs(database)
 
 
 async def test_health_turns_bad_when_a_consumer_is_stuck(database, topic, sidings_kafka, monkeypatch):
-    monkeypatch.setattr("sidings.kafka.consumer._STUCK_SECONDS", 0.5)
+    monkeypatch.setattr("sidings.kafka.vitals._STUCK_SECONDS", 0.5)
     name = await topic()
     service = a_service(database, sidings_kafka)
     go_on = asyncio.Event()

@@ -1,0 +1,108 @@
+"""What a consumer shows of itself: why it is not well, and the figures that are states."""
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from .metrics import Figures
+from .partition import Partition, State
+from .topic_loop import TopicLoop
+
+__all__ = ["Vitals"]
+
+_UNREACHABLE_SECONDS = 15.0  # without Kafka, or without the stored offsets, before the health check complains
+_STUCK_SECONDS = 60.0  # without a turn of a loop, an answer of Kafka, the end of a rebalance
+
+
+class Vitals:
+    """Keeps since when something is not as it should be. topics: those that are consumed. `problems` and `figures` may
+    be asked by any thread."""
+
+    def __init__(self, topics: Collection[str], partitions: Mapping[TopicPartition, Partition]) -> None:
+        self.rebalancing_since: float | None = time.monotonic()
+        self._topics = topics
+        self._partitions = partitions
+        self._client: AIOKafkaConsumer | None = None
+        self._loops: Sequence[TopicLoop] = ()
+        self._unconnected_since: float | None = time.monotonic()
+        self._trouble = "it has not connected yet"
+
+    def connected(self, client: AIOKafkaConsumer, loops: Sequence[TopicLoop]) -> None:
+        """There is a connection, and these loops work with it."""
+        self._client, self._loops = client, loops
+        self._unconnected_since = None
+
+    def disconnected(self, error: BaseException | None = None) -> None:
+        """The client is given up, because of `error`."""
+        self._client, self._loops = None, ()
+        if self._unconnected_since is None:
+            self._unconnected_since = time.monotonic()
+        if error is not None:
+            self._trouble = repr(error)
+
+    def rebalance_begins(self) -> None:
+        """Partitions have been revoked."""
+        if self.rebalancing_since is None:
+            self.rebalancing_since = time.monotonic()
+
+    def rebalance_ends(self) -> None:
+        """Partitions have been assigned."""
+        self.rebalancing_since = None
+
+    def problems(self) -> list[str]:
+        """What a health check should complain about; empty when all is well."""
+        if _age(self._unconnected_since) > _UNREACHABLE_SECONDS:
+            return [f"the consumer has no connection to Kafka: {self._trouble}"]
+        found: list[str] = []
+        if (rebalancing := _age(self.rebalancing_since)) > _STUCK_SECONDS:
+            found.append(f"the group has been rebalancing for {rebalancing:.0f} s")
+        stuck = [loop for loop in self._loops if _age(loop.turned_at) > _STUCK_SECONDS]
+        found += [f"the consumer of {loop.topic!r} is stuck for {_age(loop.turned_at):.0f} s" for loop in stuck]
+        partitions = self._consumed()
+        unplaced = [p for p in partitions if p.state is State.UNPLACED and _age(p.since) > _UNREACHABLE_SECONDS]
+        if unplaced:
+            found.append(f"the stored offsets of {len(unplaced)} partitions could not be read yet")
+        found += [p.reason for p in partitions if p.state is State.REFUSED]
+        silent = [p.origin for p in partitions if p.state is State.READY and self._silence(p) > _STUCK_SECONDS]
+        if silent:
+            found.append(f"Kafka has not answered for {_STUCK_SECONDS:.0f} s about {', '.join(silent[:5])}")
+        return found
+
+    def figures(self) -> Iterator[Figures]:
+        """The gauges."""
+        paused: dict[tuple[str, int | None], float] = dict.fromkeys(((topic, None) for topic in self._topics), 0.0)
+        stalled = dict(paused)
+        lag: dict[tuple[str, int | None], float] = {}
+        for partition in self._consumed():
+            topic, number = partition.tp
+            if partition.state is State.ASIDE:
+                paused[topic, None] += 1
+                stalled[topic, None] = max(stalled[topic, None], _age(partition.since))
+            if (end := self._highwater(partition.tp)) is not None and partition.next_offset >= 0:
+                lag[topic, number] = max(0, end - partition.next_offset)
+        yield "sidings_consumer_paused_partitions", "Partitions whose first message fails.", paused
+        yield "sidings_consumer_stalled_seconds", "How long the longest of them has been paused.", stalled
+        yield "sidings_consumer_lag", "Messages between the stored offset and the end of the log.", lag
+
+    def _consumed(self) -> list[Partition]:
+        return [p for p in list(self._partitions.values()) if p.tp.topic in self._topics]
+
+    def _silence(self, partition: Partition) -> float:
+        """Seconds since Kafka has said anything about a partition that is being read."""
+        try:
+            answered = None if self._client is None else self._client.last_poll_timestamp(partition.tp)
+        except (AssertionError, AttributeError):
+            return 0.0  # revoked between two looks
+        ready = _age(partition.since)
+        return ready if answered is None else min(ready, time.time() - answered / 1000)
+
+    def _highwater(self, tp: TopicPartition) -> int | None:
+        try:
+            return None if self._client is None else self._client.highwater(tp)
+        except (AssertionError, AttributeError):
+            return None  # revoked between two looks
+
+
+def _age(since: float | None) -> float:
+    return 0.0 if since is None else time.monotonic() - since
