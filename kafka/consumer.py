@@ -65,7 +65,7 @@ class Consumer(ConsumerRebalanceListener):
         self._topic_table = topic_table
         self._assignment = assignment
         self._link = Link(transactions.settings, self.metrics.postgres_error)
-        self._offsets = OffsetStore(self._link, transactions.settings.schema_name)
+        self._offsets = OffsetStore(self._link, transactions.settings)
         self._client: AIOKafkaConsumer | None = None
         self._loops: list[TopicLoop] = []
         self._placer: Placer | None = None
@@ -169,7 +169,7 @@ class Consumer(ConsumerRebalanceListener):
             request_seconds=settings.request_seconds,
             on_placed=self._wake,
         )
-        parking = Parking(transactions.settings.schema_name)
+        parking = Parking(transactions.settings)
         # What is set aside leaves connections to the main lines (which have one each, see Service) and to others.
         slots = asyncio.Semaphore(max(1, transactions.settings.pool_size // 2))
         for subscription in self._subscriptions.values():

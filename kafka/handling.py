@@ -102,6 +102,8 @@ class Handling:
                 await self._offsets.advance(tx, [step.move for step in steps])
         except (BatchFailed, OffsetsMoved, PostgresUnavailable):
             raise
+        except TimeoutError as error:
+            raise PostgresUnavailable("a statement of the consumer's own was not answered in time") from error
         except Exception as error:  # a statement of ours or the commit: whose fault it was, the batch cannot tell
             raise BatchFailed(error, None) from error
         finally:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import asyncpg
 from aiokafka import TopicPartition
 
-from ..executor import Link
+from ..executor import Link, PostgresSettings
 from ..jobs import Transaction
 from ..schema import load_sql
 
@@ -35,8 +35,10 @@ class Move(NamedTuple):
 class OffsetStore:
     """Reads and writes ``consumer_offset``. `link` serves the calls outside of handlers' transactions."""
 
-    def __init__(self, link: Link, schema: str) -> None:
+    def __init__(self, link: Link, settings: PostgresSettings) -> None:
+        schema = settings.schema_name
         self._link = link
+        self._seconds = settings.call_seconds
         self._lock = asyncio.Lock()
         self._load_sql = load_sql(__package__, "load_offsets", schema)
         self._create_sql = load_sql(__package__, "create_offsets", schema)
@@ -54,7 +56,7 @@ class OffsetStore:
 
     async def advance(self, tx: Transaction, moves: Collection[Move]) -> None:
         """Move the offsets as a part of `tx`. Raises `OffsetsMoved`, after which `tx` must not commit."""
-        _demand(moves, await tx.fetch(self._advance_sql, *_columns(moves)))
+        _demand(moves, await tx.fetch(self._advance_sql, *_columns(moves), timeout=self._seconds))
 
     async def jump(self, move: Move) -> None:
         """Move one offset on its own. Raises `OffsetsMoved`, `PostgresUnavailable`."""

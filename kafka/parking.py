@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ..executor import PostgresSettings
 from ..jobs import Transaction
 from ..schema import load_sql
 from .message import StoredMessage
@@ -16,7 +17,9 @@ _REASON_CHARACTERS = 2_000
 class Parking:
     """Stores messages as jobs, and knows which keys have one waiting."""
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, settings: PostgresSettings) -> None:
+        schema = settings.schema_name
+        self._seconds = settings.call_seconds
         self._parked_sql = load_sql(__package__, "parked_groups", schema)
         self._store_sql = load_sql(__package__, "store_messages", schema)
 
@@ -25,7 +28,9 @@ class Parking:
         keys = {(item.partition.origin, item.group) for item in items if item.group is not None}
         if not keys:
             return frozenset()
-        rows = await tx.fetch(self._parked_sql, [key[0] for key in keys], [key[1] for key in keys])
+        rows = await tx.fetch(
+            self._parked_sql, [key[0] for key in keys], [key[1] for key in keys], timeout=self._seconds
+        )
         return frozenset((row[0], row[1]) for row in rows)
 
     async def store(
@@ -42,6 +47,7 @@ class Parking:
             [item.group for item in items],
             [None if item.error is None else _reason(item.error) for item in items],
             [StoredMessage.of(item.record, _clean(item.error or error)).model_dump_json() for item in items],
+            timeout=self._seconds,
         )
         tx.enqueued.update(item.partition.origin for item in items)
 

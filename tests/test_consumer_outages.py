@@ -260,6 +260,8 @@ async def test_effects_happen_once_while_postgres_is_killed_and_paused(own_postg
     service = a_service(postgres.dsn, sidings_kafka)
     service.consumer(name, model=Number, timeout=2.0)(record)
     async with steady_stream(sidings_kafka, name, 2) as sent, service:
+        await eventually(lambda: service._consumer.joined)
+        generation = service.executor._reconciler.generation
         for disturb, restore in [
             (postgres.kill, postgres.start),
             (postgres.restart, lambda: None),
@@ -270,11 +272,11 @@ async def test_effects_happen_once_while_postgres_is_killed_and_paused(own_postg
             await asyncio.to_thread(disturb)
             await asyncio.sleep(0.5)
             await asyncio.to_thread(restore)
-        assert sample(service, "sidings_consumer_errors_total", server="postgres") >= 1
+        await eventually(lambda: sample(service, "sidings_consumer_errors_total", server="postgres") >= 1)
         before = len(await numbers(postgres.dsn))
         await eventually(lambda: grown(postgres.dsn, before + 100))
         await eventually(lambda: service.problems() == [], service.problems)
-        assert service._consumer.joined
+        assert service.executor._reconciler.generation == generation  # it has stayed in the group all the time
     async with connected(postgres.dsn) as connection:
         stored = {
             row["partition"]: row["next_offset"]

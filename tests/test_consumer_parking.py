@@ -58,7 +58,7 @@ async def test_later_messages_of_a_parked_key_wait_behind_it_in_order_and_other_
     async with service:
         await eventually(offset_reaches(effects, name, 20))
         assert await numbers(effects) == [0, 1, *range(3, 20, 2)]
-        assert sample(service, "sidings_consumer_messages_total", result="parked") == 9
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="parked") == 9)
         parked = await fetch(effects, 'SELECT type, origin, "group", held, payload FROM sidings.job ORDER BY position')
         assert {(row["type"], row["origin"], row["group"], row["held"]) for row in parked} == {
             (f"message:{name}", f"{name}/0", "even", None)
@@ -74,7 +74,7 @@ async def test_later_messages_of_a_parked_key_wait_behind_it_in_order_and_other_
         # Nothing is parked any more, so that the key is back in the main line.
         await produce(sidings_kafka, name, [104], key="even")
         await eventually(offset_reaches(effects, name, 23))
-        assert sample(service, "sidings_consumer_messages_total", result="parked") == 11
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="parked") == 11)
     assert await numbers(effects, "key = 'even'") == [0, *range(2, 20, 2), 100, 102, 104]
 
 
@@ -181,8 +181,8 @@ async def test_an_undecodable_message_is_held_with_its_bytes_and_error_and_block
     caplog.set_level(logging.ERROR)
     async with service:
         await eventually(offset_reaches(effects, name, 5))
-        assert sample(service, "sidings_consumer_messages_total", result="held") == 3
-        assert sample(service, "sidings_consumer_messages_total", result="handled") == 2
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="held") == 3)
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="handled") == 2)
     assert await numbers(effects) == [0, 1]  # the key's later message goes on: order with garbage means nothing
     rows = await fetch(effects, 'SELECT position, held, "group", payload FROM sidings.job ORDER BY id')
     payloads = [json.loads(row["payload"]) for row in rows]
@@ -311,8 +311,8 @@ async def test_isolated_messages_become_jobs_of_their_key_and_run_in_order(effec
         await eventually(offset_reaches(effects, name, 13))
         await eventually(lambda: sample(service, "sidings_jobs_total", outcome="succeeded") == 8)
         assert await numbers(effects, "key = 'slow'") == []  # a hanging message stalls neither its partition nor others
-        assert sample(service, "sidings_consumer_messages_total", result="isolated") == 12
-        assert sample(service, "sidings_consumer_messages_total", result="held") == 1
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="isolated") == 12)
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="held") == 1)
         hold.set()
         await eventually(lambda: sample(service, "sidings_jobs_total", outcome="succeeded") == 12)
     for start, key in enumerate(("slow", "a", "b")):
