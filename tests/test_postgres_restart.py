@@ -11,7 +11,8 @@ from sidings.devstack import Postgres
 from sidings.devstack.databases import create_database, ensure_template
 
 from .chaos_worker import SERVICE
-from .fleet import Fleet, until
+from .faulty_proxy import proxied
+from .fleet import AWAY, Fleet, until
 
 ORIGINS = ["t/0", "t/1", "t/2", "t/3"]
 
@@ -85,6 +86,36 @@ async def test_postgres_may_be_away_for_longer_than_the_leases(mortal: Postgres,
 
 async def history(fleet: Fleet) -> list[asyncpg.Record]:
     return await fleet.fetch("SELECT * FROM sidings.job_history")
+
+
+async def test_right_after_a_restart_nobody_takes_another_expired_lease_for_abandoned(mortal: Postgres, tmp_path: Path):
+    """The restart, not the holder's death, may be why it was not renewed: it gets a full lease to come back."""
+    dsn = await prepared(mortal)
+    async with proxied(dsn) as proxy, Fleet(dsn, tmp_path, executor={"lease_seconds": 10.0}) as fleet:
+        holder = fleet.spawn("holder", ORIGINS, dsn=proxy.dsn)
+        await fleet.held_by(holder, ORIGINS)
+        before = await fleet.owners()
+        proxy.cut()
+        await fleet.fetch("UPDATE sidings.origin SET lease_until = clock_timestamp() - interval '1 minute'")
+        await asyncio.to_thread(mortal.restart)
+        eager = fleet.spawn("eager", ORIGINS)
+
+        async def wished() -> bool:
+            try:
+                return await fleet.fetchval("SELECT bool_and(wanted_by IS NOT NULL) FROM sidings.origin")
+            except AWAY:
+                return False
+
+        await until(wished, "the wishes of the other")
+        proxy.heal()
+        await until(lambda: renewed(fleet), "the holder to renew")
+        assert await fleet.owners() == before
+        await eager.stop()
+        await holder.stop()
+
+
+async def renewed(fleet: Fleet) -> bool:
+    return await fleet.fetchval("SELECT bool_and(lease_until > clock_timestamp()) FROM sidings.origin")
 
 
 async def test_an_executor_that_dies_while_postgres_is_away_is_taken_over_afterwards(mortal: Postgres, tmp_path: Path):
