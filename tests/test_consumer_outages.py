@@ -248,6 +248,68 @@ async def test_a_rebalance_keeps_running_jobs_and_loses_no_message(effects, topi
     await assert_order_of_keys(effects)
 
 
+async def test_instances_come_and_go_with_a_hundred_partitions(effects, topic, sidings_kafka):
+    """3, then 4, then 2 instances while messages flow and jobs run: each message and each job once, in order, and no
+    two jobs of a group at once."""
+    name = await topic(partitions=100)
+    at_work: set[str] = set()
+    overlaps: list[str] = []
+
+    def another():
+        settings = {"fetch_seconds": 0.05, "session_seconds": 3.0}
+        service = a_service(effects, sidings_kafka, settings=settings, executor={"concurrency": 50})
+
+        @service.job(group="transport", transactional=True)
+        async def follow_up(job: Job[Ride]) -> None:
+            group = f"{job.origin} {job.group}"
+            if group in at_work:
+                overlaps.append(group)
+            at_work.add(group)
+            try:
+                await asyncio.sleep(random.uniform(0, 0.05))
+                await job.tx.execute(
+                    "INSERT INTO effect (partition, key, number, via) VALUES ($1, $2, $3, 'job')",
+                    *(int(job.origin.rpartition("/")[2]), job.payload.transport, job.payload.number),
+                )
+            finally:
+                at_work.discard(group)
+
+        @service.consumer(name)
+        async def handle(message: Message[Number], tx: Transaction) -> None:
+            await record(message, tx)
+            await follow_up.enqueue(tx, Ride(transport=message.key_text or "", number=message.value.n))
+
+        return service
+
+    async def shared(*services) -> None:
+        """Each holds its share, and together they hold everything."""
+
+        def settled() -> bool:
+            held = [len(service.executor.held) for service in services]
+            return sum(held) == 100 and max(held) - min(held) <= 1
+
+        await eventually(settled, lambda: [len(service.executor.held) for service in services])
+        before = len(await numbers(effects))
+        await eventually(lambda: grown(effects, before + 100))
+
+    async with steady_stream(sidings_kafka, name, 100, pause=0.001) as sent, contextlib.AsyncExitStack() as stack:
+        one, two = [await stack.enter_async_context(another()) for _ in range(2)]
+        async with another() as three:
+            await shared(one, two, three)
+            async with another() as four:
+                await shared(one, two, three, four)
+        await shared(one, two)
+        messages = list(sent)
+        await eventually(lambda: grown(effects, 2 * len(messages)))
+    async with another():
+        await all_done(effects, name, sent, 100)
+    await assert_each_once(effects, sent)
+    await assert_each_once(effects, sent, via="job")
+    await assert_order_of_keys(effects)
+    await assert_order_of_keys(effects, via="job")
+    assert overlaps == []
+
+
 async def grown(dsn: str, size: int) -> bool:
     return len(await numbers(dsn)) >= size
 
