@@ -125,7 +125,7 @@ def registry_of(journal: Journal, executor_id: Callable[[], object] = lambda: ""
             while job.payload.gate and not Path(job.payload.gate).exists():
                 time.sleep(0.01)  # noqa: ASYNC251
 
-    @jobs.job(group="g", transactional=True)
+    @jobs.job(group="g", transactional=True, retry=Retry(wait=wait_fixed(0.05)))
     async def transfer(job: Job[Work]) -> None:
         """Its effect, a row in `effect`, commits together with the end of the job."""
         with noted(job):

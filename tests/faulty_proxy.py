@@ -25,6 +25,8 @@ KINDS = {
     "promote": re.compile(r"promoted AS \("),
     "register": re.compile(r"INSERT INTO sidings\.executor"),
     "deregister": re.compile(r"DELETE FROM sidings\.executor"),
+    "finish": re.compile(r"sidings\.finish\("),
+    "commit": re.compile(r"^COMMIT"),
     "check": re.compile(r"sidings\.migration"),
 }
 
@@ -85,7 +87,6 @@ class FaultyProxy:
         self.refusing = False
         self.silent = False
         self.faults: list[Fault] = []
-        self.seen: dict[str, int] = dict.fromkeys(KINDS, 0)
 
     def arm(self, kind: str, moment: Moment, times: int = 1) -> Fault:
         """Let the next `times` statements of `kind` fail."""
@@ -156,43 +157,43 @@ class FaultyProxy:
             message = await _message(reader, typed=session.started)
             if not session.started:
                 session.started = message[4:8] != b"\x04\xd2\x16\x2f"  # not an SSLRequest
-            if message[:1] == b"P":
+            elif message[:1] == b"P":
                 name, query = message[5:].split(b"\0", 2)[:2]
                 session.statements[name] = _kind(query.decode())
             elif message[:1] == b"B":
-                kind = session.statements.get(message[5:].split(b"\0", 2)[1], "")
-                if kind:
-                    self.seen[kind] += 1
-                fault = next((f for f in self.faults if f.kind == kind and f.left > 0), None)
-                if fault is not None:
-                    fault.left -= 1
-                    match fault.moment:
-                        case Moment.BEFORE:
-                            fault.hits += 1
-                            session.abort()
-                            raise ConnectionAbortedError
-                        case Moment.LATE:
-                            while message[-5:] != b"S\0\0\0\4":  # up to Sync
-                                message += await _message(reader, typed=True)
-                            await self._send_late(session, message, fault)
-                            raise ConnectionAbortedError
-                        case Moment.SILENT_BEFORE:
-                            fault.hits += 1
-                            session.deaf = session.swallow = True
-                        case Moment.AFTER:
-                            fault.hits += 1
-                            session.swallow = session.cut_at_ready = True
-                        case Moment.SILENT_AFTER:
-                            fault.hits += 1
-                            session.swallow = True
-                        case Moment.SLOW:
-                            fault.hits += 1
-                            session.slow = True
+                await self._execute(session, session.statements.get(message[5:].split(b"\0", 2)[1], ""), message)
+            elif message[:1] == b"Q":
+                await self._execute(session, _kind(message[5:-1].decode()), message)
             if self.silent:
                 session.deaf = session.swallow = True
             if not session.deaf:
                 writer.write(message)
                 await writer.drain()
+
+    async def _execute(self, session: _Session, kind: str, message: bytes) -> None:
+        """A statement of this kind is about to be sent; `message` begins it."""
+        fault = next((fault for fault in self.faults if fault.kind == kind and fault.left > 0), None)
+        if fault is None:
+            return
+        fault.left -= 1
+        match fault.moment:
+            case Moment.BEFORE:
+                fault.hits += 1
+                raise ConnectionAbortedError
+            case Moment.AFTER:
+                session.swallow = session.cut_at_ready = True
+            case Moment.LATE:
+                while message[:1] == b"B" and message[-5:] != b"S\0\0\0\4":  # up to Sync
+                    message += await _message(session.client[0], typed=True)
+                await self._send_late(session, message, fault)
+                raise ConnectionAbortedError
+            case Moment.SLOW:
+                session.slow = True
+            case Moment.SILENT_BEFORE:
+                session.deaf = session.swallow = True
+            case Moment.SILENT_AFTER:
+                session.swallow = True
+        fault.hits += 1
 
     async def _send_late(self, session: _Session, messages: bytes, fault: Fault) -> None:
         """What the client has sent reaches the server long after the client was told that the connection is gone."""
