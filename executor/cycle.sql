@@ -26,25 +26,27 @@ WITH me AS (
 ), other AS MATERIALIZED (
     SELECT o.* FROM me, jsonb_to_recordset($10::jsonb)
         AS o (id bigint, attempt int, epoch bigint, action text, outcome text, started float8, finished float8, due float8, delay float8,
-              first_started float8, failed int, reason text, error_class text, error_message text, error_fingerprint text)
+              failed int, reason text, error_class text, error_message text, error_fingerprint text)
 ), gone AS (
     DELETE FROM sidings.job j USING other o
     WHERE o.action = 'end' AND j.id = o.id AND j.attempt = o.attempt
     RETURNING j.*, o.epoch, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, true AS keep
-), again AS (   -- a job without a group leaves the order: it is promoted when due
+), again AS (   -- a job that is in no group's order is delayed: promoted when due. 'block': its group waits for a person
     UPDATE sidings.job j
     SET attempt = j.attempt + 1, failures = j.failures + o.failed, losses = 0,
-        run_at = clock_timestamp() + o.delay * interval '1 second',
+        run_at = CASE WHEN o.action = 'block' THEN 'infinity' ELSE clock_timestamp() + o.delay * interval '1 second' END,
+        error = CASE WHEN o.failed = 0 THEN j.error ELSE left(concat_ws(': ', o.error_class, o.error_message), 1000) END,
         first_started_at = CASE WHEN o.failed = 0 THEN j.first_started_at
                                 ELSE coalesce(j.first_started_at,
                                               clock_timestamp() - o.started * interval '1 second') END,
-        position = CASE WHEN j."group" IS NULL THEN NULL ELSE j.position END
+        position = CASE WHEN j."group" IS NULL OR j.policy = 2 THEN NULL ELSE j.position END
     FROM other o
-    WHERE o.action = 'again' AND j.id = o.id AND j.attempt = o.attempt
+    WHERE o.action IN ('again', 'block') AND j.id = o.id AND j.attempt = o.attempt
     RETURNING j.*, o.epoch, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, false AS keep
 ), held AS (
     UPDATE sidings.job j
-    SET attempt = j.attempt + 1, held = o.reason, position = NULL, losses = 0
+    SET attempt = j.attempt + 1, held = o.reason, position = NULL, losses = 0,
+        error = left(concat_ws(': ', o.error_class, o.error_message), 1000)
     FROM other o
     WHERE o.action = 'hold' AND j.id = o.id AND j.attempt = o.attempt
     RETURNING j.*, o.epoch, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, false AS keep

@@ -7,8 +7,10 @@ load, latency stays low when idle.
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 from uuid import UUID
 
@@ -20,7 +22,7 @@ from ..schema import load_sql
 from .clock import now
 from .link import Backoff, Link
 from .metrics import ExecutorMetrics
-from .scheduler import Entry, Scheduler
+from .scheduler import Entry, Pauses, Scheduler
 from .workers import Finished, Workers
 
 __all__ = ["Batch", "CycleLoop", "Deposed", "cycle_arguments"]
@@ -49,6 +51,7 @@ class CycleLoop:
     """Owns the executor's row: its `cycle` number, its `fence`, and the set of jobs that it names.
 
     on_fenced: called with the origins that turned out to be another's, before the rest of the cycle is repeated.
+    on_changed: a person has changed or paused jobs: the reader should read them anew.
     on_delayed: called with the due time of a job that is to be promoted later. on_hungry: the reader should read.
     """
 
@@ -63,6 +66,7 @@ class CycleLoop:
         schema: str,
         poison_after: int,
         on_fenced: Callable[[list[str]], None],
+        on_changed: Callable[[], None],
         on_delayed: Callable[[float], None],
         on_hungry: Callable[[], None],
     ) -> None:
@@ -77,6 +81,7 @@ class CycleLoop:
         self._registry = registry
         self._poison_after = poison_after
         self._on_fenced = on_fenced
+        self._on_changed = on_changed
         self._on_delayed = on_delayed
         self._on_hungry = on_hungry
         self._sql = load_sql(__package__, "cycle", schema)
@@ -84,6 +89,7 @@ class CycleLoop:
         self._locked_sql = load_sql(__package__, "locked", schema)
         self._cycle = 0
         self._fence = 0
+        self._look = False  # the fence has grown: see why
         self._ahead = 0.0
         self._uncounted: list[Finished] = []
         self._named: dict[int, Entry] = {}
@@ -94,13 +100,20 @@ class CycleLoop:
 
     def begin(self, executor_id: UUID) -> None:
         """Start with a fresh row."""
-        self.executor_id, self._cycle, self._fence = executor_id, 0, 0
+        self.executor_id, self._cycle, self._fence, self._look = executor_id, 0, 0, False
         self._named.clear()
         self._deferred.clear()
 
     def signal(self) -> None:
         """Something has finished or become ready."""
         self._signal.set()
+
+    def fence_read(self, fence: int) -> bool:
+        """A read has found this fence. Returns False if a newer one is known here."""
+        if fence > self._fence:
+            self._look = True
+            self._signal.set()
+        return fence >= self._fence
 
     def busy_seconds(self) -> float:
         """How long the cycle that is under way has been waiting for its answer; 0 when none is."""
@@ -121,6 +134,8 @@ class CycleLoop:
             self._signal.clear()
             if self._deferred:
                 await self._recall()
+            if self._look:
+                await self._look_up()
             batch = self._gather()
             if batch is None:
                 self._count()
@@ -169,6 +184,8 @@ class CycleLoop:
             limit = workers.capacity() + int(self._ahead)
             if limit > 0 and scheduler.runnable():
                 chosen = self._without_poison(scheduler.choose(limit, time), finished)
+                if workers.batch_sizes:
+                    chosen += self._fill_batches(chosen, time)
         if scheduler.hungry or scheduler.low():
             self._on_hungry()
         if not finished and not chosen and not self._barriers:
@@ -180,6 +197,14 @@ class CycleLoop:
             self._named[entry.id] = entry
         return Batch(finished, chosen, barriers)
 
+    def _fill_batches(self, chosen: list[Entry], time: float) -> list[Entry]:
+        """More jobs for those that run in batches: a batch takes one worker, however large it is."""
+        sizes = self._workers.batch_sizes
+        counts = Counter((entry.origin, entry.type) for entry in chosen if entry.type in sizes)
+        wanted = {key: -count % sizes[key[1]] for key, count in counts.items()}
+        room = _MAX_AHEAD - len(self._named) - len(chosen)
+        return self._scheduler.choose_more(wanted, room, time) if wanted and room > 0 else []
+
     def _without_poison(self, chosen: list[Entry], finished: list[Finished]) -> list[Entry]:
         """Jobs that keep killing executors are not run but held; their payload stays where it is."""
         runnable: list[Entry] = []
@@ -187,9 +212,12 @@ class CycleLoop:
             if entry.losses <= self._poison_after:
                 runnable.append(entry)
                 continue
-            log.error("job %s %s has killed %s executors: held", entry.id, entry.type, entry.losses)
+            log.error("job %s %s has killed %s executors: it waits for a person", entry.id, entry.type, entry.losses)
             error = ErrorInfo.from_text("Poison", f"lost {entry.losses} times; its executor died each time")
-            finished.append(Finished(entry, Hold("poison: it kept killing executors", error), now(), now()))
+            job_type = self._registry.get(entry.type)
+            blocks = entry.lane is not None and job_type is not None and job_type.retry.on_exhausted == "block"
+            outcome = Hold("poison: it kept killing executors", error, blocks=blocks)
+            finished.append(Finished(entry, outcome, now(), now()))
         return runnable
 
     def _put_back(self, entries: list[Entry], time: float) -> None:
@@ -244,29 +272,72 @@ class CycleLoop:
         self._metrics.cycle_seconds.observe(now() - sent)
         self._acknowledged(batch)
 
+    async def _look_up(self) -> None:
+        """The fence has grown while no cycle was under way."""
+        try:
+            await self._standing(Batch([], []))
+            self._look = False
+        except (PostgresUnavailable, asyncpg.PostgresError) as error:  # the next read tells of it again
+            log.warning("why the fence has grown could not be looked up, trying again: %s", error)
+            self._look = False
+
     async def _resolve(self, batch: Batch, number: int) -> int | None:
         """The compare-and-set did not match: find out why.
 
         Returns None if an earlier sending of this batch has committed, else the number to send the rest of it with.
         """
+        cycle = await self._standing(batch)
+        batch.chosen = [e for e in batch.chosen if self._scheduler.holds(e) and e in e.origin.running]
+        if cycle == number:
+            return None
+        batch.finished = [f for f in batch.finished if self._scheduler.holds(f.entry)]
+        return cycle + 1  # not always `number`: a database restored from a backup may have gone back
+
+    async def _standing(self, batch: Batch) -> int:
+        """See what others have done: takeovers, and what persons have changed, ended or paused. Returns the number of
+        the last cycle that has committed. What is changed or paused and has not started is put back, and read anew."""
         before = list(self._scheduler.origins.values())  # what is acquired meanwhile may be younger than the answer
         row = await self._link.fetchrow(self._standing_sql, self.executor_id)
         if row is None:
             raise Deposed
-        held = dict(zip(row["origins"], row["epochs"], strict=True))
-        lost = [q.name for q in before if held.get(q.name) != q.epoch and self._scheduler.origins.get(q.name) is q]
         self._fence = row["fence"]
+        held = dict(zip(row["origins"], zip(row["epochs"], row["changes"], strict=True), strict=True))
+        live = [queue for queue in before if self._scheduler.origins.get(queue.name) is queue]
+        lost = [queue.name for queue in live if held.get(queue.name, (None,))[0] != queue.epoch]
         if lost:
             self._metrics.fenced.inc(len(lost))
             self._on_fenced(lost)
-        if row["cycle"] == number:
-            return None
-        batch.finished = [f for f in batch.finished if self._scheduler.holds(f.entry)]
-        batch.chosen = [e for e in batch.chosen if self._scheduler.holds(e)]
-        return row["cycle"] + 1  # not always `number`: a database restored from a backup may have gone back
+        self._end_gone(row["gone"], batch)
+        changed = [queue for queue in live if queue.name in held and held[queue.name][1] != queue.changes]
+        for queue in changed:
+            queue.changes = held[queue.name][1]
+        pauses = Pauses.of(None if row["pauses"] is None else json.loads(row["pauses"]))
+        if pauses != self._scheduler.pauses:
+            changed = live
+        if changed:
+            again = {queue for queue in changed if self._scheduler.origins.get(queue.name) is queue}
+            unstarted = [entry for queue in again for entry in self._workers.unclaim(queue)]
+            unstarted += [entry for entry in batch.chosen if entry.origin in again]
+            self._put_back(unstarted, now())
+            self._scheduler.pause(pauses)
+            self._scheduler.forget_waiting(*again)
+            self._on_changed()
+        return row["cycle"]
+
+    def _end_gone(self, gone: list[int], batch: Batch) -> None:
+        """Jobs that somebody else has ended: stop those that run, and record nothing of the others."""
+        if not gone:
+            return
+        ids = set(gone)
+        over = Committed(OutcomeName.CANCELLED)
+        batch.finished = [
+            f._replace(outcome=over) if f.entry.id in ids and not isinstance(f.outcome, Committed) else f
+            for f in batch.finished
+        ]
+        self._workers.cancel_jobs(ids)
 
     def _arguments(self, batch: Batch, number: int, sent: float) -> tuple[object, ...]:
-        silent = [t.name for t in self._registry if not t.history]
+        silent = self._registry.silent()
         return cycle_arguments(self.executor_id, number, self._fence, list(self._named), batch.finished, silent, sent)
 
     async def _leave_out_locked(self, batch: Batch, backoff: Backoff) -> None:
@@ -334,8 +405,10 @@ class CycleLoop:
             if isinstance(outcome, Again):
                 due = time + outcome.delay
                 scheduler.again(entry, due)
-                if entry.group is None:
+                if entry.lane is None:
                     self._on_delayed(due)
+            elif isinstance(outcome, Hold) and outcome.blocks:
+                scheduler.again(entry, inf)
             else:
                 scheduler.ended(entry, time)
         start: list[Entry] = []
@@ -414,8 +487,9 @@ def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished:
             record["delay"] = outcome.delay
             record["failed"] = 1 if outcome.name is OutcomeName.RETRIED else 0
         case Hold():
-            record["action"] = "hold"
+            record["action"] = "block" if outcome.blocks else "hold"
             record["reason"] = outcome.reason
+            record["failed"] = 1
     return record
 
 
@@ -429,6 +503,6 @@ def _plain(f: Finished) -> Finished:
             outcome = Again(name, delay, error)
         case Committed():
             outcome = f.outcome
-        case Hold():
-            outcome = Hold("its reason could not be stored", error)
+        case Hold(blocks=blocks):
+            outcome = Hold("its reason could not be stored", error, blocks=blocks)
     return f._replace(outcome=outcome)

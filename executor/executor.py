@@ -75,6 +75,7 @@ class Executor:
             schema=schema,
             poison_after=self.settings.poison_after,
             on_fenced=self._fenced,
+            on_changed=lambda: self.reader.wake(),
             on_delayed=self._delayed,
             on_hungry=lambda: self.reader.hungry(),
         )
@@ -84,8 +85,10 @@ class Executor:
             self.metrics,
             schema=schema,
             poll_seconds=self.settings.poll_seconds,
+            silent=registry.silent,
             on_rows=self.cycles.signal,
             on_new_server=self._new_server,
+            on_fence=self.cycles.fence_read,
         )
         events = LeaseEvents(
             lost=lambda name, epoch: self._reconciler.lost(name, epoch),
@@ -104,7 +107,13 @@ class Executor:
             self.settings,
             schema,
         )
-        self._promoter = Promoter(self._links["promote"], self.scheduler, schema=schema, on_promoted=self.reader.wake)
+        self._promoter = Promoter(
+            self._links["promote"],
+            self.scheduler,
+            schema=schema,
+            silent=registry.silent,
+            on_promoted=self.reader.wake,
+        )
         self._upkeep = Upkeep(
             self._links["upkeep"],
             self.scheduler,
@@ -274,7 +283,7 @@ class Executor:
         self.cycles.begin(self.id)
         self._transactional.executor_id = self._leases.executor_id = self._reconciler.executor_id = (
             self._promoter.executor_id
-        ) = self.id
+        ) = self.reader.executor_id = self.id
         self._registered.set()
 
     async def _check_schema(self) -> None:

@@ -94,6 +94,12 @@ class ExecutorMetrics(Collector):
             waited = started - entry.due if entry.due is not None else started + skew - entry.enqueued
             wait.add(max(0.0, waited))
 
+    def superseded(self, kind: str, count: int) -> None:
+        """Count jobs that ended because a newer one of their type followed."""
+        if count:
+            key = (kind, OutcomeName.SUPERSEDED)
+            self._outcomes[key] = self._outcomes.get(key, 0) + count
+
     def describe(self) -> Iterator[Metric]:
         """Nothing: the names would collide when a process has several executors in one registry."""
         return iter(())

@@ -25,11 +25,20 @@ _MOST_PER_ORIGIN = 1_000
 class Promoter:
     """Promotes at the due time where it knows it, else within `_POLL_SECONDS`: others enqueue delayed jobs too."""
 
-    def __init__(self, link: Link, scheduler: Scheduler, *, schema: str, on_promoted: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        scheduler: Scheduler,
+        *,
+        schema: str,
+        silent: Callable[[], list[str]],
+        on_promoted: Callable[[], None],
+    ) -> None:
         self.executor_id: UUID | None = None
         self._link = link
         self._scheduler = scheduler
         self._sql = load_sql(__package__, "promote", schema)
+        self._silent = silent
         self._on_promoted = on_promoted
         self._next = 0.0
         self._sooner = asyncio.Event()
@@ -55,6 +64,7 @@ class Promoter:
                         [queue.name for queue in held],
                         [queue.epoch for queue in held],
                         _MOST_PER_ORIGIN,
+                        self._silent(),
                     )
                     backoff.reset()
                 except (PostgresUnavailable, asyncpg.PostgresError) as error:

@@ -5,6 +5,7 @@
 -- $5 snapshot of the previous read (null at first), $6 ids open in it, $7 their marks, $8 mark of the ids from its xmax on,
 -- $9 origins, $10 groups, $11 after, $12 up to: the lanes to refill, $13 rows a refill,
 -- $14 lanes to leave out of the forward part, written origin || chr(31) || group; null: none
+-- $15 executor: its fence and what is paused come in the same snapshot as the jobs, so no job is known before its pause
 --
 -- Plan: nested loops from unnest() into index scans on job_scan (forward, late) and job_group (refill), each with its
 -- LIMIT inside. Never a sequential scan of job, never a sort over it; tests/test_query_plans.py holds that. Nothing at or
@@ -25,11 +26,14 @@ SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id,
             ELSE pg_postmaster_start_time()::text || ' timeline '
                  || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS type,
        NULL::text AS "group", late.mark AS position, NULL::int AS attempt, NULL::int AS failures, NULL::smallint AS losses,
-       NULL::smallint AS priority, date_part('epoch', clock_timestamp()) AS run_at, NULL::float8 AS enqueued_at,
-       NULL::float8 AS first_started_at, NULL::jsonb AS headers, to_json(s.snapshot::text) AS payload
+       NULL::smallint AS priority, NULL::smallint AS policy, date_part('epoch', clock_timestamp()) AS run_at, NULL::float8 AS enqueued_at,
+       NULL::float8 AS first_started_at,
+       jsonb_build_object('fence', (SELECT e.fence FROM sidings.executor e WHERE e.id = $15),
+                          'pauses', (SELECT jsonb_agg(jsonb_build_array(p.kind, p.type, p.origin, p."group"))
+                                     FROM sidings.pause p)) AS headers, to_json(s.snapshot::text) AS payload
 FROM s, late
 UNION ALL
-SELECT 1, o.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority,
+SELECT 1, o.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority, j.policy,
        date_part('epoch', j.run_at), date_part('epoch', j.enqueued_at), date_part('epoch', j.first_started_at), j.headers, j.payload
 FROM late, unnest($1::text[], $2::bigint[]) WITH ORDINALITY o (origin, high, ref),
      LATERAL (SELECT * FROM sidings.job j
@@ -38,24 +42,24 @@ FROM late, unnest($1::text[], $2::bigint[]) WITH ORDINALITY o (origin, high, ref
               ORDER BY j.position) j
 WHERE late.mark IS NOT NULL
 UNION ALL
-SELECT 2, g.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority,
+SELECT 2, g.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority, j.policy,
        date_part('epoch', j.run_at), date_part('epoch', j.enqueued_at), date_part('epoch', j.first_started_at), j.headers, j.payload
 FROM unnest($9::text[], $10::text[], $11::bigint[], $12::bigint[]) WITH ORDINALITY g (origin, "group", after, upto, ref),
      LATERAL (SELECT * FROM sidings.job j
               WHERE j.origin = g.origin AND j."group" = g."group" AND j.position > g.after AND j.position <= g.upto
               ORDER BY j.position LIMIT $13) j
 UNION ALL
-SELECT 3, o.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority,
+SELECT 3, o.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority, j.policy,
        date_part('epoch', j.run_at), date_part('epoch', j.enqueued_at), date_part('epoch', j.first_started_at), j.headers, j.payload
 FROM unnest($1::text[], $2::bigint[], $3::int[]) WITH ORDINALITY o (origin, high, page, ref),
      LATERAL (SELECT * FROM sidings.job j
               WHERE j.origin = o.origin AND j.position > o.high
-                AND ($14::text[] IS NULL OR j."group" IS NULL OR j.origin || chr(31) || j."group" <> ALL ($14))
+                AND ($14::text[] IS NULL OR j."group" IS NULL OR j.policy = 2 OR j.origin || chr(31) || j."group" <> ALL ($14))
               ORDER BY j.position LIMIT o.page) j
 UNION ALL
 SELECT 4, o.ref::int, NULL, NULL, NULL,
        (SELECT j.position FROM sidings.job j WHERE j.origin = o.origin AND j.position > o.high
         ORDER BY j.position DESC LIMIT 1),
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM unnest($1::text[], $2::bigint[], $4::boolean[]) WITH ORDINALITY o (origin, high, report, ref)
 WHERE o.report

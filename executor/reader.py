@@ -1,10 +1,12 @@
 """The reader: one read in flight, for all held origins, in one snapshot."""
 
 import asyncio
+import json
 import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from uuid import UUID
 
 import asyncpg
 
@@ -14,7 +16,7 @@ from .clock import now
 from .link import Backoff, Link
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
-from .scheduler import Entry, Lane, OriginQueue, Scheduler
+from .scheduler import Entry, Lane, OriginQueue, Pauses, Scheduler
 
 __all__ = ["Reader"]
 
@@ -42,7 +44,8 @@ class Reader:
     """Reads until the scheduler has enough, then when woken, and at the latest every `poll_seconds`.
 
     on_rows: the scheduler may have something to choose. on_new_server: the server has been restarted or, if
-    True is passed, replaced by another one, which may have lost commits.
+    True is passed, replaced by another one, which may have lost commits. on_fence: told the fence of this executor's
+    row as a read has found it; returns False if the cycles know a newer one already, and with it what is paused.
     """
 
     def __init__(
@@ -53,9 +56,12 @@ class Reader:
         *,
         schema: str,
         poll_seconds: float,
+        silent: Callable[[], list[str]],
         on_rows: Callable[[], None],
         on_new_server: Callable[[bool], None],
+        on_fence: Callable[[int], bool],
     ) -> None:
+        self.executor_id: UUID | None = None
         self.last_answer = now()
         self.server: str | None = None
         self._link = link
@@ -64,8 +70,12 @@ class Reader:
         self._poll_seconds = poll_seconds
         self._on_rows = on_rows
         self._on_new_server = on_new_server
+        self._on_fence = on_fence
+        self._standing: str | None = None  # the fence and the pauses, as the last read gave them
         self._marks = ReadMarks()
+        self._silent = silent
         self._sql = load_sql(__package__, "read", schema)
+        self._supersede_sql = load_sql(__package__, "supersede", schema)
         self._woken = asyncio.Event()
         self._busy_since: float | None = None
         self._looked_ahead = now()
@@ -92,6 +102,8 @@ class Reader:
             if not any(not queue.draining for queue in self._scheduler.origins.values()):
                 self.last_answer = now()
                 continue
+            if self._scheduler.crowded:
+                await self._thin_out()
             plan = self._plan()
             self._scheduler.reading = True
             self._busy_since = sent = now()
@@ -122,9 +134,35 @@ class Reader:
         except TimeoutError:
             pass
 
+    async def _thin_out(self) -> None:
+        """Have the jobs ended that a newer one of policy `latest` has superseded. Never while a read is under way: its
+        answer would bring them back."""
+        scheduler = self._scheduler
+        lanes = [(lane, lane.crowded or "") for lane in list(scheduler.crowded)[:_REFILLS]]
+        try:
+            rows = await self._link.fetch(
+                self._supersede_sql,
+                self.executor_id,
+                [lane.origin.name for lane, _ in lanes],
+                [lane.origin.epoch for lane, _ in lanes],
+                [lane.group for lane, _ in lanes],
+                [kind for _, kind in lanes],
+                self._silent(),
+            )
+        except (PostgresUnavailable, asyncpg.PostgresError) as error:
+            log.warning("superseded jobs could not be ended, trying again: %s: %s", type(error).__name__, error)
+            return
+        for row in rows:
+            ref: int = row["ref"]
+            lane, kind = lanes[ref - 1]
+            if scheduler.origins.get(lane.origin.name) is lane.origin:
+                scheduler.thinned(lane, row["id"] or 0, row["superseded"], now())
+                self._metrics.superseded(kind, row["superseded"])
+        self._on_rows()
+
     def _wants(self) -> bool:
         scheduler = self._scheduler
-        if scheduler.hungry:
+        if scheduler.hungry or scheduler.crowded:
             return True
         return scheduler.low() and any(queue.backlogged and not queue.draining for queue in scheduler.origins.values())
 
@@ -141,7 +179,8 @@ class Reader:
     def _plan(self) -> _Plan:
         scheduler = self._scheduler
         scheduler.adjust_keep()
-        queues = [queue for queue in scheduler.origins.values() if not queue.draining]
+        paused = scheduler.pauses.origins
+        queues = [q for q in scheduler.origins.values() if not q.draining and q.name not in paused]
         room = self._room()
         backlogged = sum(queue.backlogged for queue in queues)
         busy_page = max(_IDLE_PAGE, room // max(1, backlogged)) if room else 0
@@ -177,6 +216,7 @@ class Reader:
             [upto for _, _, upto in plan.lanes],
             plan.size,
             [f"{lane.origin.name}\x1f{lane.group}" for lane in plan.left_out] or None,
+            self.executor_id,
         )
 
     def _give_up(self, plan: _Plan) -> None:
@@ -194,6 +234,14 @@ class Reader:
             self._new_server(header["type"], plan)
             return
         self.server = header["type"]
+        if header["headers"] != self._standing:
+            standing = json.loads(header["headers"])
+            current = standing["fence"] is None or self._on_fence(standing["fence"])
+            if not current or self._scheduler.pause(Pauses.of(standing["pauses"])):
+                self._give_up(plan)
+                self._woken.set()
+                return
+            self._standing = header["headers"]
         skew = header["run_at"] - (sent + time) / 2  # server's epoch seconds against our clock
         self._metrics.set_clock_skew(skew)
         parts: list[list[asyncpg.Record]] = [[], [], [], [], []]
@@ -287,6 +335,7 @@ def _entry(row: asyncpg.Record, queue: OriginQueue, skew: float) -> Entry:
         failures,
         losses,
         priority,
+        policy,
         run_at,
         enqueued,
         first,
@@ -303,6 +352,7 @@ def _entry(row: asyncpg.Record, queue: OriginQueue, skew: float) -> Entry:
         failures,
         losses,
         priority,
+        policy,
         None if run_at is None else run_at - skew,
         enqueued,
         None if first is None else first - skew,

@@ -14,21 +14,49 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 - The successor of a job becomes ready only when the job's outcome is committed (`ended`, `again`).
 - A job that ended while a read was under way may still be in that read's result, as the attempt that it was.
 - A failed job may be promoted and read again before its outcome is known here to be committed. That row is put by.
+- A job of policy `latest` starts when the database has said that it is the newest of its kind in its lane (`crowded`).
+- A job of policy `parallel` is in no lane, whatever its group.
+- What is paused is not kept in memory: a resumption reads everything anew.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from math import inf
+from typing import NamedTuple
 
-from ..jobs import Fence
+from ..jobs import Fence, Policy
 
-__all__ = ["Entry", "Lane", "OriginQueue", "Scheduler"]
+__all__ = ["NOTHING_PAUSED", "Entry", "Lane", "OriginQueue", "Pauses", "Scheduler"]
+
+_LATEST, _PARALLEL = Policy.LATEST.value, Policy.PARALLEL.value
 
 _FIRST_ROOM = 256
 _LEAST_ROOM = 64  # runnable jobs to have in memory, however large they are
 _UNKNOWN_SECONDS = 60.0  # a group behind a job of an unknown type is looked at again: somebody may have removed the job
 _HEAVY = 256  # rows dropped from one lane before the server is asked to leave the lane out
+
+
+class Pauses(NamedTuple):
+    """What a person has paused."""
+
+    types: frozenset[str]
+    origins: frozenset[str]
+    groups: frozenset[tuple[str, str]]  # origin, group
+
+    @classmethod
+    def of(cls, rows: list[list[str | None]] | None) -> "Pauses":
+        """From the rows of ``sidings.pause``: kind, type, origin, group."""
+        rows = rows or []
+        return cls(
+            frozenset(type or "" for kind, type, _, _ in rows if kind == "type"),
+            frozenset(origin or "" for kind, _, origin, _ in rows if kind == "origin"),
+            frozenset((origin or "", group or "") for kind, _, origin, group in rows if kind == "group"),
+        )
+
+
+NOTHING_PAUSED = Pauses(frozenset(), frozenset(), frozenset())
 
 
 class Entry:
@@ -48,6 +76,7 @@ class Entry:
         "losses",
         "origin",
         "payload",
+        "policy",
         "position",
         "priority",
         "type",
@@ -64,6 +93,7 @@ class Entry:
         failures: int = 0,
         losses: int = 0,
         priority: int = 0,
+        policy: int = 0,
         due: float | None = None,
         enqueued: float = 0.0,
         first_started: float | None = None,
@@ -79,6 +109,7 @@ class Entry:
         self.failures = failures
         self.losses = losses
         self.priority = priority
+        self.policy = policy
         self.due = due
         self.enqueued = enqueued
         self.first_started = first_started
@@ -95,10 +126,12 @@ class Lane:
 
     __slots__ = (
         "blocked_by",
+        "crowded",
         "due",
         "group",
         "last",
         "more",
+        "newest",
         "origin",
         "queue",
         "queued",
@@ -117,6 +150,8 @@ class Lane:
         self.last = 0
         self.due: float | None = None  # backs off until then
         self.blocked_by: int | None = None  # id of its head, whose type is unknown to this process
+        self.crowded: str | None = None  # type of its head, of which newer ones may make it superseded
+        self.newest = 0  # id of the job that the database has just said to be the newest of its kind
         self.skipped = 0
         self.version = 0
 
@@ -125,7 +160,19 @@ class OriginQueue:
     """What the executor knows of one origin. `high` is the position up to which it has been read; `deadline` is the
     executor's clock time until which jobs of it may start (kept by the lease thread)."""
 
-    __slots__ = ("backlogged", "deadline", "draining", "epoch", "fence", "high", "lanes", "name", "running", "version")
+    __slots__ = (
+        "backlogged",
+        "changes",
+        "deadline",
+        "draining",
+        "epoch",
+        "fence",
+        "high",
+        "lanes",
+        "name",
+        "running",
+        "version",
+    )
 
     def __init__(self, name: str, epoch: int) -> None:
         self.name = name
@@ -137,6 +184,7 @@ class OriginQueue:
         self.running: set[Entry] = set()  # chosen, running, or finished but not yet acknowledged
         self.draining = False
         self.backlogged = True
+        self.changes = -1  # of its jobs by a person, as far as they are known here
         self.version = 0
 
 
@@ -164,6 +212,8 @@ class Scheduler:
         self.reading = False
         self.hungry: dict[Lane, None] = {}  # lanes to refill
         self.heavy: dict[Lane, None] = {}  # lanes so deep that the server should leave them out of forward reads
+        self.crowded: dict[Lane, None] = {}  # lanes whose head may have been superseded
+        self.pauses = NOTHING_PAUSED
         self.window = window
         self.keep = keep
         self.ready = 0
@@ -237,11 +287,12 @@ class Scheduler:
     def _forget_lane(self, lane: Lane) -> None:
         lane.queue.clear()
         lane.queued = lane.more = False
-        lane.due = lane.blocked_by = None
+        lane.due = lane.blocked_by = lane.crowded = None
         lane.last = lane.skipped = 0
         lane.version += 1
         self.hungry.pop(lane, None)
         self.heavy.pop(lane, None)
+        self.crowded.pop(lane, None)
         if lane.running is None:
             del lane.origin.lanes[lane.group]
 
@@ -260,7 +311,7 @@ class Scheduler:
             self._discard_waiting(known)  # it was given a new place
         if entry.attempt <= self._ended.get(entry.id, 0):
             return
-        if entry.group is None:
+        if entry.group is None or entry.policy == _PARALLEL:
             self._insert_single(entry, now)
         else:
             self._insert_grouped(entry, now)
@@ -268,6 +319,8 @@ class Scheduler:
     def _insert_single(self, entry: Entry, now: float) -> None:
         if not self._known_type(entry.type):
             self.unknown[entry.type] = self.unknown.get(entry.type, 0) + 1
+            return
+        if self.pauses is not NOTHING_PAUSED and self.withholds(entry.type, entry.origin.name, entry.group):
             return
         self._learn(entry)
         if entry.due is not None and entry.due > now:
@@ -387,6 +440,27 @@ class Scheduler:
                 chosen.append(entry)
         return chosen
 
+    def choose_more(self, wanted: dict[tuple[OriginQueue, str], int], limit: int, now: float) -> list[Entry]:
+        """Take up to `limit` more jobs, and of each origin and type no more than `wanted`. None that has failed or may
+        have killed an executor: such a one runs alone."""
+        chosen: list[Entry] = []
+        for priority in self._order:
+            level = self._levels[priority]
+            for _ in range(len(level)):
+                item = level.popleft()
+                head = item if isinstance(item, Entry) else item.queue[0] if item.queue else None
+                left = 0 if head is None else wanted.get((head.origin, head.type), 0)
+                if head is None or not left or head.failures or head.losses or len(chosen) == limit:
+                    level.append(item)
+                    continue
+                self.ready -= 1
+                entry = self._take(item, now) if isinstance(item, Lane) else item
+                if entry is not None:
+                    wanted[entry.origin, entry.type] = left - 1
+                    entry.origin.running.add(entry)
+                    chosen.append(entry)
+        return chosen
+
     def _take(self, lane: Lane, now: float) -> Entry | None:
         lane.queued = False
         if not lane.queue:
@@ -395,10 +469,31 @@ class Scheduler:
         head = lane.queue[0]
         if not self._may_run(lane, head, now):  # a late one, perhaps, that was not there when the lane was armed
             return None
+        if head.policy == _LATEST and head.id != lane.newest and self._may_be_followed(lane, head):
+            lane.crowded = head.type
+            self.crowded[lane] = None
+            return None
         lane.queue.popleft()
         lane.running = head
+        lane.newest = 0
         self._check_hunger(lane)
         return head
+
+    def _may_be_followed(self, lane: Lane, head: Entry) -> bool:
+        return lane.more or any(entry.type == head.type for entry in islice(lane.queue, 1, None))
+
+    def thinned(self, lane: Lane, newest: int, superseded: int, now: float) -> None:
+        """The database has left only the newest job of a crowded lane's type, and has ended so many others."""
+        if lane.crowded is None:  # forgotten meanwhile
+            return
+        lane.crowded = None
+        del self.crowded[lane]
+        lane.newest = newest if superseded or not lane.queue else lane.queue[0].id
+        if superseded and lane.queue:
+            self._compact(lane, lane.queue[0].position)
+            self._check_hunger(lane)
+        self._arm(lane, now)
+        self._drop_if_empty(lane)
 
     def _admit_suspect(self, entry: Entry) -> bool:
         if self.suspect is None:
@@ -420,7 +515,10 @@ class Scheduler:
                 self._drop_if_empty(lane)
             return
         if lane is None:
-            self._push(entry, entry.priority)
+            if self.withholds(entry.type, entry.origin.name, entry.group):
+                self._unlearn(entry)
+            else:
+                self._push(entry, entry.priority)
             return
         lane.running = None
         if lane.more and entry.position > lane.last:  # jobs before it have been left in the database meanwhile
@@ -490,6 +588,21 @@ class Scheduler:
         """Whether the origin that this entry was read under is still the one that is held."""
         return self.origins.get(entry.origin.name) is entry.origin
 
+    # -- pauses -------------------------------------------------------------------------------------------------
+
+    def pause(self, pauses: Pauses) -> bool:
+        """From now on choose nothing of these. Returns whether that is news; then everything is to be read anew."""
+        if pauses == self.pauses:
+            return False
+        self.pauses = NOTHING_PAUSED if pauses == NOTHING_PAUSED else pauses
+        self.forget_waiting(*self.origins.values())
+        return True
+
+    def withholds(self, type: str, origin: str, group: str | None) -> bool:
+        """Whether a person has paused a job's type, origin or group."""
+        types, origins, groups = self.pauses
+        return type in types or origin in origins or (group is not None and (origin, group) in groups)
+
     # -- figures ------------------------------------------------------------------------------------------------
 
     def knows(self, job_id: int) -> bool:
@@ -538,7 +651,7 @@ class Scheduler:
 
     def _arm(self, lane: Lane, now: float) -> None:
         """Put a lane into the ready queue if its head may run."""
-        if lane.running is not None or lane.queued or lane.due is not None or not lane.queue:
+        if lane.running is not None or lane.queued or lane.due is not None or lane.crowded or not lane.queue:
             return
         head = lane.queue[0]
         if self._may_run(lane, head, now):
@@ -549,6 +662,9 @@ class Scheduler:
         """Whether the head of a lane may run now; if not, the lane waits."""
         if head.due is not None and head.due > now:
             self._stick(lane, head.position, head.due)
+            return False
+        if self.pauses is not NOTHING_PAUSED and self.withholds(head.type, lane.origin.name, lane.group):
+            self._stick(lane, head.position, inf)
             return False
         if not self._known_type(head.type):
             if lane.blocked_by != head.id:
@@ -580,7 +696,9 @@ class Scheduler:
             self.hungry[lane] = None
 
     def _drop_if_empty(self, lane: Lane) -> None:
-        if lane.running is None and not lane.queue and not lane.more and not lane.queued and lane.due is None:
+        if lane.queue or lane.running is not None:
+            return
+        if not lane.more and not lane.queued and not lane.crowded and lane.due is None:
             lane.origin.lanes.pop(lane.group, None)
 
     def _discard_waiting(self, entry: Entry) -> None:
@@ -599,5 +717,7 @@ class Scheduler:
                 self.ready -= 1
 
     def _set_timer(self, due: float, item: Lane | Entry) -> None:
+        if due == inf:
+            return  # until a person decides
         self._serial += 1
         heapq.heappush(self._timers, (due, self._serial, item))

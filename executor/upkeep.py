@@ -107,6 +107,7 @@ class Upkeep:
                 return set()
             for row in rows:
                 known = self._scheduler.knows(row["id"]) or row["type"] in self._scheduler.unknown
+                known = known or self._scheduler.withholds(row["type"], queue.name, row["group"])
                 if not known and not self._scheduler.accounts_for(queue.name, row["group"], row["position"]):
                     out.add(row["id"])
             if len(rows) < _PAGE:

@@ -9,7 +9,7 @@ import inspect
 import json
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from enum import Enum
@@ -19,6 +19,7 @@ from ..errors import Fenced
 from ..jobs import (
     SUCCEEDED,
     Again,
+    Committed,
     Discard,
     End,
     ErrorInfo,
@@ -51,6 +52,7 @@ class CancelReason(Enum):
     TIMEOUT = "its timeout"  # a failure
     STOPPING = "its executor gives the origin up"  # runs again elsewhere, no failure
     FENCED = "another executor has the origin"  # nothing: the attempt is not ours any more
+    ENDED = "somebody has ended the job"  # nothing: it is recorded already
 
 
 class Finished(NamedTuple):
@@ -83,7 +85,7 @@ class Worker:
         if self.reason is None:
             self.reason = reason
             self.task.cancel()
-        elif reason is CancelReason.FENCED:
+        elif reason in (CancelReason.FENCED, CancelReason.ENDED):
             self.reason = reason
 
     def left(self, _: object) -> None:
@@ -101,7 +103,8 @@ class Workers:
         transactional: Transactional,
         on_change: Callable[[], None],
     ) -> None:
-        self.claimed: deque[Entry] = deque()
+        self.claimed: deque[Entry | list[Entry]] = deque()
+        self.batch_sizes: dict[str, int] = {}  # of the types whose handlers take lists
         self.finished: list[Finished] = []
         self.expired: list[Entry] = []  # claimed, but the lease ran out before a worker came to them
         self.all = [Worker() for _ in range(concurrency)]
@@ -116,6 +119,7 @@ class Workers:
 
     def start(self) -> None:
         """Create the workers' coroutines."""
+        self.batch_sizes = {job_type.name: job_type.batch for job_type in self._registry if job_type.batch}
         for worker in self.all:
             worker.task = asyncio.create_task(self._work(worker), name="sidings worker")
         self._sweeper = asyncio.create_task(self._sweep(), name="sidings timeouts")
@@ -168,16 +172,39 @@ class Workers:
 
     def claim(self, entries: list[Entry]) -> None:
         """Hand over jobs that a committed cycle has named."""
-        self.claimed.extend(entries)
+        self.claimed.extend(self._in_batches(entries) if self.batch_sizes else entries)
         self._wake()
+
+    def _in_batches(self, entries: list[Entry]) -> list[Entry | list[Entry]]:
+        """Put the jobs of a type that takes lists together, by origin. One that has failed stays alone."""
+        items: list[Entry | list[Entry]] = []
+        filling: dict[tuple[OriginQueue, str], list[Entry]] = {}
+        for entry in entries:
+            size = self.batch_sizes.get(entry.type)
+            if size is None:
+                items.append(entry)
+                continue
+            key = (entry.origin, entry.type)
+            alone = entry.failures > 0 or entry.losses > 0
+            if not alone and key in filling and len(filling[key]) < size:
+                filling[key].append(entry)
+                continue
+            batch = [entry]
+            items.append(batch)
+            if not alone:
+                filling[key] = batch
+        return items
 
     def unclaim(self, queue: OriginQueue | None = None) -> list[Entry]:
         """Take back claimed jobs that have not started, of one origin or of all."""
-        taken = [entry for entry in self.claimed if queue is None or entry.origin is queue]
-        if taken:
-            stay = [entry for entry in self.claimed if queue is not None and entry.origin is not queue]
-            self.claimed.clear()
-            self.claimed.extend(stay)
+        taken: list[Entry] = []
+        for _ in range(len(self.claimed)):
+            item = self.claimed.popleft()
+            entries = item if isinstance(item, list) else [item]
+            if queue is None or entries[0].origin is queue:
+                taken += entries
+            else:
+                self.claimed.append(item)
         return taken
 
     def cancel(self, queue: OriginQueue | None, reason: CancelReason) -> int:
@@ -188,6 +215,12 @@ class Workers:
                 worker.cancel(reason)
                 count += 1
         return count
+
+    def cancel_jobs(self, ids: set[int]) -> None:
+        """Cancel the handlers of these jobs. A batch goes on: the outcome of such a job in it matches nothing."""
+        for worker in self.all:
+            if worker.entry is not None and worker.entry.id in ids and worker.entry.type not in self.batch_sizes:
+                worker.cancel(CancelReason.ENDED)
 
     def _wake(self) -> None:
         # Two at a time, and each that wakes wakes two more: quick jobs need one worker, slow ones soon have all.
@@ -215,11 +248,12 @@ class Workers:
                 streak = 0
                 await asyncio.sleep(0)
 
-    async def _attempt(self, worker: Worker, entry: Entry) -> None:
+    async def _attempt(self, worker: Worker, item: Entry | list[Entry]) -> None:
+        entry = item[0] if isinstance(item, list) else item
         started = now()
         origin = entry.origin
         if started >= origin.deadline:
-            self.expired.append(entry)
+            self.expired += item if isinstance(item, list) else [item]
             self._on_change()
             return
         job_type = self._registry.get(entry.type)
@@ -229,59 +263,91 @@ class Workers:
         if job_type.timeout is not None:
             worker.stop_at = started + job_type.timeout
         current_origin.set(origin.name)
+        outcomes: list[Outcome | None] = []
+        outcome: Outcome | None = None
         try:
-            outcome = await self._run(worker, job_type, entry, started)
+            if isinstance(item, list):
+                outcomes = await self._run_batch(worker, job_type, item, started)
+            else:
+                outcome = await self._run(worker, job_type, entry, started)
         except asyncio.CancelledError:
-            outcome = self._cancelled(worker, job_type, entry, started)
+            if isinstance(item, list):
+                outcomes = [self._cancelled(worker, job_type, each, started) for each in item]
+            else:
+                outcome = self._cancelled(worker, job_type, entry, started)
         if worker.reason is not None and worker.task is not None:
             while worker.task.cancelling():  # a handler may have caught the cancellation and gone on
                 worker.task.uncancel()
         worker.entry = worker.call = None
         worker.stop_at = worker.reason = None
+        if isinstance(item, list):
+            for each, what in zip(item, outcomes, strict=True):
+                self._ended(each, what, started)
+        else:
+            self._ended(entry, outcome, started)
+        self._on_change()
+
+    def _ended(self, entry: Entry, outcome: Outcome | None, started: float) -> None:
         if outcome is not None:
             self.finished.append(Finished(entry, outcome, started, now()))
         else:
             self.expired.append(entry)
-        self._on_change()
 
     async def _run(self, worker: Worker, job_type: JobType[Any], entry: Entry, started: float) -> Outcome | None:
         """One attempt, from the stored payload to an outcome. Only cancellation comes out as an exception."""
         try:
             job = _job(job_type, entry)
         except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
-            log.error("job %s %s: its payload does not validate, held: %s", entry.id, entry.type, error)
-            return Hold("the payload does not validate", ErrorInfo.of(error))
+            return _invalid(entry, error)
         try:
             if job_type.transactional:
                 return await self._transactional.run(job_type, job, entry, started)
-            if job_type.is_async:
-                result = await cast(Any, job_type.handler)(job)
-            else:
-                result = await self._in_thread(worker, job_type, job)
-                if inspect.isawaitable(result):  # an `async def` behind a decorator that hides it
-                    result = await result
-        except Fenced:
-            return None
-        except Discard as error:
-            return End(OutcomeName.DISCARDED, ErrorInfo.of(error))
-        except Snooze as error:
-            return Again(OutcomeName.SNOOZED, error.seconds, ErrorInfo.of(error))
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is recorded as its failure
-            return _failed(job_type, entry, error, started)
+            result = await self._handle(worker, job_type, job)
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - no reason for this worker to end
-            info = ErrorInfo.of(error)
-            raised = RuntimeError(f"the handler raised {info.error_class}: {info.message}")
-            return _failed(job_type, entry, raised, started)
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
+            return _raised(job_type, entry, error, started)
         return _judged(job_type, entry, result, started) if job_type.retry.judges_results else SUCCEEDED
 
-    async def _in_thread(self, worker: Worker, job_type: JobType[Any], job: Job[Any]) -> object:
+    async def _run_batch(
+        self, worker: Worker, job_type: JobType[Any], entries: list[Entry], started: float
+    ) -> list[Outcome | None]:
+        """One attempt of a list of jobs; an outcome for each."""
+        outcomes: dict[Entry, Outcome | None] = {}
+        jobs: dict[Entry, Job[Any]] = {}
+        for entry in entries:
+            try:
+                jobs[entry] = _job(job_type, entry)
+            except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
+                outcomes[entry] = _invalid(entry, error)
+        try:
+            result: Any = await self._handle(worker, job_type, list(jobs.values())) if jobs else None
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
+            outcomes |= {entry: _raised(job_type, entry, error, started) for entry in jobs}
+        else:
+            results = _results(result, len(jobs))
+            for entry, each in zip(jobs, results, strict=True):
+                raised = isinstance(each, BaseException)
+                outcomes[entry] = _raised(job_type, entry, each, started) if raised else SUCCEEDED
+        return [outcomes[entry] for entry in entries]
+
+    async def _handle(self, worker: Worker, job_type: JobType[Any], argument: Any) -> object:
+        """Call the handler, with a job or with a list of them."""
+        if job_type.is_async:
+            return await cast(Any, job_type.handler)(argument)
+        result = await self._in_thread(worker, job_type, argument)
+        if inspect.isawaitable(result):  # an `async def` behind a decorator that hides it
+            result = await result
+        return result
+
+    async def _in_thread(self, worker: Worker, job_type: JobType[Any], argument: Any) -> object:
         """A plain function. It cannot be interrupted: cancellation waits for it, and its own end counts."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="sidings-job")
         context, handler = copy_context(), cast(Callable[[Any], object], job_type.handler)
-        worker.call = self._threads.submit(context.run, _call, handler, job)
+        worker.call = self._threads.submit(context.run, _call, handler, argument)
         call = asyncio.wrap_future(worker.call)
         while not call.done():
             try:
@@ -289,7 +355,7 @@ class Workers:
             except asyncio.CancelledError:
                 if self._stopping:
                     raise
-                log.warning("job %s %s: a plain function cannot be cancelled; waiting for it", job.id, job.type)
+                log.warning("%s: a plain function cannot be cancelled; waiting for it", job_type.name)
         return call.result()
 
     def _cancelled(self, worker: Worker, job_type: JobType[Any], entry: Entry, started: float) -> Outcome | None:
@@ -305,6 +371,8 @@ class Workers:
                 return Again(OutcomeName.SNOOZED, 0.0, info)
             case CancelReason.FENCED:
                 return None
+            case CancelReason.ENDED:
+                return Committed(OutcomeName.CANCELLED)
             case None:
                 return _failed(job_type, entry, RuntimeError("the handler raised CancelledError"), started)
 
@@ -335,11 +403,45 @@ def _job(job_type: JobType[Any], entry: Entry) -> Job[Any]:
     )
 
 
-def _call(handler: Callable[[Any], object], job: Job[Any]) -> object:
+def _call(handler: Callable[[Any], object], argument: Any) -> object:
     try:
-        return handler(job)
+        return handler(argument)
     except (StopIteration, SystemExit) as error:  # no future can carry the one; the other ends nothing in a thread
         raise RuntimeError(f"the handler raised {error!r}") from error
+
+
+def _invalid(entry: Entry, error: Exception) -> Outcome:
+    log.error("job %s %s: its payload does not validate, held: %s", entry.id, entry.type, error)
+    return Hold("the payload does not validate", ErrorInfo.of(error))
+
+
+def _raised(job_type: JobType[Any], entry: Entry, error: BaseException, started: float) -> Outcome | None:
+    """What a handler's exception means for one job."""
+    match error:
+        case Fenced():
+            return None
+        case Discard():
+            return End(OutcomeName.DISCARDED, ErrorInfo.of(error))
+        case Snooze():
+            return Again(OutcomeName.SNOOZED, error.seconds, ErrorInfo.of(error))
+        case Exception():
+            return _failed(job_type, entry, error, started)
+        case _:
+            info = ErrorInfo.of(error)
+            return _failed(
+                job_type, entry, RuntimeError(f"the handler raised {info.error_class}: {info.message}"), started
+            )
+
+
+def _results(result: object, count: int) -> Sequence[object]:
+    """What a handler of a list says of each of its jobs: nothing, or an exception."""
+    if result is None:
+        return [None] * count
+    if isinstance(result, list | tuple) and len(cast(Sequence[object], result)) == count:
+        return cast(Sequence[object], result)
+    what = f"it returned {type(cast(object, result)).__name__}"
+    error = TypeError(f"the handler of a batch returns None, or for each of its {count} jobs None or an error; {what}")
+    return [error] * count
 
 
 def _failed(job_type: JobType[Any], entry: Entry, error: Exception, started: float) -> Outcome:

@@ -54,6 +54,7 @@ def one_job(
     when: When,
     priority: int,
     headers: Mapping[str, str] | None,
+    unique_key: str | None = None,
 ) -> Statement:
     """The statement that inserts one job; see `JobType.enqueue`. Raises `EnqueueError`."""
     at_home = home is not None and origin is None
@@ -69,6 +70,11 @@ def one_job(
         payload,
         policy,
     )
+    if unique_key is not None:
+        if not unique_key:
+            raise EnqueueError("unique_key is empty: give what must not be there twice, or None")
+        arguments = (*arguments, _short("unique_key", unique_key))
+        return Statement("insert_unique_home_job" if at_home else "insert_unique_job", schema, arguments, 1, chosen)
     return Statement("insert_home_job" if at_home else "insert_job", schema, arguments, 1, chosen)
 
 

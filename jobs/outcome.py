@@ -89,11 +89,12 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The job leaves its group and waits for a person's decision, with `reason`."""
+    """The job waits for a person's decision, with `reason`. It leaves its group, unless it `blocks` it."""
 
     reason: str
     error: ErrorInfo | None = None
     name: OutcomeName = OutcomeName.HELD
+    blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import IntEnum
-from typing import Any, Generic, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,15 +18,20 @@ from .transaction import Transaction
 
 __all__ = ["JobType", "Policy", "Registry"]
 
-Handler = Callable[[Job[P]], Awaitable[object] | object]
+Handler = Callable[[Job[P]], Awaitable[object] | object] | Callable[[list[Job[P]]], Awaitable[object] | object]
+PolicyName = Literal["serial", "latest", "parallel"]
 GroupOf = str | Callable[[P], str | None] | None
 T = TypeVar("T")
+
+_MAX_BATCH = 500  # jobs that run are named in one row of the executor, which has to stay small
 
 
 class Policy(IntEnum):
     """How jobs of one group relate; stored in `job.policy`. A job without a group is a group of its own."""
 
     SERIAL = 0
+    LATEST = 1
+    PARALLEL = 2
 
 
 class JobType(Generic[P]):
@@ -46,6 +51,8 @@ class JobType(Generic[P]):
         history: bool,
         transactional: bool,
         home: str | None = None,
+        policy: PolicyName = "serial",
+        batch: int | None = None,
     ) -> None:
         self.name = name
         self.handler = handler
@@ -53,7 +60,8 @@ class JobType(Generic[P]):
         self.timeout = timeout
         self.history = history
         self.transactional = transactional
-        self.policy = Policy.SERIAL.value
+        self.batch = batch
+        self.policy = _policy(name, policy, group)
         self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
         )
@@ -69,13 +77,17 @@ class JobType(Generic[P]):
         self.home = home
         if transactional and not self.is_async:
             raise ConfigurationError(f"{name}: a transactional handler has to be `async def`")
+        if retry.on_exhausted == "block" and (group is None or self.policy == Policy.PARALLEL):
+            raise ConfigurationError(f"{name}: on_exhausted='block' needs group=, and a policy that keeps its order")
+        if batch is not None:
+            _check_batch(name, batch, transactional, retry)
 
     @property
     def schema(self) -> str:
         """The schema that its jobs are stored in."""
         return self._registry.schema
 
-    def __call__(self, job: Job[P]) -> Awaitable[object] | object:
+    def __call__(self, job: Any) -> Awaitable[object] | object:
         return self.handler(job)
 
     def __repr__(self) -> str:
@@ -92,6 +104,7 @@ class JobType(Generic[P]):
         run_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, str] | None = None,
+        unique_key: str | None = None,
     ) -> JobId:
         """Store one job in the caller's transaction, which this call neither commits nor rolls back.
 
@@ -101,13 +114,16 @@ class JobType(Generic[P]):
         origin of the job, whose handler makes the call.
         group: default: what the type's `group` yields for the payload. delay: seconds or a timedelta, or run_at:
         an aware datetime. priority: -100 to 100, larger first, between groups only.
+        unique_key: until the job ends, no other job of its type with this key is stored. It stands while the job waits,
+        runs, backs off or is held; an enqueue whose transaction is still open is waited for.
 
-        Returns the job's id. The job exists if and only if the transaction commits; jobs of one group run in the
-        order of their commits where writers lock the entity's row before they enqueue.
+        Returns the job's id; with a `unique_key`, that of the job which has it. The job exists if and only if the
+        transaction commits; jobs of one group run in the order of their commits where writers lock the entity's row
+        before they enqueue.
 
         Raises `InvalidPayload`, `MissingOrigin`, `MissingGroup`, `NotInTransaction`; nothing is written then.
         """
-        statement = self._one(payload, origin, group, delay, run_at, priority, headers)
+        statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
         rows = await store(tx.connection if isinstance(tx, Transaction) else tx, statement)
         if isinstance(tx, Transaction):
             _note(tx, statement, rows)
@@ -142,10 +158,12 @@ class JobType(Generic[P]):
         run_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, str] | None = None,
+        unique_key: str | None = None,
     ) -> JobId:
         """`enqueue` for synchronous code, with psycopg's ``Connection``, SQLAlchemy's ``Connection`` or ``Session``, or
         ``django.db.connection``."""
-        rows = store_sync(connection, self._one(payload, origin, group, delay, run_at, priority, headers))
+        statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
+        rows = store_sync(connection, statement)
         return rows[0][0] if rows else self._homeless()
 
     def enqueue_many_sync(
@@ -172,6 +190,7 @@ class JobType(Generic[P]):
         run_at: datetime | None,
         priority: int,
         headers: Mapping[str, str] | None,
+        unique_key: str | None,
     ) -> Statement:
         checked, text = self._prepared(payload)
         return _enqueue.one_job(
@@ -185,6 +204,7 @@ class JobType(Generic[P]):
             _enqueue.when(delay, run_at),
             priority,
             headers,
+            unique_key,
         )
 
     def _many(
@@ -294,6 +314,8 @@ class Registry:
         history: bool = True,
         transactional: bool = False,
         home: str | None = None,
+        policy: PolicyName = "serial",
+        batch: int | None = None,
     ) -> Callable[[Handler[P]], JobType[P]]:
         """Declare a job type.
 
@@ -309,6 +331,15 @@ class Registry:
             exactly once. It must not commit by itself, and it holds a connection while it runs.
         home: a topic. The jobs belong to the partition of it that has their group as its key, wherever they are
             enqueued: so those that come from messages of several topics, from HTTP requests or from timers meet.
+        policy: how the jobs of one group relate. ``"serial"``: one at a time, in order, whatever their types.
+            ``"latest"``: as serial, but of this type's jobs that wait in the group only the newest runs; the others end
+            as superseded, and it inherits their failures. With a `delay` it debounces. ``"parallel"``: the group orders
+            nothing; it is there to be seen, paused and cleared by.
+        batch: the handler takes ``list[Job[...]]``, up to so many jobs of one origin, no two of a group. It returns
+            None when all have succeeded, or for each job, in their order, None or an error (``Discard(...)`` and
+            ``Retry.after(...)`` as well), as ``asyncio.gather(..., return_exceptions=True)`` does. What it raises has
+            failed them all; a job that has failed once is given to it alone, so that a bad one spoils no other's
+            second attempt.
 
         The handler is ``async def``, or a plain function, which runs in a thread. Raises `ConfigurationError`.
         """
@@ -320,7 +351,7 @@ class Registry:
             label = name or getattr(handler, "__name__", "")
             if not label:
                 raise ConfigurationError(f"{handler!r} has no __name__: give name=...")
-            model = _payload_model(handler, label) if payload is None else payload
+            model = _payload_model(handler, label, batch is not None) if payload is None else payload
             return self.add(
                 JobType(
                     self,
@@ -333,6 +364,8 @@ class Registry:
                     history=history,
                     transactional=transactional,
                     home=home,
+                    policy=policy,
+                    batch=batch,
                 )
             )
 
@@ -373,6 +406,10 @@ class Registry:
         """`JobType.enqueue_sync` by name. Raises `UnknownJobType` as well."""
         return self[type_name].enqueue_sync(connection, payload, **options)
 
+    def silent(self) -> list[str]:
+        """Names of the types that leave no history."""
+        return [job_type.name for job_type in self._types.values() if not job_type.history]
+
     def __iter__(self) -> Iterator[JobType[Any]]:
         return iter(self._types.values())
 
@@ -388,16 +425,38 @@ def _note(tx: Transaction, statement: Statement, rows: Rows) -> None:
         tx.enqueued.update(row[1] for row in rows)
 
 
-def _payload_model(handler: Callable[..., object], label: str) -> Any:
-    """X of the handler's ``Job[X]`` annotation."""
+def _policy(name: str, policy: str, group: object) -> int:
+    if policy.upper() not in Policy.__members__:
+        raise ConfigurationError(f"{name}: policy={policy!r}: give 'serial', 'latest' or 'parallel'")
+    if policy != "serial" and group is None:
+        raise ConfigurationError(f"{name}: policy={policy!r} needs group=: it says how the jobs of a group relate")
+    return Policy[policy.upper()].value
+
+
+def _check_batch(name: str, batch: int, transactional: bool, retry: Retry) -> None:
+    if not 1 < batch <= _MAX_BATCH:
+        raise ConfigurationError(f"{name}: batch={batch!r}: give 2 to {_MAX_BATCH}, or leave it out")
+    if transactional:
+        raise ConfigurationError(f"{name}: batch= and transactional=True exclude each other: leave one of them out")
+    if retry.judges_results:
+        raise ConfigurationError(f"{name}: batch= and a retry by result exclude each other: return errors instead")
+
+
+def _payload_model(handler: Callable[..., object], label: str, batch: bool) -> Any:
+    """X of the handler's ``Job[X]`` annotation, or ``list[Job[X]]`` of a batch."""
     parameters = list(inspect.signature(handler).parameters.values())
-    remedy = "annotate the handler's parameter as Job[YourModel], or give payload=YourModel"
+    wanted = "list[Job[YourModel]]" if batch else "Job[YourModel]"
+    remedy = f"annotate the handler's parameter as {wanted}, or give payload=YourModel"
     if not parameters:
         raise ConfigurationError(f"{label}: the handler takes no parameter; {remedy}")
     try:
         hint = get_type_hints(handler).get(parameters[0].name)
     except NameError as error:  # a model defined inside a function, under `from __future__ import annotations`
         raise ConfigurationError(f"{label}: the annotation cannot be resolved ({error}); {remedy}") from None
+    if batch:
+        if get_origin(hint) is not list:
+            raise ConfigurationError(f"{label}: with batch= the handler takes a list of jobs; {remedy}")
+        hint = get_args(hint)[0]
     if hint is Job:
         return Any
     if get_origin(hint) is not Job:

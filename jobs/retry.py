@@ -59,7 +59,7 @@ class Retry:
         ``seconds_since_start`` runs from the start of the first attempt that failed.
     retry: which failures (or results) are worth another attempt; a tenacity ``retry_if_*``. Default: every exception.
     on_exhausted: ``"skip"`` ends the job as discarded (the history keeps its payload), ``"hold"`` keeps it for a
-        person while its group goes on.
+        person while its group goes on, ``"block"`` keeps it at the head of its group, which waits for a person.
 
     Raises `ConfigurationError` for coroutine functions: a decision about a retry must not wait for anything.
     """
@@ -67,7 +67,7 @@ class Retry:
     wait: wait_base = field(default_factory=lambda: wait_exponential_jitter(initial=1, max=300))
     stop: stop_base = stop_never
     retry: retry_base = field(default_factory=lambda: retry_if_exception_type(Exception))
-    on_exhausted: Literal["skip", "hold"] = "skip"
+    on_exhausted: Literal["skip", "block", "hold"] = "skip"
 
     def __post_init__(self) -> None:
         for name in ("wait", "stop", "retry"):
@@ -76,8 +76,8 @@ class Retry:
                 raise ConfigurationError(f"Retry({name}={value!r}): give one of tenacity's {name}_... objects")
             if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__):
                 raise ConfigurationError(f"Retry({name}=...): asynchronous strategies are not supported")
-        if self.on_exhausted not in ("skip", "hold"):
-            raise ConfigurationError(f"Retry(on_exhausted={self.on_exhausted!r}): give 'skip' or 'hold'")
+        if self.on_exhausted not in ("skip", "block", "hold"):
+            raise ConfigurationError(f"Retry(on_exhausted={self.on_exhausted!r}): give 'skip', 'block' or 'hold'")
 
     @staticmethod
     def after(seconds: float, reason: str = "") -> RetryAfter:
@@ -122,7 +122,9 @@ class Retry:
         return Again(OutcomeName.RETRIED, delay, info)
 
     def _exhausted(self, reason: str, info: ErrorInfo) -> Outcome:
-        return Hold(reason, info) if self.on_exhausted == "hold" else End(OutcomeName.DISCARDED, info)
+        if self.on_exhausted == "skip":
+            return End(OutcomeName.DISCARDED, info)
+        return Hold(reason, info, blocks=self.on_exhausted == "block")
 
 
 def _call_state(failures: int, elapsed: float) -> RetryCallState:

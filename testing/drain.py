@@ -17,7 +17,7 @@ from ..executor.cycles import cycle_arguments
 from ..executor.scheduler import Entry, OriginQueue
 from ..executor.transactional import Transactional
 from ..executor.workers import Finished, Workers
-from ..jobs import Again, ErrorInfo, OutcomeName, Registry
+from ..jobs import Again, ErrorInfo, OutcomeName, Policy, Registry
 from ..schema import load_sql
 from .look import advance, seconds_of
 
@@ -158,8 +158,11 @@ class _Drainer:
         """The job that runs next, if one is due."""
         await self._acquire()
         names, epochs = list(self._held), [queue.epoch for queue in self._held.values()]
-        await self._fetch(_EXECUTOR, "promote", self._id, names, epochs, _MOST_DUE)
-        rows = await self._fetch(_HERE, "next", [job_type.name for job_type in self._registry], names)
+        await self._fetch(_EXECUTOR, "promote", self._id, names, epochs, _MOST_DUE, self._registry.silent())
+        known = [job_type.name for job_type in self._registry]
+        rows = await self._fetch(_HERE, "next", known, names)
+        if rows and rows[0]["policy"] == Policy.LATEST and await self._supersede(rows[0]):
+            rows = await self._fetch(_HERE, "next", known, names)
         if not rows:
             return None
         row, time = rows[0], now()
@@ -173,12 +176,19 @@ class _Drainer:
             row["failures"],
             row["losses"],
             row["priority"],
+            row["policy"],
             None if row["overdue"] is None else time - row["overdue"],
             row["enqueued"],
             None if row["since_first"] is None else time - row["since_first"],
             row["headers"],
             row["payload"],
         )
+
+    async def _supersede(self, row: asyncpg.Record) -> bool:
+        """End the waiting jobs that a newer one of their group and type has followed; whether there were any."""
+        lane = [row["origin"]], [self._held[row["origin"]].epoch], [row["group"]], [row["type"]]
+        [thinned] = await self._fetch(_EXECUTOR, "supersede", self._id, *lane, self._registry.silent())
+        return thinned["superseded"] > 0
 
     async def _acquire(self) -> None:
         rows = await self._fetch(_HERE, "origins")
@@ -206,9 +216,8 @@ class _Drainer:
 
     async def _record(self, running: list[int], finished: Finished | None) -> None:
         self._cycle += 1
-        silent = [job_type.name for job_type in self._registry if not job_type.history]
         done = [] if finished is None else [finished]
-        arguments = cycle_arguments(self._id, self._cycle, 0, running, done, silent, now())
+        arguments = cycle_arguments(self._id, self._cycle, 0, running, done, self._registry.silent(), now())
         [row] = await self._fetch(_EXECUTOR, "cycle", *arguments)
         if row["applied"] != 1:
             raise NotDrained("another executor has taken this drain's origins over: stop it before the drain")

@@ -22,7 +22,8 @@ from sidings.executor.workers import Finished
 from sidings.jobs import SUCCEEDED, Again, End, Hold, Outcome, OutcomeName, Registry
 
 COLUMNS = (
-    *("part", "ref", "id", "type", "group", "position", "attempt", "failures", "losses", "priority", "run_at"),
+    *("part", "ref", "id", "type", "group", "position", "attempt", "failures", "losses", "priority"),
+    *("policy", "run_at"),
     *("enqueued_at", "first_started_at", "headers", "payload"),
 )
 INDEX = {name: number for number, name in enumerate(COLUMNS)}
@@ -51,6 +52,7 @@ class Row:
     failures: int = 0
     losses: int = 0
     priority: int = 0
+    policy: int = 0
     held: bool = False
     inserted: int = 0  # steps of the world
     committed: int = 0
@@ -59,7 +61,7 @@ class Row:
     def delivered(self, part: int, ref: int) -> Record:
         run_at = None if self.run_at is None else self.run_at + SERVER_AHEAD
         what = (self.id, self.type, self.group, self.position, self.attempt, self.failures, self.losses, self.priority)
-        return Record((part, ref, *what, run_at, 0.0, None, None, None))
+        return Record((part, ref, *what, self.policy, run_at, 0.0, None, None, None))
 
 
 @dataclass(slots=True)
@@ -122,7 +124,7 @@ class Database:
 
     def read(self, arguments: tuple[Any, ...], now: float) -> list[Record]:
         """`read.sql`."""
-        (origins, highs, pages, report, previous, xids, marks, unseen, *lanes, size, left_out) = arguments
+        (origins, highs, pages, report, previous, xids, marks, unseen, *lanes, size, left_out, _) = arguments
         snapshot = self.snapshot()
         candidates = [mark for xid, mark in zip(xids, marks, strict=True) if snapshot.shows(xid)]
         before = None if previous is None else Snapshot.parse(previous)
@@ -133,6 +135,7 @@ class Database:
         header[:4] = [0, 0, self.next_xid, self.server]
         header[INDEX["position"]] = late
         header[INDEX["run_at"]] = now + SERVER_AHEAD
+        header[INDEX["headers"]] = '{"fence": null, "pauses": null}'
         header[INDEX["payload"]] = json.dumps(str(snapshot))
         answer = [Record(header)]
         by_origin: dict[str, list[Row]] = {name: [] for name in origins}
@@ -171,6 +174,7 @@ class Handlers:
         self.busy: list[Entry] = []
         self.void: list[Entry] = []  # still running, although another executor has their origin
         self.concurrency = concurrency
+        self.batch_sizes: dict[str, int] = {}
 
     def capacity(self) -> int:
         return self.concurrency - len(self.busy) - len(self.void) - len(self.claimed)
@@ -289,8 +293,10 @@ class World:
             metrics,
             schema="sidings",
             poll_seconds=1,
+            silent=list,
             on_rows=_ignore,
             on_new_server=_ignore,
+            on_fence=lambda fence: True,
         )
         self.cycles = CycleLoop(
             _none(),
@@ -301,6 +307,7 @@ class World:
             schema="sidings",
             poison_after=5,
             on_fenced=_ignore,
+            on_changed=_ignore,
             on_delayed=_ignore,
             on_hungry=_ignore,
         )

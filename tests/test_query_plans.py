@@ -120,7 +120,8 @@ class Plans:
     def must_not_scan_a_table(self) -> None:
         for kind, plan in self.plans.items():
             for node in nodes(plan):
-                assert node["Node Type"] != "Seq Scan", f"the {kind} plan scans {node['Relation Name']}:\n{self}"
+                scanned = node["Relation Name"] if node["Node Type"] == "Seq Scan" else None
+                assert scanned in (None, "pause"), f"the {kind} plan scans {scanned}:\n{self}"
         for node in nodes(self.pooled):  # scanning the small tables would do no harm there
             assert node["Node Type"] != "Seq Scan" or node["Relation Name"] != "job", (
                 f"PgBouncer's plan scans job: {node}"
@@ -176,8 +177,10 @@ def a_reader(scheduler: Scheduler) -> Reader:
         ExecutorMetrics("test", None),
         schema="sidings",
         poll_seconds=1,
+        silent=list,
         on_rows=nothing,
         on_new_server=nothing,
+        on_fence=lambda fence: True,
     )
 
 
@@ -203,7 +206,8 @@ async def test_the_read_walks_indexes_and_sorts_nothing(filled: str, left_out: b
     assert bool(plan.left_out) == left_out
     reader._marks.delivered("700:750:700,720", 760, 5)
     plans = await Plans.of(filled, "sidings.executor", "read", *reader._arguments(plan))
-    plans.must_use("job_scan", "job_group")
+    for used in plans.indexes().values():
+        assert {"job_scan", "job_group"} <= used <= {"job_scan", "job_group", "executor_pkey"}, str(plans)
     plans.must_not_scan_a_table()
     plans.must_not_sort_jobs()
     plans.must_probe_by("job_scan", "origin", "position")
@@ -223,6 +227,7 @@ async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
         schema="sidings",
         poison_after=5,
         on_fenced=nothing,
+        on_changed=nothing,
         on_delayed=nothing,
         on_hungry=nothing,
     )
@@ -238,11 +243,22 @@ async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
     plans.must_probe_by("job_pkey", "id")
 
 
+async def test_superseded_jobs_are_found_in_their_groups(filled: str):
+    lanes = (["t/1", "t/2"], [1, 1], ["g1", "g2"], ["x", "x"])
+    plans = await Plans.of(filled, "sidings.executor", "supersede", uuid4(), *lanes, [])
+    for used in plans.indexes().values():
+        assert {"job_group", "job_pkey"} <= used <= {"job_group", "job_pkey", *BY_ORIGIN}, str(plans)
+    plans.must_not_scan_a_table()
+    plans.must_not_sort_jobs()
+    plans.must_probe_by("job_group", "origin", "group")
+    plans.must_probe_by("job_pkey", "id")
+
+
 async def test_promotion_walks_the_due_jobs_in_their_order(filled: str):
-    arguments = (uuid4(), ORIGINS, [1] * len(ORIGINS), 1_000)
+    arguments = (uuid4(), ORIGINS, [1] * len(ORIGINS), 1_000, [])
     plans = await Plans.of(filled, "sidings.executor", "promote", *arguments)
     for used in plans.indexes().values():
-        assert {"job_due", "job_pkey"} <= used <= {"job_due", "job_pkey", *BY_ORIGIN}, str(plans)
+        assert {"job_due", "job_pkey"} <= used <= {"job_due", "job_pkey", "job_group", *BY_ORIGIN}, str(plans)
     plans.must_not_scan_a_table()
     plans.must_not_sort_jobs(within_a_limit=True)
     plans.must_probe_by("job_due", "origin", "run_at")
@@ -328,7 +344,7 @@ async def test_promotion_reads_what_is_due_and_not_what_is_due_later(database: s
         )
     async with as_the_executor(database) as connection:
         query = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {load_sql('sidings.executor', 'promote')}"
-        text = await connection.fetchval(query, me, ["t/0", "t/1", "t/2"], [1, 1, 1], 1_000)
+        text = await connection.fetchval(query, me, ["t/0", "t/1", "t/2"], [1, 1, 1], 1_000, [])
         plan = json.loads(text)[0]["Plan"]
         assert await connection.fetchval("SELECT count(*) FROM sidings.job WHERE position IS NOT NULL") == 5
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 200

@@ -1,0 +1,44 @@
+-- Of the waiting jobs of one type in one group only the newest is left; the others end as superseded, however many they
+-- are. It inherits the failures of those: else a steady stream of new jobs would never back off.
+--
+-- Called for lanes of which nothing runs, while no read is under way: what it deletes is in no answer that is still to come.
+-- The key-share lock on (origin, epoch) keeps a superseded owner out. Newest is the largest id: a job that commits late has
+-- a smaller id, and runs, if it has not been seen here. A row that somebody else has locked is left for another time.
+-- $1 executor; of each lane: $2 origin, $3 epoch, $4 group, $5 type; $6 types that leave no history
+-- Plan: job_group for each lane, then job_pkey.
+WITH mine AS MATERIALIZED (
+    SELECT m.* FROM unnest($2::text[], $3::bigint[], $4::text[], $5::text[]) WITH ORDINALITY m (origin, epoch, "group", type, ref)
+    JOIN sidings.origin o ON o.origin = m.origin AND o.epoch = m.epoch AND o.owner = $1
+    FOR KEY SHARE OF o
+), newest AS MATERIALIZED (
+    SELECT m.*, (SELECT max(j.id) FROM sidings.job j
+                 WHERE j.origin = m.origin AND j."group" = m."group" AND j.position IS NOT NULL
+                   AND j.type = m.type AND j.policy = 1) AS id
+    FROM mine m
+), older AS MATERIALIZED (
+    SELECT n.ref, n.epoch, o.id FROM newest n,
+         LATERAL (SELECT j.id FROM sidings.job j
+                  WHERE j.origin = n.origin AND j."group" = n."group" AND j.position IS NOT NULL
+                    AND j.type = n.type AND j.policy = 1 AND j.id < n.id
+                  FOR UPDATE SKIP LOCKED) o
+), superseded AS (
+    DELETE FROM sidings.job j USING older o WHERE j.id = o.id
+    RETURNING j.*, o.ref, o.epoch
+), inherited AS (
+    UPDATE sidings.job j
+    SET failures = greatest(j.failures, s.failures), first_started_at = least(j.first_started_at, s.first_started_at),
+        run_at = greatest(j.run_at, s.run_at), error = coalesce(j.error, s.error)
+    FROM (SELECT u.ref, max(u.failures) AS failures, min(u.first_started_at) AS first_started_at, max(u.run_at) AS run_at,
+                 max(u.error) AS error
+          FROM superseded u WHERE u.failures > 0 GROUP BY u.ref) s
+    JOIN newest n USING (ref)
+    WHERE j.id = n.id
+), history AS (
+    INSERT INTO sidings.job_history
+        (job_id, epoch, enqueued_at, due_at, finished_at, executor, attempt, outcome, priority, type, origin, "group",
+         correlation_id, payload)
+    SELECT u.id, u.epoch, u.enqueued_at, u.run_at, clock_timestamp(), $1, u.attempt, 'superseded', u.priority, u.type, u.origin,
+           u."group", u.headers ->> 'correlation_id', u.payload
+    FROM superseded u WHERE u.type <> ALL ($6::text[])
+)
+SELECT n.ref::int, n.id, (SELECT count(*) FROM superseded u WHERE u.ref = n.ref) AS superseded FROM newest n

@@ -1,0 +1,6 @@
+-- `insert_job.sql` for a job with a unique key: the id of the new job, or of the one that has the key.
+-- $1 type, $2 origin, $3 group, $4 priority, $5 run at, $6 delay in seconds, $7 headers, $8 payload, $9 policy, $10 key
+SELECT u.id, u.origin
+FROM sidings.insert_unique($1::text, $2::text, $3::text, $4::int,
+                           coalesce($5::timestamptz, clock_timestamp() + $6::float8 * interval '1 second'),
+                           $7::text::jsonb, $8::text::json, $9::int, $10::text) u
