@@ -21,6 +21,7 @@ from .leases import LeaseEvents, LeaseThread
 from .link import BROKEN, Backoff, Link, connect
 from .metrics import ExecutorMetrics, gauge
 from .notify import Notifier
+from .periodic import PeriodicLoop
 from .promoter import Promoter
 from .reader import Reader
 from .reconcile import Reconciler
@@ -61,7 +62,8 @@ class Executor:
         count = self.metrics.database_errors.inc
         schema = postgres.schema_name
         self._links = {
-            name: Link(postgres, count) for name in ("cycle", "read", "control", "promote", "upkeep", "notify")
+            name: Link(postgres, count)
+            for name in ("cycle", "read", "control", "promote", "upkeep", "notify", "periodic")
         }
         self.scheduler = Scheduler(lambda name: registry.get(name) is not None)
         self._transactional = Transactional(postgres, lambda name: self._fenced([name]), self.committed)
@@ -121,6 +123,9 @@ class Executor:
             self.settings,
             schema=schema,
             on_found=self._reread,
+        )
+        self._periodic = PeriodicLoop(
+            self._links["periodic"], self.scheduler, registry, schema=schema, on_fired=self.committed
         )
         self._notifier: Notifier | None = None
         if self.settings.notify:
@@ -247,6 +252,7 @@ class Executor:
                 self._reconciler.run(),
                 self._reconciler.tend(),
                 self._promoter.run(),
+                self._periodic.run(),
                 self._upkeep.run(),
                 self.workers.watch(),
             ]
@@ -280,6 +286,7 @@ class Executor:
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 log.warning("executor not registered yet: %s", error)
                 await backoff.sleep()
+        self._periodic.executor_id = self.id
         self.cycles.begin(self.id)
         self._transactional.executor_id = self._leases.executor_id = self._reconciler.executor_id = (
             self._promoter.executor_id

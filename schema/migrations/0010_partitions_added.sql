@@ -1,1 +1,1 @@
--- Reserved.
+SELECT 1; -- Reserved.

@@ -1,0 +1,310 @@
+"""Turns the ticks of periodic jobs into jobs when they are due, by the server's clock.
+
+Every executor tries those of the service, and only the holder of an origin those of that origin; the statements see to
+it that a tick becomes a job once (`fire_service.sql`). What this process believes is only a matter of when it tries.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from uuid import UUID
+
+import asyncpg
+
+from ..errors import PostgresUnavailable
+from ..jobs import JobType, Registry
+from ..jobs.periodic import Periodic, Tick
+from ..schema import load_sql
+from .clock import now
+from .link import Backoff, Link
+from .scheduler import OriginQueue, Scheduler
+
+__all__ = ["PeriodicLoop"]
+
+log = logging.getLogger("sidings.periodic")
+
+_LOOK_SECONDS = 60.0  # how often to look at the rows although nothing calls for it
+_PAUSE_SECONDS = 0.25  # longest, so that origins which have just been acquired are noticed
+_LEAST_SECONDS = 0.002  # between two tries of a tick that came a moment too early for the server's clock
+_BUSY_SECONDS = 0.5  # how often to see whether an earlier tick's job has ended
+_LATER_SECONDS = (0.05, 0.5)  # executors that did not fire the last tick give the one that did so much time
+_WARN_SECONDS = 60.0
+_AT_ONCE = 500  # origins of one statement
+_PRUNE_SECONDS = 3_600.0
+
+
+@dataclass(slots=True)
+class _Row:
+    """What is known of a row of `periodic`. Times called `_at` are seconds of the executor's clock."""
+
+    job_type: JobType[Tick]
+    periodic: Periodic
+    origin: str  # '' per service
+    schedule: str  # in force
+    since: datetime
+    last_tick: datetime | None
+    try_at: float = 0.0
+    ours: bool = False  # this executor has fired the last tick
+    warn_at: float = 0.0
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the schedule of this process is the one in force."""
+        return self.schedule == self.periodic.schedule.text
+
+    @property
+    def last(self) -> datetime:
+        """Ticks up to here are settled."""
+        return self.since if self.last_tick is None else max(self.since, self.last_tick)
+
+
+class PeriodicLoop:
+    """on_fired: called with the origins of jobs that have just been committed."""
+
+    def __init__(
+        self,
+        link: Link,
+        scheduler: Scheduler,
+        registry: Registry,
+        *,
+        schema: str,
+        on_fired: Callable[[set[str]], None],
+    ) -> None:
+        self.executor_id: UUID | None = None
+        self._link = link
+        self._scheduler = scheduler
+        self._registry = registry
+        self._on_fired = on_fired
+        self._attend_sql = load_sql(__package__, "attend_periodic", schema)
+        self._service_sql = load_sql(__package__, "fire_service", schema)
+        self._origins_sql = load_sql(__package__, "fire_origins", schema)
+        self._prune_sql = load_sql(__package__, "prune_periodic", schema)
+        self._rows: dict[tuple[str, str], _Row] = {}
+        self._skew = 0.0  # the server's epoch seconds minus the executor's clock
+        self._started: set[str] = set()  # names whose schedule this process has put into force
+        self._look_at = 0.0
+        self._prune_at = now() + _PRUNE_SECONDS
+
+    async def run(self) -> None:
+        """Fire for ever; for a process without periodic jobs, sleep."""
+        backoff = Backoff()
+        while True:
+            declared = {t.name: t for t in self._registry if getattr(t, "periodic", None) is not None}
+            try:
+                if declared:
+                    await self._attend(declared)
+                    await self._fire()
+                if now() >= self._prune_at:
+                    self._prune_at = now() + _PRUNE_SECONDS
+                    await self._link.fetch(self._prune_sql)
+                backoff.reset()
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                log.warning("periodic jobs could not be fired, trying again: %s", error)
+                self._look_at = 0.0  # what was under way may have been committed
+                await backoff.sleep()
+                continue
+            wake_at = min((row.try_at for row in self._rows.values()), default=0.0) if declared else now() + 60.0
+            await asyncio.sleep(min(max(0.0, wake_at - now()), _PAUSE_SECONDS if declared else 60.0))
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    async def _attend(self, declared: dict[str, JobType[Tick]]) -> None:
+        """Know the row of every periodic job that this process may fire; look again now and then."""
+        held = {queue.name: queue for queue in self._scheduler.origins.values() if not queue.draining}
+        wanted: list[tuple[str, str]] = []
+        for name, job_type in declared.items():
+            per = _periodic(job_type).per
+            wanted += [(name, "")] if per == "service" else [(name, origin) for origin in held]
+        for key in self._rows.keys() - set(wanted):
+            del self._rows[key]
+        time = now()
+        if time >= self._look_at:
+            self._look_at = time + _LOOK_SECONDS * random.uniform(0.8, 1.2)
+        else:
+            wanted = [key for key in wanted if key not in self._rows]
+        for starting, keys in groupby(sorted(wanted, key=self._order), key=self._is_starting):
+            await self._look(declared, list(keys), held, starting=starting)
+
+    def _order(self, key: tuple[str, str]) -> tuple[bool, tuple[str, str]]:
+        return self._is_starting(key), key
+
+    def _is_starting(self, key: tuple[str, str]) -> bool:
+        return key[0] not in self._started
+
+    async def _look(
+        self,
+        declared: dict[str, JobType[Tick]],
+        keys: Sequence[tuple[str, str]],
+        held: dict[str, OriginQueue],
+        *,
+        starting: bool,
+    ) -> None:
+        sent = now()
+        rows = await self._link.fetch(
+            self._attend_sql,
+            self.executor_id,
+            [name for name, _ in keys],
+            [origin for _, origin in keys],
+            [held[origin].epoch if origin else 0 for _, origin in keys],
+            starting,
+            [_periodic(declared[name]).schedule.text for name, _ in keys],
+        )
+        self._started.update(name for name, _ in keys)
+        for row in rows:
+            self._learn_clock(row["now"], sent)
+            known = self._rows.get((row["name"], row["origin"]))
+            job_type = declared[row["name"]]
+            made = _Row(job_type, _periodic(job_type), row["origin"], row["schedule"], row["since"], row["last_tick"])
+            if known is None or (known.schedule, known.since, known.last_tick) != row[2:5]:
+                known = self._rows[row["name"], row["origin"]] = made
+                if not made.in_force:
+                    log.warning("%s: in force is %r, of a process that started later", row["name"], made.schedule)
+            self._plan(known)
+
+    def _learn_clock(self, server: datetime, sent: float) -> None:
+        self._skew = server.timestamp() - (sent + now()) / 2
+
+    def _time(self) -> datetime:
+        """The server's clock."""
+        return datetime.fromtimestamp(now() + self._skew, UTC)
+
+    # -- firing -------------------------------------------------------------------------------------------------------
+
+    def _plan(self, row: _Row) -> None:
+        """When to try next: at once if something is due, else at the next tick."""
+        time = self._time()
+        wait = 0.0
+        if not row.in_force:
+            wait = _LOOK_SECONDS
+        elif not row.periodic.due(row.last, time):
+            wait = (row.periodic.schedule.after(time) - time).total_seconds()
+        if not row.origin and not row.ours:
+            wait += random.uniform(*_LATER_SECONDS)
+        row.try_at = now() + max(wait, _LEAST_SECONDS)
+
+    async def _fire(self) -> None:
+        """Try what is due."""
+        time, due = self._time(), list[tuple[_Row, list[datetime]]]()
+        for row in self._rows.values():
+            if row.try_at <= now():
+                ticks = row.periodic.due(row.last, time)
+                if row.in_force and ticks:
+                    due.append((row, ticks))
+                else:
+                    self._plan(row)
+        due.sort(key=lambda item: item[0].job_type.name)
+        for name, group in groupby(due, key=lambda item: item[0].job_type.name):
+            of_name = list(group)
+            if of_name[0][0].periodic.per == "service":
+                await self._fire_service(*of_name[0])
+            else:
+                for start in range(0, len(of_name), _AT_ONCE):
+                    await self._fire_origins(name, of_name[start : start + _AT_ONCE])
+
+    async def _fire_service(self, row: _Row, ticks: list[datetime]) -> None:
+        sent = now()
+        answer = await self._link.fetchrow(
+            self._service_sql,
+            row.job_type.name,
+            row.schedule,
+            row.since,
+            row.last_tick,
+            ticks[-1],
+            row.job_type.home,
+            row.periodic.alone,
+            row.job_type.policy,
+            _payloads(row.last_tick, ticks),
+        )
+        assert answer is not None
+        self._learn_clock(answer["now"], sent)
+        if answer["fired"] is not None:
+            self._fired(row, ticks)
+            self._on_fired({answer["fired"]})
+        elif answer["busy"] is None:
+            self._missed_out(row)
+        elif answer["now"] < ticks[-1]:
+            self._plan(row)
+        else:
+            row.try_at = now() + _BUSY_SECONDS
+            self._warn(row, ticks, answer)
+
+    def _warn(self, row: _Row, ticks: list[datetime], answer: asyncpg.Record) -> None:
+        """Say why a tick that is due is not fired, where it is not because its predecessor runs."""
+        why = ""
+        if answer["origin"] is None:
+            why = "no executor holds an origin"
+            if row.job_type.home is not None:
+                why = f"the partitions of its home {row.job_type.home!r} are not known yet"
+        elif answer["busy"] and not answer["leased"]:
+            why = f"an earlier job of it waits in {answer['origin']}, which no executor holds"
+        if why and now() >= row.warn_at:
+            row.warn_at = now() + _WARN_SECONDS
+            log.error("%s: the tick of %s waits: %s", row.job_type.name, ticks[-1].isoformat(), why)
+
+    async def _fire_origins(self, name: str, due: list[tuple[_Row, list[datetime]]]) -> None:
+        due = [item for item in due if item[0].origin in self._scheduler.origins]
+        if not due:
+            return
+        first, sent = due[0][0], now()
+        payloads = [(row.origin, text) for row, ticks in due for text in _payloads(row.last_tick, ticks)]
+        answers = await self._link.fetch(
+            self._origins_sql,
+            self.executor_id,
+            name,
+            first.schedule,
+            [row.origin for row, _ in due],
+            [self._scheduler.origins[row.origin].epoch for row, _ in due],
+            [row.since for row, _ in due],
+            [row.last_tick for row, _ in due],
+            [ticks[-1] for _, ticks in due],
+            first.periodic.alone,
+            first.job_type.policy,
+            [origin for origin, _ in payloads],
+            [text for _, text in payloads],
+        )
+        by_origin = {answer["origin"]: answer for answer in answers}
+        fired: set[str] = set()
+        for row, ticks in due:
+            answer = by_origin.get(row.origin)
+            if answer is None:
+                self._missed_out(row)
+                continue
+            self._learn_clock(answer["now"], sent)
+            if answer["fired"]:
+                self._fired(row, ticks)
+                fired.add(row.origin)
+            elif answer["busy"] and row.periodic.alone:
+                row.try_at = now() + _BUSY_SECONDS
+            elif answer["now"] < ticks[-1]:
+                self._plan(row)
+            else:
+                self._missed_out(row)
+        if fired:
+            self._on_fired(fired)
+
+    def _fired(self, row: _Row, ticks: list[datetime]) -> None:
+        row.last_tick, row.ours = ticks[-1], True
+        self._plan(row)
+
+    def _missed_out(self, row: _Row) -> None:
+        """Another has fired it, or the origin is another's now: look before the next try."""
+        self._rows.pop((row.job_type.name, row.origin), None)
+
+
+def _periodic(job_type: JobType[Tick]) -> Periodic:
+    periodic = getattr(job_type, "periodic", None)
+    assert isinstance(periodic, Periodic)
+    return periodic
+
+
+def _payloads(previous: datetime | None, ticks: Iterable[datetime]) -> list[str]:
+    """What the jobs of these ticks get."""
+    out: list[str] = []
+    for tick in ticks:
+        out.append(Tick(scheduled_at=tick, previous=previous).model_dump_json())
+        previous = tick
+    return out
