@@ -1,0 +1,514 @@
+"""Policies `latest` and `parallel`, unique keys, handlers that take lists, groups that wait for a person."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import asyncpg
+import pytest
+from sidings.errors import ConfigurationError, EnqueueError
+from sidings.jobs import Discard, Job, JobId, OutcomeName, Registry, Retry, Snooze
+from tenacity import retry_if_result, stop_after_attempt, wait_fixed, wait_none
+
+from .support import (
+    ORIGIN,
+    Ledger,
+    Ride,
+    connected,
+    drained,
+    enqueue,
+    eventually,
+    fetch,
+    history,
+    jobs_left,
+    outcomes,
+    running,
+    value,
+)
+
+NEVER = 3_600.0
+
+
+async def ended(database: str) -> dict[int, str]:
+    """The terminal outcome of each job."""
+    rows = await history(database, "job_id, outcome")
+    final = [(row["job_id"], row["outcome"]) for row in rows if row["outcome"] not in ("retried", "snoozed", "held")]
+    assert len(dict(final)) == len(final), "a job ended twice"
+    return dict(final)
+
+
+# -- latest ---------------------------------------------------------------------------------------------------------
+
+
+async def test_of_the_waiting_jobs_of_a_latest_type_only_the_newest_runs(database: str):
+    registry = Registry()
+    seen: list[int] = []
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    @registry.job(group="transport", policy="latest")
+    async def locate(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+        started.set()
+        await go_on.wait()
+
+    async with running(database, registry, concurrency=2) as executor:
+        [head] = await enqueue(database, locate, [Ride(transport="a", number=0)])
+        await started.wait()  # what runs is not superseded
+        ids = await enqueue(database, locate, [Ride(transport="a", number=n) for n in range(1, 301)])
+        [other] = await enqueue(database, locate, [Ride(transport="b", number=1_000)])
+        await eventually(lambda: 1_000 in seen)
+        go_on.set()
+        await drained(database)
+        assert seen == [0, 1_000, 300]
+        assert executor.metrics.count(OutcomeName.SUPERSEDED, "locate") == 299
+    assert await ended(database) == {
+        head: "succeeded",
+        other: "succeeded",
+        ids[-1]: "succeeded",
+        **dict.fromkeys(ids[:-1], "superseded"),
+    }
+
+
+async def test_a_latest_job_that_commits_late_is_not_lost_and_supersedes_nothing_newer(database: str):
+    registry = Registry()
+    seen: list[int] = []
+    go_on = asyncio.Event()
+
+    @registry.job(group="transport", policy="latest")
+    async def locate(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+        if job.payload.number == 0:
+            await go_on.wait()
+
+    async with connected(database) as late, running(database, registry) as executor:
+        transaction = late.transaction()
+        await transaction.start()
+        [first] = await locate.enqueue_many(late, [Ride(transport="a", number=1)], origin=ORIGIN)  # not yet committed
+        [head] = await enqueue(database, locate, [Ride(transport="a", number=0)])
+        await eventually(lambda: seen == [0])
+        await transaction.commit()
+        [newest] = await enqueue(database, locate, [Ride(transport="a", number=2)])
+        await eventually(lambda: executor.scheduler.knows(first) and executor.scheduler.knows(newest))
+        go_on.set()
+        await drained(database)
+    assert seen == [0, 2]
+    assert await ended(database) == {head: "succeeded", first: "superseded", newest: "succeeded"}
+
+
+async def test_other_types_of_the_group_keep_their_places_between_latest_jobs(database: str):
+    registry = Registry()
+    ledger = Ledger()
+
+    @registry.job(group="transport", policy="latest")
+    async def locate(job: Job[Ride]) -> None:
+        ledger.start(job)
+        ledger.end(job)
+
+    @registry.job(group="transport")
+    async def load(job: Job[Ride]) -> None:
+        ledger.start(job)
+        ledger.end(job)
+
+    async with connected(database) as connection, connection.transaction():
+        ids = [
+            await job_type.enqueue(connection, Ride(transport="a"), origin=ORIGIN)
+            for job_type in (locate, load, locate, load, locate, load)
+        ]
+    async with running(database, registry):
+        await drained(database)
+    assert ledger.overlaps == []
+    assert [id for _, id in ledger.ended] == [ids[1], ids[3], ids[4], ids[5]]
+    assert Counter((await ended(database)).values()) == {"succeeded": 4, "superseded": 2}
+
+
+async def test_the_newest_job_inherits_the_failures_of_those_it_supersedes(database: str):
+    registry = Registry()
+    failures: list[tuple[int, int]] = []
+
+    @registry.job(group="transport", policy="latest", retry=Retry(wait=wait_fixed(NEVER)))
+    async def locate(job: Job[Ride]) -> None:
+        failures.append((job.payload.number, job.failures))
+        if job.payload.number < 2:
+            raise OSError("the carrier is down")
+
+    async with running(database, registry) as executor:
+        for number in range(2):
+            await enqueue(database, locate, [Ride(transport="a", number=number)])
+            await eventually(lambda number=number: (number, number) in failures)
+            await eventually(lambda: list(executor.scheduler.stuck_lanes()))
+            if not number:  # the next one waits behind the head that backs off; both are due now
+                await enqueue(database, locate, [Ride(transport="a", number=1)])
+                await fetch(database, "UPDATE sidings.job SET run_at = now() WHERE run_at IS NOT NULL")
+                break
+    async with running(database, registry):
+        await eventually(lambda: (1, 1) in failures)
+        await enqueue(database, locate, [Ride(transport="a", number=2)])
+    await fetch(database, "UPDATE sidings.job SET run_at = now() WHERE run_at IS NOT NULL")
+    async with running(database, registry):
+        await drained(database)
+    assert failures == [(0, 0), (1, 1), (2, 2)]
+    assert Counter((await ended(database)).values()) == {"superseded": 2, "succeeded": 1}
+
+
+async def test_a_delay_of_a_latest_type_debounces(database: str):
+    registry = Registry()
+    seen: list[int] = []
+
+    @registry.job(group="transport", policy="latest")
+    async def index(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+
+    for number in range(3):
+        await enqueue(database, index, [Ride(transport="a", number=number)], delay=NEVER + number)
+    await enqueue(database, index, [Ride(transport="b", number=9)], delay=NEVER)
+    # The first two have become due; the third, which is newer, has not.
+    await fetch(
+        database,
+        "UPDATE sidings.job SET run_at = now() WHERE id <> (SELECT id FROM sidings.job ORDER BY id OFFSET 2 LIMIT 1)",
+    )
+    async with running(database, registry):
+        await eventually(lambda: seen == [9])
+        assert Counter((await ended(database)).values()) == {"superseded": 2, "succeeded": 1}
+        await fetch(database, "UPDATE sidings.job SET run_at = now()")
+        await drained(database)
+    assert seen == [9, 2]
+
+
+async def test_a_latest_group_under_a_steady_stream_still_runs(database: str):
+    registry = Registry()
+    seen: list[int] = []
+
+    @registry.job(group="transport", policy="latest")
+    async def locate(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+
+    @registry.job(group="transport")
+    async def load(job: Job[Ride]) -> None: ...
+
+    async with running(database, registry):
+        number = 0
+        while len(seen) < 20:  # faster than reads follow
+            payloads = [Ride(transport="a", number=number + more) for more in range(5)]
+            await enqueue(database, locate, payloads)
+            await enqueue(database, load, payloads[:1])
+            number += 5
+        await drained(database)
+    assert seen == sorted(seen)
+    assert seen[-1] == number - 1
+
+
+# -- parallel -------------------------------------------------------------------------------------------------------
+
+
+async def test_jobs_of_a_parallel_group_run_side_by_side_and_back_off_alone(database: str):
+    registry = Registry()
+    here: set[int] = set()
+    all_here = asyncio.Event()
+
+    @registry.job(group="transport", policy="parallel", retry=Retry(wait=wait_none()))
+    async def notify(job: Job[Ride]) -> None:
+        if job.payload.number == 99 and not job.failures:
+            raise OSError("once")
+        here.add(job.payload.number)
+        if here == {1, 2, 3, 99}:
+            all_here.set()
+        await all_here.wait()
+
+    @registry.job(group="transport", retry=Retry(wait=wait_fixed(NEVER)))
+    async def stuck(job: Job[Ride]) -> None:
+        raise OSError("for ever")
+
+    async with running(database, registry, concurrency=4):
+        await enqueue(database, stuck, [Ride(transport="a")])
+        await eventually(lambda: value(database, "SELECT count(*) FROM sidings.job WHERE failures > 0"))
+        await enqueue(database, notify, [Ride(transport="a", number=n) for n in (99, 1, 2, 3)])
+        await eventually(lambda: value(database, "SELECT count(*) = 1 FROM sidings.job"))
+    assert here == {1, 2, 3, 99}
+
+
+async def test_a_policy_needs_a_group_and_a_known_name():
+    registry = Registry()
+
+    async def handler(job: Job[Ride]) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="needs group="):
+        registry.job(policy="latest")(handler)
+    with pytest.raises(ConfigurationError, match="'serial', 'latest' or 'parallel'"):
+        registry.job(group="transport", policy="newest")(handler)  # type: ignore[arg-type]
+
+
+# -- unique keys ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry() -> Registry:
+    jobs = Registry()
+
+    @jobs.job(name="sync")
+    async def sync(job: Job[Ride]) -> None: ...
+
+    return jobs
+
+
+async def once(connection: asyncpg.Connection, registry: Registry, key: str = "k", **options: Any) -> JobId:
+    return await registry["sync"].enqueue(connection, Ride(), origin=ORIGIN, unique_key=key, **options)
+
+
+async def test_a_unique_key_gives_the_job_that_stands(database: str, registry: Registry):
+    async with connected(database) as connection:
+        async with connection.transaction():
+            first = await once(connection, registry)
+            assert await once(connection, registry) == first  # also within one transaction
+            other = await once(connection, registry, "other")
+        async with connection.transaction():
+            assert await once(connection, registry, delay=60) == first
+            # From SQL as well.
+            sql = "SELECT sidings.enqueue('sync', '{}', 'transports/0', unique_key => 'k')"
+            assert await connection.fetchval(sql) == first
+    assert other != first
+    assert await jobs_left(database) == 2
+
+
+async def test_a_unique_key_is_free_again_when_its_job_has_ended(database: str):
+    jobs = Registry()
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    @jobs.job(name="sync")
+    async def sync(job: Job[Ride]) -> None:
+        started.set()
+        await go_on.wait()
+
+    async with running(database, jobs), connected(database) as connection:
+        async with connection.transaction():
+            first = await once(connection, jobs)
+        await started.wait()
+        async with connection.transaction():
+            assert await once(connection, jobs) == first  # it stands while it runs
+        go_on.set()
+        await drained(database)
+        async with connection.transaction():
+            assert await once(connection, jobs) != first
+        await drained(database)
+    assert await outcomes(database) == ["succeeded"] * 2
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["which commits", "which rolls back"])
+async def test_an_enqueue_of_a_key_waits_for_the_open_transaction_that_has_it(
+    database: str, registry: Registry, commits: bool
+):
+    async with connected(database) as one, connected(database) as two, two.transaction():
+        transaction = one.transaction()
+        await transaction.start()
+        first = await once(one, registry)
+        second = asyncio.create_task(once(two, registry))
+        waits, pid = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $1", two.get_server_pid()
+        await eventually(lambda: value(database, waits, pid), "the second waits")
+        assert not second.done()
+        await (transaction.commit() if commits else transaction.rollback())
+        assert (await second == first) == commits
+    assert await jobs_left(database) == 1
+
+
+async def test_a_key_counts_for_its_type_only_and_at_home_too(database: str, registry: Registry):
+    @registry.job(group="transport", home="transports")
+    async def follow(job: Job[Ride]) -> None: ...
+
+    async with connected(database) as connection, connection.transaction():
+        await connection.execute("INSERT INTO sidings.topic (topic, partitions) VALUES ('transports', 3)")
+        first = await once(connection, registry)
+        at_home = await follow.enqueue(connection, Ride(transport="a"), unique_key="k")
+        assert at_home != first
+        assert await follow.enqueue(connection, Ride(transport="b"), unique_key="k") == at_home
+        with pytest.raises(EnqueueError, match="unique_key is empty"):
+            await once(connection, registry, "")
+
+
+# -- batches --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_handler_that_takes_lists_gets_what_waits_up_to_its_size(database: str):
+    registry = Registry()
+    sizes: list[int] = []
+    origins: set[frozenset[str]] = set()
+
+    @registry.job(batch=50)
+    async def post(jobs: list[Job[Ride]]) -> None:
+        sizes.append(len(jobs))
+        origins.add(frozenset(job.origin for job in jobs))
+
+    await enqueue(database, post, [Ride(number=n) for n in range(400)])
+    await enqueue(database, post, [Ride(number=n) for n in range(10)], origin="transports/1")
+    async with running(database, registry, [ORIGIN, "transports/1"], concurrency=2):
+        await drained(database)
+    assert sum(sizes) == 410
+    assert max(sizes) == 50
+    assert len(sizes) < 30  # full ones, but where nothing more was in memory
+    assert origins == {frozenset([ORIGIN]), frozenset(["transports/1"])}
+    assert Counter(await outcomes(database)) == {"succeeded": 410}
+
+
+async def test_a_batch_holds_no_two_jobs_of_a_group_and_keeps_their_order(database: str):
+    registry = Registry()
+    ledger = Ledger()
+
+    @registry.job(group="transport", batch=20)
+    async def post(jobs: list[Job[Ride]]) -> None:
+        assert len({job.group for job in jobs}) == len(jobs)
+        for job in jobs:
+            ledger.start(job)
+        await asyncio.sleep(0)
+        for job in jobs:
+            ledger.end(job)
+
+    await enqueue(database, post, [Ride(transport=f"t{n % 7}", number=n) for n in range(140)])
+    async with running(database, registry):
+        await drained(database)
+    assert ledger.overlaps == []
+    assert all(ids == sorted(ids) for ids in ledger.by_group().values())
+    assert Counter(await outcomes(database)) == {"succeeded": 140}
+
+
+async def test_each_job_of_a_batch_has_an_outcome_of_its_own(database: str):
+    registry = Registry()
+    attempts: list[list[int]] = []
+
+    @registry.job(batch=10, retry=Retry(wait=wait_none()))
+    async def post(jobs: list[Job[Ride]]) -> list[object]:
+        attempts.append([job.payload.number for job in jobs])
+        if jobs[0].attempt > 1:
+            return [None]
+        answers: dict[int, object] = {
+            1: Discard("gone"),
+            2: OSError("later"),
+            3: Retry.after(0),
+            4: Snooze(0),
+            5: "text",
+        }
+        return [answers.get(job.payload.number) for job in jobs]
+
+    ids = await enqueue(database, post, [Ride(number=n) for n in range(6)])
+    await fetch(database, "UPDATE sidings.job SET payload = '[]' WHERE id = $1", ids[0])  # fits no model
+    async with running(database, registry):
+        await eventually(lambda: value(database, "SELECT count(*) = 1 FROM sidings.job"))
+    assert attempts[0] == [1, 2, 3, 4, 5]  # the invalid one is held, and spoils nothing
+    assert sorted(attempts[1:]) == [[2], [3], [4]]  # each alone; the snoozed one is a batch again, of one
+    rows = await history(database, "job_id, outcome")
+    told = {ids.index(row["job_id"]): [] for row in rows}
+    for row in rows:
+        told[ids.index(row["job_id"])].append(row["outcome"])
+    assert told == {
+        0: ["held"],
+        1: ["discarded"],
+        2: ["retried", "succeeded"],
+        3: ["retried", "succeeded"],
+        4: ["snoozed", "succeeded"],
+        5: ["succeeded"],
+    }
+
+
+async def test_what_a_batch_raises_fails_all_of_it_and_each_is_tried_alone(database: str):
+    registry = Registry()
+    sizes: list[int] = []
+
+    @registry.job(batch=10, retry=Retry(wait=wait_none(), stop=stop_after_attempt(3)))
+    def post(jobs: list[Job[Ride]]) -> None:  # a plain function as well
+        sizes.append(len(jobs))
+        if any(job.payload.number == 3 for job in jobs):
+            raise ValueError("one bad job")
+
+    await enqueue(database, post, [Ride(number=n) for n in range(5)])
+    async with running(database, registry):
+        await drained(database)
+    assert sizes[0] == 5
+    assert set(sizes[1:]) == {1}
+    assert Counter((await ended(database)).values()) == {"succeeded": 4, "discarded": 1}
+
+
+async def test_a_batch_that_answers_with_the_wrong_length_has_failed(database: str):
+    registry = Registry()
+
+    @registry.job(batch=10, retry=Retry(stop=stop_after_attempt(1)))
+    async def post(jobs: list[Job[Ride]]) -> list[None]:
+        return [None]
+
+    await enqueue(database, post, [Ride(number=n) for n in range(3)])
+    async with running(database, registry):
+        await drained(database)
+    [row, *_] = await history(database, "outcome, error_message")
+    assert row["outcome"] == "discarded"
+    assert "for each of its 3 jobs None or an error; it returned list" in row["error_message"]
+
+
+async def test_a_batch_is_cancelled_at_its_timeout_as_a_whole(database: str):
+    registry = Registry()
+
+    @registry.job(batch=10, timeout=0.05, retry=Retry(stop=stop_after_attempt(1)))
+    async def post(jobs: list[Job[Ride]]) -> None:
+        await asyncio.Event().wait()
+
+    await enqueue(database, post, [Ride(number=n) for n in range(3)])
+    async with running(database, registry):
+        await drained(database)
+    assert {row["error_class"] for row in await history(database, "error_class")} == {"TimeoutError"}
+
+
+async def test_a_batch_is_declared_with_a_list_and_a_sensible_size():
+    registry = Registry()
+
+    async def single(job: Job[Ride]) -> None: ...
+
+    async def several(jobs: list[Job[Ride]]) -> None: ...
+
+    for options, told in [
+        ({"batch": 1}, "2 to 500"),
+        ({"batch": 501}, "2 to 500"),
+        ({"batch": 9, "transactional": True}, "exclude each other"),
+        ({"batch": 9, "retry": Retry(retry=retry_if_result(bool))}, "return errors instead"),
+    ]:
+        with pytest.raises(ConfigurationError, match=told):
+            registry.job(**options)(several)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"list\[Job\[YourModel\]\]"):
+        registry.job(batch=9)(single)
+    with pytest.raises(ConfigurationError, match=r"Job\[YourModel\]"):
+        registry.job()(several)
+
+
+# -- blocked groups -------------------------------------------------------------------------------------------------
+
+
+async def test_an_exhausted_job_blocks_its_group_until_a_person_decides(database: str):
+    registry = Registry()
+    seen: list[tuple[str, int]] = []
+
+    @registry.job(group="transport", retry=Retry(wait=wait_none(), stop=stop_after_attempt(2), on_exhausted="block"))
+    async def pay(job: Job[Ride]) -> None:
+        seen.append((job.payload.transport, job.payload.number))
+        if job.payload == Ride(transport="a", number=0):
+            raise PermissionError("the account is closed")
+
+    [head] = await enqueue(database, pay, [Ride(transport="a", number=0)])
+    await enqueue(database, pay, [Ride(transport="a", number=1), Ride(transport="b", number=2)])
+    for _ in range(2):  # it stays so for the next executor
+        async with running(database, registry):
+            await eventually(lambda: value(database, "SELECT run_at = 'infinity' FROM sidings.job WHERE id = $1", head))
+            await enqueue(database, pay, [Ride(transport="b", number=3)])
+            await eventually(lambda: value(database, "SELECT count(*) = 2 FROM sidings.job"))
+    assert seen.count(("a", 0)) == 2
+    assert ("a", 1) not in seen
+    [row] = await fetch(database, "SELECT position, held, failures, error FROM sidings.job WHERE id = $1", head)
+    assert row["position"] is not None
+    assert (row["held"], row["failures"]) == (None, 2)
+    assert row["error"] == "PermissionError: the account is closed"
+    told = [r["outcome"] for r in await history(database, "outcome, job_id, attempt") if r["job_id"] == head]
+    assert sorted(told) == ["held", "retried"]
+
+
+async def test_only_a_group_that_has_an_order_can_be_blocked():
+    registry = Registry()
+
+    async def handler(job: Job[Ride]) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="needs group="):
+        registry.job(retry=Retry(on_exhausted="block"))(handler)
+    with pytest.raises(ConfigurationError, match="keeps its order"):
+        registry.job(group="transport", policy="parallel", retry=Retry(on_exhausted="block"))(handler)
