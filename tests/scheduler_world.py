@@ -6,11 +6,12 @@ be kept back for as long as a test likes, so every interleaving of commits, read
 """
 
 import json
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from sidings.executor import cycles, reader
@@ -19,7 +20,7 @@ from sidings.executor.metrics import ExecutorMetrics
 from sidings.executor.reader import Reader
 from sidings.executor.scheduler import Entry, OriginQueue, Scheduler
 from sidings.executor.workers import Finished
-from sidings.jobs import SUCCEEDED, Again, End, Hold, Outcome, OutcomeName, Registry
+from sidings.jobs import SUCCEEDED, Again, Committed, End, Hold, Outcome, OutcomeName, Policy, Registry
 
 COLUMNS = (
     *("part", "ref", "id", "type", "group", "position", "attempt", "failures", "losses", "priority"),
@@ -27,6 +28,8 @@ COLUMNS = (
     *("enqueued_at", "first_started_at", "headers", "payload"),
 )
 INDEX = {name: number for number, name in enumerate(COLUMNS)}
+LATEST, PARALLEL = Policy.LATEST.value, Policy.PARALLEL.value
+T = TypeVar("T")
 SERVER_AHEAD = 1_000_000.0  # the server's epoch seconds minus the executor's clock
 
 
@@ -93,6 +96,9 @@ class Database:
         self.next_position = 1
         self.next_id = 1
         self.server = "server 1"
+        self.fence = 0
+        self.changes: Counter[str] = Counter()
+        self.pauses: list[list[str | None]] = []
 
     def begin(self) -> int:
         xid = self.next_xid
@@ -135,7 +141,7 @@ class Database:
         header[:4] = [0, 0, self.next_xid, self.server]
         header[INDEX["position"]] = late
         header[INDEX["run_at"]] = now + SERVER_AHEAD
-        header[INDEX["headers"]] = '{"fence": null, "pauses": null}'
+        header[INDEX["headers"]] = json.dumps({"fence": self.fence, "pauses": list(self.pauses) or None})
         header[INDEX["payload"]] = json.dumps(str(snapshot))
         answer = [Record(header)]
         by_origin: dict[str, list[Row]] = {name: [] for name in origins}
@@ -154,7 +160,7 @@ class Database:
         out = set(left_out or ())
         for ref, (name, high, page) in enumerate(zip(origins, highs, pages, strict=True), start=1):
             rows = [row for row in by_origin[name] if (row.position or 0) > high]
-            kept = [row for row in rows if row.group is None or f"{name}\x1f{row.group}" not in out]
+            kept = [r for r in rows if r.group is None or r.policy == PARALLEL or f"{name}\x1f{r.group}" not in out]
             answer += [row.delivered(3, ref) for row in kept[:page]]
             if report[ref - 1]:
                 scanned = [None] * len(COLUMNS)
@@ -175,6 +181,7 @@ class Handlers:
         self.void: list[Entry] = []  # still running, although another executor has their origin
         self.concurrency = concurrency
         self.batch_sizes: dict[str, int] = {}
+        self.clock: Callable[[], float] = float
 
     def capacity(self) -> int:
         return self.concurrency - len(self.busy) - len(self.void) - len(self.claimed)
@@ -186,6 +193,12 @@ class Handlers:
         taken = [entry for entry in self.claimed if entry.origin is queue]
         self.claimed = deque(entry for entry in self.claimed if entry.origin is not queue)
         return taken
+
+    def cancel_jobs(self, ids: set[int]) -> None:
+        """Somebody has ended these jobs; their handlers notice it at once."""
+        for entry in [entry for entry in self.busy if entry.id in ids]:
+            self.busy.remove(entry)
+            self.finished.append(Finished(entry, Committed(OutcomeName.CANCELLED), self.clock(), self.clock()))
 
 
 STEPS = {
@@ -210,6 +223,10 @@ STEPS = {
     "reread": 1,
     "expire_or_renew": 2,
     "restart_server": 0,
+    "thin_out": 8,
+    "cancel": 0,
+    "pause": 0,
+    "resume": 0,
 }
 
 
@@ -227,6 +244,8 @@ class Life:
     alone: float = 0.3  # inserts in a transaction of their own
     unknown: float = 0.01  # jobs of a type that this process does not know
     failing: float = 0.3
+    latest: float = 0.0
+    parallel: float = 0.0
 
 
 def life(changed: dict[str, int] | None = None, **options: Any) -> Life:
@@ -249,6 +268,12 @@ LIVES = {
     "changing owners": life({"drain_or_resume": 5, "release": 4, "lose": 4, "acquire": 10, "restart_server": 1}),
     "unknown types": life({"move": 3}, unknown=0.2, groups=("a", "b", "c")),
     "hardly any memory": life(window=4, budget=8, concurrency=1),
+    "only the newest": life(latest=0.7, groups=("a", "b", "c"), unknown=0),
+    "all policies": life(latest=0.4, parallel=0.3, groups=("a", "b", "c", None)),
+    "persons intervene": life({"cancel": 6, "pause": 3, "resume": 3}, groups=("a", "b", "c", None)),
+    "persons intervene in everything": life(
+        {"cancel": 6, "pause": 3, "resume": 3, "lose": 2, "acquire": 6}, latest=0.3, parallel=0.2
+    ),
 }
 
 
@@ -276,6 +301,8 @@ class World:
         self.shown: dict[str, frozenset[int]] = {}  # by origin: what the last read that counts has shown
         self.running_rows: dict[int, int] = {}  # id -> attempt
         self.over: set[int] = set()
+        self.named: set[int] = set()  # by the last cycle that has committed
+        self.stopped: set[int] = set()  # cancelled when they were named
         self.started = 0
         registry = Registry()
         registry.job(name="known", payload=object)(_handler)
@@ -287,6 +314,7 @@ class World:
         )
         metrics = ExecutorMetrics("test", None)
         self.handlers = Handlers(self.life.concurrency)
+        self.handlers.clock = lambda: self.clock
         self.reader = Reader(
             _none(),
             self.scheduler,
@@ -296,10 +324,10 @@ class World:
             silent=list,
             on_rows=_ignore,
             on_new_server=_ignore,
-            on_fence=lambda fence: True,
+            on_fence=lambda fence: self.cycles.fence_read(fence),
         )
         self.cycles = CycleLoop(
-            _none(),
+            Standing(self),  # type: ignore[arg-type]
             self.scheduler,
             self.handlers,  # type: ignore[arg-type]
             registry,
@@ -337,6 +365,9 @@ class World:
         database = self.database
         origin = self.random.choice(self.life.origins)
         row = Row(database.next_id, origin, group, kind, xid, None, inserted=self.step)
+        dice = self.random.random()
+        if group is not None and kind == "known" and dice < self.life.latest + self.life.parallel:
+            row.policy = LATEST if dice < self.life.latest else PARALLEL
         if self.random.random() < 0.1:
             row.run_at = self.clock + self.random.random()
         else:
@@ -361,7 +392,10 @@ class World:
         """Delayed rows that are due get a position and a new transaction id."""
         due = [r for r in self.database.rows.values() if r.position is None and not r.held and r.run_at <= self.clock]
         for row in sorted(due, key=lambda row: (row.run_at, row.id)):
-            self._move(row)
+            if row.policy == LATEST and any(other.id > row.id for other in self._alike(row)):
+                self._end(row)
+            else:
+                self._move(row)
 
     def move(self) -> None:
         """A person gives a waiting or held row a new place."""
@@ -379,7 +413,79 @@ class World:
         row.inserted = row.committed = self.step
         self.database.end(xid)
 
+    def _alike(self, row: Row) -> list[Row]:
+        """What of its group and type is not held."""
+        return [
+            other
+            for other in self.database.rows.values()
+            if (other.origin, other.group, other.policy) == (row.origin, row.group, LATEST) and not other.held
+        ]
+
+    def _end(self, row: Row) -> None:
+        del self.database.rows[row.id]
+        assert row.id not in self.over, f"{row} ended twice"
+        self.over.add(row.id)
+
+    # -- persons --------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """A person ends a job, whatever its state."""
+        if self.database.rows:
+            row = self.random.choice(list(self.database.rows.values()))
+            if row.held:
+                self.over.discard(row.id)
+            self._end(row)
+            if row.id in self.named:
+                self.stopped.add(row.id)
+            self._intervene(row.origin)
+
+    def pause(self) -> None:
+        origin = self.random.choice(self.life.origins)
+        group = self.random.choice([group for group in self.life.groups if group] or ["none"])
+        pause = self.random.choice((["type", "known", None, None], ["origin", None, origin, None]))
+        if self.random.random() < 0.6:
+            pause = ["group", None, origin, group]
+        if pause not in self.database.pauses:
+            self.database.pauses.append(pause)
+            self._intervene(*self.life.origins)
+
+    def resume(self) -> None:
+        if self.database.pauses:
+            self.database.pauses.pop(self.random.randrange(len(self.database.pauses)))
+            self._intervene(*self.life.origins)
+
+    def _intervene(self, *origins: str) -> None:
+        self.database.fence += 1
+        self.database.changes.update(origins)
+
+    def _paused(self, row: Row) -> bool:
+        return any(
+            pause in self.database.pauses
+            for pause in (
+                ["type", row.type, None, None],
+                ["origin", None, row.origin, None],
+                ["group", None, row.origin, row.group],
+            )
+        )
+
     # -- the reader -----------------------------------------------------------------------------------------------
+
+    def thin_out(self) -> None:
+        """Superseded jobs are ended, while no read is under way."""
+        if self.read_in_flight is not None:
+            return
+        for lane in list(self.scheduler.crowded):
+            alike = [
+                row
+                for row in self.database.rows.values()
+                if (row.origin, row.group, row.policy) == (lane.origin.name, lane.group, LATEST)
+                and row.position is not None
+            ]
+            newest = max((row.id for row in alike), default=0)
+            older = [row for row in alike if row.id < newest]
+            for row in older:
+                self._end(row)
+            self.scheduler.thinned(lane, newest, len(older), self.clock)
 
     def send_read(self) -> None:
         if self.read_in_flight is None and any(not q.draining for q in self.scheduler.origins.values()):
@@ -415,9 +521,14 @@ class World:
         """Gather and commit; the acknowledgement comes later."""
         if self.cycle_in_flight is not None:
             return
+        if self.cycles._look:
+            run(self.cycles._look_up())
         batch = self.cycles._gather()
         if batch is None:
             return
+        if self.cycles._fence != self.database.fence:  # the cycle is void
+            run(self.cycles._resolve(batch, 1))
+        self.named = set(self.cycles._named)
         for f in batch.finished:
             self._record(f.entry, f.outcome)
         for entry in batch.chosen:
@@ -439,12 +550,14 @@ class World:
                 row.failures += outcome.name is OutcomeName.RETRIED
                 row.losses = 0
                 row.run_at = self.clock + outcome.delay
-                if row.group is None:
+                if row.group is None or row.policy == PARALLEL:
                     row.position = None
             case Hold():
                 row.attempt += 1
                 row.losses = 0
                 row.held, row.position = True, None
+            case Committed():
+                raise AssertionError(f"{row} is still there")
             case _:
                 del self.database.rows[row.id]
         if not isinstance(outcome, Again):
@@ -466,12 +579,15 @@ class World:
             return
         assert entry.type == "known", f"{entry} starts although nobody here knows its type"
         row = self.database.rows.get(entry.id)
+        if row is None and entry.id in self.stopped:
+            row = Row(entry.id, entry.origin.name, entry.group, entry.type, 0, entry.position, attempt=entry.attempt)
         assert row is not None, f"{entry} starts although it is over"
         assert row.attempt == entry.attempt, f"{entry} starts as attempt {entry.attempt}, it is at {row.attempt}"
         for other in handlers.busy:
             assert other.id != entry.id, f"{entry} runs twice at once"
             same = (other.origin.name, other.group) == (entry.origin.name, entry.group)
-            assert entry.group is None or not same, f"{entry} starts while {other} of its group runs"
+            ordered = entry.lane is not None and other.lane is not None
+            assert not ordered or not same, f"{entry} starts while {other} of its group runs"
         if entry.losses:
             assert not any(other.losses for other in handlers.busy), f"{entry} is the second suspect at once"
         handlers.busy.append(entry)
@@ -546,6 +662,7 @@ class World:
         handlers.unclaim(queue)
         handlers.void += [entry for entry in handlers.busy if entry.origin is queue]
         handlers.busy = [entry for entry in handlers.busy if entry.origin is not queue]
+        self.named -= {entry.id for entry in self.cycles._named.values() if entry.origin is queue}
         self.cycles.forget(queue.name)
         self.scheduler.remove_origin(queue.name)
 
@@ -582,10 +699,17 @@ class World:
         """Nothing of the group stands before it that a read had shown by now."""
         row = self.database.rows.get(entry.id)
         assert row is not None, f"{entry} is chosen although it is over"
-        if entry.group is None or row.moved:
+        assert not self._paused(row), f"{entry} is chosen although it is paused"
+        if entry.lane is None or row.moved:
             return
         for other in self.database.rows.values():
-            if other.origin != row.origin or other.group != row.group or other.moved or other.position is None:
+            if (
+                other.policy == PARALLEL
+                or other.origin != row.origin
+                or other.group != row.group
+                or other.moved
+                or other.position is None
+            ):
                 continue
             if other.id in self.shown[row.origin] or other.committed < row.inserted:
                 assert other.position >= entry.position, f"{entry} is chosen before {other}"
@@ -621,6 +745,7 @@ class World:
             if row.position is None or row.type == "unknown" or row.id not in self.shown.get(row.origin, ()):
                 continue
             accounted = scheduler.knows(row.id) or scheduler.accounts_for(row.origin, row.group, row.position)
+            accounted = accounted or scheduler.withholds(row.type, row.origin, row.group)
             assert accounted or row.moved, f"the audit finds {row}"
         assert scheduler.waiting() >= 0
         assert scheduler.ready >= 0
@@ -631,6 +756,8 @@ class World:
             self.commit(xid)
         self.deliver_read()
         self.acknowledge_cycle()
+        while self.database.pauses:
+            self.resume()
         quiet = 0
         for _ in range(20_000):
             before = (len(self.database.rows), self.started)
@@ -644,6 +771,7 @@ class World:
             for _ in self.life.origins:
                 self.acquire()
             self.promote()
+            self.thin_out()
             self.send_read()
             self.deliver_read()
             self.send_cycle()
@@ -668,6 +796,35 @@ class World:
         for queue in self.scheduler.origins.values():
             assert not queue.running
             assert all(lane.more for lane in queue.lanes.values()), "an empty lane is kept"
+
+
+class Standing:
+    """`standing.sql`."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    async def fetchrow(self, *_: object) -> dict[str, Any]:
+        database = self.world.database
+        origins = sorted(self.world.scheduler.origins)
+        return {
+            "cycle": 0,
+            "fence": database.fence,
+            "origins": origins,
+            "epochs": [self.world.scheduler.origins[name].epoch for name in origins],
+            "changes": [database.changes[name] for name in origins],
+            "gone": [id for id in self.world.named if id not in database.rows],
+            "pauses": json.dumps(database.pauses) if database.pauses else None,
+        }
+
+
+def run(step: Coroutine[Any, Any, T]) -> T:
+    """Run what never has to wait."""
+    try:
+        step.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits")
 
 
 class Clocks:
