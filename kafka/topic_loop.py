@@ -147,18 +147,21 @@ class FetchLoop(ABC):
             partition = self._partitions.get(tp)
             if partition is None:
                 continue  # revoked meanwhile
-            if partition.state is not State.READY or partition.items or records[0].offset < partition.next_offset:
-                self._displace([partition])  # assigned anew, or moved: these records may be from any position
-                continue
             try:
-                partition.end = await self._position(tp)
+                position = await self._position(tp)
             except IllegalStateError:
                 continue
+            # Assigned anew, or moved, forward or back: these records may be from any position.
+            moved = records[0].offset < partition.next_offset or position <= records[-1].offset
+            if partition.state is not State.READY or partition.items or moved:
+                self._displace([partition])
+                continue
+            partition.end = position
             partition.items.extend([self._item(partition, record) for record in records])
         await self._pass_gaps([partition for partition in ready if partition.tp not in polled])
 
     async def _pass_gaps(self, silent: Sequence[Partition]) -> None:
-        """Nothing came of these: where the client has moved on, only a gap lay there, such as a transaction's marker."""
+        """Nothing came of these: where the client has moved on, there was only a gap, e.g. a transaction's marker."""
         for partition in silent:
             try:
                 position = await self._position(partition.tp)
@@ -185,11 +188,15 @@ class FetchLoop(ABC):
 
     def _item(self, partition: Partition, record: Record) -> Item:
         group = group_of_key(record.key)
+        subscription = self._subscription
         try:
-            return Item(partition, record, self._subscription.decode(record), None, group)
+            message = subscription.decode(record)
+            if subscription.passes_over(message):
+                return Item(partition, record, None, None, group)
+            return Item(partition, record, message, None, group, subscription.id_of(record, message))
         except UndecodableMessage as error:
             log.error("%s offset %s cannot be decoded and will be held: %s", partition.origin, record.offset, error)
-            return Item(partition, record, None, str(error), group)
+            return Item(partition, record, None, str(error), group, subscription.id_of(record, None))
 
     def _displace(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
