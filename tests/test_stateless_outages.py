@@ -32,8 +32,8 @@ def by_key(records: list[Any]) -> dict[bytes, list[int]]:
 
 
 async def test_nothing_is_lost_while_processes_are_killed(topic, sidings_kafka, tmp_path):
-    """Two instances, killed in turns in the middle of their work: every message leaves a result or is a dead letter, and
-    each key's results come in order."""
+    """Two instances, killed in turns in the middle of their work: every message leaves a result or is a dead letter,
+    and each key's results come in order."""
     name, results, dead = await topic(partitions=2), await topic("results"), await topic("dead")
     count = 600
     async with producing(sidings_kafka) as producer:
