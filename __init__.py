@@ -6,12 +6,16 @@ Everything that a service author imports stands here. Reading order of the code:
 """
 
 from .errors import (
+    ActionRefused,
+    AdministrationError,
+    Busy,
     ConfigurationError,
     ConsumerError,
     EnqueueError,
     Fenced,
     ForeignSchema,
     InvalidPayload,
+    JobNotFound,
     KafkaUnavailable,
     MissingGroup,
     MissingOrigin,
@@ -30,6 +34,7 @@ from .errors import (
 )
 from .executor import ExecutorSettings, PostgresSettings
 from .jobs import Discard, Fence, Job, JobId, JobType, Registry, Retry, Snooze, Transaction
+from .jobs.admin import Admin
 from .kafka import KafkaSettings, Message, StaticAssignment
 from .kafka.outbox import (
     InvalidMessage,
@@ -44,6 +49,10 @@ from .schema import migrate
 from .service import Service
 
 __all__ = [
+    "ActionRefused",
+    "Admin",
+    "AdministrationError",
+    "Busy",
     "ConfigurationError",
     "ConsumerError",
     "Discard",
@@ -56,6 +65,7 @@ __all__ = [
     "InvalidPayload",
     "Job",
     "JobId",
+    "JobNotFound",
     "JobType",
     "KafkaSettings",
     "KafkaUnavailable",

@@ -20,18 +20,26 @@
     │   ├── UndecodableMessage    its value does not fit the model; it is kept as a held job
     │   ├── OffsetOutOfRange      the stored offset lies beyond the end of the log: the topic was made anew
     │   └── OffsetUnknown         there is no stored offset, and start="fail" forbids to choose one
+    ├── AdministrationError       an action of a person was not done; nothing has changed
+    │   ├── JobNotFound           there is no such job; the message says how it ended, if that is known
+    │   ├── ActionRefused         it makes no sense as asked, or not in the present state of things
+    │   └── Busy                  somebody else is changing the same rows: try again
     ├── PostgresUnavailable       no connection, or a call timed out; retried by every loop of ours
     ├── KafkaUnavailable          no broker answers; retried by every loop of ours
     └── Fenced                    another executor has taken the origin over; the attempt's outcome is void
 """
 
 __all__ = [
+    "ActionRefused",
+    "AdministrationError",
+    "Busy",
     "ConfigurationError",
     "ConsumerError",
     "EnqueueError",
     "Fenced",
     "ForeignSchema",
     "InvalidPayload",
+    "JobNotFound",
     "KafkaUnavailable",
     "MissingGroup",
     "MissingOrigin",
@@ -120,6 +128,22 @@ class OffsetOutOfRange(ConsumerError):
 
 class OffsetUnknown(ConsumerError):
     """No offset is stored for a partition, and its consumer was declared with ``start="fail"``."""
+
+
+class AdministrationError(SidingsError):
+    """An action of a person was not done. Nothing has changed."""
+
+
+class JobNotFound(AdministrationError):
+    """There is no such job. If it has ended, the message says how; `Admin.requeue` may bring it back."""
+
+
+class ActionRefused(AdministrationError):
+    """What is asked for makes no sense, or not in the present state of things. The message says what to do instead."""
+
+
+class Busy(AdministrationError):
+    """Somebody else's transaction holds a row that is needed. Try again."""
 
 
 class PostgresUnavailable(SidingsError):

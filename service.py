@@ -15,6 +15,7 @@ from .executor import ExecutorSettings, PostgresSettings
 from .jobs import Registry, Retry, Transaction
 from .kafka import (
     Consumer,
+    DeadLetters,
     Decoder,
     KafkaExecutor,
     KafkaSettings,
@@ -23,6 +24,7 @@ from .kafka import (
     Producer,
     Relay,
     Start,
+    StatelessSubscription,
     StaticAssignment,
     Subscription,
     Topics,
@@ -100,6 +102,7 @@ class Service:
         self._topics = tuple(topics)
         self._prometheus = prometheus
         self._subscriptions: dict[str, Subscription[Any]] = {}
+        self._stateless: dict[str, StatelessSubscription[Any]] = {}
         self._postgres = _postgres(postgres, schema)
         self._executor: KafkaExecutor | None = None
         self._transactions: Transactions | None = None
@@ -111,6 +114,9 @@ class Service:
             self._transactions = Transactions(self._postgres, self._executor.committed)
             self._topic_table = Topics(self._postgres, {} if self._kafka is None else self._kafka.partitioners)
         self._producer = None if self._kafka is None else Producer(self._kafka, outbox)
+        self._dead_letters = (
+            None if self._kafka is None else DeadLetters(self._kafka.group or name, Producer(self._kafka, outbox))
+        )
         self._relay: Relay | None = None
         self._outbox: Outbox | None = None
         if self._postgres is not None and self._transactions is not None:
@@ -153,6 +159,9 @@ class Service:
         isolate: bool = False,
         start: Start = "earliest",
         timeout: float | None = 30.0,
+        stateless: bool = False,
+        concurrency: int = 1,
+        dead_letter: str | None = None,
     ) -> Callable[[H], H]:
         """Handle the messages of `topic`, effects exactly once::
 
@@ -174,16 +183,41 @@ class Service:
         start: where to begin when no offset is stored: ``"earliest"``, ``"latest"``, ``"committed"`` (the group's
             offset in Kafka, else earliest), or ``"fail"``, which ends the service with `OffsetUnknown`.
         timeout: seconds that one call of the handler may take, then it has failed; None: any.
+        stateless: needs no Postgres. The handler takes the message alone, ``async def on_x(message: Message[X])``; the
+            offset is committed to Kafka when it has returned, so it runs at least once per message.
+        concurrency: of a stateless consumer: messages of each partition at once. Those of one key run in order, those
+            without a key in any order.
+        dead_letter: of a stateless consumer, and needed there: the topic for messages that cannot be decoded, or that
+            fail until `retry` gives up.
 
         A parked or isolated message is a transactional job: its effects too happen exactly once. Returns the handler
         unchanged. Raises `ConfigurationError`.
         """
 
         def declare(handler: H) -> H:
-            if self._transactions is None:
-                raise ConfigurationError(f"the consumer of {topic!r} stores its offsets in Postgres: give postgres=...")
-            if topic in self._subscriptions:
+            if topic in self._subscriptions or topic in self._stateless:
                 raise ConfigurationError(f"two consumers are declared for the topic {topic!r}")
+            if stateless:
+                if batch is not None or isolate:
+                    raise ConfigurationError(f"{topic}: stateless=True excludes batch= and isolate=")
+                self._stateless[topic] = StatelessSubscription(
+                    topic,
+                    handler,
+                    concurrency=concurrency,
+                    dead_letter=dead_letter,
+                    model=model,
+                    decoder=decoder,
+                    retry=retry,
+                    start=start,
+                    timeout=timeout,
+                )
+                return handler
+            if concurrency != 1 or dead_letter is not None:
+                raise ConfigurationError(f"{topic}: concurrency= and dead_letter= need stateless=True")
+            if self._transactions is None:
+                raise ConfigurationError(
+                    f"the consumer of {topic!r} stores its offsets in Postgres: give postgres=..., or stateless=True"
+                )
             subscription: Subscription[Any] = Subscription(
                 topic,
                 handler,
@@ -335,12 +369,14 @@ class Service:
         """Start the parts. They stop in the reverse order: the consumer takes up nothing more and leaves the group,
         so that others go on with its partitions; the executor lets its handlers end and gives its origins back; the
         connections are closed."""
+        self._consumer = self._make_consumer()
         if self._monitor is not None:
             self._monitor.start()
             stack.callback(self._monitor.stop)
         if self._producer is not None:
             stack.push_async_callback(self._producer.stop)
         if self._executor is None or self._transactions is None:
+            self._start_consumer(stack, _DRAIN_SECONDS)
             return
         self._transactions.extra = len(self._subscriptions)  # the main line of each topic has one
         self._transactions.idle_seconds = self._idle_seconds()
@@ -356,27 +392,28 @@ class Service:
             stack.push_async_callback(self._relay.stop)
             await self._relay.start()
             self._supervisor.watch("the relay", self._relay.wait())
-        consumer = self._make_consumer()
         stack.push_async_callback(self._executor.stop)
         await self._executor.start()
         stack.callback(self._executor.rebalance_listener.close)
         self._supervisor.watch("the executor", self._executor.wait())
         if self._assignment is not None:
             self._executor.assign(self._assignment.origins)
-        if consumer is not None:
-            self._consumer = consumer
-            self._consumer_task = self._supervisor.watch("the consumer", consumer.run())
+        self._start_consumer(stack, min(_DRAIN_SECONDS, self._executor.settings.shutdown_seconds))
+
+    def _start_consumer(self, stack: AsyncExitStack, drain_seconds: float) -> None:
+        if self._consumer is not None:
+            self._consumer_task = self._supervisor.watch("the consumer", self._consumer.run())
             stack.push_async_callback(self._leave_group)
-            stack.push_async_callback(consumer.drain, min(_DRAIN_SECONDS, self._executor.settings.shutdown_seconds))
+            stack.push_async_callback(self._consumer.drain, drain_seconds)
 
     def _make_consumer(self) -> Consumer | None:
         if self._kafka is None:
-            if self._subscriptions:
-                raise ConfigurationError(f"consumers of {', '.join(self._subscriptions)} are declared: give kafka=...")
+            if declared := [*self._subscriptions, *self._stateless]:
+                raise ConfigurationError(f"consumers of {', '.join(declared)} are declared: give kafka=...")
             return None
         homes = {job_type.home for job_type in self.registry if job_type.home is not None}
         topics = {*self._topics, *homes}  # without a member of the group for its topic, nobody would run these jobs
-        if self._transactions is None or not (self._subscriptions or topics):
+        if not (self._subscriptions or self._stateless or (topics and self._transactions is not None)):
             return None
         return Consumer(
             self.name,
@@ -384,7 +421,9 @@ class Service:
             self._subscriptions,
             topics,
             self._transactions,
-            self.executor.rebalance_listener,
+            None if self._executor is None else self._executor.rebalance_listener,
+            stateless=self._stateless,
+            dead_letters=self._dead_letters,
             topic_table=self._topic_table,
             prometheus=self._prometheus,
         )

@@ -10,16 +10,19 @@ The way out: `outbox` (messages that leave when a transaction has committed), `p
 
 from .assignment import KafkaExecutor, RebalanceListener, StaticAssignment
 from .consumer import Consumer
+from .dead_letters import DeadLetters
 from .message import Message, StoredMessage
 from .outbox import Outbox, OutboxSettings, Receipt, Relay
 from .producer import Producer
 from .settings import KafkaSettings
+from .stateless_subscription import StatelessSubscription
 from .subscription import Decoder, Start, Subscription
 from .topics import Topics, partition_for
 from .transactions import Transactions
 
 __all__ = [
     "Consumer",
+    "DeadLetters",
     "Decoder",
     "KafkaExecutor",
     "KafkaSettings",
@@ -31,6 +34,7 @@ __all__ = [
     "Receipt",
     "Relay",
     "Start",
+    "StatelessSubscription",
     "StaticAssignment",
     "StoredMessage",
     "Subscription",

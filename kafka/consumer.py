@@ -14,16 +14,20 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from ..executor import Link
 from . import membership
 from .assignment import RebalanceListener
+from .dead_letters import DeadLetters
 from .handling import Handling
 from .lag import LagCommitter
+from .message import origin_of
 from .metrics import ConsumerMetrics
 from .offsets import OffsetStore
 from .parking import Parking
 from .partition import Partition
 from .placing import Placer
 from .settings import KafkaSettings
+from .stateless import Stateless
+from .stateless_subscription import StatelessSubscription
 from .subscription import Subscription
-from .topic_loop import TopicLoop
+from .topic_loop import FetchLoop, TopicLoop
 from .topics import Topics
 from .transactions import Transactions
 from .vitals import Vitals
@@ -37,8 +41,11 @@ _STABLE_SECONDS = 60.0  # a connection that has lasted so long makes the next pa
 
 
 class Consumer(ConsumerRebalanceListener):
-    """Consumes the topics of `subscriptions`. For `topics` it only joins the group, so that their partitions, and with
-    them the jobs of these origins, are assigned."""
+    """Consumes the topics of `subscriptions`, and those of `stateless`, which need no Postgres. For `topics` it only
+    joins the group, so that their partitions, and with them the jobs of these origins, are assigned.
+
+    transactions and assignment: None in a service without Postgres. dead_letters: needed by `stateless`.
+    """
 
     def __init__(
         self,
@@ -46,29 +53,34 @@ class Consumer(ConsumerRebalanceListener):
         settings: KafkaSettings,
         subscriptions: Mapping[str, Subscription[object]],
         topics: Collection[str],
-        transactions: Transactions,
-        assignment: RebalanceListener,
+        transactions: Transactions | None,
+        assignment: RebalanceListener | None,
         *,
+        stateless: Mapping[str, StatelessSubscription[Any]] | None = None,
+        dead_letters: DeadLetters | None = None,
         topic_table: Topics | None = None,
         prometheus: CollectorRegistry | None = REGISTRY,
     ) -> None:
         self.partitions: dict[TopicPartition, Partition] = {}
         self.joined = False  # has had an assignment
         self.metrics = ConsumerMetrics(service, prometheus)
-        self.vitals = Vitals(subscriptions.keys(), self.partitions)
+        self._stateless = None
+        if stateless and dead_letters is not None:
+            self._stateless = Stateless(stateless, settings, dead_letters, self.metrics, self)
+        self.vitals = Vitals({*subscriptions, *(stateless or ())}, self._all_partitions)
         self.metrics.figures = self.vitals.figures
         self._settings = settings
         self._group_id = settings.group or service
         self._subscriptions = subscriptions
-        self._topics = sorted({*subscriptions, *topics})
+        self._topics = sorted({*subscriptions, *(stateless or ()), *topics})
         self._transactions = transactions
         self._topic_table = topic_table
         self._assignment = assignment
-        self._link = Link(transactions.settings, self.metrics.postgres_error)
-        self._offsets = OffsetStore(self._link, transactions.settings)
+        self._link = None if transactions is None else Link(transactions.settings, self.metrics.postgres_error)
         self._client: AIOKafkaConsumer | None = None
         self._loops: list[TopicLoop] = []
         self._placer: Placer | None = None
+        self._lag: LagCommitter | None = None
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -102,7 +114,10 @@ class Consumer(ConsumerRebalanceListener):
                 await self._pause_before_connecting()
         finally:
             self._drained.set()
-            await self._link.close()
+            if self._link is not None:
+                await self._link.close()
+            if self._stateless is not None:
+                await self._stateless.stop()
 
     async def drain(self, timeout: float) -> None:
         """Take up nothing more, and return when the transactions under way have ended. Safe to call twice."""
@@ -144,27 +159,37 @@ class Consumer(ConsumerRebalanceListener):
             return
         self._client = client
         self._connected_at = time.monotonic()
-        self._assignment.follow(client)
+        if self._assignment is not None:
+            self._assignment.follow(client)
         async with asyncio.TaskGroup() as self._group:
-            self._build(client)
-            self.vitals.connected(client, self._loops)
+            if self._transactions is not None and self._link is not None:
+                self._build(client, self._transactions, self._link)
+            if self._stateless is not None:
+                self._stateless.start(client)
+            self.vitals.connected(client, self._all_loops())
             client.subscribe(self._topics, listener=self)
             await self._stopping.wait()
+            if self._stateless is not None:
+                self._stateless.rest()
             while self._in_flight():
                 await asyncio.sleep(0.01)
             self.cancel()
-        await self._lag.commit()
+        if self._lag is not None:
+            await self._lag.commit()
+        if self._stateless is not None:
+            await self._stateless.commit()
         self._drained.set()
         await self._leaving.wait()
 
-    def _build(self, client: AIOKafkaConsumer) -> None:
-        """Make the parts that work with this client, and start them."""
-        settings, transactions = self._settings, self._transactions
+    def _build(self, client: AIOKafkaConsumer, transactions: Transactions, link: Link) -> None:
+        """Make the parts that work with this client and with Postgres, and start them."""
+        settings = self._settings
+        offsets = OffsetStore(link, transactions.settings)
         self._placer = Placer(
             client,
             self.partitions,
             self._subscriptions,
-            self._offsets,
+            offsets,
             self.metrics,
             request_seconds=settings.request_seconds,
             on_placed=self._wake,
@@ -176,7 +201,7 @@ class Consumer(ConsumerRebalanceListener):
             handling = Handling(
                 subscription,
                 transactions,
-                self._offsets,
+                offsets,
                 parking,
                 self.metrics,
                 batch_seconds=settings.batch_seconds,
@@ -195,9 +220,7 @@ class Consumer(ConsumerRebalanceListener):
             self._loops.append(loop)
             self.spawn(loop.run())
         self.spawn(self._placer.run())
-        self._lag = LagCommitter(
-            client, self.partitions, self._offsets, lambda: self.vitals.rebalancing_since is not None
-        )
+        self._lag = LagCommitter(client, self.partitions, offsets, lambda: self.vitals.rebalancing_since is not None)
         self.spawn(self._lag.run())
         if self._topic_table is not None:
             self.spawn(self._topic_table.watch(client, self._topics))
@@ -209,24 +232,34 @@ class Consumer(ConsumerRebalanceListener):
         """Nothing new may be taken up."""
         return self.vitals.rebalancing_since is not None or self._stopping.is_set()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that ends with the consumer, and whose failure ends it."""
         assert self._group is not None
         task = self._group.create_task(work, name=f"sidings {work.__qualname__}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def place(self) -> None:
         """Some partition has to be placed."""
         if self._placer is not None:
             self._placer.wake()
+        if self._stateless is not None:
+            self._stateless.place()
 
     def _wake(self) -> None:
         for loop in self._loops:
             loop.wake()
 
     def _in_flight(self) -> bool:
-        return any(loop.handling.in_flight for loop in self._loops)
+        return any(loop.in_flight for loop in self._all_loops())
+
+    def _all_partitions(self) -> list[Partition]:  # any thread may ask
+        stateless = () if self._stateless is None else tuple(self._stateless.partitions.values())
+        return [*tuple(self.partitions.values()), *stateless]
+
+    def _all_loops(self) -> list[FetchLoop]:
+        return [*self._loops, *(self._stateless.loops if self._stateless is not None else ())]
 
     # -- rebalances -------------------------------------------------------------------------------------------------
 
@@ -236,17 +269,26 @@ class Consumer(ConsumerRebalanceListener):
     ) -> None:
         """A rebalance begins: let the transactions under way end, so that the next owner reads what they store."""
         self.vitals.rebalance_begins()
-        self._assignment.on_partitions_revoked(revoked)
+        if self._assignment is not None:
+            self._assignment.on_partitions_revoked(revoked)
+        if self._stateless is not None:
+            self._stateless.rest()
         until = time.monotonic() + min(5.0, self._settings.rebalance_seconds / 3)
         while self._in_flight() and time.monotonic() < until:
             await asyncio.sleep(0.01)
+        if self._stateless is not None:  # Postgres guards against two owners; here they must not overlap
+            await self._stateless.give_up()
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
         """A rebalance has ended: every partition has to be placed again. Heartbeats rest during this call, so that
         nothing is awaited in it."""
         former = dict(self.partitions)
         self.partitions.clear()
+        if self._stateless is not None:
+            self._stateless.assigned(assigned)
         for tp in assigned:
+            if self._stateless is not None and tp.topic in self._stateless.subscriptions:
+                continue
             self.partitions[tp] = Partition(tp)
             if (before := former.pop(tp, None)) is not None:
                 self.partitions[tp].inherit(before)
@@ -254,8 +296,9 @@ class Consumer(ConsumerRebalanceListener):
             partition.displace()
         if self._client is not None:
             self._client.pause(*assigned)
-        log.info("assigned: %s", ", ".join(sorted(p.origin for p in self.partitions.values())) or "nothing")
-        self._assignment.on_partitions_assigned(assigned)
+        log.info("assigned: %s", ", ".join(sorted(origin_of(*tp) for tp in assigned)) or "nothing")
+        if self._assignment is not None:
+            self._assignment.on_partitions_assigned(assigned)
         self.vitals.rebalance_ends()
         self.joined = True
         self.place()

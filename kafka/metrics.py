@@ -39,6 +39,9 @@ class ConsumerMetrics(Collector):
         self._missed = counter("sidings_consumer_missed", "Offsets deleted by retention before they were read.")
         self._sizes = histogram("sidings_consumer_batch_messages", "Messages in one transaction.", _SIZES)
         self._seconds = histogram("sidings_consumer_batch_seconds", "Duration of a batch's transaction.", _SECONDS)
+        self._handled = histogram(
+            "sidings_consumer_handler_seconds", "Duration of a stateless handler's call.", _SECONDS
+        )
         errors = Counter(
             "sidings_consumer_errors", "Failed calls to a server.", ["service", "server"], registry=self._own
         )
@@ -59,9 +62,13 @@ class ConsumerMetrics(Collector):
         self._seconds.labels(self.service, topic).observe(seconds)
 
     def messages(self, topic: str, result: str, count: int = 1) -> None:
-        """Messages are done with: ``handled``, ``parked``, ``isolated``, ``held`` or ``discarded``."""
+        """Messages are done with: ``handled``, ``parked``, ``isolated``, ``held``, ``discarded``, ``dead_letter``."""
         if count:
             self._messages.labels(self.service, topic, result).inc(count)
+
+    def handled(self, topic: str, seconds: float) -> None:
+        """A stateless handler has returned, or raised."""
+        self._handled.labels(self.service, topic).observe(seconds)
 
     def failed(self, topic: str) -> None:
         """An attempt at a single message failed."""

@@ -35,6 +35,9 @@ class Move(NamedTuple):
 class OffsetStore:
     """Reads and writes ``consumer_offset``. `link` serves the calls outside of handlers' transactions."""
 
+    how_to_set = "insert the row into consumer_offset"
+    how_to_delete = "delete the partition's row from consumer_offset"
+
     def __init__(self, link: Link, settings: PostgresSettings) -> None:
         schema = settings.schema_name
         self._link = link

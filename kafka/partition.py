@@ -20,6 +20,7 @@ class State(Enum):
     READY = "its messages are handled in the main line"
     ASIDE = "its first message failed, and is handled alone"
     REFUSED = "its stored offset lies outside of the log"
+    FULL = "so many of its messages are under way that no more are read"
 
 
 class Item:
@@ -85,6 +86,15 @@ class Partition:
                 self.left = asyncio.Event()
         self.state = state
         self.reason = reason
+
+    @property
+    def failing_since(self) -> float | None:
+        """Since when a message that fails has held it up; None when none does."""
+        return self.since if self.state is State.ASIDE else None
+
+    def problem(self) -> str | None:
+        """What a health check should say of it."""
+        return self.reason if self.state is State.REFUSED else None
 
     def inherit(self, former: "Partition") -> None:
         """Take over from the same partition of the assignment before, which is void now."""

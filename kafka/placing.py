@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import cast
+from typing import Protocol, cast
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -12,17 +12,36 @@ from aiokafka.errors import IllegalStateError, KafkaError
 from ..errors import OffsetOutOfRange, OffsetUnknown, PostgresUnavailable
 from ..executor import Backoff
 from .metrics import ConsumerMetrics
-from .offsets import Move, OffsetsMoved, OffsetStore
+from .offsets import Move, OffsetsMoved
 from .partition import Partition, State
 from .subscription import Subscription
 
-__all__ = ["Placer"]
+__all__ = ["Offsets", "Placer", "StoredOffsets"]
 
 Offsets = Mapping[TopicPartition, int]
 
 log = logging.getLogger("sidings.consumer")
 
 _REFUSED_SECONDS = 10.0  # how often to look again at a partition whose offset lies beyond the end
+
+
+class StoredOffsets(Protocol):
+    """Where the offsets are stored: ``consumer_offset``, or the consumer group's in Kafka."""
+
+    how_to_set: str  # what an operator has to do, for messages about offsets that do not fit
+    how_to_delete: str
+
+    async def load(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The stored offsets; a partition that has none is absent."""
+        ...
+
+    async def create(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Store where to start."""
+        ...
+
+    async def jump(self, move: Move) -> None:
+        """Move one offset on its own."""
+        ...
 
 
 class Placer:
@@ -33,7 +52,7 @@ class Placer:
         client: AIOKafkaConsumer,
         partitions: Mapping[TopicPartition, Partition],
         subscriptions: Mapping[str, Subscription[object]],
-        offsets: OffsetStore,
+        offsets: StoredOffsets,
         metrics: ConsumerMetrics,
         *,
         request_seconds: float,
@@ -118,7 +137,7 @@ class Placer:
                 case "fail":
                     raise OffsetUnknown(
                         f"no offset is stored for {tp.topic}/{tp.partition}, and its consumer says start='fail': give "
-                        "another start, or insert the row into consumer_offset"
+                        f"another start, or {self._offsets.how_to_set}"
                     )
         return starts
 
@@ -151,8 +170,8 @@ class Placer:
     def _refuse(self, partition: Partition, stored: int, end: int) -> None:
         error = OffsetOutOfRange(
             f"{partition.origin}: the stored offset {stored} lies beyond the end of the log ({end}), as after the "
-            "topic was deleted and made anew: nothing of it is consumed. Where that is meant, delete the partition's "
-            "row from consumer_offset; it then starts as its consumer's start= says"
+            f"topic was deleted and made anew: nothing of it is consumed. Where that is meant, "
+            f"{self._offsets.how_to_delete}; it then starts as its consumer's start= says"
         )
         if partition.state is not State.REFUSED:
             log.error("%s", error)

@@ -25,6 +25,8 @@ MESSAGE_PREFIX = "message:"  # begins the types of jobs that are stored messages
 class Subscription(Generic[T]):
     """A topic and its handler, made by ``Service.consumer``; see there."""
 
+    takes: tuple[str, ...] = ("a message", "a transaction")  # the handler's parameters
+
     def __init__(
         self,
         topic: str,
@@ -61,7 +63,7 @@ class Subscription(Generic[T]):
         )
         self.job_type_name = MESSAGE_PREFIX + topic
         self._decoder = decoder
-        model = _model_of(handler, topic, batch is not None) if model is None and decoder is None else model
+        model = _model_of(handler, topic, batch is not None, self.takes) if model is None and decoder is None else model
         self._raw = decoder is None and model in (bytes, bytes | None)
         self._adapter: TypeAdapter[Any] | None = None if self._raw or model is None else TypeAdapter(model)
 
@@ -103,14 +105,14 @@ def _message(value: Any, record: Record) -> Message[Any]:
     return Message(value, record.topic, record.partition, record.offset, record.timestamp, record.key, record.headers)
 
 
-def _model_of(handler: Handler, topic: str, listed: bool) -> Any:
+def _model_of(handler: Callable[..., object], topic: str, listed: bool, takes: tuple[str, ...]) -> Any:
     """X of the handler's ``Message[X]`` (or ``list[Message[X]]``) annotation."""
     remedy = (
         f"annotate the handler's first parameter as {'list[Message[X]]' if listed else 'Message[X]'}, or give model=X"
     )
     parameters = list(inspect.signature(handler).parameters.values())
-    if len(parameters) != 2:
-        raise ConfigurationError(f"the handler of {topic!r} must take a message and a transaction")
+    if len(parameters) != len(takes):
+        raise ConfigurationError(f"the handler of {topic!r} must take {' and '.join(takes)}")
     try:
         hint = get_type_hints(handler).get(parameters[0].name)
     except NameError as error:

@@ -8,6 +8,7 @@ fails no other, and holds up nothing but its own partition.
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -24,7 +25,7 @@ from .partition import Item, Partition, State
 from .siding import Siding
 from .subscription import Subscription
 
-__all__ = ["Roof", "TopicLoop"]
+__all__ = ["FetchLoop", "Roof", "TopicLoop"]
 
 log = logging.getLogger("sidings.consumer")
 
@@ -40,7 +41,7 @@ class Roof(Protocol):
         """Nothing new may be taken up: a rebalance, or a stop."""
         ...
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that ends with the consumer."""
         ...
 
@@ -49,23 +50,20 @@ class Roof(Protocol):
         ...
 
 
-class TopicLoop:
-    """Consumes one topic with `client`; `partitions` are those that are assigned now, of all topics."""
+class FetchLoop(ABC):
+    """Fetches one topic's messages with `client`; `partitions` are those that are assigned now, of all topics."""
 
     def __init__(
         self,
         subscription: Subscription[object],
         client: AIOKafkaConsumer,
         partitions: Mapping[TopicPartition, Partition],
-        handling: Handling,
         metrics: ConsumerMetrics,
         roof: Roof,
         *,
         max_records: int,
-        slots: asyncio.Semaphore,
     ) -> None:
         self.topic = subscription.topic
-        self.handling = handling
         self.turned_at = time.monotonic()  # a health check looks at it
         self._subscription = subscription
         self._client = client
@@ -73,9 +71,16 @@ class TopicLoop:
         self._metrics = metrics
         self._roof = roof
         self._max_records = max_records
-        self._siding = Siding(subscription, handling, metrics, slots, self._rejoin)
         self._changed = asyncio.Event()
-        self._backoff = Backoff()
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> int:
+        """What is under way."""
+
+    @abstractmethod
+    async def _handle(self, items: list[Item]) -> None:
+        """Take up these messages, which stand first in their partitions."""
 
     def wake(self) -> None:
         """Partitions have become ready."""
@@ -121,7 +126,7 @@ class TopicLoop:
                 if not ready:
                     return
                 # Naming none means all; with names, aiokafka searches them for every partition that has messages.
-                wanted = [] if len(ready) == len(self._partitions) else [partition.tp for partition in ready]
+                wanted = [] if len(ready) == len(self._client.assignment()) else [partition.tp for partition in ready]
                 polled = cast(
                     Mapping[TopicPartition, Sequence[Record]],
                     await self._client.getmany(
@@ -142,14 +147,28 @@ class TopicLoop:
             partition = self._partitions.get(tp)
             if partition is None:
                 continue  # revoked meanwhile
-            if partition.state is not State.READY or partition.items or records[0].offset < partition.next_offset:
-                self._displace([partition])  # assigned anew, or moved: these records may be from any position
-                continue
             try:
-                partition.end = await self._position(tp)
+                position = await self._position(tp)
             except IllegalStateError:
                 continue
+            # Assigned anew, or moved, forward or back: these records may be from any position.
+            moved = records[0].offset < partition.next_offset or position <= records[-1].offset
+            if partition.state is not State.READY or partition.items or moved:
+                self._displace([partition])
+                continue
+            partition.end = position
             partition.items.extend([self._item(partition, record) for record in records])
+        await self._pass_gaps([partition for partition in ready if partition.tp not in polled])
+
+    async def _pass_gaps(self, silent: Sequence[Partition]) -> None:
+        """Nothing came of these: where the client has moved on, there was only a gap, e.g. a transaction's marker."""
+        for partition in silent:
+            try:
+                position = await self._position(partition.tp)
+            except IllegalStateError:
+                continue
+            if not self._roof.paused and partition.state is State.READY and position > partition.end:
+                partition.end = position
 
     async def _in_place(self, partition: Partition) -> bool:
         """Whether the client goes on reading where we are: the compare-and-set trusts that what comes next in the log
@@ -169,11 +188,45 @@ class TopicLoop:
 
     def _item(self, partition: Partition, record: Record) -> Item:
         group = group_of_key(record.key)
+        subscription = self._subscription
         try:
-            return Item(partition, record, self._subscription.decode(record), None, group)
+            message = subscription.decode(record)
+            if subscription.passes_over(message):
+                return Item(partition, record, None, None, group)
+            return Item(partition, record, message, None, group, subscription.id_of(record, message))
         except UndecodableMessage as error:
             log.error("%s offset %s cannot be decoded and will be held: %s", partition.origin, record.offset, error)
-            return Item(partition, record, None, str(error), group)
+            return Item(partition, record, None, str(error), group, subscription.id_of(record, None))
+
+    def _displace(self, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
+            partition.displace()
+        self._roof.place()
+
+
+class TopicLoop(FetchLoop):
+    """Consumes one topic, its effects in Postgres. slots: how many partitions may be set aside and tried at once."""
+
+    def __init__(
+        self,
+        subscription: Subscription[object],
+        client: AIOKafkaConsumer,
+        partitions: Mapping[TopicPartition, Partition],
+        handling: Handling,
+        metrics: ConsumerMetrics,
+        roof: Roof,
+        *,
+        max_records: int,
+        slots: asyncio.Semaphore,
+    ) -> None:
+        super().__init__(subscription, client, partitions, metrics, roof, max_records=max_records)
+        self.handling = handling
+        self._siding = Siding(subscription, handling, metrics, slots, self._rejoin)
+        self._backoff = Backoff()
+
+    @property
+    def in_flight(self) -> int:
+        return self.handling.in_flight
 
     # -- handling ---------------------------------------------------------------------------------------------------
 
@@ -243,8 +296,3 @@ class TopicLoop:
         except IllegalStateError:
             return
         self.wake()
-
-    def _displace(self, partitions: Iterable[Partition]) -> None:
-        for partition in partitions:
-            partition.displace()
-        self._roof.place()

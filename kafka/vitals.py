@@ -1,13 +1,13 @@
 """What a consumer shows of itself: why it is not well, and the figures that are states."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from .metrics import Figures
 from .partition import Partition, State
-from .topic_loop import TopicLoop
+from .topic_loop import FetchLoop
 
 __all__ = ["Vitals"]
 
@@ -16,19 +16,19 @@ _STUCK_SECONDS = 60.0  # without a turn of a loop, an answer of Kafka, the end o
 
 
 class Vitals:
-    """Keeps since when something is not as it should be. topics: those that are consumed. `problems` and `figures` may
-    be asked by any thread."""
+    """Keeps since when something is not as it should be. topics: those that are consumed; partitions: gives those that
+    are assigned now. `problems` and `figures` may be asked by any thread."""
 
-    def __init__(self, topics: Collection[str], partitions: Mapping[TopicPartition, Partition]) -> None:
+    def __init__(self, topics: Collection[str], partitions: Callable[[], list[Partition]]) -> None:
         self.rebalancing_since: float | None = time.monotonic()
         self._topics = topics
         self._partitions = partitions
         self._client: AIOKafkaConsumer | None = None
-        self._loops: Sequence[TopicLoop] = ()
+        self._loops: Sequence[FetchLoop] = ()
         self._unconnected_since: float | None = time.monotonic()
         self._trouble = "it has not connected yet"
 
-    def connected(self, client: AIOKafkaConsumer, loops: Sequence[TopicLoop]) -> None:
+    def connected(self, client: AIOKafkaConsumer, loops: Sequence[FetchLoop]) -> None:
         """There is a connection, and these loops work with it."""
         self._client, self._loops = client, loops
         self._unconnected_since = None
@@ -63,7 +63,7 @@ class Vitals:
         unplaced = [p for p in partitions if p.state is State.UNPLACED and _age(p.since) > _UNREACHABLE_SECONDS]
         if unplaced:
             found.append(f"the stored offsets of {len(unplaced)} partitions could not be read yet")
-        found += [p.reason for p in partitions if p.state is State.REFUSED]
+        found += [problem for p in partitions if (problem := p.problem()) is not None]
         silent = [p.origin for p in partitions if p.state is State.READY and self._silence(p) > _STUCK_SECONDS]
         if silent:
             found.append(f"Kafka has not answered for {_STUCK_SECONDS:.0f} s about {', '.join(silent[:5])}")
@@ -76,17 +76,17 @@ class Vitals:
         lag: dict[tuple[str, int | None], float] = {}
         for partition in self._consumed():
             topic, number = partition.tp
-            if partition.state is State.ASIDE:
+            if (since := partition.failing_since) is not None:
                 paused[topic, None] += 1
-                stalled[topic, None] = max(stalled[topic, None], _age(partition.since))
+                stalled[topic, None] = max(stalled[topic, None], _age(since))
             if (end := self._highwater(partition.tp)) is not None and partition.next_offset >= 0:
                 lag[topic, number] = max(0, end - partition.next_offset)
-        yield "sidings_consumer_paused_partitions", "Partitions whose first message fails.", paused
+        yield "sidings_consumer_paused_partitions", "Partitions held up by a message that fails.", paused
         yield "sidings_consumer_stalled_seconds", "How long the longest of them has been paused.", stalled
         yield "sidings_consumer_lag", "Messages between the stored offset and the end of the log.", lag
 
     def _consumed(self) -> list[Partition]:
-        return [p for p in list(self._partitions.values()) if p.tp.topic in self._topics]
+        return [p for p in self._partitions() if p.tp.topic in self._topics]
 
     def _silence(self, partition: Partition) -> float:
         """Seconds since Kafka has said anything about a partition that is being read."""

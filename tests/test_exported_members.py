@@ -7,6 +7,10 @@ import sidings
 from sidings import errors, executor, jobs, kafka, schema
 
 EXPORTED = [
+    "ActionRefused",
+    "Admin",
+    "AdministrationError",
+    "Busy",
     "ConfigurationError",
     "ConsumerError",
     "Discard",
@@ -19,6 +23,7 @@ EXPORTED = [
     "InvalidPayload",
     "Job",
     "JobId",
+    "JobNotFound",
     "JobType",
     "KafkaSettings",
     "KafkaUnavailable",

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from .errors import InvalidMessage
 
-__all__ = ["Headers", "Outgoing", "Value", "headers_from_text", "outgoing"]
+__all__ = ["Headers", "Outgoing", "Value", "headers_from_text", "headers_to_text", "outgoing"]
 
 Value = BaseModel | bytes | None
 Headers = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
@@ -53,7 +53,7 @@ def outgoing(
     raw_key, raw_value = _raw("key", key), _serialise(value)
     if raw_key is None and raw_value is None:
         raise InvalidMessage(f"{topic}: a tombstone (value=None) needs a key")
-    text = _headers(headers) if headers else None
+    text = headers_to_text(headers) if headers else None
     size = len(raw_key or b"") + len(raw_value or b"") + len(text or "") + _OVERHEAD_BYTES
     if size > max_bytes:
         raise InvalidMessage(
@@ -85,7 +85,8 @@ def _serialise(value: object) -> bytes | None:
     raise InvalidMessage(f"value is a {type(value).__name__}: give a pydantic model, bytes, or None for a tombstone")
 
 
-def _headers(headers: Headers) -> str:
+def headers_to_text(headers: Headers) -> str:
+    """Headers as `Outgoing` has them. Raises `InvalidMessage`."""
     pairs = cast(Iterable[tuple[str, object]], headers.items() if isinstance(headers, Mapping) else headers)
     out: list[tuple[str, object]] = []
     for name, value in pairs:

@@ -1,8 +1,8 @@
 """Which slots this relay has: the slots are spread evenly over the relays that are alive, and leased like origins.
 
-Every second each relay says that it is alive, learns how many others are, and from that how many slots are its share.
-It acquires free slots up to its share and gives back what is above it; so a slot moves only when it must. Who is alive
-is only a matter of balance: the lease decides who sends.
+Every second, or third of a shorter lease, each relay says that it is alive, learns how many others are, and from that
+how many slots are its share. It acquires free slots up to its share and gives back what is above it; so a slot moves
+only when it must. Who is alive is only a matter of balance: the lease decides who sends.
 """
 
 import asyncio
@@ -31,7 +31,8 @@ log = logging.getLogger("sidings.outbox")
 SLOTS = 16
 _NAMES = {number: f"outbox/{number}" for number in range(SLOTS)}
 _NUMBERS = {name: number for number, name in _NAMES.items()}
-_ATTEND_SECONDS = 1.0
+_ATTEND_SECONDS = 1.0  # or a third of a shorter lease
+_ALIVE = 5  # heartbeats; a relay that has died counts for so long, and its share is not taken whole before
 
 
 class SlotKeeper:
@@ -61,6 +62,7 @@ class SlotKeeper:
         self._leases = leases
         self._metrics = metrics
         self._settings = settings
+        self._attend_seconds = min(_ATTEND_SECONDS, settings.lease_seconds / 3)
         self._schema = schema
         self._able = able
         self._on_acquired = on_acquired
@@ -93,7 +95,7 @@ class SlotKeeper:
                 continue
             finally:
                 self._turning = False
-            pause = 0.05 if self._draining() else _ATTEND_SECONDS * random.uniform(0.8, 1.2)
+            pause = 0.05 if self._draining() else self._attend_seconds * random.uniform(0.8, 1.2)
             try:
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
@@ -134,7 +136,7 @@ class SlotKeeper:
 
     async def _attend(self) -> tuple[int, list[str], list[str]]:
         able = self._able() and not self.stopping
-        alive_seconds = max(5.0, 3 * _ATTEND_SECONDS) if able else -1.0
+        alive_seconds = _ALIVE * self._attend_seconds if able else -1.0
         row = await self._link.fetchrow(
             load_sql(__package__ or "", "attend", self._schema),
             self.relay_id,

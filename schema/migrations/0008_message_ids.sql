@@ -1,6 +1,6 @@
 -- What a consumer remembers beside its offsets: the ids of the messages that it has handled (dedup), and resets.
 
--- IDS OF MESSAGES, recorded in the transaction of their effects (docs/consumer.md, "Duplicates"; docs/decisions/0013). One
+-- IDS OF MESSAGES, recorded in the transaction of their effects (docs/consumer.md, "Duplicates"). One
 -- partition a day, dropped as a whole. An id belongs to its topic, not to a Kafka partition: a repeat may land in another.
 CREATE TABLE sidings.message_seen (
     day       date NOT NULL,               -- of the record, in UTC
@@ -118,28 +118,35 @@ ALTER TABLE sidings.consumer_offset ADD COLUMN resets bigint NOT NULL DEFAULT 0;
 -- What running consumers look at, every second. Not touched when an offset moves: these stay HOT updates.
 CREATE INDEX consumer_offset_resets ON sidings.consumer_offset (topic, partition) WHERE resets > 0;
 
--- Move stored offsets by order of a person. Lock order: offsets by partition, as advance_offsets.sql; then jobs by id.
--- Once the row is locked, no transaction of a consumer can commit anything of this partition under the old number. So the
--- next statement sees every message that was ever stored as a job; those from the new offset on will be delivered again, and
--- their jobs are cancelled. One that runs just now is transactional, finds its row gone at its end, and is undone.
-CREATE FUNCTION sidings.reset_offsets(its_topic text, partitions integer[], offsets bigint[])
+-- Move stored offsets by order of a person. Lock order: consumer_offset by partition, as advance_offsets.sql; then as every
+-- action (0006): origins by name, executors, jobs. Called in autocommit.
+-- (1) Once the rows are locked, no transaction of a consumer can commit anything of these partitions under the old number.
+-- (2) So the next statements, each with a fresh snapshot, see every message that was ever stored as a job. Those from the
+--     new offset on will be delivered again: their jobs are cancelled. One that runs just now is transactional, finds its
+--     row gone at its end, and is undone.
+CREATE FUNCTION sidings.reset_offsets(its_topic text, partitions integer[], offsets bigint[], actor text, reason text)
 RETURNS TABLE (its_partition integer, former bigint, cancelled bigint)
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '5s' AS $$
 DECLARE
-    o   record;
-    ids bigint[];
+    o      record;
+    ids    bigint[];
+    formers bigint[] := '{}';
+    holder record;
 BEGIN
-    FOR o IN SELECT r.partition, r.next, its_topic || '/' || r.partition AS origin
-             FROM unnest(partitions, offsets) AS r (partition, next) ORDER BY r.partition
+    FOR o IN SELECT r.partition, r.next FROM unnest(partitions, offsets) AS r (partition, next) ORDER BY r.partition
     LOOP
-        its_partition := o.partition;
         SELECT c.next_offset INTO former FROM sidings.consumer_offset c
         WHERE c.topic = its_topic AND c.partition = o.partition FOR UPDATE;
+        formers[o.partition] := former;
         INSERT INTO sidings.consumer_offset AS c (topic, partition, next_offset, resets)
         VALUES (its_topic, o.partition, o.next, 1)
         ON CONFLICT ON CONSTRAINT consumer_offset_pkey
         DO UPDATE SET next_offset = excluded.next_offset, resets = c.resets + 1;
-
+    END LOOP;
+    FOR o IN SELECT r.partition, r.next, its_topic || '/' || r.partition AS origin
+             FROM unnest(partitions, offsets) AS r (partition, next) ORDER BY origin
+    LOOP
+        holder := sidings.intervene(o.origin);
         ids := ARRAY(SELECT m.id
                      FROM (SELECT j.id, j.type, j.payload FROM sidings.job j   -- one branch for each of the partial indexes
                            WHERE j.origin = o.origin AND j.position IS NOT NULL AND j.type LIKE 'message:%'
@@ -151,16 +158,13 @@ BEGIN
                            WHERE j.origin = o.origin AND j.held IS NOT NULL) m
                      WHERE m.type = 'message:' || its_topic AND (m.payload ->> 'offset')::bigint >= o.next);
         PERFORM 1 FROM sidings.job j WHERE j.id = ANY (ids) ORDER BY j.id FOR UPDATE;
-        WITH gone AS (
-            DELETE FROM sidings.job j WHERE j.id = ANY (ids) RETURNING j.*
-        )
-        INSERT INTO sidings.job_history (job_id, enqueued_at, due_at, finished_at, attempt, outcome, priority, type, origin,
-                                         "group", error_class, error_message, correlation_id, payload)
-        SELECT g.id, g.enqueued_at, g.run_at, clock_timestamp(), g.attempt, 'cancelled', g.priority, g.type, g.origin,
-               g."group", 'ConsumerReset', format('the consumer was reset to offset %s, which delivers the message again', o.next),
-               g.headers ->> 'correlation_id', g.payload
-        FROM gone g;
-        GET DIAGNOSTICS cancelled = ROW_COUNT;
+        its_partition := o.partition;
+        former := formers[o.partition];
+        cancelled := sidings.end_jobs(ids, 'cancelled', actor,
+                                      concat_ws(': ', 'the consumer was reset, the message is delivered again', reason),
+                                      holder.owner, holder.epoch, holder.running);
+        PERFORM sidings.note_action(actor, 'reset', jsonb_build_object('origin', o.origin), reason,
+                                    jsonb_build_object('from', former, 'to', o.next, 'cancelled', cancelled));
         RETURN NEXT;
     END LOOP;
 END $$;

@@ -1,0 +1,138 @@
+"""The third party: a payment provider with an HTTP API, and with bad days. A process of its own:
+
+    python -m examples.tenants.provider --port 8081 --journal provider.jsonl
+
+What it has done stands in the journal before it answers, so it knows its idempotency keys after a crash as well.
+`PUT /mode/{mode}?times=n` makes the next n registrations go wrong:
+
+* ``slow``     done, but the answer is held back until the caller gives up
+* ``fail``     not done: 503
+* ``twice``    done, and answered twice: two whole HTTP answers to one request
+* ``die``      done, answered, and the process is gone
+* ``vanish``   done, and the process is gone without an answer
+
+`GET /journal` says what it has done. Whoever pays with ``declined`` is refused: 402.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+__all__ = ["Mode", "Provider"]
+
+_HELD_BACK_SECONDS = 60.0
+
+
+class Mode(StrEnum):
+    """What goes wrong."""
+
+    SLOW = "slow"
+    FAIL = "fail"
+    TWICE = "twice"
+    DIE = "die"
+    VANISH = "vanish"
+
+
+class Provider:
+    """The server. journal: a file that is kept over a restart."""
+
+    def __init__(self, journal: Path) -> None:
+        self._file = journal.open("a+b")
+        self._file.seek(0)
+        self._journal: list[dict[str, Any]] = [json.loads(line) for line in self._file]
+        self._answers = {entry["key"]: entry for entry in self._journal if entry["what"] == "registered"}
+        self._wrong: list[Mode] = []
+
+    def app(self) -> web.Application:
+        """Its routes."""
+        app = web.Application()
+        app.router.add_post("/registrations", self._register)
+        app.router.add_delete("/customers/{tenant}", self._close)
+        app.router.add_put("/mode/{mode}", self._set_mode)
+        app.router.add_get("/journal", self._show)
+        return app
+
+    async def _register(self, request: web.Request) -> web.StreamResponse:
+        key, wanted = request.headers["Idempotency-Key"], await request.json()
+        mode = self._wrong.pop(0) if self._wrong else None
+        if mode is Mode.FAIL:
+            return web.Response(status=503, text="the provider's system is down")
+        entry = self._answers.get(key)
+        if entry is None:
+            declined = wanted["payment_method"] == "declined"
+            said = (
+                {"reason": "the payment method was declined"} if declined else {"customer": f"cus-{wanted['id'][:8]}"}
+            )
+            entry = self._answers[key] = {"what": "registered", "tenant": wanted["id"], "key": key, "said": said}
+            self._write(entry)
+        if mode is Mode.VANISH:
+            os._exit(1)
+        if mode is Mode.SLOW:
+            await asyncio.sleep(_HELD_BACK_SECONDS)  # cancelled when the caller hangs up
+        body = json.dumps({"key": key, **entry["said"]})
+        answer = web.Response(
+            status=402 if "reason" in entry["said"] else 201, text=body, content_type="application/json"
+        )
+        if mode is None:
+            return answer
+        await answer.prepare(request)
+        await answer.write_eof()
+        if mode is Mode.DIE:
+            os._exit(1)
+        assert request.transport is not None
+        head = (
+            f"HTTP/1.1 {answer.status} Again\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        request.transport.write(f"{head}{body}".encode())
+        return answer
+
+    async def _close(self, request: web.Request) -> web.Response:
+        self._write({"what": "closed", "tenant": request.match_info["tenant"]})
+        return web.Response(status=204)
+
+    async def _set_mode(self, request: web.Request) -> web.Response:
+        self._wrong = [Mode(request.match_info["mode"])] * int(request.query.get("times", "1"))
+        return web.Response(status=204)
+
+    async def _show(self, _: web.Request) -> web.Response:
+        return web.json_response(self._journal)
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        """On disk before anybody is told."""
+        self._journal.append(entry)
+        self._file.write(json.dumps(entry).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+async def _main(port: int, journal: Path) -> None:
+    runner = web.AppRunner(Provider(journal).app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
+    host, port = runner.addresses[0][:2]
+    print(f"http://{host}:{port}", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+def main() -> None:
+    """Serve until SIGINT; the first line of output says where."""
+    parser = argparse.ArgumentParser(prog="python -m examples.tenants.provider")
+    parser.add_argument("--port", type=int, default=0, help="default: a free one")
+    parser.add_argument("--journal", type=Path, required=True)
+    arguments = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_main(arguments.port, arguments.journal))
+
+
+if __name__ == "__main__":
+    main()

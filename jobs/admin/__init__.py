@@ -1,0 +1,31 @@
+"""What a person may do to jobs while executors run: look, cancel, retry, release, requeue, pause, move.
+
+Reading order: `rows` (what is shown), `admin` (the interface), `listing` (pages of jobs), `calls` (errors); the actions
+themselves are SQL functions, in `schema/migrations/0006_administration.sql`. See docs/administration.md.
+"""
+
+from .admin import Admin
+from .rows import (
+    AttemptRow,
+    AuditRow,
+    BlockedGroup,
+    JobCount,
+    JobDetails,
+    JobRow,
+    JobState,
+    Orphan,
+    PauseRow,
+)
+
+__all__ = [
+    "Admin",
+    "AttemptRow",
+    "AuditRow",
+    "BlockedGroup",
+    "JobCount",
+    "JobDetails",
+    "JobRow",
+    "JobState",
+    "Orphan",
+    "PauseRow",
+]

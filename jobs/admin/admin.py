@@ -1,0 +1,295 @@
+"""The interface of administration; the command line and the dashboard are made of it."""
+
+import json
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import asyncpg
+
+from ...errors import ActionRefused, ConfigurationError, JobNotFound
+from ..job import JobId
+from ..outcome import OutcomeName
+from .calls import Calls, Database
+from .listing import Filter, job_row, list_jobs
+from .rows import AttemptRow, AuditRow, BlockedGroup, JobCount, JobDetails, JobRow, JobState, Orphan, PauseRow
+
+__all__ = ["Admin"]
+
+_MOST_ROWS = 10_000
+_BEHIND = 10_000  # jobs counted behind the head of a blocked group
+_CLEARED_AT_ONCE = 10_000  # the holder's cycles wait meanwhile: about 75 ms
+_LAST_ID = 2**63 - 1
+_UNSUCCESSFUL = (OutcomeName.DISCARDED, OutcomeName.CANCELLED, OutcomeName.SUPERSEDED)
+
+
+class Admin:
+    """Looks at jobs and changes them, while executors run or while none does::
+
+        admin = Admin(pool, actor="alice")
+        for group in await admin.blocked_groups():
+            await admin.skip_head(group.origin, group.group, head=group.head, reason="no such carrier")
+
+    database: a connection of asyncpg without an open transaction, or a pool. actor: who acts, for the audit; not
+    needed to look. timeout: seconds for each statement.
+
+    Each action is one transaction, fenced against the executor that holds the origin: when it has returned, no job
+    starts that it cancelled or paused; what it woke starts at the holder's next look, within a second. Each is written
+    to the audit, with its `reason`.
+
+    Every method raises `PostgresUnavailable`; actions also `JobNotFound`, `ActionRefused` (nothing has changed, the
+    message says why) and `Busy` (nothing has changed: try again).
+    """
+
+    def __init__(self, database: Database, *, actor: str = "", schema: str = "sidings", timeout: float = 60.0) -> None:
+        if timeout <= 0:
+            raise ConfigurationError(f"timeout={timeout!r}: give the seconds that one statement may take")
+        self._calls = Calls(database, schema, timeout)
+        self._actor = actor
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    async def jobs(
+        self,
+        *,
+        state: JobState | str | None = None,
+        type: str | None = None,
+        origin: str | None = None,
+        group: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[JobRow]:
+        """Stored jobs: first those that have a place, by origin and position, then the delayed by due time, then the
+        held. Those that back off come by their next attempt when asked for by state.
+
+        group: of the `origin`, which is then needed. after: the `cursor` of the last row of the page before. A filter
+        by type alone has no index: it reads until the page is full.
+        """
+        _check_limit(limit)
+        if group is not None and origin is None:
+            raise ActionRefused(f"group={group!r} needs origin=: a group is one of an origin")
+        wanted = Filter(None if state is None else _state(state), type, origin, group)
+        return await list_jobs(self._calls, wanted, limit, after)
+
+    async def counts(
+        self,
+        *,
+        by: Collection[Literal["state", "type", "origin"]] = ("state", "type"),
+        origin: str | None = None,
+        type: str | None = None,
+    ) -> list[JobCount]:
+        """How many jobs there are, by state, type or origin or several of these. Reads every row (or those of one
+        origin): a third of a second for a million."""
+        if unknown := set(by) - {"state", "type", "origin"}:
+            raise ActionRefused(f"by={sorted(unknown)!r} is unknown: give some of 'state', 'type', 'origin'")
+        rows = await self._calls.rows("count_jobs", "state" in by, "type" in by, "origin" in by, origin, type)
+        counts = [
+            JobCount(None if row[0] is None else JobState(row[0]), row[1], row[2], row[3], row[4]) for row in rows
+        ]
+        return sorted(counts, key=lambda count: (count.origin or "", count.type or "", count.state or ""))
+
+    async def show(self, job_id: int) -> JobDetails:
+        """One job with its payload, its attempts, what persons did to it, and what keeps it from starting. It may have
+        ended. Raises `JobNotFound` when nothing is known of it."""
+        rows = await self._calls.rows("show_job", job_id)
+        attempts = await self._calls.rows("job_attempts", job_id)
+        if not rows and not attempts:
+            raise JobNotFound(f"there is no job {job_id}, and the history knows of none: check the number")
+        row = job_row(rows[0]) if rows else None
+        kept = [attempt["payload"] for attempt in attempts if attempt["payload"] is not None]
+        return JobDetails(
+            job_id,
+            row,
+            rows[0]["payload"] if rows else (kept[-1] if kept else None),
+            json.loads(rows[0]["headers"]) if rows and rows[0]["headers"] else {},
+            tuple(_attempt(attempt) for attempt in attempts),
+            tuple(_audit(action) for action in await self._calls.rows("audit_of_job", job_id)),
+            () if row is None else tuple(pause for pause in await self.pauses() if _concerns(pause, row)),
+        )
+
+    async def ended(
+        self,
+        *,
+        outcomes: Collection[OutcomeName | str] = _UNSUCCESSFUL,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        type: str | None = None,
+        origin: str | None = None,
+        limit: int = 100,
+    ) -> list[AttemptRow]:
+        """The last attempts of jobs that ended, newest first: what `requeue` can bring back. since: default: a day ago.
+        before: default: now; the `finished_at` of the last row gives the next page."""
+        _check_limit(limit)
+        names = [_outcome(outcome).value for outcome in outcomes]
+        until = datetime.now(UTC) + timedelta(days=1) if before is None else before
+        start = datetime.now(UTC) - timedelta(days=1) if since is None else since
+        return [_attempt(row) for row in await self._calls.rows("ended_jobs", names, start, until, type, origin, limit)]
+
+    async def blocked_groups(self, *, origin: str | None = None, limit: int = 100) -> list[BlockedGroup]:
+        """Groups that wait for their head, the longest first: it backs off, is blocked, or the group is paused. Groups
+        of a paused origin or type are not listed one by one, see `pauses`."""
+        _check_limit(limit)
+        return [_blocked(row) for row in await self._calls.rows("blocked_groups", origin, limit, _BEHIND)]
+
+    async def pauses(self) -> list[PauseRow]:
+        """What is paused, by whom and why; the newest first."""
+        return [_pause(row) for row in await self._calls.rows("pauses")]
+
+    async def orphans(self) -> list[Orphan]:
+        """Origins that have jobs and that nobody holds. One that is being handed over appears for a moment."""
+        return [Orphan(*row) for row in await self._calls.rows("orphans")]
+
+    async def audit(
+        self, *, limit: int = 100, before: int | None = None, actor: str | None = None, action: str | None = None
+    ) -> list[AuditRow]:
+        """What was done, newest first. before: the `id` of the last row of the page before."""
+        _check_limit(limit)
+        last = _LAST_ID if before is None else before
+        return [_audit(row) for row in await self._calls.rows("audit", last, actor, action, limit)]
+
+    # -- one job --------------------------------------------------------------------------------------------------
+
+    async def cancel(self, job_id: int, *, reason: str | None = None) -> JobState:
+        """End a job as cancelled, in whatever state it is, and return that state. If it runs, or is just about to, its
+        handler is cancelled within a second and its outcome counts for nothing; what a transactional handler did is
+        rolled back, other effects stay. Its payload is kept in the history."""
+        return JobState(await self._calls.value("cancel_job", job_id, self._actor, reason))
+
+    async def discard(self, job_id: int, *, reason: str | None = None) -> JobState:
+        """`cancel`, but it ends as discarded."""
+        return JobState(await self._calls.value("discard_job", job_id, self._actor, reason))
+
+    async def retry_now(self, job_id: int, *, reason: str | None = None) -> JobState:
+        """Let a job that is delayed, backs off or is blocked run now; in its group it keeps its place. Returns the
+        state in which it was. One that was blocked starts its retry policy anew."""
+        return JobState(await self._calls.value("retry_job_now", job_id, self._actor, reason))
+
+    async def release(self, job_id: int, *, reason: str | None = None) -> None:
+        """Let a held job run, at the end of its group's order, with its failures and losses forgotten."""
+        await self._calls.value("release_job", job_id, self._actor, reason)
+
+    async def requeue(self, job_id: int, *, reason: str | None = None, force: bool = False) -> JobId:
+        """Bring back a job that was discarded, cancelled or superseded, as a new job at the end of its group's order;
+        returns its id. Type, origin, group, priority, payload and correlation id are the old ones; it runs whatever
+        its type's policy says, and has no unique key. force: also if that was done before."""
+        return JobId(await self._calls.value("requeue_job", job_id, self._actor, reason, force))
+
+    # -- groups ---------------------------------------------------------------------------------------------------
+
+    async def release_group(self, origin: str, group: str, *, reason: str | None = None) -> JobId:
+        """Let the head of a group that backs off or is blocked run now; returns its id."""
+        return JobId(await self._calls.value("release_group", origin, group, self._actor, reason))
+
+    async def skip_head(self, origin: str, group: str, *, head: int | None = None, reason: str | None = None) -> JobId:
+        """Discard the head of a group that backs off, is blocked or is paused, so that the next job follows; returns
+        its id. head: the job that is meant; refused if it is another one by now."""
+        return JobId(await self._calls.value("skip_head", origin, group, self._actor, reason, head))
+
+    async def clear_group(self, origin: str, group: str, *, reason: str | None = None, running: bool = False) -> int:
+        """Cancel all waiting and delayed jobs of a group; returns how many. Held jobs stay; the one that runs is
+        cancelled only with ``running=True``. Large groups are cleared in transactions of 10,000, from the last job to
+        the head, so that their executor never waits for long."""
+        total = 0
+        while True:
+            arguments = (origin, group, self._actor, reason, running, _CLEARED_AT_ONCE)
+            cleared = await self._calls.value("clear_group", *arguments)
+            total += cleared
+            if cleared < _CLEARED_AT_ONCE:
+                return total
+
+    # -- pauses, origins ------------------------------------------------------------------------------------------
+
+    async def pause(
+        self, *, reason: str, type: str | None = None, origin: str | None = None, group: str | None = None
+    ) -> None:
+        """Let no further job start of a type, of an origin, or of a group of an origin. What runs goes on; what is
+        enqueued waits. A second pause of the same is refused, with the name of who made the first."""
+        await self._calls.value("pause_jobs", self._actor, reason, type, origin, group)
+
+    async def resume(
+        self, *, type: str | None = None, origin: str | None = None, group: str | None = None, reason: str | None = None
+    ) -> None:
+        """End a pause."""
+        await self._calls.value("resume_jobs", self._actor, reason, type, origin, group)
+
+    async def move(self, origin: str, to: str, *, reason: str | None = None, lease_seconds: float = 60.0) -> int:
+        """Give all jobs of an orphaned origin to another one, in the same order, behind what waits there; returns how
+        many. Refused while an executor holds the origin. Jobs that others enqueue there meanwhile stay: call it again.
+
+        lease_seconds: the longest lease of the executors; an expired lease is believed only when Postgres has been up
+        for that long."""
+        lease = timedelta(seconds=lease_seconds)
+        return await self._calls.value("move_jobs", origin, to, self._actor, reason, lease)
+
+
+def _check_limit(limit: int) -> None:
+    if not 1 <= limit <= _MOST_ROWS:
+        raise ActionRefused(f"limit={limit!r}: give 1 to {_MOST_ROWS}")
+
+
+def _state(state: JobState | str) -> JobState:
+    try:
+        return JobState(state)
+    except ValueError:
+        raise ActionRefused(f"state={state!r} is none: give one of {', '.join(JobState)}") from None
+
+
+def _outcome(outcome: OutcomeName | str) -> OutcomeName:
+    if outcome not in [name for name in OutcomeName if name.terminal]:
+        raise ActionRefused(f"outcome {outcome!r} ends no job: give some of {', '.join(_UNSUCCESSFUL)}, succeeded")
+    return OutcomeName(outcome)
+
+
+def _attempt(row: asyncpg.Record) -> AttemptRow:
+    return AttemptRow(
+        row["job_id"],
+        row["type"],
+        row["origin"],
+        row["group"],
+        row["attempt"],
+        OutcomeName(row["outcome"]),
+        row["enqueued_at"],
+        row["due_at"],
+        row["started_at"],
+        row["finished_at"],
+        row["executor"],
+        row["epoch"],
+        row["error_class"],
+        row["error_message"],
+        row["correlation_id"],
+    )
+
+
+def _audit(row: asyncpg.Record) -> AuditRow:
+    detail: dict[str, Any] = json.loads(row["detail"]) if row["detail"] else {}
+    return AuditRow(row["id"], row["at"], row["actor"], row["action"], json.loads(row["target"]), row["reason"], detail)
+
+
+def _pause(row: asyncpg.Record) -> PauseRow:
+    return PauseRow(row["type"], row["origin"], row["group"], row["paused_by"], row["reason"], row["paused_at"])
+
+
+def _concerns(pause: PauseRow, job: JobRow) -> bool:
+    if pause.type is not None:
+        return pause.type == job.type
+    return pause.origin == job.origin and pause.group in (None, job.group)
+
+
+def _blocked(row: asyncpg.Record) -> BlockedGroup:
+    pause = None
+    if row["paused_by"] is not None:
+        who, why, when = row["paused_by"], row["pause_reason"], row["paused_at"]
+        pause = PauseRow(None, row["origin"], row["group"], who, why, when)
+    return BlockedGroup(
+        row["origin"],
+        row["group"],
+        row["since"],
+        row["head"],
+        row["type"],
+        JobState(row["state"]),
+        row["failures"],
+        row["next_at"],
+        row["error"],
+        row["behind"],
+        pause,
+    )

@@ -1,0 +1,71 @@
+"""Runs the statements of administration, and says in words what goes wrong."""
+
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from ...errors import ActionRefused, Busy, JobNotFound, PostgresUnavailable, SchemaTooOld, SidingsError
+from ...schema import load_sql, valid_schema_name
+from ..transaction import Connection
+
+if TYPE_CHECKING:
+    Database = Connection | asyncpg.Pool[asyncpg.Record]
+else:
+    Database = asyncpg.Connection | asyncpg.Pool
+
+__all__ = ["Calls", "Database"]
+
+_ERRORS: dict[str, type[SidingsError]] = {
+    "SD003": JobNotFound,
+    "SD004": ActionRefused,
+    "22023": ActionRefused,
+    "22P02": ActionRefused,  # a value that is no id, no outcome
+    "3F000": SchemaTooOld,
+    "42P01": SchemaTooOld,
+    "42883": SchemaTooOld,
+}
+_BUSY = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
+
+
+class Calls:
+    """The ``.sql`` files of this package on one connection or pool. timeout: seconds for each of them."""
+
+    def __init__(self, database: Database, schema: str, timeout: float) -> None:
+        self._database = database
+        self._schema = valid_schema_name(schema)
+        self._timeout = timeout
+
+    async def rows(self, name: str, *arguments: object) -> list[asyncpg.Record]:
+        """All rows of a statement, which is sent in autocommit."""
+        if not isinstance(self._database, asyncpg.Pool) and self._database.is_in_transaction():
+            raise ActionRefused(
+                "administration needs a connection without an open transaction: executors would wait until it ends"
+            )
+        query = load_sql(__package__, name, self._schema)
+        try:
+            return await self._database.fetch(query, *arguments, timeout=self._timeout)
+        except _BUSY as error:
+            raise Busy(
+                "somebody else is changing the same rows just now; nothing has changed here: try again"
+            ) from error
+        except (OSError, TimeoutError, asyncpg.PostgresConnectionError) as error:
+            raise PostgresUnavailable(
+                f"Postgres did not answer ({type(error).__name__}: {error}); the audit tells whether it was done"
+            ) from error
+        except asyncpg.PostgresError as error:
+            raise _in_words(error, self._schema) from error
+
+    async def value(self, name: str, *arguments: object) -> Any:
+        """The one value of a statement."""
+        return (await self.rows(name, *arguments))[0][0]
+
+
+def _in_words(error: asyncpg.PostgresError, schema: str) -> Exception:
+    kind = _ERRORS.get(error.sqlstate or "")
+    if kind is None:
+        return error
+    if kind is SchemaTooOld:
+        return SchemaTooOld(f"the schema {schema!r} is missing or lacks migrations ({error}): call migrate()")
+    hint = getattr(error, "hint", None)
+    message = getattr(error, "message", None) or str(error)
+    return kind(f"{message}: {hint}" if hint else message)

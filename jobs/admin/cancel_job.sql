@@ -1,0 +1,2 @@
+-- $1 id, $2 actor, $3 reason
+SELECT sidings.cancel_job($1, $2, $3)

@@ -1,0 +1,114 @@
+"""Pages of jobs: each section in the order of an index, and a cursor that says where the next page begins.
+
+A position, a due time or an id of the last row is enough to go on in the middle of an index, so a page costs the same
+however many jobs come before it, and nothing is sorted.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import asyncpg
+
+from ...errors import ActionRefused
+from .calls import Calls
+from .rows import JobRow, JobState
+
+__all__ = ["Filter", "job_row", "list_jobs"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_SECTIONS: dict[JobState | None, tuple[str, ...]] = {
+    None: ("ordered", "delayed", "held"),
+    JobState.WAITING: ("ordered",),
+    JobState.BACKING_OFF: ("backing_off",),
+    JobState.BLOCKED: ("blocked",),
+    JobState.RUNNING: ("running",),
+    JobState.DELAYED: ("delayed",),
+    JobState.HELD: ("held",),
+}
+
+
+class Filter(NamedTuple):
+    """Which jobs; None: any."""
+
+    state: JobState | None
+    type: str | None
+    origin: str | None
+    group: str | None
+
+
+class _Cursor(NamedTuple):
+    section: str
+    key: int = 0  # a position, or a time in microseconds since 1970
+    id: int = 0
+    origin: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.section}:{self.key}:{self.id}:{self.origin}"
+
+    @classmethod
+    def parse(cls, text: str, sections: tuple[str, ...]) -> "_Cursor":
+        section, _, rest = text.partition(":")
+        key, _, rest = rest.partition(":")
+        id, _, origin = rest.partition(":")
+        if section not in sections or not key.lstrip("-").isdigit() or not id.isdigit():
+            raise ActionRefused(f"after={text!r} is no cursor of this list: give the cursor of its last row")
+        return cls(section, int(key), int(id), origin)
+
+
+async def list_jobs(calls: Calls, wanted: Filter, limit: int, after: str | None) -> list[JobRow]:
+    """One page: at most `limit` rows behind the cursor `after`."""
+    sections = _SECTIONS[wanted.state]
+    start = _Cursor(sections[0]) if after is None else _Cursor.parse(after, sections)
+    out: list[JobRow] = []
+    for section in sections[sections.index(start.section) :]:
+        cursor = start if section == start.section else _Cursor(section)
+        rows = await _page(calls, cursor, wanted, limit - len(out))
+        out.extend(job_row(row, section) for row in rows)
+        if len(out) >= limit:
+            break
+    return out
+
+
+async def _page(calls: Calls, at: _Cursor, wanted: Filter, most: int) -> list[asyncpg.Record]:
+    state, type, origin, group = wanted
+    match at.section:
+        case "ordered":
+            return await calls.rows("list_ordered", at.origin, at.key, origin, group, type, state, most)
+        case "delayed":
+            return await calls.rows("list_delayed", at.origin, at.key, at.id, origin, group, type, most)
+        case "held":
+            return await calls.rows("list_held", at.origin, at.id, origin, group, type, most)
+        case "running":
+            return await calls.rows("list_running", at.id, origin, group, type, most)
+        case _:
+            time = None if at.section == "blocked" else at.key
+            return await calls.rows("list_backing_off", time, at.id, origin, group, type, state, most)
+
+
+def job_row(row: asyncpg.Record, section: str = "") -> JobRow:
+    """The row of a list, with its cursor in that section."""
+    position, run_at = row["position"], row["run_at"]
+    key = 0
+    if section == "ordered":
+        key = position
+    elif run_at is not None:
+        key = (run_at - _EPOCH) // _MICROSECOND
+    return JobRow(
+        row["id"],
+        row["type"],
+        row["origin"],
+        row["group"],
+        JobState(row["state"]),
+        row["priority"],
+        row["attempt"],
+        row["failures"],
+        row["losses"],
+        row["enqueued_at"],
+        run_at,
+        position,
+        row["unique_key"],
+        row["held"],
+        row["error"],
+        str(_Cursor(section, key, row["id"], row["origin"])) if section else "",
+    )

@@ -1,0 +1,167 @@
+"""What administration shows: frozen values. Times are aware datetimes by the database's clock."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from uuid import UUID
+
+from ..outcome import OutcomeName
+
+__all__ = [
+    "AttemptRow",
+    "AuditRow",
+    "BlockedGroup",
+    "JobCount",
+    "JobDetails",
+    "JobRow",
+    "JobState",
+    "Orphan",
+    "PauseRow",
+]
+
+
+class JobState(StrEnum):
+    """The state of a stored job, see docs/job-states.md. A job that its executor is about to start counts as
+    running."""
+
+    WAITING = "waiting"
+    BACKING_OFF = "backing off"  # its group waits until its next attempt
+    BLOCKED = "blocked"  # its group waits for a person
+    RUNNING = "running"
+    DELAYED = "delayed"
+    HELD = "held"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A stored job without its payload.
+
+    run_at: when it becomes due; None: at once, or never (blocked). position: its place in its origin's order; None
+    while it is delayed or held. held: why a person has to decide. error: the last error, 'Class: message'. cursor:
+    where the list goes on after it.
+    """
+
+    id: int
+    type: str
+    origin: str
+    group: str | None
+    state: JobState
+    priority: int
+    attempt: int
+    failures: int
+    losses: int
+    enqueued_at: datetime
+    run_at: datetime | None
+    position: int | None
+    unique_key: str | None
+    held: str | None
+    error: str | None
+    cursor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobCount:
+    """How many jobs there are, and when the oldest was enqueued. What was not asked for is None."""
+
+    state: JobState | None
+    type: str | None
+    origin: str | None
+    jobs: int
+    oldest: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    """One row of the history. started_at, executor and epoch are None where the job did not run."""
+
+    job_id: int
+    type: str
+    origin: str
+    group: str | None
+    attempt: int
+    outcome: OutcomeName
+    enqueued_at: datetime
+    due_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime
+    executor: UUID | None
+    epoch: int | None
+    error_class: str | None
+    error_message: str | None
+    correlation_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """One action of a person or a program. target and detail: as in the table ``audit``."""
+
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    target: Mapping[str, object]
+    reason: str | None
+    detail: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRow:
+    """A type, an origin, or a group of an origin, of which no job starts."""
+
+    type: str | None
+    origin: str | None
+    group: str | None
+    paused_by: str
+    reason: str
+    paused_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """All that is known of one job. row: None if it has ended. payload: as JSON text; None if it has ended well.
+    attempts and actions: oldest first. pauses: those that keep it from starting."""
+
+    id: int
+    row: JobRow | None
+    payload: str | None
+    headers: Mapping[str, str]
+    attempts: tuple[AttemptRow, ...]
+    actions: tuple[AuditRow, ...]
+    pauses: tuple[PauseRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedGroup:
+    """A group that waits for its head: it backs off, is blocked, or the group is paused.
+
+    head: id of the job. since: its first failure, or the pause. next_at: its next attempt; None: no time is set.
+    error: the cause, 'Class: message'. behind: jobs that wait behind it, at most 10,000 are counted.
+    """
+
+    origin: str
+    group: str
+    since: datetime
+    head: int
+    type: str
+    state: JobState
+    failures: int
+    next_at: datetime | None
+    error: str | None
+    behind: int
+    pause: PauseRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """An origin with jobs that nobody holds. former_owner, lease_until, host, pid: of a lease that ran out."""
+
+    origin: str
+    former_owner: UUID | None
+    lease_until: datetime | None
+    host: str | None
+    pid: int | None
+    waiting: int
+    delayed: int
+    held: int
+    oldest: datetime

@@ -1,0 +1,150 @@
+"""The stateless half of a consumer: topics whose offsets are in Kafka, and that need no Postgres.
+
+It lives beside the other half in one client (docs/decisions/0011-stateless-consumers.md), and shares nothing with it
+but the membership in the group: no task, no partition, no wait.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from .dead_letters import DeadLetters
+from .metrics import ConsumerMetrics
+from .placing import Placer
+from .settings import KafkaSettings
+from .stateless_handling import StatelessHandling
+from .stateless_loop import StatelessLoop
+from .stateless_offsets import GroupOffsets
+from .stateless_partition import StatelessPartition
+from .stateless_subscription import StatelessSubscription
+from .topic_loop import Roof
+
+__all__ = ["Stateless"]
+
+log = logging.getLogger("sidings.consumer")
+
+_COMMIT_SECONDS = 1.0  # so much is done again after a kill, at most, beside what was under way
+_CANCEL_SECONDS = 2.0
+
+
+class Stateless:
+    """Consumes the topics of `subscriptions`, as a part of the consumer `roof`."""
+
+    def __init__(
+        self,
+        subscriptions: Mapping[str, StatelessSubscription[object]],
+        settings: KafkaSettings,
+        dead_letters: DeadLetters,
+        metrics: ConsumerMetrics,
+        roof: Roof,
+    ) -> None:
+        self.subscriptions = subscriptions
+        self.partitions: dict[TopicPartition, StatelessPartition] = {}
+        self.loops: list[StatelessLoop] = []
+        self._settings = settings
+        self._dead_letters = dead_letters
+        self._metrics = metrics
+        self._roof = roof
+        self._offsets: GroupOffsets | None = None
+        self._placer: Placer | None = None
+
+    def start(self, client: AIOKafkaConsumer) -> None:
+        """Make the parts that work with this client, and start them."""
+        settings = self._settings
+        self.loops = []
+        if not self.subscriptions:
+            return
+        offsets = GroupOffsets(client, self._metrics, seconds=min(5.0, settings.rebalance_seconds / 4))
+        self._offsets = offsets
+        self._placer = Placer(
+            client,
+            self.partitions,
+            self.subscriptions,
+            offsets,
+            self._metrics,
+            request_seconds=settings.request_seconds,
+            on_placed=self._wake,
+        )
+        for subscription in self.subscriptions.values():
+            handling = StatelessHandling(subscription, self._dead_letters, self._metrics)
+            loop = StatelessLoop(
+                subscription,
+                client,
+                self.partitions,
+                handling,
+                offsets,
+                self._metrics,
+                self._roof,
+                max_records=settings.max_records,
+            )
+            self.loops.append(loop)
+            self._roof.spawn(loop.run())
+        self._roof.spawn(self._placer.run())
+        self._roof.spawn(self._commit_now_and_then())
+        self._roof.spawn(self._look_for_dead_letter_topics(client))
+
+    def place(self) -> None:
+        """Some partition has to be placed."""
+        if self._placer is not None:
+            self._placer.wake()
+
+    def rest(self) -> None:
+        """Take up nothing more; nothing waits for its next attempt."""
+        for partition in self.partitions.values():
+            partition.leaving.set()
+
+    async def give_up(self) -> None:
+        """End what still runs, and commit what is done: the partitions may be another's in a moment."""
+        self.rest()
+        await asyncio.gather(*[loop.give_up(self._partitions_of(loop.topic), _CANCEL_SECONDS) for loop in self.loops])
+
+    async def commit(self) -> None:
+        """Commit what is done."""
+        if self._offsets is not None:
+            await self._offsets.commit(list(self.partitions.values()))
+
+    def assigned(self, assigned: Collection[TopicPartition]) -> None:
+        """These partitions are ours now, those of before are not."""
+        former = dict(self.partitions)
+        self.partitions.clear()
+        for tp in assigned:
+            if tp.topic in self.subscriptions:
+                self.partitions[tp] = StatelessPartition(tp)
+                if (before := former.get(tp)) is not None:
+                    self.partitions[tp].inherit(before)
+
+    async def stop(self) -> None:
+        """Close the connections."""
+        await self._dead_letters.stop()
+
+    def _partitions_of(self, topic: str) -> list[StatelessPartition]:
+        return [partition for tp, partition in self.partitions.items() if tp.topic == topic]
+
+    def _wake(self) -> None:
+        for loop in self.loops:
+            loop.wake()
+
+    async def _commit_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(_COMMIT_SECONDS)
+            if not self._roof.paused:
+                await self.commit()
+
+    async def _look_for_dead_letter_topics(self, client: AIOKafkaConsumer) -> None:
+        """Say early what would stop a partition late."""
+        wanted = {subscription.dead_letter for subscription in self.subscriptions.values()}
+        try:
+            async with asyncio.timeout(self._settings.request_seconds):
+                missing = wanted - await client.topics()
+        except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+            log.info("it is unknown whether there are the topics %s: %r", ", ".join(sorted(wanted)), error)
+            return
+        if missing:
+            log.warning(
+                "there is no topic %s (or no right to see it): unless the brokers make topics by themselves, the first "
+                "message that has to go there stops its partition",
+                ", ".join(sorted(missing)),
+            )

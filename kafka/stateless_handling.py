@@ -1,0 +1,132 @@
+"""One message of a stateless consumer, until it is done with: handled, discarded, or in the dead-letter topic."""
+
+import asyncio
+import logging
+import time
+
+from ..errors import KafkaUnavailable
+from ..jobs import Again, Discard, ErrorInfo, Outcome, OutcomeName, Snooze, current_origin
+from .dead_letters import DeadLetters
+from .metrics import ConsumerMetrics
+from .outbox import InvalidMessage, NotPublished
+from .partition import Item
+from .stateless_partition import Failing, StatelessPartition
+from .stateless_subscription import StatelessSubscription
+
+__all__ = ["StatelessHandling"]
+
+log = logging.getLogger("sidings.consumer")
+
+_BROKEN_POLICY_SECONDS = 60.0
+_DEAD_LETTER_SECONDS = (1.0, 30.0)  # between attempts to get rid of a message: the first pause, and the longest
+
+
+class StatelessHandling:
+    """Handles messages of one subscription."""
+
+    def __init__(
+        self, subscription: StatelessSubscription[object], dead_letters: DeadLetters, metrics: ConsumerMetrics
+    ) -> None:
+        self._subscription = subscription
+        self._dead_letters = dead_letters
+        self._metrics = metrics
+
+    async def settle(self, partition: StatelessPartition, item: Item) -> bool:
+        """Try until the message is done with. False: it is not, because the partition is being given up."""
+        offset = item.record.offset
+        error = item.error
+        if item.message is not None:
+            result, error = await self._attempts(partition, item)
+            if result is not None:
+                self._metrics.messages(self._subscription.topic, result)
+                partition.failing.pop(offset, None)
+                return True
+        if error is None or not await self._bury(partition, item, error):
+            return False
+        partition.failing.pop(offset, None)
+        return True
+
+    async def _attempts(self, partition: StatelessPartition, item: Item) -> tuple[str | None, str | None]:
+        """(result, None) when the message is done with, (None, error) when it is to be buried, (None, None) when the
+        partition is being given up."""
+        topic = self._subscription.topic
+        where = f"{partition.origin} offset {item.record.offset}"
+        while True:
+            started = time.monotonic()
+            try:
+                await self._call(partition, item)
+                return "handled", None
+            except Discard as error:
+                log.warning("%s: discarded: %s", where, error)
+                return "discarded", None
+            except Snooze as snooze:
+                delay = snooze.seconds
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises, its attempt has failed
+                self._metrics.failed(topic)
+                failing = partition.failing.setdefault(item.record.offset, Failing(started))
+                outcome = self._decide(error, failing.failures, time.monotonic() - failing.since)
+                failing.failures += 1
+                if not isinstance(outcome, Again):
+                    log.error("%s: given up after %s attempts: %r", where, failing.failures, error)
+                    return None, f"{type(error).__name__}: {error}"
+                self._metrics.retried(topic)
+                delay = outcome.delay
+                log.warning("%s: attempt %s failed, again in %.1f s: %r", where, failing.failures, delay, error)
+            if await _left(partition, delay):
+                return None, None
+
+    async def _call(self, partition: StatelessPartition, item: Item) -> None:
+        """One call of the handler."""
+        assert item.message is not None
+        current_origin.set(partition.origin)
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self._subscription.timeout):
+                await self._subscription.run(item.message)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise RuntimeError("the handler raised CancelledError") from error
+        finally:
+            self._metrics.handled(self._subscription.topic, time.monotonic() - started)
+
+    def _decide(self, error: Exception, failures: int, elapsed: float) -> Outcome:
+        try:
+            return self._subscription.retry.decide(error, failures=failures, elapsed=elapsed)
+        except Exception as broken:  # a user's own wait_ or stop_ strategy: the message must not be lost over it
+            log.exception(
+                "%s: its retry policy failed; again in %s s", self._subscription.topic, _BROKEN_POLICY_SECONDS
+            )
+            return Again(OutcomeName.RETRIED, _BROKEN_POLICY_SECONDS, ErrorInfo.of(broken))
+
+    async def _bury(self, partition: StatelessPartition, item: Item, error: str) -> bool:
+        """Put the message into the dead-letter topic; only its acknowledgement lets the offset pass. False: it is not
+        there, because the partition is being given up."""
+        topic = self._subscription.dead_letter
+        pause, longest = _DEAD_LETTER_SECONDS
+        partition.failing.setdefault(item.record.offset, Failing(time.monotonic()))
+        while True:
+            try:
+                await self._dead_letters.send(topic, item.record, error)
+            except (InvalidMessage, NotPublished, KafkaUnavailable) as refused:
+                partition.stuck = f"offset {item.record.offset} cannot go to the dead-letter topic {topic!r}: {refused}"
+                log.error("%s stands still: %s", partition.origin, partition.stuck)
+            else:
+                partition.stuck = None
+                log.error("%s offset %s is in %r: %s", partition.origin, item.record.offset, topic, error)
+                self._metrics.messages(self._subscription.topic, "dead_letter")
+                return True
+            if await _left(partition, pause):
+                return False
+            pause = min(2 * pause, longest)
+
+
+async def _left(partition: StatelessPartition, seconds: float) -> bool:
+    """Wait so long; True, at once, when the partition is being given up."""
+    try:
+        async with asyncio.timeout(seconds):
+            await partition.leaving.wait()
+    except TimeoutError:
+        return False
+    return True

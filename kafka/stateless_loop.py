@@ -1,0 +1,111 @@
+"""The loop of one stateless topic: poll, and keep up to n messages of each partition under way, in order per key."""
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import cast
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from .metrics import ConsumerMetrics
+from .partition import Item, Partition, State
+from .stateless_handling import StatelessHandling
+from .stateless_offsets import GroupOffsets
+from .stateless_partition import StatelessPartition
+from .stateless_subscription import StatelessSubscription
+from .topic_loop import FetchLoop, Roof
+
+__all__ = ["StatelessLoop"]
+
+log = logging.getLogger("sidings.consumer")
+
+
+class StatelessLoop(FetchLoop):
+    """Consumes one topic without a database. max_records: so many messages of a partition may lie between its first
+    unfinished one and the last before no more are read; a message that fails for long holds that much in memory, and
+    so much is done again after a kill."""
+
+    def __init__(
+        self,
+        subscription: StatelessSubscription[object],
+        client: AIOKafkaConsumer,
+        partitions: Mapping[TopicPartition, StatelessPartition],
+        handling: StatelessHandling,
+        offsets: GroupOffsets,
+        metrics: ConsumerMetrics,
+        roof: Roof,
+        *,
+        max_records: int,
+    ) -> None:
+        super().__init__(subscription, client, partitions, metrics, roof, max_records=max_records)
+        self._mine = partitions
+        self._concurrency = subscription.concurrency
+        self._handling = handling
+        self._offsets = offsets
+
+    @property
+    def in_flight(self) -> int:
+        """Messages whose handler runs, or that wait for their next attempt."""
+        return sum(len(p.workers) for tp, p in self._mine.items() if tp.topic == self.topic)
+
+    def rest(self, partitions: Iterable[StatelessPartition]) -> None:
+        """Nothing more of these is taken up, and nothing of them waits for its next attempt."""
+        for partition in partitions:
+            partition.leaving.set()
+
+    async def give_up(self, partitions: Collection[StatelessPartition], timeout: float | None) -> None:
+        """Cancel what still runs of these, wait for its end, `timeout` seconds at most, and commit what is done."""
+        self.rest(partitions)
+        running = {worker for partition in partitions for worker in partition.workers}
+        for worker in running:
+            worker.cancel()
+        if running:
+            log.warning("%s: cancelling %s handlers: their messages will be handled again", self.topic, len(running))
+            _, pending = await asyncio.wait(running, timeout=timeout)
+            if pending:
+                log.error(
+                    "%s: %s handlers do not end when cancelled: the next owner of their partitions may run the same "
+                    "messages at once; let CancelledError pass",
+                    *(self.topic, len(pending)),
+                )
+        await self._offsets.commit(partitions)
+
+    async def _handle(self, items: list[Item]) -> None:
+        for tp in {item.partition.tp: None for item in items}:
+            partition = self._mine[tp]
+            partition.take_up()
+            if len(partition.window) >= self._max_records:
+                partition.enter(State.FULL)
+            for _ in range(min(self._concurrency - len(partition.workers), partition.window.startable)):
+                worker = self._roof.spawn(self._work(partition))
+                partition.workers.add(worker)
+                worker.add_done_callback(partition.workers.discard)
+
+    async def _work(self, partition: StatelessPartition) -> None:
+        """Handle messages of `partition`, one after another, while there are some that may start."""
+        while not partition.leaving.is_set() and (item := partition.window.start()) is not None:
+            if not await self._handling.settle(partition, item):
+                break
+            partition.window.finish(item)
+            partition.look()
+            if partition.state is State.FULL and 2 * len(partition.window) <= self._max_records:
+                partition.enter(State.READY)
+                self.wake()
+            await asyncio.sleep(0)  # handlers that wait for nothing must not keep the loop from anything else
+        # At once, not when the task is found to have ended: `_handle` counts those that go on.
+        partition.workers.discard(cast(asyncio.Task[None], asyncio.current_task()))
+
+    def _displace(self, partitions: Iterable[Partition]) -> None:
+        """Where to read on is in doubt: begin again at the committed offset, when nothing runs any more."""
+        for partition in list(partitions):
+            mine = self._mine.get(partition.tp)
+            if mine is not None and mine is partition:
+                mine.leaving.set()
+                mine.enter(State.FULL)
+                self._roof.spawn(self._start_over(mine))
+
+    async def _start_over(self, partition: StatelessPartition) -> None:
+        await self.give_up([partition], None)
+        if self._mine.get(partition.tp) is partition:
+            partition.displace()
+            self._roof.place()

@@ -1,0 +1,53 @@
+"""The declaration of a stateless consumer."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from ..errors import ConfigurationError
+from ..jobs import Retry
+from .message import Message
+from .subscription import Decoder, Start, Subscription
+
+__all__ = ["StatelessSubscription"]
+
+T = TypeVar("T")
+
+
+class StatelessSubscription(Subscription[T]):
+    """A topic whose handler takes the message alone, made by ``Service.consumer(..., stateless=True)``; see there."""
+
+    takes = ("a message",)
+
+    def __init__(
+        self,
+        topic: str,
+        handler: Callable[[Message[T]], Awaitable[object]],
+        *,
+        concurrency: int,
+        dead_letter: str | None,
+        model: Any = None,
+        decoder: Decoder | None = None,
+        retry: Retry | None = None,
+        start: Start = "earliest",
+        timeout: float | None = 30.0,
+    ) -> None:
+        if not inspect.iscoroutinefunction(handler) or len(inspect.signature(handler).parameters) != 1:
+            raise ConfigurationError(
+                f"the handler of {topic!r} must be `async def on_x(message: Message[X]) -> None`: with stateless=True "
+                "there is no transaction"
+            )
+        if concurrency < 1:
+            raise ConfigurationError(f"{topic}: concurrency={concurrency!r}: give a positive number of messages")
+        if not dead_letter or dead_letter == topic:
+            raise ConfigurationError(
+                f"{topic}: dead_letter={dead_letter!r}: name another topic, such as {topic + '.dlq'!r}, for messages "
+                "that cannot be decoded or that fail until their retry policy gives up"
+            )
+        super().__init__(topic, handler, model=model, decoder=decoder, retry=retry, start=start, timeout=timeout)  # pyright: ignore
+        self.concurrency = concurrency
+        self.dead_letter = dead_letter
+
+    async def run(self, message: Message[T]) -> None:
+        """Run the handler."""
+        await self.handler(message)  # pyright: ignore

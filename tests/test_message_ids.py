@@ -1,0 +1,120 @@
+"""The SQL beneath dedup: what counts as a duplicate, also around midnight, and what is dropped when."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from .support import SECONDS, connected, eventually, fetch, value
+
+RECORD = "SELECT sidings.record_seen($1, $2, $3, $4)"
+NOON = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
+MIDNIGHT = datetime(2026, 3, 11, 0, 0, tzinfo=UTC)
+Message = tuple[str, int, int]  # id, partition, offset
+
+
+async def record(connection, *messages: Message, at: datetime = NOON) -> list[int]:
+    """Record messages; returns the places of the duplicates among them, from 0."""
+    ids, partitions, offsets = [m[0].encode() for m in messages], [m[1] for m in messages], [m[2] for m in messages]
+    places = await connection.fetchval(RECORD, ids, partitions, offsets, at, timeout=SECONDS)
+    return [place - 1 for place in places]
+
+
+async def test_of_messages_with_one_id_the_first_counts(database):
+    async with connected(database) as connection:
+        assert await record(connection, ("a", 0, 1), ("b", 0, 2), ("a", 0, 3), ("a", 1, 1)) == [2, 3]
+        assert await record(connection, ("b", 1, 7), ("c", 0, 4)) == [0]
+        assert await record(connection, ("c", 0, 9), at=NOON + timedelta(days=3)) == [0]
+
+
+async def test_a_message_that_is_delivered_again_is_no_duplicate_of_itself(database):
+    async with connected(database) as connection:
+        assert await record(connection, ("a", 0, 1), ("a", 0, 2)) == [1]
+        # After a reset both come again; also where the repeat comes first.
+        assert await record(connection, ("a", 0, 1), ("a", 0, 2)) == [1]
+        assert await record(connection, ("a", 0, 2), ("a", 0, 1)) == [0]
+
+
+async def test_what_a_transaction_has_not_come_to_can_be_taken_back(database):
+    async with connected(database) as connection:
+        await record(connection, ("a", 0, 1), ("b", 0, 2))
+        forget = "SELECT sidings.forget_seen($1, $2, $3)"
+        await connection.fetchval(forget, [b"b", b"a"], [0, 1], [2, 1])  # the other "a" is none of its business
+        assert await record(connection, ("a", 0, 5), ("b", 0, 6)) == [0]
+
+
+async def test_two_transactions_with_one_id_do_not_both_count_not_even_over_midnight(database):
+    """The second waits for the first, and then knows: whichever day each of them writes into."""
+    before, after = MIDNIGHT - timedelta(seconds=1), MIDNIGHT + timedelta(minutes=59)
+    for first, second in ((NOON, NOON), (before, after), (after, before)):
+        async with connected(database) as one, connected(database) as other:
+            for ending, expected in (("rollback", []), ("commit", [0, 1])):
+                transaction = one.transaction()
+                await transaction.start()
+                await record(one, ("a", 0, 1), ("b", 0, 2), at=first)
+                waiting = asyncio.create_task(record(other, ("b", 1, 1), ("a", 1, 2), at=second))
+                pid = other.get_server_pid()
+                await eventually(lambda pid=pid: waits_for_a_lock(database, pid))
+                await getattr(transaction, ending)()
+                assert await asyncio.wait_for(waiting, SECONDS) == expected
+                await other.execute("DELETE FROM sidings.message_seen")
+
+
+async def waits_for_a_lock(dsn: str, pid: int) -> bool:
+    query = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
+    return await value(dsn, query, pid)
+
+
+async def test_the_first_of_a_day_makes_its_table_and_only_one_does(database):
+    async with connected(database) as one, connected(database) as other:
+        transaction = one.transaction()
+        await transaction.start()
+        await record(one, ("a", 0, 1))
+        waiting = asyncio.create_task(record(other, ("b", 1, 1)))
+        await eventually(lambda: waits_for_a_lock(database, other.get_server_pid()))
+        await transaction.commit()
+        assert await asyncio.wait_for(waiting, SECONDS) == []
+    assert await days(database) == ["message_seen_20260310"]
+
+
+async def days(dsn: str) -> list[str]:
+    query = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'sidings.message_seen'::regclass"
+    return sorted(row[0].removeprefix("sidings.") for row in await fetch(dsn, query))
+
+
+async def test_days_are_made_ahead_and_dropped_after_their_time(database):
+    today = datetime.now(UTC).date()
+    names = {n: f"message_seen_{today + timedelta(days=n):%Y%m%d}" for n in range(-5, 4)}
+    async with connected(database) as connection:
+        await connection.execute("SELECT sidings.make_seen_day($1::date)", today - timedelta(days=3))
+        await connection.execute("SELECT sidings.make_seen_day($1::date)", today - timedelta(days=2))
+        await connection.execute("SELECT sidings.maintain_seen(2)")
+        assert await days(database) == [names[n] for n in (-2, 0, 1, 2)]
+        # A transaction that has written keeps the old day; nobody waits for it for long.
+        async with connected(database) as writer, writer.transaction():
+            await record(writer, ("a", 0, 1), at=datetime.now(UTC))
+            await connection.execute("SELECT sidings.maintain_seen(1)")
+            assert names[-2] in await days(database)
+        await connection.execute("SELECT sidings.maintain_seen(1)")
+        assert names[-2] not in await days(database)
+
+
+@pytest.mark.parametrize("rows", [0, 20_000])
+async def test_ids_are_looked_up_and_recorded_through_the_index(database, rows):
+    """A plan made on an empty table must not stay a sequential scan."""
+    async with connected(database) as connection:
+        await record(connection, ("first", 0, 0))
+        for _ in range(6):  # until the plans are generic
+            await record(connection, ("first", 0, 0), ("again", 0, 1))
+        await connection.execute(
+            "INSERT INTO sidings.message_seen SELECT '2026-03-10', int4send(n), 0, n FROM generate_series(1, $1) n", rows
+        )
+        before = await sequential_scans(connection)
+        await record(connection, *((f"new-{n}", 1, n) for n in range(50)))
+        await connection.fetchval("SELECT sidings.forget_seen($1, $2, $3)", [b"new-1"], [1], [1])
+        assert await sequential_scans(connection) == before
+
+
+async def sequential_scans(connection) -> int:
+    await connection.execute("SELECT pg_stat_force_next_flush()")
+    return await connection.fetchval("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'message_seen_20260310'")

@@ -1,0 +1,462 @@
+"""Stateless consumers against a real Kafka: at least once, in order per key, nothing lost, no Postgres anywhere."""
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from prometheus_client import CollectorRegistry
+from sidings import ConfigurationError, Discard, KafkaSettings, Message, OffsetUnknown, Retry, Service, Snooze
+from tenacity import stop_after_attempt, wait_none
+
+from .consumer_support import Number, produce, produce_raw, producing, sample
+from .support import SECONDS, eventually
+
+TWICE = Retry(wait=wait_none(), stop=stop_after_attempt(2))
+AT_ONCE = Retry(wait=wait_none())
+
+
+def a_service(kafka: str, *, name: str = "test", **settings: Any) -> Any:
+    """A service without Postgres, and a Prometheus registry of its own as `service.samples`."""
+    registry = CollectorRegistry()
+    quick = KafkaSettings(bootstrap=kafka, **{"fetch_seconds": 0.05, "metadata_seconds": 5.0} | settings)
+    service: Any = Service(name, kafka=quick, prometheus=registry)
+    service.samples = registry
+    return service
+
+
+async def committed(kafka: str, topic: str, partition: int = 0, *, group: str = "test") -> int | None:
+    """What Kafka knows of the group."""
+    client = AIOKafkaConsumer(bootstrap_servers=kafka, group_id=group, enable_auto_commit=False)
+    await client.start()
+    try:
+        return await client.committed(TopicPartition(topic, partition))
+    finally:
+        await client.stop()
+
+
+async def everything(kafka: str, topic: str, partitions: int = 1) -> list[Any]:
+    """All messages of a topic, as Kafka has them."""
+    tps = [TopicPartition(topic, partition) for partition in range(partitions)]
+    client = AIOKafkaConsumer(bootstrap_servers=kafka, enable_auto_commit=False, auto_offset_reset="earliest")
+    await client.start()
+    try:
+        client.assign(tps)
+        ends = await client.end_offsets(tps)
+        found: list[Any] = []
+        while any([await client.position(tp) < ends[tp] for tp in tps]):
+            for records in (await client.getmany(timeout_ms=100)).values():
+                found.extend(records)
+        return found
+    finally:
+        await client.stop()
+
+
+async def test_messages_are_handled_and_results_sent_without_any_postgres(topic, sidings_kafka):
+    source, results = await topic("positions", partitions=2), await topic("etas")
+    await produce(sidings_kafka, source, range(5), partition=0)
+    await produce(sidings_kafka, source, range(5, 9), partition=1)
+    service = a_service(sidings_kafka)
+
+    @service.consumer(source, stateless=True, dead_letter=f"{source}.dlq")
+    async def on_position(message: Message[Number]) -> None:
+        await service.producer.send(results, key=message.key, value=message.value)
+
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="handled") == 9)
+        await eventually(lambda: sample(service, "sidings_consumer_lag") == 0)
+        assert service.problems() == []
+    assert [await committed(sidings_kafka, source, partition) for partition in (0, 1)] == [5, 4]
+    sent = sorted(Number.model_validate_json(record.value).n for record in await everything(sidings_kafka, results))
+    assert sent == list(range(9))
+    again = a_service(sidings_kafka)
+    seen: list[int] = []
+
+    @again.consumer(source, stateless=True, dead_letter=f"{source}.dlq")
+    async def go_on(message: Message[Number]) -> None:
+        seen.append(message.value.n)
+
+    async with again:
+        await produce(sidings_kafka, source, [9])
+        await eventually(lambda: seen)
+    assert seen == [9], "what was committed is handled again"
+
+
+async def test_keys_run_in_order_and_no_more_at_once_than_asked_for(topic, sidings_kafka):
+    name = await topic()
+    service = a_service(sidings_kafka)
+    running: list[bytes] = []
+    most, done = 0, defaultdict(list)
+
+    @service.consumer(name, stateless=True, concurrency=3, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        nonlocal most
+        assert message.key is not None
+        assert message.key not in running, "two of one key at once"
+        running.append(message.key)
+        most = max(most, len(running))
+        for _ in range(message.value.n % 4):
+            await asyncio.sleep(0)
+        running.remove(message.key)
+        done[message.key].append(message.value.n)
+
+    async with producing(sidings_kafka) as producer:
+        for n in range(300):
+            await producer.send(name, Number(n=n).model_dump_json().encode(), key=f"key-{n * n % 7}".encode())
+        await producer.flush()
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 300)
+        assert sample(service, "sidings_consumer_failures_total") == 0
+    assert most == 3
+    assert sum(len(numbers) for numbers in done.values()) == 300
+    assert all(numbers == sorted(numbers) for numbers in done.values())
+
+
+async def test_the_committed_offset_waits_for_the_lowest_unfinished_message(topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.stateless._COMMIT_SECONDS", 0.05)
+    name = await topic()
+    go_on = asyncio.Event()
+    done: list[int] = []
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, concurrency=2, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        if message.value.n == 2:
+            await go_on.wait()
+        done.append(message.value.n)
+
+    async with service:
+        await produce(sidings_kafka, name, range(3), key="slow")
+        await produce(sidings_kafka, name, range(3, 20), key="quick")
+        await eventually(lambda: len(done) == 19)
+        assert 2 not in done
+
+        async def two_are_committed() -> bool:
+            return await committed(sidings_kafka, name) == 2
+
+        await eventually(two_are_committed)
+        go_on.set()
+        await eventually(lambda: len(done) == 20)
+    assert await committed(sidings_kafka, name) == 20
+
+
+async def test_a_stop_ends_in_time_and_commits_nothing_that_has_not_ended(topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.service._DRAIN_SECONDS", 0.2)
+    name = await topic()
+    cancelled: list[int] = []
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, concurrency=5, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        if message.value.n == 1:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(message.value.n)
+                raise
+
+    async with service:
+        for n in range(4):
+            await produce(sidings_kafka, name, [n], key=f"key-{n}")
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 3)
+    assert cancelled == [1]
+    assert await committed(sidings_kafka, name) == 1
+
+
+async def test_what_cannot_be_handled_goes_unchanged_to_the_dead_letter_topic(topic, sidings_kafka):
+    name, dead = await topic("positions"), await topic("dead")
+    headers = [("twice", b"1"), ("twice", b"\xff"), ("none", None)]
+    seen: list[int] = []
+    async with producing(sidings_kafka) as producer:
+        await producer.send_and_wait(
+            name, b"\x00not json", key=b"\xfe", headers=headers, timestamp_ms=1_700_000_000_000
+        )
+        nothing = producer.create_batch()
+        nothing.append(timestamp=None, key=None, value=None)
+        nothing.close()
+        await (await producer.send_batch(nothing, name, partition=0))
+        await producer.send_and_wait(name, b'{"n": 13}', key=b"k")
+        await producer.send_and_wait(name, b'{"n": 14}', key=b"k")
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, retry=TWICE, dead_letter=dead)
+    async def handle(message: Message[Number]) -> None:
+        seen.append(message.value.n)
+        if message.value.n == 13:
+            raise ValueError("bad luck " + "x" * 5_000)
+
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 4)
+        assert sample(service, "sidings_consumer_messages_total", result="dead_letter") == 3
+        assert sample(service, "sidings_consumer_failures_total") == 2
+    assert await committed(sidings_kafka, name) == 4
+    assert seen == [13, 13, 14]
+    letters = await everything(sidings_kafka, dead)
+    assert [(m.key, m.value) for m in letters] == [(b"\xfe", b"\x00not json"), (None, b""), (b"k", b'{"n": 13}')]
+    assert list(letters[0].headers[:3]) == headers
+    told = dict(letters[0].headers[3:])
+    assert b"json" in told["sidings-error"].lower()
+    assert told["sidings-topic"] == name.encode()
+    assert told["sidings-group"] == b"test"
+    assert (told["sidings-partition"], told["sidings-offset"], told["sidings-timestamp"]) == (
+        b"0",
+        b"0",
+        b"1700000000000",
+    )
+    error = dict(letters[2].headers)["sidings-error"]
+    assert error.startswith(b"ValueError: bad luck")
+    assert len(error) == 2_000
+
+
+async def test_nothing_is_lost_while_the_dead_letter_topic_refuses_them(topic, sidings_kafka, monkeypatch):
+    """The topic takes no message of that size: the partition stands still, says so, and goes on when it is mended."""
+    monkeypatch.setattr("sidings.kafka.stateless_handling._DEAD_LETTER_SECONDS", (0.05, 0.05))
+    name, dead = await topic("positions"), await topic("dead", config={"max.message.bytes": "200"})
+    seen: list[int] = []
+    await produce_raw(sidings_kafka, name, b"x" * 1_000, b'{"n": 1}')
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, dead_letter=dead)
+    async def handle(message: Message[Number]) -> None:
+        seen.append(message.value.n)
+
+    async with service:
+        told = await eventually(service.problems)
+        assert "stands still" in told[0]
+        assert dead in told[0]
+        assert sample(service, "sidings_consumer_paused_partitions") == 1
+        assert seen == []
+    assert await committed(sidings_kafka, name) == 0, "the offset has passed a message that is nowhere"
+    roomy = await topic("dead")
+    again = a_service(sidings_kafka)
+    again.consumer(name, stateless=True, dead_letter=roomy)(handle)
+    async with again:
+        await eventually(lambda: seen == [1])
+    assert await committed(sidings_kafka, name) == 2
+    assert [m.value for m in await everything(sidings_kafka, roomy)] == [b"x" * 1_000]
+
+
+async def test_a_message_that_fails_holds_up_its_key_and_not_the_others(topic, sidings_kafka):
+    name = await topic()
+    mended = asyncio.Event()
+    done: list[int] = []
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, concurrency=2, retry=AT_ONCE, dead_letter=f"{name}.dlq", timeout=0.05)
+    async def handle(message: Message[Number]) -> None:
+        if message.value.n == 0 and not mended.is_set():
+            await asyncio.Event().wait()  # until its timeout
+        done.append(message.value.n)
+
+    async with service:
+        await produce(sidings_kafka, name, [0, 1], key="bad")
+        await produce(sidings_kafka, name, range(2, 10), key="good")
+        await eventually(lambda: done == list(range(2, 10)))
+        await eventually(lambda: sample(service, "sidings_consumer_retries_total") >= 2)
+        assert sample(service, "sidings_consumer_paused_partitions") == 1
+        mended.set()
+        await eventually(lambda: done[8:] == [0, 1])
+        await eventually(lambda: sample(service, "sidings_consumer_paused_partitions") == 0)
+
+
+async def test_discard_snooze_and_cancelled_error_steer_a_message(topic, sidings_kafka):
+    name = await topic()
+    tried: list[int] = []
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, retry=TWICE, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        n, first = message.value.n, message.value.n not in tried
+        tried.append(n)
+        if n == 0:
+            raise Discard("not for us")
+        if n == 1 and tried.count(1) < 4:
+            raise Snooze(0.01)
+        if n == 2 and first:
+            raise asyncio.CancelledError
+        if n == 3 and first:
+            raise Retry.after(0.01)
+
+    async with service:
+        await produce(sidings_kafka, name, range(5))
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 5)
+        assert sample(service, "sidings_consumer_messages_total", result="discarded") == 1
+        assert sample(service, "sidings_consumer_messages_total", result="handled") == 4
+    assert tried == [0, 1, 1, 1, 1, 2, 2, 3, 3, 4]
+
+
+async def test_a_window_that_is_full_reads_no_more_and_goes_on_when_it_empties(topic, sidings_kafka):
+    name = await topic()
+    go_on = asyncio.Event()
+    done: list[int] = []
+    service = a_service(sidings_kafka, max_records=10)
+
+    @service.consumer(name, stateless=True, concurrency=2, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        if message.value.n == 0:
+            await go_on.wait()
+        done.append(message.value.n)
+
+    async with service:
+        await produce(sidings_kafka, name, [0], key="slow")
+        await produce(sidings_kafka, name, range(1, 100), key="quick")
+        await eventually(lambda: len(done) >= 9)
+        [partition] = service._consumer._stateless.partitions.values()
+        await eventually(lambda: partition.state.name == "FULL" and not partition.window.startable)
+        assert len(done) < 20, "it reads on without a bound"
+        go_on.set()
+        await eventually(lambda: len(done) == 100)
+
+
+async def test_gaps_and_markers_in_the_log_do_not_matter(topic, sidings_kafka, caplog, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.stateless._COMMIT_SECONDS", 0.05)
+    name = await topic()
+    done: list[int] = []
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        done.append(message.value.n)
+
+    async def all_is_committed(end: int) -> bool:
+        return await committed(sidings_kafka, name) == end
+
+    async with producing(sidings_kafka, transactional_id=f"{name}-producer") as producer, service:
+        end = 0
+        for n, how in enumerate(["commit", "abort", "commit", "abort"]):
+            await producer.begin_transaction()
+            await producer.send_and_wait(name, Number(n=n).model_dump_json().encode())
+            await (producer.commit_transaction() if how == "commit" else producer.abort_transaction())
+            end += 2  # the message and the marker
+            await eventually(lambda end=end: all_is_committed(end), "the offset goes behind the marker")
+    assert done == [0, 2]
+    assert "stands at" not in caplog.text
+
+
+@pytest.mark.parametrize(("start", "expected"), [("earliest", [0, 1, 2]), ("latest", [2]), ("committed", [0, 1, 2])])
+async def test_the_start_is_chosen_where_nothing_is_committed(topic, sidings_kafka, start, expected):
+    name = await topic()
+    await produce(sidings_kafka, name, [0, 1])
+    done: list[int] = []
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq", start=start)
+    async def handle(message: Message[Number]) -> None:
+        done.append(message.value.n)
+
+    async with service:
+        [partition] = await eventually(lambda: service._consumer._stateless.partitions.values())
+        await eventually(lambda: partition.placed)
+        # Committed before anything is read, so that the next instance begins at the same place.
+        assert await committed(sidings_kafka, name) is not None
+        await produce(sidings_kafka, name, [2])
+        await eventually(lambda: done == expected)
+
+
+async def test_start_fail_ends_the_service_with_the_remedy(topic, sidings_kafka):
+    service = a_service(sidings_kafka)
+
+    @service.consumer(await topic(), stateless=True, dead_letter="dead", start="fail")
+    async def handle(message: Message[Number]) -> None: ...
+
+    with pytest.raises(OffsetUnknown, match="kafka-consumer-groups"):
+        async with asyncio.timeout(SECONDS), service:
+            await asyncio.Event().wait()
+
+
+async def test_messages_that_retention_deleted_are_told_of_and_passed_over(topic, sidings_kafka, caplog):
+    name = await topic()
+    await produce(sidings_kafka, name, range(10))
+    former = AIOKafkaConsumer(bootstrap_servers=sidings_kafka, group_id="test", enable_auto_commit=False)
+    former.assign([TopicPartition(name, 0)])
+    await former.start()
+    await former.commit({TopicPartition(name, 0): 2})
+    await former.stop()
+    admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
+    await admin.start()
+    await admin.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=6)})
+    await admin.close()
+    done: list[int] = []
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        done.append(message.value.n)
+
+    async with service:
+        await eventually(lambda: done == [6, 7, 8, 9])
+        assert sample(service, "sidings_consumer_missed_total") == 4
+    assert "offsets 2 to 5 were deleted" in caplog.text
+
+
+async def test_a_position_that_somebody_moved_starts_over_and_loses_nothing(topic, sidings_kafka):
+    """What runs is cancelled first: no message runs twice at once."""
+    name = await topic()
+    at_work, overlaps, go_on = set(), [], asyncio.Event()
+    done: set[int] = set()
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, concurrency=2, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        n = message.value.n
+        if n in at_work:
+            overlaps.append(n)
+        at_work.add(n)
+        try:
+            if n == 1:
+                await go_on.wait()
+        finally:
+            at_work.discard(n)
+        done.add(n)
+
+    async with service:
+        await produce(sidings_kafka, name, [0, 2, 3, 4], key="quick")
+        await produce(sidings_kafka, name, [1], key="slow")
+        await eventually(lambda: done >= {0, 2, 3, 4} and 1 in at_work)
+        [partition] = service._consumer._stateless.partitions.values()
+        service._consumer._client.seek(TopicPartition(name, 0), 2)
+        await eventually(lambda: partition.leaving.is_set() is False and partition.committed == 4)
+        go_on.set()
+        await produce(sidings_kafka, name, [5], key="quick")
+        await eventually(lambda: done == {0, 1, 2, 3, 4, 5})
+    assert overlaps == []
+    assert await committed(sidings_kafka, name) == 6
+
+
+def test_wrong_declarations_are_refused_with_the_remedy(sidings_kafka):
+    service = a_service(sidings_kafka)
+
+    async def fine(message: Message[Number]) -> None: ...
+    async def with_tx(message: Message[Number], tx: Any) -> None: ...
+    async def bare(message) -> None: ...
+    def plain(message: Message[Number]) -> None: ...
+
+    for handler, options, text in [
+        (fine, {}, "dead_letter=None: name another topic"),
+        (fine, {"dead_letter": "positions"}, "name another topic"),
+        (fine, {"dead_letter": "d", "concurrency": 0}, "concurrency=0"),
+        (fine, {"dead_letter": "d", "batch": 5}, "excludes batch="),
+        (fine, {"dead_letter": "d", "isolate": True}, "excludes"),
+        (with_tx, {"dead_letter": "d"}, "no transaction"),
+        (plain, {"dead_letter": "d"}, "async def"),
+        (bare, {"dead_letter": "d"}, "annotate the handler's first parameter as Message"),
+        (fine, {"stateless": False, "dead_letter": "d"}, "need stateless=True"),
+        (fine, {"stateless": False}, "or stateless=True"),
+    ]:
+        with pytest.raises(ConfigurationError, match="(?s)" + text.replace("(", r"\(")):
+            service.consumer("positions", **{"stateless": True} | options)(handler)
+    service.consumer("positions", stateless=True, dead_letter="d")(fine)
+    with pytest.raises(ConfigurationError, match="two consumers"):
+        service.consumer("positions", stateless=True, dead_letter="d")(fine)
+
+
+async def test_a_service_without_kafka_refuses_it_at_the_start():
+    service = Service("test", prometheus=CollectorRegistry())
+
+    @service.consumer("positions", stateless=True, dead_letter="d")
+    async def handle(message: Message[Number]) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="give kafka="):
+        await service.run()
