@@ -31,6 +31,7 @@ from .errors import (
     SidingsError,
     UndecodableMessage,
     UnknownJobType,
+    UnknownMessageType,
 )
 from .executor import ExecutorSettings, PostgresSettings
 from .jobs import Discard, Fence, Job, JobId, JobType, Registry, Retry, Snooze, Transaction
@@ -97,5 +98,6 @@ __all__ = [
     "Transaction",
     "UndecodableMessage",
     "UnknownJobType",
+    "UnknownMessageType",
     "migrate",
 ]

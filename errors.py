@@ -18,6 +18,7 @@
     │   └── NotInTransaction      the connection is in autocommit
     ├── ConsumerError             a message cannot be consumed as it is
     │   ├── UndecodableMessage    its value does not fit the model; it is kept as a held job
+    │   ├── UnknownMessageType    its type has no handler, and its topic says unknown="fail"
     │   ├── OffsetOutOfRange      the stored offset lies beyond the end of the log: the topic was made anew
     │   └── OffsetUnknown         there is no stored offset, and start="fail" forbids to choose one
     ├── AdministrationError       an action of a person was not done; nothing has changed
@@ -55,6 +56,7 @@ __all__ = [
     "SidingsError",
     "UndecodableMessage",
     "UnknownJobType",
+    "UnknownMessageType",
 ]
 
 
@@ -120,6 +122,10 @@ class ConsumerError(SidingsError):
 
 class UndecodableMessage(ConsumerError):
     """A message's value does not fit its model, or the decoder refused it. The message is kept as a held job."""
+
+
+class UnknownMessageType(ConsumerError):
+    """There is no handler for the type of a message, and its topic was declared with ``unknown="fail"``."""
 
 
 class OffsetOutOfRange(ConsumerError):

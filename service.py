@@ -17,18 +17,24 @@ from .kafka import (
     Consumer,
     DeadLetters,
     Decoder,
+    Dedup,
     KafkaExecutor,
     KafkaSettings,
     Outbox,
     OutboxSettings,
     Producer,
     Relay,
+    Reset,
+    ResetTo,
     Start,
     StatelessSubscription,
     StaticAssignment,
     Subscription,
     Topics,
     Transactions,
+    TypedSubscription,
+    Unknown,
+    reset_offsets,
 )
 from .monitor import Monitor
 from .schema import Migration, migrate
@@ -159,6 +165,8 @@ class Service:
         isolate: bool = False,
         start: Start = "earliest",
         timeout: float | None = 30.0,
+        dedup: Dedup = False,
+        max_waiting: int | None = None,
         stateless: bool = False,
         concurrency: int = 1,
         dead_letter: str | None = None,
@@ -183,6 +191,10 @@ class Service:
         start: where to begin when no offset is stored: ``"earliest"``, ``"latest"``, ``"committed"`` (the group's
             offset in Kafka, else earliest), or ``"fail"``, which ends the service with `OffsetUnknown`.
         timeout: seconds that one call of the handler may take, then it has failed; None: any.
+        dedup: handle only the first of several messages with one id: True for the id that an outbox of Sidings sends,
+            the name of another header, or a function of the message. Ids are kept for `KafkaSettings.dedup_days`.
+        max_waiting: while more jobs than that wait in the partition's origin, no more of it is read, until half of
+            them are gone; looked at every second. None: no limit.
         stateless: needs no Postgres. The handler takes the message alone, ``async def on_x(message: Message[X])``; the
             offset is committed to Kafka when it has returned, so it runs at least once per message.
         concurrency: of a stateless consumer: messages of each partition at once. Those of one key run in order, those
@@ -198,8 +210,10 @@ class Service:
             if topic in self._subscriptions or topic in self._stateless:
                 raise ConfigurationError(f"two consumers are declared for the topic {topic!r}")
             if stateless:
-                if batch is not None or isolate:
-                    raise ConfigurationError(f"{topic}: stateless=True excludes batch= and isolate=")
+                if batch is not None or isolate or dedup or max_waiting is not None:
+                    raise ConfigurationError(
+                        f"{topic}: stateless=True excludes batch=, isolate=, dedup= and max_waiting="
+                    )
                 self._stateless[topic] = StatelessSubscription(
                     topic,
                     handler,
@@ -214,26 +228,84 @@ class Service:
                 return handler
             if concurrency != 1 or dead_letter is not None:
                 raise ConfigurationError(f"{topic}: concurrency= and dead_letter= need stateless=True")
-            if self._transactions is None:
-                raise ConfigurationError(
-                    f"the consumer of {topic!r} stores its offsets in Postgres: give postgres=..., or stateless=True"
+            self._subscribe(
+                Subscription(
+                    topic,
+                    handler,
+                    model=model,
+                    batch=batch,
+                    decoder=decoder,
+                    retry=retry,
+                    isolate=isolate,
+                    start=start,
+                    timeout=timeout,
+                    dedup=dedup,
+                    max_waiting=max_waiting,
                 )
-            subscription: Subscription[Any] = Subscription(
-                topic,
-                handler,
-                model=model,
-                batch=batch,
-                decoder=decoder,
-                retry=retry,
-                isolate=isolate,
-                start=start,
-                timeout=timeout,
             )
-            subscription.register(self.registry)
-            self._subscriptions[topic] = subscription
             return handler
 
         return declare
+
+    def topic(
+        self,
+        topic: str,
+        *,
+        type_header: str | None = None,
+        type_field: str | None = None,
+        unknown: Unknown = "park",
+        retry: Retry | None = None,
+        isolate: bool = False,
+        start: Start = "earliest",
+        timeout: float | None = 30.0,
+        dedup: Dedup = False,
+        max_waiting: int | None = None,
+    ) -> TypedSubscription:
+        """Handle the messages of `topic` by their type, each with a model and a handler of its own::
+
+            transports = service.topic("transports", type_header="ce_type")
+
+            @transports.on("TransportPlanned")
+            async def on_planned(message: Message[TransportPlanned], tx: Transaction) -> None: ...
+
+        What holds for `consumer` holds here: effects exactly once, order, retries, parking.
+
+        type_header: where a message's type stands: the header of that name, e.g. ``"ce_type"`` (CloudEvents).
+        type_field: or in the JSON value: the field of that name; ``"meta.type"`` for one inside of another.
+        unknown: what becomes of a message whose type has no handler. ``"park"``: it is kept as a held job, like one
+            that cannot be decoded. ``"skip"``: it is passed over, and counted. ``"fail"``: it fails with
+            `UnknownMessageType`, is tried again and then parked in its key's group, so that later messages of its key
+            wait, in order, for a release of yours that knows the type.
+        retry, isolate, start, timeout, dedup, max_waiting: as of `consumer`, for all types.
+
+        Returns an object whose `on` declares the handlers. Raises `ConfigurationError`.
+        """
+        subscription = TypedSubscription(
+            topic,
+            type_header=type_header,
+            type_field=type_field,
+            unknown=unknown,
+            retry=retry,
+            isolate=isolate,
+            start=start,
+            timeout=timeout,
+            dedup=dedup,
+            max_waiting=max_waiting,
+        )
+        self._subscribe(subscription)
+        return subscription
+
+    def _subscribe(self, subscription: Subscription[Any]) -> None:
+        topic = subscription.topic
+        if topic in self._subscriptions or topic in self._stateless:
+            raise ConfigurationError(f"two consumers are declared for the topic {topic!r}")
+        if self._transactions is None:
+            raise ConfigurationError(
+                f"the consumer of {topic!r} stores its offsets in Postgres: give postgres=..., or use a consumer with "
+                "stateless=True"
+            )
+        subscription.register(self.registry)
+        self._subscriptions[topic] = subscription
 
     # -- what it offers at run time ---------------------------------------------------------------------------------
 
@@ -287,6 +359,44 @@ class Service:
         if self._topic_table is None:
             raise ConfigurationError(f"the service {self.name!r} has no database: give postgres=...")
         return self._topic_table.origin_for(key, topic)
+
+    async def reset_offsets(
+        self,
+        topic: str,
+        to: ResetTo,
+        *,
+        partitions: Collection[int] | None = None,
+        actor: str,
+        reason: str | None = None,
+    ) -> list[Reset]:
+        """Let the consumer of `topic` go on from another place, whether instances run or not::
+
+            await service.reset_offsets("positions", datetime(2026, 5, 1, tzinfo=UTC), actor="alice", reason="...")
+
+        to: ``"earliest"``, ``"latest"``, an aware datetime (the first message that is not older), or an offset, for
+        one partition. partitions: default: all. actor, reason: who does it, and why, for the audit.
+
+        From its return on, effects happen exactly once per message from the new offset on: a transaction that was under
+        way can no longer commit. Running instances notice within about a second. Messages from there on that had left
+        the main line are delivered again, so their jobs are cancelled (`Reset.cancelled`); parked messages before it
+        stay. Jobs that handlers have enqueued stay as well, and are enqueued again by messages handled again.
+
+        Raises `ConfigurationError`, `OffsetOutOfRange`, `KafkaUnavailable`, and `PostgresUnavailable`, after which it
+        may have happened.
+        """
+        if self._postgres is None or self._kafka is None:
+            raise ConfigurationError(
+                f"reset_offsets({topic!r}) needs postgres=..., where offsets are stored, and kafka=..."
+            )
+        if topic in self._stateless:
+            raise ConfigurationError(
+                f"the offsets of {topic!r}, a stateless consumer, are in Kafka: reset the group there"
+            )
+        if not actor:
+            raise ConfigurationError("reset_offsets(actor=''): name the person or program that does it, for the audit")
+        return await reset_offsets(
+            self._kafka, self._postgres, topic, to, partitions=partitions, actor=actor, reason=reason
+        )
 
     async def migrate(self) -> list[Migration]:
         """Bring the schema up to this release; safe when many processes do it at once. Raises `SchemaError`."""
@@ -411,6 +521,8 @@ class Service:
             if declared := [*self._subscriptions, *self._stateless]:
                 raise ConfigurationError(f"consumers of {', '.join(declared)} are declared: give kafka=...")
             return None
+        for subscription in self._subscriptions.values():
+            subscription.check()
         homes = {job_type.home for job_type in self.registry if job_type.home is not None}
         topics = {*self._topics, *homes}  # without a member of the group for its topic, nobody would run these jobs
         if not (self._subscriptions or self._stateless or (topics and self._transactions is not None)):

@@ -14,16 +14,19 @@ from .dead_letters import DeadLetters
 from .message import Message, StoredMessage
 from .outbox import Outbox, OutboxSettings, Receipt, Relay
 from .producer import Producer
+from .reset import Reset, ResetTo, reset_offsets
 from .settings import KafkaSettings
 from .stateless_subscription import StatelessSubscription
-from .subscription import Decoder, Start, Subscription
+from .subscription import Decoder, Dedup, Start, Subscription
 from .topics import Topics, partition_for
 from .transactions import Transactions
+from .typed_subscription import TypedSubscription, Unknown
 
 __all__ = [
     "Consumer",
     "DeadLetters",
     "Decoder",
+    "Dedup",
     "KafkaExecutor",
     "KafkaSettings",
     "Message",
@@ -33,6 +36,8 @@ __all__ = [
     "RebalanceListener",
     "Receipt",
     "Relay",
+    "Reset",
+    "ResetTo",
     "Start",
     "StatelessSubscription",
     "StaticAssignment",
@@ -40,5 +45,8 @@ __all__ = [
     "Subscription",
     "Topics",
     "Transactions",
+    "TypedSubscription",
+    "Unknown",
     "partition_for",
+    "reset_offsets",
 ]

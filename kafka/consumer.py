@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from ..executor import Link
 from . import membership
 from .assignment import RebalanceListener
+from .backlog import Backlog
 from .dead_letters import DeadLetters
 from .handling import Handling
 from .lag import LagCommitter
@@ -23,6 +24,8 @@ from .offsets import OffsetStore
 from .parking import Parking
 from .partition import Partition
 from .placing import Placer
+from .reset import ResetWatch
+from .seen import Seen, SeenUpkeep
 from .settings import KafkaSettings
 from .stateless import Stateless
 from .stateless_subscription import StatelessSubscription
@@ -204,6 +207,7 @@ class Consumer(ConsumerRebalanceListener):
                 offsets,
                 parking,
                 self.metrics,
+                seen=Seen(transactions.settings) if subscription.dedup else None,
                 batch_seconds=settings.batch_seconds,
                 hurry=lambda: self.paused,
             )
@@ -214,7 +218,7 @@ class Consumer(ConsumerRebalanceListener):
                 handling,
                 self.metrics,
                 self,
-                max_records=max(settings.max_records, subscription.batch or 1),
+                max_records=max(settings.max_records, subscription.largest_batch),
                 slots=slots,
             )
             self._loops.append(loop)
@@ -222,6 +226,14 @@ class Consumer(ConsumerRebalanceListener):
         self.spawn(self._placer.run())
         self._lag = LagCommitter(client, self.partitions, offsets, lambda: self.vitals.rebalancing_since is not None)
         self.spawn(self._lag.run())
+        self.spawn(ResetWatch(self.partitions, offsets, self._displace).run())
+        if any(subscription.dedup for subscription in self._subscriptions.values()):
+            self.spawn(SeenUpkeep(transactions.settings, settings.dedup_days).run())
+        limits = {s.topic: s.max_waiting for s in self._subscriptions.values() if s.max_waiting is not None}
+        if limits:
+            backlog = Backlog(client, self.partitions, limits, transactions.settings, on_resumed=self._wake)
+            self.vitals.backlog = backlog
+            self.spawn(backlog.run())
         if self._topic_table is not None:
             self.spawn(self._topic_table.watch(client, self._topics))
 
@@ -246,6 +258,11 @@ class Consumer(ConsumerRebalanceListener):
             self._placer.wake()
         if self._stateless is not None:
             self._stateless.place()
+
+    def _displace(self, partitions: Collection[Partition]) -> None:
+        for partition in partitions:
+            partition.displace()
+        self.place()
 
     def _wake(self) -> None:
         for loop in self._loops:

@@ -11,6 +11,7 @@ from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved, OffsetStore
 from .parking import Parking
 from .partition import Item, Partition
+from .seen import Seen
 from .subscription import Subscription
 from .transactions import Transactions, in_transaction, server_is_gone
 
@@ -44,6 +45,7 @@ class Handling:
         parking: Parking,
         metrics: ConsumerMetrics,
         *,
+        seen: Seen | None,
         batch_seconds: float,
         hurry: Callable[[], bool],
     ) -> None:
@@ -53,52 +55,61 @@ class Handling:
         self._offsets = offsets
         self._parking = parking
         self._metrics = metrics
+        self._seen = seen
         self._batch_seconds = batch_seconds
         self._hurry = hurry
 
     async def handle(self, items: Sequence[Item]) -> int:
         """Handle `items`, or as many of them as time allows, and return how many: their effects are committed."""
 
-        async def work(tx: Transaction) -> tuple[Sequence[Item], list[Item]]:
+        async def work(tx: Transaction) -> _Done:
+            repeats = await self._repeats(tx, items)
             blocked = await self._blocked(tx, items)
-            count, aside = await self._call_handlers(tx, items, blocked)
+            count, aside = await self._call_handlers(tx, items, blocked, repeats)
+            if self._seen is not None and count < len(items):
+                await self._seen.forget(tx, [item for item in items[count:] if item not in repeats])
             if aside:
                 await self._parking.store(tx, self._subscription, aside)
-            return items[:count], aside
+            return _Done(items[:count], aside, repeats)
 
         started = time.monotonic()
-        done, aside = await self._in_transaction(work)
-        self._count(len(done), aside, time.monotonic() - started)
-        return len(done)
+        done = await self._in_transaction(items, work)
+        self._count(done, time.monotonic() - started)
+        return len(done.items)
 
     async def park(self, item: Item, error: str) -> None:
         """Store the message as a job instead of handling it."""
 
-        async def work(tx: Transaction) -> tuple[Sequence[Item], list[Item]]:
-            await self._parking.store(tx, self._subscription, [item], error)
-            return [item], []
+        async def work(tx: Transaction) -> _Done:
+            repeats = await self._repeats(tx, [item])
+            if not repeats:
+                await self._parking.store(tx, self._subscription, [item], error)
+            return _Done([item], [], repeats)
 
-        await self._in_transaction(work)
-        self._metrics.messages(self._subscription.topic, "parked")
+        done = await self._in_transaction([item], work)
+        self._metrics.messages(self._subscription.topic, "duplicate" if done.repeats else "parked")
 
     async def discard(self, item: Item) -> None:
         """Pass over the message."""
 
-        async def work(_: Transaction) -> tuple[Sequence[Item], list[Item]]:
-            return [item], []
+        async def work(tx: Transaction) -> _Done:
+            return _Done([item], [], await self._repeats(tx, [item]))
 
-        await self._in_transaction(work)
+        await self._in_transaction([item], work)
         self._metrics.messages(self._subscription.topic, "discarded")
 
     async def _in_transaction(
-        self, work: Callable[[Transaction], Awaitable[tuple[Sequence[Item], list[Item]]]]
-    ) -> tuple[Sequence[Item], list[Item]]:
-        """Run `work` and, last, store the offsets of the messages that it has done."""
+        self, items: Sequence[Item], work: Callable[[Transaction], Awaitable["_Done"]]
+    ) -> "_Done":
+        """Run `work` on `items` and, last, store the offsets of those that it has done."""
+        placements = {item.partition: item.partition.placement for item in items}
         self.in_flight += 1
         try:
             async with self._transactions.open() as tx:
-                done, aside = await work(tx)
-                steps = _steps(done)
+                done = await work(tx)
+                if void := [p.tp for p, placement in placements.items() if p.placement != placement]:
+                    raise OffsetsMoved(void)  # before anything is asked of partitions that stand elsewhere by now
+                steps = _steps(done.items)
                 await self._offsets.advance(tx, [step.move for step in steps])
         except (BatchFailed, OffsetsMoved, PostgresUnavailable):
             raise
@@ -109,8 +120,13 @@ class Handling:
         finally:
             self.in_flight -= 1
         for step in steps:
-            step.partition.done(step.messages, step.move.next)
-        return done, aside
+            if step.partition.placement == placements[step.partition]:
+                step.partition.done(step.messages, step.move.next)
+        return done
+
+    async def _repeats(self, tx: Transaction, items: Sequence[Item]) -> frozenset[Item]:
+        """Those of `items` that only repeat a message; the ids of the others are recorded."""
+        return frozenset() if self._seen is None else await self._seen.record(tx, items)
 
     async def _blocked(self, tx: Transaction, items: Sequence[Item]) -> frozenset[tuple[str, str]]:
         if self._subscription.isolate:  # every message is stored anyway
@@ -118,17 +134,19 @@ class Handling:
         return await self._parking.blocked(tx, items)
 
     async def _call_handlers(
-        self, tx: Transaction, items: Sequence[Item], blocked: frozenset[tuple[str, str]]
+        self, tx: Transaction, items: Sequence[Item], blocked: frozenset[tuple[str, str]], repeats: frozenset[Item]
     ) -> tuple[int, list[Item]]:
         """How many messages were done, and those of them that have to be stored as jobs."""
         until = time.monotonic() + self._batch_seconds
         isolate = self._subscription.isolate
         aside: list[Item] = []
-        for first, chunk in _chunks(items, self._subscription.batch or 1):
+        for first, chunk in self._chunks(items):
             if first and (time.monotonic() > until or self._hurry()):
                 return first, aside
             direct: list[Item] = []
             for item in chunk:
+                if item.passed_over or item in repeats:
+                    continue
                 stored = isolate or item.message is None or (item.partition.origin, item.group) in blocked
                 (aside if stored else direct).append(item)
             if direct:
@@ -156,13 +174,38 @@ class Handling:
                     raise PostgresUnavailable(f"the connection broke under a handler: {error!r}") from error
             raise BatchFailed(error, index) from error
 
-    def _count(self, done: int, aside: Sequence[Item], seconds: float) -> None:
+    def _chunks(self, items: Sequence[Item]) -> Iterator[tuple[int, Sequence[Item]]]:
+        """Consecutive messages of one partition and type each, for one call, with the index of the first: so the jobs
+        that a list handler enqueues have one origin."""
+        first = 0
+        while first < len(items):
+            size = self._subscription.batch_of(items[first].message)
+            last = first + 1
+            while last < len(items) and last - first < size and _go_together(items[first], items[last]):
+                last += 1
+            yield first, items[first:last]
+            first = last
+
+    def _count(self, done: "_Done", seconds: float) -> None:
         topic = self._subscription.topic
-        held = sum(item.message is None for item in aside)
-        self._metrics.batch(topic, done, seconds)
-        self._metrics.messages(topic, "handled", done - len(aside))
+        held = sum(item.message is None for item in done.aside)
+        repeats = sum(item in done.repeats for item in done.items) if done.repeats else 0
+        skipped = sum(item.passed_over for item in done.items)
+        self._metrics.batch(topic, len(done.items), seconds)
+        self._metrics.messages(topic, "handled", len(done.items) - len(done.aside) - repeats - skipped)
+        self._metrics.messages(topic, "duplicate", repeats)
+        self._metrics.messages(topic, "skipped", skipped)
         self._metrics.messages(topic, "held", held)
-        self._metrics.messages(topic, "isolated" if self._subscription.isolate else "parked", len(aside) - held)
+        self._metrics.messages(topic, "isolated" if self._subscription.isolate else "parked", len(done.aside) - held)
+
+
+class _Done(NamedTuple):
+    """items: whose offsets are to be stored; aside: those of them that are stored as jobs; repeats: messages of the
+    batch whose id another message had."""
+
+    items: Sequence[Item]
+    aside: Sequence[Item]
+    repeats: frozenset[Item]
 
 
 class _Step(NamedTuple):
@@ -179,13 +222,9 @@ def _steps(items: Sequence[Item]) -> list[_Step]:
     return [_Step(p, count, Move(p.tp, p.next_offset, p.after(count))) for p, count in counts.items()]
 
 
-def _chunks(items: Sequence[Item], size: int) -> Iterator[tuple[int, Sequence[Item]]]:
-    """Consecutive messages of one partition each, at most `size`, with the index of the first: so the jobs that a list
-    handler enqueues have one origin."""
-    first = 0
-    while first < len(items):
-        last = first + 1
-        while last < len(items) and last - first < size and items[last].partition is items[first].partition:
-            last += 1
-        yield first, items[first:last]
-        first = last
+def _go_together(one: Item, other: Item) -> bool:
+    return one.partition is other.partition and _type(one) == _type(other)
+
+
+def _type(item: Item) -> str | None:
+    return None if item.message is None else item.message.type

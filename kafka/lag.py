@@ -17,6 +17,7 @@ __all__ = ["LagCommitter"]
 log = logging.getLogger("sidings.consumer")
 
 _COMMIT_SECONDS = 5.0
+_PLACED = (State.READY, State.ASIDE, State.FULL)
 
 
 class LagCommitter:
@@ -48,7 +49,7 @@ class LagCommitter:
 
     async def commit(self) -> None:
         """Tell Kafka what is stored."""
-        offsets = {tp: p.next_offset for tp, p in self._partitions.items() if p.state in (State.READY, State.ASIDE)}
+        offsets = {tp: p.next_offset for tp, p in self._partitions.items() if p.state in _PLACED}
         if not offsets:
             return
         try:

@@ -41,6 +41,7 @@ class Message(Generic[T]):
 
     timestamp_ms: milliseconds since 1970, as the producer or the broker set it; -1 when there is none.
     headers: in the order of the message; a name may occur more than once.
+    type: where its topic has messages of several types (``Service.topic``): this one's, or None where it has none.
     """
 
     value: T
@@ -50,6 +51,7 @@ class Message(Generic[T]):
     timestamp_ms: int = -1
     key: bytes | None = None
     headers: Sequence[tuple[str, bytes]] = ()
+    type: str | None = None
 
     @property
     def origin(self) -> str:

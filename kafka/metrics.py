@@ -62,7 +62,8 @@ class ConsumerMetrics(Collector):
         self._seconds.labels(self.service, topic).observe(seconds)
 
     def messages(self, topic: str, result: str, count: int = 1) -> None:
-        """Messages are done with: ``handled``, ``parked``, ``isolated``, ``held``, ``discarded``, ``dead_letter``."""
+        """Messages are done with: ``handled``, ``duplicate``, ``skipped``, ``parked``, ``isolated``, ``held``,
+        ``discarded``, ``dead_letter``."""
         if count:
             self._messages.labels(self.service, topic, result).inc(count)
 

@@ -46,11 +46,21 @@ class OffsetStore:
         self._load_sql = load_sql(__package__, "load_offsets", schema)
         self._create_sql = load_sql(__package__, "create_offsets", schema)
         self._advance_sql = load_sql(__package__, "advance_offsets", schema)
+        self._resets_sql = load_sql(__package__, "load_resets", schema)
+        # How often each partition had been reset when its offset was loaded; the compare-and-set expects it as well.
+        self._resets: dict[TopicPartition, int] = {}
 
     async def load(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """The stored offsets; a partition that has none is absent. Raises `PostgresUnavailable`."""
         rows = await self._fetch(self._load_sql, [p.topic for p in partitions], [p.partition for p in partitions])
+        self._resets |= {TopicPartition(row["topic"], row["partition"]): row["resets"] for row in rows}
         return {TopicPartition(row["topic"], row["partition"]): row["next_offset"] for row in rows}
+
+    async def find_reset(self) -> list[TopicPartition]:
+        """The partitions that have been reset since they were loaded. Raises `PostgresUnavailable`."""
+        rows = await self._fetch(self._resets_sql)
+        found = {TopicPartition(row["topic"], row["partition"]): row["resets"] for row in rows}
+        return [tp for tp, resets in found.items() if self._resets.get(tp, resets) != resets]
 
     async def create(self, starts: Mapping[TopicPartition, int]) -> None:
         """Store where to start, unless another process was faster. Raises `PostgresUnavailable`."""
@@ -59,11 +69,21 @@ class OffsetStore:
 
     async def advance(self, tx: Transaction, moves: Collection[Move]) -> None:
         """Move the offsets as a part of `tx`. Raises `OffsetsMoved`, after which `tx` must not commit."""
-        _demand(moves, await tx.fetch(self._advance_sql, *_columns(moves), timeout=self._seconds))
+        _demand(moves, await tx.fetch(self._advance_sql, *self._columns(moves), timeout=self._seconds))
 
     async def jump(self, move: Move) -> None:
         """Move one offset on its own. Raises `OffsetsMoved`, `PostgresUnavailable`."""
-        _demand([move], await self._fetch(self._advance_sql, *_columns([move])))
+        _demand([move], await self._fetch(self._advance_sql, *self._columns([move])))
+
+    def _columns(self, moves: Collection[Move]) -> tuple[list[object], ...]:
+        ordered = sorted(moves)
+        return (
+            [move.tp.topic for move in ordered],
+            [move.tp.partition for move in ordered],
+            [move.expected for move in ordered],
+            [move.next for move in ordered],
+            [self._resets[move.tp] for move in ordered],
+        )
 
     async def _fetch(self, query: str, *arguments: object) -> list[asyncpg.Record]:
         async with self._lock:
@@ -74,13 +94,3 @@ def _demand(moves: Collection[Move], rows: Collection[asyncpg.Record]) -> None:
     if len(rows) != len(moves):
         moved = {TopicPartition(row["topic"], row["partition"]) for row in rows}
         raise OffsetsMoved([move.tp for move in moves if move.tp not in moved])
-
-
-def _columns(moves: Collection[Move]) -> tuple[list[str], list[int], list[int], list[int]]:
-    ordered = sorted(moves)
-    return (
-        [move.tp.topic for move in ordered],
-        [move.tp.partition for move in ordered],
-        [move.expected for move in ordered],
-        [move.next for move in ordered],
-    )

@@ -20,13 +20,14 @@ class State(Enum):
     READY = "its messages are handled in the main line"
     ASIDE = "its first message failed, and is handled alone"
     REFUSED = "its stored offset lies outside of the log"
-    FULL = "so many of its messages are under way that no more are read"
+    FULL = "so much of it is under way that no more is read"
 
 
 class Item:
-    """A message at hand. `message` is None where `error` says why it cannot be decoded; `group` is that of its key."""
+    """A message at hand. `message` is None where `error` says why it cannot be decoded, or where it is passed over;
+    `group` is that of its key; `id` tells repeats, as `short_id` makes it, where its consumer looks for them."""
 
-    __slots__ = ("error", "group", "message", "partition", "record")
+    __slots__ = ("error", "group", "id", "message", "partition", "record")
 
     def __init__(
         self,
@@ -35,17 +36,25 @@ class Item:
         message: Message[Any] | None,
         error: str | None,
         group: str | None,
+        id: bytes | None = None,
     ) -> None:
         self.partition = partition
         self.record = record
         self.message = message
         self.error = error
         self.group = group
+        self.id = id
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether it is of no interest, so that only its offset counts."""
+        return self.message is None and self.error is None
 
 
 class Partition:
     """next_offset: what is stored, and so what the next compare-and-set expects; -1: not known yet. items: fetched and
-    not yet handled, in order. end: where reading goes on after the last of them, behind any gap in the log."""
+    not yet handled, in order. end: where reading goes on after the last of them, behind any gap in the log.
+    placement: grows when what is in memory becomes void, so that whoever has waited can tell."""
 
     __slots__ = (
         "cuts",
@@ -56,6 +65,7 @@ class Partition:
         "left",
         "next_offset",
         "origin",
+        "placement",
         "reason",
         "since",
         "state",
@@ -71,6 +81,7 @@ class Partition:
         self.next_offset = -1
         self.items: deque[Item] = deque()
         self.end = -1
+        self.placement = 0
         # Of the message that stands first; they outlive rebalances that leave the partition here.
         self.failures = 0
         self.first_failure = 0.0
@@ -112,6 +123,7 @@ class Partition:
 
     def displace(self) -> None:
         """What is in memory may be wrong: read the stored offset again before anything else."""
+        self.placement += 1
         self.items.clear()
         self.enter(State.UNPLACED)
 
@@ -121,8 +133,6 @@ class Partition:
 
     def done(self, count: int, offset: int) -> None:
         """The first `count` items are handled, and `offset` is stored."""
-        if self.state is State.UNPLACED:  # displaced meanwhile: what is stored is read anew
-            return
         for _ in range(count):
             self.items.popleft()
         self.next_offset = offset

@@ -41,6 +41,7 @@ class KafkaSettings(BaseModel):
     metadata_seconds: how often to look for new partitions and topics.
     max_records: most messages in one transaction. batch_seconds: after so long the transaction is committed, and
     what is left of the messages goes into the next one.
+    dedup_days: how long the ids of messages are remembered, where a consumer says dedup=.
     partitioners: topics whose producers choose the partition of a key as librdkafka does (crc32), not as Java.
 
     Raises `ConfigurationError` for values that cannot work.
@@ -73,6 +74,7 @@ class KafkaSettings(BaseModel):
     metadata_seconds: float = Field(default=60.0, gt=0)
     max_records: int = Field(default=1_000, ge=1, le=100_000)
     batch_seconds: float = Field(default=0.5, gt=0)
+    dedup_days: int = Field(default=7, ge=1, le=1_000)
     partitioners: dict[str, Literal["murmur2", "crc32"]] = {}
 
     @model_validator(mode="wrap")

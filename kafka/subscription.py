@@ -1,6 +1,7 @@
 """One topic's declaration: how its messages are decoded, who handles them, and what happens when that fails."""
 
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -10,16 +11,22 @@ from tenacity import retry_if_not_exception_type, stop_after_attempt, wait_expon
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Job, Registry, Retry, Transaction
 from .message import Message, Record, StoredMessage
+from .outbox import MESSAGE_ID
+from .seen import short_id
 
-__all__ = ["MESSAGE_PREFIX", "Decoder", "Start", "Subscription"]
+__all__ = ["MESSAGE_PREFIX", "Decoder", "Dedup", "Start", "Subscription"]
+
+log = logging.getLogger("sidings.consumer")
 
 T = TypeVar("T")
 
 Start = Literal["earliest", "latest", "committed", "fail"]
 Decoder = Callable[[Message[bytes | None]], Any]
+Dedup = bool | str | Callable[[Message[Any]], str | bytes | None]
 Handler = Callable[[Any, Transaction], Awaitable[object]]
 
 MESSAGE_PREFIX = "message:"  # begins the types of jobs that are stored messages; a partial index relies on it
+_MAX_DEDUP_SECONDS = 1_800.0  # a batch with an id that was recorded before midnight must not be open an hour after it
 
 
 class Subscription(Generic[T]):
@@ -39,6 +46,8 @@ class Subscription(Generic[T]):
         isolate: bool = False,
         start: Start = "earliest",
         timeout: float | None = 30.0,
+        dedup: Dedup = False,
+        max_waiting: int | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(handler):
             raise ConfigurationError(f"the handler of {topic!r} must be `async def`: it works in a transaction")
@@ -48,12 +57,27 @@ class Subscription(Generic[T]):
             raise ConfigurationError(f"{topic}: start={start!r}: give 'earliest', 'latest', 'committed' or 'fail'")
         if timeout is not None and timeout <= 0:
             raise ConfigurationError(f"{topic}: timeout={timeout!r}: give a positive number of seconds, or None")
+        if dedup == "" or not (isinstance(dedup, bool | str) or callable(dedup)):
+            raise ConfigurationError(
+                f"{topic}: dedup={dedup!r}: give True for the header {MESSAGE_ID!r}, the name of another header, or a "
+                "function of the message that returns its id"
+            )
+        if dedup and (timeout is None or timeout > _MAX_DEDUP_SECONDS):
+            raise ConfigurationError(
+                f"{topic}: timeout={timeout!r} with dedup=: give at most {_MAX_DEDUP_SECONDS:.0f} s, for which two "
+                "handlers of messages with one id may have to wait for each other"
+            )
+        if max_waiting is not None and max_waiting < 1:
+            raise ConfigurationError(f"{topic}: max_waiting={max_waiting!r}: give a positive number of jobs, or None")
         self.topic = topic
         self.handler = handler
         self.batch = batch
         self.isolate = isolate
         self.start: Start = start
         self.timeout = timeout
+        self.max_waiting = max_waiting
+        self.dedup: Dedup = dedup
+        self._missing_id = False  # whether a message without an id has been told of
         self.retry = retry or Retry(
             wait=wait_exponential(multiplier=0.2, max=10) + wait_random(0, 0.2), stop=stop_after_attempt(5)
         )
@@ -66,6 +90,9 @@ class Subscription(Generic[T]):
         model = _model_of(handler, topic, batch is not None, self.takes) if model is None and decoder is None else model
         self._raw = decoder is None and model in (bytes, bytes | None)
         self._adapter: TypeAdapter[Any] | None = None if self._raw or model is None else TypeAdapter(model)
+
+    def check(self) -> None:
+        """Called when the service starts. Raises `ConfigurationError` where a declaration is incomplete."""
 
     def decode(self, record: Record) -> Message[T]:
         """Decode `record`. Raises `UndecodableMessage`."""
@@ -84,6 +111,46 @@ class Subscription(Generic[T]):
     async def call(self, messages: list[Message[T]], tx: Transaction) -> None:
         """Run the handler: once with the list, or once with the only message."""
         await self.handler(messages if self.batch is not None else messages[0], tx)
+
+    def batch_of(self, message: Message[Any] | None) -> int:
+        """Most messages in one call of the handler that takes `message`."""
+        return self.batch or 1
+
+    @property
+    def largest_batch(self) -> int:
+        """Most messages in any call."""
+        return self.batch or 1
+
+    def passes_over(self, message: Message[T]) -> bool:
+        """Whether `message` is of no interest, so that only its offset counts."""
+        return False
+
+    def id_of(self, record: Record, message: Message[T] | None) -> bytes | None:
+        """What tells repeats of a message, where that is asked for; a message without an id is handled as it comes.
+
+        message: None where it cannot be decoded. Raises `UndecodableMessage` where a function of the author's fails.
+        """
+        if not self.dedup:
+            return None
+        found: Any  # an author's function may return anything
+        if isinstance(self.dedup, bool | str):
+            name = MESSAGE_ID if self.dedup is True else self.dedup
+            found = next((value for key, value in reversed(record.headers) if key == name), None)
+        elif message is None:
+            return None
+        else:
+            try:
+                found = self.dedup(message)
+            except Exception as error:
+                raise UndecodableMessage(f"dedup= failed: {type(error).__name__}: {error}") from error
+        if found is None or found == b"" or found == "":
+            if not self._missing_id:
+                self._missing_id = True
+                log.warning("%s: a message without an id, whose repeats cannot be told: %s", self.topic, record.offset)
+            return None
+        if not isinstance(found, str | bytes):
+            raise UndecodableMessage(f"dedup= returned {found!r}: it must be str, bytes or None")
+        return short_id(self.topic, found.encode() if isinstance(found, str) else found)
 
     def register(self, registry: Registry) -> None:
         """Declare the job type of this topic's stored messages: transactional, so that their effects happen once."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from .backlog import Backlog
 from .metrics import Figures
 from .partition import Partition, State
 from .topic_loop import FetchLoop
@@ -21,6 +22,7 @@ class Vitals:
 
     def __init__(self, topics: Collection[str], partitions: Callable[[], list[Partition]]) -> None:
         self.rebalancing_since: float | None = time.monotonic()
+        self.backlog: Backlog | None = None
         self._topics = topics
         self._partitions = partitions
         self._client: AIOKafkaConsumer | None = None
@@ -72,17 +74,28 @@ class Vitals:
     def figures(self) -> Iterator[Figures]:
         """The gauges."""
         paused: dict[tuple[str, int | None], float] = dict.fromkeys(((topic, None) for topic in self._topics), 0.0)
-        stalled = dict(paused)
+        stalled, full = dict(paused), dict(paused)
         lag: dict[tuple[str, int | None], float] = {}
         for partition in self._consumed():
             topic, number = partition.tp
             if (since := partition.failing_since) is not None:
                 paused[topic, None] += 1
                 stalled[topic, None] = max(stalled[topic, None], _age(since))
+            full[topic, None] += partition.state is State.FULL
             if (end := self._highwater(partition.tp)) is not None and partition.next_offset >= 0:
                 lag[topic, number] = max(0, end - partition.next_offset)
         yield "sidings_consumer_paused_partitions", "Partitions held up by a message that fails.", paused
         yield "sidings_consumer_stalled_seconds", "How long the longest of them has been paused.", stalled
+        yield (
+            "sidings_consumer_full_partitions",
+            "Partitions of which no more is read, since enough is under way.",
+            full,
+        )
+        jobs = {} if self.backlog is None else self.backlog.waiting
+        waiting: dict[tuple[str, int | None], float] = {
+            (tp.topic, tp.partition): float(count) for tp, count in jobs.items()
+        }
+        yield "sidings_consumer_waiting_jobs", "Waiting jobs of a partition with max_waiting, up to one more.", waiting
         yield "sidings_consumer_lag", "Messages between the stored offset and the end of the log.", lag
 
     def _consumed(self) -> list[Partition]:

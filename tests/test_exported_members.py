@@ -55,6 +55,7 @@ EXPORTED = [
     "Transaction",
     "UndecodableMessage",
     "UnknownJobType",
+    "UnknownMessageType",
     "migrate",
 ]
 

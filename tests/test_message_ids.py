@@ -107,7 +107,8 @@ async def test_ids_are_looked_up_and_recorded_through_the_index(database, rows):
         for _ in range(6):  # until the plans are generic
             await record(connection, ("first", 0, 0), ("again", 0, 1))
         await connection.execute(
-            "INSERT INTO sidings.message_seen SELECT '2026-03-10', int4send(n), 0, n FROM generate_series(1, $1) n", rows
+            "INSERT INTO sidings.message_seen SELECT '2026-03-10', int4send(n), 0, n FROM generate_series(1, $1) n",
+            rows,
         )
         before = await sequential_scans(connection)
         await record(connection, *((f"new-{n}", 1, n) for n in range(50)))

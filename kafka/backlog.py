@@ -1,0 +1,89 @@
+"""Back-pressure: a partition whose origin has too many waiting jobs is paused until half of them are gone."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+import asyncpg
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import IllegalStateError
+
+from ..errors import PostgresUnavailable
+from ..executor import Link, PostgresSettings
+from ..schema import load_sql
+from .partition import Partition, State
+
+__all__ = ["Backlog"]
+
+log = logging.getLogger("sidings.consumer")
+
+_LOOK_SECONDS = 1.0
+_SHARE = 20  # a count takes at most one part in so many of the time
+
+
+class Backlog:
+    """Pauses and resumes partitions. limits: most waiting jobs of an origin, by topic; on_resumed: called when one may
+    be read again. `waiting`: the jobs counted at the last look, by partition, up to limit + 1."""
+
+    def __init__(
+        self,
+        client: AIOKafkaConsumer,
+        partitions: Mapping[TopicPartition, Partition],
+        limits: Mapping[str, int],
+        settings: PostgresSettings,
+        *,
+        on_resumed: Callable[[], None],
+    ) -> None:
+        self.waiting: dict[TopicPartition, int] = {}
+        self._client = client
+        self._partitions = partitions
+        self._limits = limits
+        self._on_resumed = on_resumed
+        self._link = Link(settings)
+        self._sql = load_sql(__package__, "waiting_jobs", settings.schema_name)
+        self._first: dict[Partition, int] = {}  # position of the first waiting job at the last look
+
+    async def run(self) -> None:
+        """Look every second, or less often where counting takes long, for ever."""
+        try:
+            while True:
+                started = time.monotonic()
+                try:
+                    await self._look()
+                except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                    log.warning("waiting jobs could not be counted, trying again: %s", error)
+                await asyncio.sleep(max(_LOOK_SECONDS, (_SHARE - 1) * (time.monotonic() - started)))
+        finally:
+            await self._link.close()
+
+    async def _look(self) -> None:
+        looked = [p for tp, p in self._partitions.items() if tp.topic in self._limits]
+        self._first = {partition: self._first.get(partition, 0) for partition in looked}
+        rows = await self._link.fetch(
+            self._sql,
+            [partition.origin for partition in looked],
+            [self._first[partition] for partition in looked],
+            [self._limits[partition.tp.topic] + 1 for partition in looked],
+        )
+        found = {row["origin"]: row for row in rows}
+        self.waiting = {partition.tp: found[partition.origin]["waiting"] for partition in looked}
+        for partition in looked:
+            self._first[partition] = found[partition.origin]["first"] or self._first[partition]
+            if self._partitions.get(partition.tp) is partition:
+                self._judge(partition, found[partition.origin]["waiting"])
+
+    def _judge(self, partition: Partition, waiting: int) -> None:
+        limit = self._limits[partition.tp.topic]
+        try:
+            if partition.state is State.READY and waiting > limit:
+                self._client.pause(partition.tp)
+                partition.enter(State.FULL)
+                log.warning("%s: paused, since more than %s jobs of it wait", partition.origin, limit)
+            elif partition.state is State.FULL and 2 * waiting <= limit:
+                self._client.resume(partition.tp)
+                partition.enter(State.READY)
+                log.info("%s: goes on, since only %s jobs of it wait", partition.origin, waiting)
+                self._on_resumed()
+        except IllegalStateError:
+            return  # revoked meanwhile

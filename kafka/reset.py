@@ -1,0 +1,172 @@
+"""Moving a consumer's stored offsets by order of a person, whether instances run or not; and how those notice."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
+from typing import Literal, NamedTuple, cast
+
+import asyncpg
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+from aiokafka.structs import OffsetAndTimestamp
+
+from ..errors import ConfigurationError, KafkaUnavailable, OffsetOutOfRange, PostgresUnavailable
+from ..executor import PostgresSettings, connect
+from ..executor.link import BROKEN
+from ..schema import load_sql
+from .offsets import OffsetStore
+from .partition import Partition
+from .settings import KafkaSettings
+
+__all__ = ["Reset", "ResetTo", "ResetWatch", "reset_offsets"]
+
+log = logging.getLogger("sidings.consumer")
+
+ResetTo = Literal["earliest", "latest"] | datetime | int
+
+_LOOK_SECONDS = 1.0
+_STATEMENT_SECONDS = 300.0  # it may have to cancel a million jobs
+_ATTEMPTS = 5
+
+
+class Reset(NamedTuple):
+    """A partition that was reset. before: its stored offset until now, None where it had none. cancelled: jobs of
+    messages that will be delivered again: parked, held or isolated ones."""
+
+    partition: int
+    before: int | None
+    offset: int
+    cancelled: int
+
+
+async def reset_offsets(
+    kafka: KafkaSettings,
+    postgres: PostgresSettings,
+    topic: str,
+    to: ResetTo,
+    *,
+    partitions: Collection[int] | None,
+    actor: str,
+    reason: str | None,
+) -> list[Reset]:
+    """See ``Service.reset_offsets``."""
+    _check(topic, to, partitions)
+    targets = await _targets(kafka, topic, to, partitions)
+    ordered = sorted(targets)
+    sql = load_sql(__package__, "reset_offsets", postgres.schema_name)
+    rows = await _store(postgres, sql, topic, ordered, [targets[partition] for partition in ordered], actor, reason)
+    done = [Reset(row[0], row[1], targets[row[0]], row[2]) for row in rows]
+    for one in sorted(done):
+        log.warning(
+            "%s/%s was reset from offset %s to %s by %s; jobs cancelled, whose messages are delivered again: %s",
+            *(topic, one.partition, one.before, one.offset, actor, one.cancelled),
+        )
+    return sorted(done)
+
+
+def _check(topic: str, to: ResetTo, partitions: Collection[int] | None) -> None:
+    if isinstance(to, datetime):
+        if to.tzinfo is None:
+            raise ConfigurationError(
+                f"{topic}: to={to!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC) - ..."
+            )
+    elif isinstance(to, bool) or not (isinstance(to, int) or to in ("earliest", "latest")):
+        raise ConfigurationError(f"{topic}: to={to!r}: give an offset, an aware datetime, 'earliest' or 'latest'")
+    elif isinstance(to, int) and (partitions is None or len(partitions) != 1):
+        raise ConfigurationError(f"{topic}: to={to} is an offset of one partition: give partitions=[n]")
+    if partitions is not None and not partitions:
+        raise ConfigurationError(f"{topic}: partitions=[]: give at least one, or None for all")
+
+
+async def _targets(kafka: KafkaSettings, topic: str, to: ResetTo, partitions: Collection[int] | None) -> dict[int, int]:
+    """The offset of each partition that `to` means."""
+    client = AIOKafkaConsumer(**kafka.client_options(), isolation_level=kafka.isolation_level, enable_auto_commit=False)
+    try:
+        async with asyncio.timeout(kafka.request_seconds):
+            await client.start()
+            there = client.partitions_for_topic(topic) or set[int]()
+            wanted = there if partitions is None else set(partitions)
+            if not wanted or wanted - there:
+                known = f"has the partitions {sorted(there)}" if there else "does not exist"
+                raise ConfigurationError(f"partitions={sorted(wanted)} cannot be reset: the topic {topic!r} {known}")
+            tps = [TopicPartition(topic, partition) for partition in wanted]
+            first = cast(Mapping[TopicPartition, int], await client.beginning_offsets(tps))
+            end = cast(Mapping[TopicPartition, int], await client.end_offsets(tps))
+            match to:
+                case "earliest":
+                    found = first
+                case "latest":
+                    found = end
+                case datetime():
+                    found = await _at_time(client, to, end)
+                case _:
+                    found = dict.fromkeys(tps, to)
+    except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+        raise KafkaUnavailable(f"the offsets of {topic!r} could not be asked for: {error!r}") from error
+    finally:
+        await client.stop()
+    for tp in tps:
+        if not first[tp] <= found[tp] <= end[tp]:
+            raise OffsetOutOfRange(
+                f"{tp.topic}/{tp.partition}: there is no offset {found[tp]}: its log goes from {first[tp]} to {end[tp]}"
+            )
+    return {tp.partition: found[tp] for tp in tps}
+
+
+async def _at_time(
+    client: AIOKafkaConsumer, time: datetime, end: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """The first message that is not older than `time`; the end where all are."""
+    stamp = round(time.timestamp() * 1000)
+    found = cast(
+        Mapping[TopicPartition, OffsetAndTimestamp | None], await client.offsets_for_times(dict.fromkeys(end, stamp))
+    )
+    return {tp: end[tp] if at is None else at.offset for tp, at in found.items()}
+
+
+async def _store(postgres: PostgresSettings, sql: str, *arguments: object) -> list[asyncpg.Record]:
+    for attempt in range(_ATTEMPTS):
+        connection = await connect(postgres)
+        try:
+            return await connection.fetch(sql, *arguments, timeout=_STATEMENT_SECONDS)
+        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:  # nothing has changed
+            if attempt + 1 == _ATTEMPTS:
+                raise PostgresUnavailable(f"a lock that is needed was not free, try again: {error}") from error
+        except BROKEN as error:
+            raise PostgresUnavailable(f"it is not known whether the reset has committed: {error!r}") from error
+        finally:
+            connection.terminate()
+    raise AssertionError
+
+
+class ResetWatch:
+    """Notices resets of the partitions that are assigned here, and lets reading go on at the new offset. An offset that
+    is reset under a batch undoes the batch in any case; this is for the partitions in which nothing happens.
+
+    displace: called with those that have been reset.
+    """
+
+    def __init__(
+        self,
+        partitions: Mapping[TopicPartition, Partition],
+        offsets: OffsetStore,
+        displace: Callable[[Collection[Partition]], None],
+    ) -> None:
+        self._partitions = partitions
+        self._offsets = offsets
+        self._displace = displace
+
+    async def run(self) -> None:
+        """Look every second, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                reset = await self._offsets.find_reset()
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                log.debug("resets could not be looked for: %s", error)
+                continue
+            found = [self._partitions[tp] for tp in reset if tp in self._partitions]
+            if found:
+                log.warning("reset by order: %s", ", ".join(partition.origin for partition in found))
+                self._displace(found)

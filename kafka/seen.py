@@ -1,0 +1,81 @@
+"""The ids of messages that have been handled: recorded with their effects, so that a repeat changes nothing."""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Sequence
+
+import asyncpg
+
+from ..errors import PostgresUnavailable
+from ..executor import Link, PostgresSettings
+from ..jobs import Transaction
+from ..schema import load_sql
+from .partition import Item
+
+__all__ = ["Seen", "SeenUpkeep", "short_id"]
+
+log = logging.getLogger("sidings.consumer")
+
+_MAINTAIN_SECONDS = 3_600.0
+_AGAIN_SECONDS = 60.0
+
+
+def short_id(topic: str, id: bytes) -> bytes:
+    """An id as ``message_seen`` keeps it: 16 bytes, of its topic alone."""
+    return hashlib.sha256(topic.encode() + b"\0" + id).digest()[:16]
+
+
+class Seen:
+    """Records ids in the handlers' transaction. Messages without an id are no duplicates."""
+
+    def __init__(self, settings: PostgresSettings) -> None:
+        schema = settings.schema_name
+        self._seconds = settings.call_seconds
+        self._record_sql = load_sql(__package__, "record_seen", schema)
+        self._forget_sql = load_sql(__package__, "forget_seen", schema)
+
+    async def record(self, tx: Transaction, items: Sequence[Item]) -> frozenset[Item]:
+        """Record the ids of `items`, and return those whose id another message had, before or among them."""
+        known = [item for item in items if item.id is not None]
+        if not known:
+            return frozenset()
+        places: list[int] = await tx.fetchval(self._record_sql, *_columns(known), timeout=self._seconds)
+        return frozenset(known[place - 1] for place in places)
+
+    async def forget(self, tx: Transaction, items: Sequence[Item]) -> None:
+        """Take back what this transaction has recorded of `items`."""
+        known = [item for item in items if item.id is not None]
+        if known:
+            await tx.fetchval(self._forget_sql, *_columns(known), timeout=self._seconds)
+
+
+class SeenUpkeep:
+    """Makes the tables of the days to come, and drops those that are older than `keep_days`."""
+
+    def __init__(self, settings: PostgresSettings, keep_days: int) -> None:
+        self._link = Link(settings)
+        self._keep_days = keep_days
+        self._sql = load_sql(__package__, "maintain_seen", settings.schema_name)
+
+    async def run(self) -> None:
+        """Do it every hour, for ever."""
+        try:
+            while True:
+                try:
+                    await self._link.fetch(self._sql, self._keep_days)
+                    seconds = _MAINTAIN_SECONDS
+                except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                    log.warning("the days of message ids could not be maintained, trying again: %s", error)
+                    seconds = _AGAIN_SECONDS
+                await asyncio.sleep(seconds)
+        finally:
+            await self._link.close()
+
+
+def _columns(items: Sequence[Item]) -> tuple[list[bytes | None], list[int], list[int]]:
+    return (
+        [item.id for item in items],
+        [item.record.partition for item in items],
+        [item.record.offset for item in items],
+    )
