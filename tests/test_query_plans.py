@@ -207,7 +207,7 @@ async def test_the_read_walks_indexes_and_sorts_nothing(filled: str, left_out: b
     reader._marks.delivered("700:750:700,720", 760, 5)
     plans = await Plans.of(filled, "sidings.executor", "read", *reader._arguments(plan))
     for used in plans.indexes().values():
-        assert {"job_scan", "job_group"} <= used <= {"job_scan", "job_group", "executor_pkey"}, str(plans)
+        assert {"job_scan", "job_group"} <= used <= {"job_scan", "job_group", "executor_pkey", "pause_target"}, str(plans)
     plans.must_not_scan_a_table()
     plans.must_not_sort_jobs()
     plans.must_probe_by("job_scan", "origin", "position")
