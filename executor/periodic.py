@@ -126,14 +126,10 @@ class PeriodicLoop:
             self._look_at = time + _LOOK_SECONDS * random.uniform(0.8, 1.2)
         else:
             wanted = [key for key in wanted if key not in self._rows]
-        for starting, keys in groupby(sorted(wanted, key=self._order), key=self._is_starting):
-            await self._look(declared, list(keys), held, starting=starting)
-
-    def _order(self, key: tuple[str, str]) -> tuple[bool, tuple[str, str]]:
-        return self._is_starting(key), key
-
-    def _is_starting(self, key: tuple[str, str]) -> bool:
-        return key[0] not in self._started
+        new = declared.keys() - self._started
+        for starting in (True, False):
+            if keys := [key for key in wanted if (key[0] in new) == starting]:
+                await self._look(declared, keys, held, starting=starting)
 
     async def _look(
         self,
@@ -160,10 +156,14 @@ class PeriodicLoop:
             job_type = declared[row["name"]]
             made = _Row(job_type, _periodic(job_type), row["origin"], row["schedule"], row["since"], row["last_tick"])
             if known is None or (known.schedule, known.since, known.last_tick) != row[2:5]:
-                known = self._rows[row["name"], row["origin"]] = made
+                self._rows[row["name"], row["origin"]] = made
+                self._plan(made)
                 if not made.in_force:
                     log.warning("%s: in force is %r, of a process that started later", row["name"], made.schedule)
-            self._plan(known)
+            else:
+                planned = known.try_at
+                self._plan(known)  # anew, if the server's clock has been set forward
+                known.try_at = min(known.try_at, planned)
 
     def _learn_clock(self, server: datetime, sent: float) -> None:
         self._skew = server.timestamp() - (sent + now()) / 2

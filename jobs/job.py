@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Generic, NamedTuple, NewType, TypeVar
 
 from ..errors import ConfigurationError
+from .context import travelling
 from .transaction import Transaction
 
 __all__ = ["Fence", "Job", "JobId", "P"]
@@ -90,6 +91,20 @@ class Job(Generic[P]):
         if self.transaction is None:
             raise ConfigurationError(f"{self.type}: job.tx exists where the type is declared with transactional=True")
         return self.transaction
+
+    def travelling(self) -> dict[str, str]:
+        """Those of its headers that go on to what its handler enqueues and publishes (docs/observability.md)."""
+        return travelling(self.headers.items()) if self.headers else {}
+
+    def log_fields(self) -> dict[str, object]:
+        """What `LogContext` writes into each line of the log."""
+        return {
+            "job_id": self.id,
+            "job_type": self.type,
+            "origin": self.origin,
+            "group": self.group,
+            "attempt": self.attempt,
+        }
 
     @property
     def enqueued_at(self) -> datetime:

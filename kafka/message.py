@@ -9,6 +9,8 @@ from typing import Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
 
+from ..jobs.context import travelling
+
 __all__ = ["Message", "Record", "StoredMessage", "group_of_key", "origin_of"]
 
 T = TypeVar("T")
@@ -71,6 +73,19 @@ class Message(Generic[T]):
     def header(self, name: str) -> bytes | None:
         """The last header of that name, or None."""
         return next((value for key, value in reversed(self.headers) if key == name), None)
+
+    def travelling(self) -> dict[str, str]:
+        """Those of its headers that go on to what its handler enqueues and publishes (docs/observability.md)."""
+        return travelling(self.headers) if self.headers else {}
+
+    def log_fields(self) -> dict[str, object]:
+        """What `LogContext` writes into each line of the log."""
+        return {
+            "origin": self.origin,
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": self.offset,
+        }
 
 
 @dataclass(slots=True)

@@ -1,0 +1,80 @@
+"""What a service wraps around every handler: an onion of async functions, the first one outermost."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .job import Job
+from .transaction import Transaction
+
+__all__ = ["Call", "Middleware", "Next", "call_through"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a handler, as a middleware sees it.
+
+    name: the job type, or the topic of a consumer. origin: ``topic/partition``. jobs: what a job's handler gets: one,
+    or several where it takes lists; empty for a consumer. messages: the `Message` objects that a consumer's handler
+    gets; empty for a job. tx: the transaction of a consumer or of a transactional job; None elsewhere.
+    """
+
+    name: str
+    origin: str
+    jobs: Sequence[Job[Any]] = ()
+    messages: Sequence[Any] = ()
+    tx: Transaction | None = None
+
+
+Next = Callable[[], Awaitable[object]]
+Middleware = Callable[[Call, Next], Awaitable[object]]
+
+
+async def call_through(middleware: Sequence[Middleware], call: Call, handler: Next) -> object:
+    """Call `handler` inside of all of these, and return what it returned.
+
+    What the handler returns or raises is what counts; a middleware changes it only by raising something else. So none
+    can make a failed job, or one that has not run, pass for a successful one by mistake.
+    Raises `RuntimeError` if one of them returns without having called the next, or calls it twice.
+    """
+    result: object = None
+    raised: BaseException | None = None
+
+    async def innermost() -> object:
+        nonlocal result, raised
+        try:
+            result = await handler()
+        except BaseException as error:
+            raised = error
+            raise
+        return result
+
+    await _through(middleware, call, innermost)
+    if raised is not None:
+        raise raised
+    return result
+
+
+async def _through(middleware: Sequence[Middleware], call: Call, innermost: Next) -> object:
+    if not middleware:
+        return await innermost()
+    outermost, *inner = middleware
+    calls = 0
+
+    async def following() -> object:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise RuntimeError(f"the middleware {_name(outermost)} called next() twice: leave retries to the policy")
+        return await _through(inner, call, innermost)
+
+    result = await outermost(call, following)
+    if not calls:
+        raise RuntimeError(
+            f"the middleware {_name(outermost)} returned without calling next(): raise Discard to end a job unrun"
+        )
+    return result
+
+
+def _name(middleware: Middleware) -> str:
+    return getattr(middleware, "__qualname__", repr(middleware))
