@@ -1,0 +1,319 @@
+"""Repeats at new offsets change nothing, wherever the first message is by then: handled, parked, held, in the batch."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+import pytest
+from sidings import ConfigurationError, Message, Retry, Transaction
+from sidings.kafka.outbox import MESSAGE_ID
+from tenacity import wait_fixed
+
+from .consumer_support import (
+    TWICE_AND_PARK,
+    Number,
+    a_service,
+    as_json,
+    effects_table,
+    numbers,
+    offset_reaches,
+    producing,
+    record,
+    sample,
+    stored_offsets,
+)
+from .support import SECONDS, connected, drained, eventually, fetch, value
+
+
+@pytest.fixture
+async def effects(database):
+    await effects_table(database)
+    return database
+
+
+async def send(
+    bootstrap: str,
+    topic: str,
+    messages: Iterable[tuple[int | bytes, str | None]],
+    *,
+    key: bytes | None = b"k",
+    partition: int = 0,
+    header: str = MESSAGE_ID,
+) -> None:
+    """Send (number, id) pairs, in order, to one partition."""
+    async with producing(bootstrap) as producer:
+        for content, id in messages:
+            raw = as_json(content) if isinstance(content, int) else content
+            headers = [] if id is None else [(header, id.encode())]
+            sent = producer.send_and_wait(topic, raw, key=key, partition=partition, headers=headers)
+            await asyncio.wait_for(sent, SECONDS)
+
+
+def duplicates(service) -> float:
+    return sample(service, "sidings_consumer_messages_total", result="duplicate")
+
+
+async def test_only_the_first_of_messages_with_one_id_is_handled(effects, topic, sidings_kafka):
+    """In one batch, in a later one, after a restart, in another partition."""
+    name = await topic(partitions=2)
+
+    def another():
+        service = a_service(effects, sidings_kafka)
+        service.consumer(name, model=Number, dedup=True)(record)
+        return service
+
+    await send(sidings_kafka, name, [(1, "a"), (2, "b"), (1, "a"), (3, "c"), (2, "b")])
+    first = another()
+    async with first:
+        await eventually(offset_reaches(effects, name, 5))
+        await eventually(lambda: duplicates(first) == 2)
+        await send(sidings_kafka, name, [(3, "c"), (4, "d")])
+        await eventually(offset_reaches(effects, name, 7))
+        await send(sidings_kafka, name, [(4, "d"), (5, "e")], partition=1)
+        await eventually(offset_reaches(effects, name, 2, 1))
+        await eventually(lambda: duplicates(first) == 4)
+        assert sample(first, "sidings_consumer_messages_total", result="handled") == 5
+    second = another()
+    await send(sidings_kafka, name, [(5, "e"), (1, "a"), (6, "f")])
+    async with second:
+        await eventually(offset_reaches(effects, name, 10))
+        await eventually(lambda: duplicates(second) == 2)
+    assert await numbers(effects) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_list_handler_gets_no_repeats(effects, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    seen: list[int] = []
+
+    @service.consumer(name, batch=100, dedup=True)
+    async def handle(messages: list[Message[Number]], tx: Transaction) -> None:
+        seen.extend(message.value.n for message in messages)
+
+    await send(sidings_kafka, name, [(1, "a"), (1, "a"), (2, "b"), (1, "a")])
+    await send(sidings_kafka, name, [(2, "b")] * 3)
+    async with service:
+        await eventually(offset_reaches(effects, name, 7))
+    assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("by", ["header", "function"])
+async def test_the_id_may_stand_elsewhere(effects, topic, sidings_kafka, by):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    dedup = "ce_id" if by == "header" else (lambda message: str(message.value.n))
+    service.consumer(name, model=Number, dedup=dedup)(record)
+    await send(sidings_kafka, name, [(1, "a"), (1, "a"), (2, "b")], header="ce_id")
+    async with service:
+        await eventually(offset_reaches(effects, name, 3))
+    assert await numbers(effects) == [1, 2]
+
+
+async def test_what_our_outbox_sends_again_is_told_by_its_id(effects, topic, sidings_kafka):
+    """A relay that dies after Kafka has the message, and before the outbox knows: its successor sends it again."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number, dedup=True)(record)
+    async with service:
+        async with service.transaction() as tx:
+            await service.outbox.publish(tx, name, key="k", value=Number(n=1))
+            kept = dict((await tx.fetch("SELECT * FROM sidings.outbox"))[0])
+        await eventually(offset_reaches(effects, name, 1))
+        async with connected(effects) as connection:
+            columns = ", ".join(f'"{column}"' for column in kept)
+            places = ", ".join(f"${place}" for place in range(1, len(kept) + 1))
+            again = f"INSERT INTO sidings.outbox ({columns}) VALUES ({places}) ON CONFLICT DO NOTHING"
+
+            async def is_gone() -> bool:
+                return await connection.fetchval("SELECT count(*) FROM sidings.outbox") == 0
+
+            await eventually(is_gone)
+            # Its transaction is long visible: a relay finds it when it reads all anew, as after a takeover.
+            await connection.execute(again, *kept.values())
+    successor = a_service(effects, sidings_kafka)
+    successor.consumer(name, model=Number, dedup=True)(record)
+    async with successor:
+        await eventually(offset_reaches(effects, name, 2))
+        await eventually(lambda: duplicates(successor) == 1)
+    assert await numbers(effects) == [1]
+
+
+async def test_messages_without_an_id_are_handled_and_told_of(effects, topic, sidings_kafka, caplog):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number, dedup=True)(record)
+    await send(sidings_kafka, name, [(1, None), (1, None), (2, "")])
+    async with service:
+        await eventually(offset_reaches(effects, name, 3))
+    assert await numbers(effects) == [1, 1, 2]
+    assert caplog.text.count("a message without an id, whose repeats cannot be told") == 1
+
+
+async def test_a_repeat_of_a_parked_message_changes_nothing(effects, topic, sidings_kafka):
+    """Not while it waits, and not when it has run; the key's other messages are parked behind it as ever."""
+    name = await topic(partitions=2)
+    service = a_service(effects, sidings_kafka)
+    healed = asyncio.Event()
+
+    @service.consumer(name, retry=TWICE_AND_PARK, dedup=True)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if message.value.n == 1 and not healed.is_set():
+            raise ValueError("not yet")
+        await record(message, tx)
+
+    service.registry.get(f"message:{name}").retry = Retry(wait=wait_fixed(0.05))
+    await send(sidings_kafka, name, [(1, "a"), (1, "a"), (2, "b"), (2, "b")])
+    async with service:
+        await eventually(offset_reaches(effects, name, 4))
+        await eventually(lambda: duplicates(service) == 2)
+        assert await value(effects, "SELECT count(*) FROM sidings.job") == 2
+        await send(sidings_kafka, name, [(1, "a")], partition=1)  # where its key is not parked
+        await eventually(offset_reaches(effects, name, 1, 1))
+        healed.set()
+        await drained(effects)
+        await send(sidings_kafka, name, [(1, "a"), (2, "b"), (3, "c")])
+        await eventually(offset_reaches(effects, name, 7))
+        await eventually(lambda: duplicates(service) == 5)
+    assert await numbers(effects) == [1, 2, 3]
+
+
+async def test_a_repeat_that_is_handled_while_the_first_one_fails_counts_for_both(effects, topic, sidings_kafka):
+    """The first message is tried alone, and its transaction with its id is undone: the repeat in another partition
+    runs, and then the first one is the repeat."""
+    name = await topic(partitions=2)
+    service = a_service(effects, sidings_kafka)
+    failed = asyncio.Event()
+
+    @service.consumer(name, retry=Retry(wait=wait_fixed(0.05)), dedup=True)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+        if message.partition == 0 and message.value.n == 1:
+            failed.set()
+            raise ValueError("never here")
+
+    await send(sidings_kafka, name, [(0, "z"), (1, "a"), (2, "b")])
+    async with service:
+        await asyncio.wait_for(failed.wait(), SECONDS)
+        await send(sidings_kafka, name, [(1, "a")], partition=1)
+        await eventually(offset_reaches(effects, name, 1, 1))
+        await eventually(offset_reaches(effects, name, 3))
+        await eventually(lambda: duplicates(service) == 1)
+    assert await numbers(effects, "partition = 0") == [0, 2]
+    assert await numbers(effects, "partition = 1") == [1]
+
+
+async def test_a_batch_that_ends_early_forgets_the_ids_of_what_it_has_not_come_to(effects, topic, sidings_kafka):
+    name = await topic()
+    settings = {
+        "fetch_seconds": 0.05,
+        "batch_seconds": 0.000001,
+    }  # one message a transaction, whatever has been fetched
+    service = a_service(effects, sidings_kafka, settings=settings)
+    service.consumer(name, model=Number, dedup=True)(record)
+    await send(sidings_kafka, name, [*((n, str(n)) for n in range(5)), (2, "2"), (5, "5")])
+    async with service:
+        await eventually(offset_reaches(effects, name, 7))
+        await eventually(lambda: sample(service, "sidings_consumer_batch_messages_count") > 1)
+        await eventually(lambda: duplicates(service) == 1)
+    assert await numbers(effects) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_isolated_undecodable_and_discarded_messages_are_kept_once(effects, topic, sidings_kafka):
+    isolated, plain = await topic("isolated"), await topic("plain")
+    service = a_service(effects, sidings_kafka)
+    service.consumer(isolated, model=Number, dedup=True, isolate=True)(record)
+
+    @service.consumer(plain, model=Number, dedup=True, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        raise ValueError("not reached: all of them are garbage")
+
+    await send(sidings_kafka, isolated, [(1, "a"), (1, "a"), (2, "b")])
+    await send(sidings_kafka, plain, [(b"garbage", "a"), (b"garbage", "a")])
+    async with service:
+        await eventually(offset_reaches(effects, isolated, 3))
+        await eventually(offset_reaches(effects, plain, 2))
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="held") == 1)
+        await eventually(lambda: duplicates(service) == 2)
+        held = "SELECT count(*) FROM sidings.job WHERE held IS NOT NULL"
+
+        async def done() -> bool:
+            return await value(effects, held) == await value(effects, "SELECT count(*) FROM sidings.job") == 1
+
+        await eventually(done)
+    assert await numbers(effects) == [1, 2]
+
+
+async def test_a_function_that_fails_loses_no_message(effects, topic, sidings_kafka, caplog):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    given = {1: "a", 2: 3.5}
+    service.consumer(name, model=Number, dedup=lambda message: given[message.value.n])(record)
+    caplog.set_level(logging.ERROR)
+    await send(sidings_kafka, name, [(1, None), (2, None), (3, None)])
+    async with service:
+        await eventually(offset_reaches(effects, name, 3))
+    reasons = [row["held"] for row in await fetch(effects, "SELECT held FROM sidings.job ORDER BY id")]
+    assert "dedup= returned 3.5: it must be str, bytes or None" in reasons[0]
+    assert "dedup= failed: KeyError: 3" in reasons[1]
+    assert await numbers(effects) == [1]
+
+
+async def test_repeats_across_a_rebalance_change_nothing(effects, topic, sidings_kafka):
+    """Messages and their repeats keep coming in several partitions, while the first of two instances leaves."""
+    name = await topic(partitions=4)
+    settings = {"fetch_seconds": 0.05, "session_seconds": 2, "rebalance_seconds": 5, "max_records": 20}
+
+    def an_instance():
+        service = a_service(effects, sidings_kafka, settings=settings)
+        service.consumer(name, model=Number, dedup=True)(record)
+        return service
+
+    async def keep_sending() -> int:
+        """Each message, and its repeat in the next partition; returns how many there were."""
+        async with producing(sidings_kafka) as producer:
+            n = 0
+            while not enough.is_set():
+                for partition in (n, n + 1, n):
+                    await producer.send(
+                        name, as_json(n), partition=partition % 4, headers=[(MESSAGE_ID, str(n).encode())]
+                    )
+                n += 1
+                await asyncio.sleep(0.002)
+            await producer.flush()
+            return n
+
+    enough = asyncio.Event()
+    sending = asyncio.create_task(keep_sending())
+    first, second = an_instance(), an_instance()
+    async with second:
+        async with first:
+            await eventually(lambda: second._consumer.joined and first._consumer.joined)
+            await eventually(lambda: len(first._consumer.partitions) == len(second._consumer.partitions) == 2)
+            at = sum((await stored_offsets(effects)).values())
+
+            async def goes_on() -> bool:
+                return sum((await stored_offsets(effects)).values()) > at + 100
+
+            await eventually(goes_on)
+        await eventually(lambda: len(second._consumer.partitions) == 4)
+        enough.set()
+        count = await asyncio.wait_for(sending, SECONDS)
+
+        async def all_read() -> bool:
+            return sum((await stored_offsets(effects)).values()) == 3 * count
+
+        await eventually(all_read)
+    assert sorted(await numbers(effects)) == list(range(count))
+
+
+def test_wrong_declarations_are_refused_with_the_remedy():
+    service = a_service("postgresql://localhost/nowhere", "127.0.0.1:1")
+    for options, text in [
+        ({"dedup": ""}, "dedup=''"),
+        ({"dedup": 3}, "dedup=3"),
+        ({"dedup": True, "timeout": None}, "timeout=None with dedup="),
+        ({"dedup": True, "timeout": 3_600}, "give at most 1800 s"),
+        ({"max_waiting": 0}, "max_waiting=0"),
+    ]:
+        with pytest.raises(ConfigurationError, match=text):
+            service.consumer("topic", model=Number, **options)(record)
