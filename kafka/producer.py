@@ -56,6 +56,7 @@ class Producer:
             partition_key=partition_key,
             timestamp=timestamp,
             max_bytes=self._settings.max_message_bytes,
+            correlation_header=self._settings.correlation_header,
         )
         await self.send_many([message])
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
+from ...jobs.context import CORRELATION_ID, missing_headers
 from .errors import InvalidMessage
 
 __all__ = ["Headers", "Outgoing", "Value", "headers_from_text", "headers_to_text", "outgoing"]
@@ -42,8 +43,9 @@ def outgoing(
     partition_key: str | bytes | None,
     timestamp: datetime | None,
     max_bytes: int,
+    correlation_header: str = CORRELATION_ID,
 ) -> Outgoing:
-    """Check and serialise one message. Raises `InvalidMessage`."""
+    """Check and serialise one message, with the current correlation id and trace. Raises `InvalidMessage`."""
     if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise InvalidMessage(f"topic={topic!r}: give 1 to 249 letters, digits, '.', '_' and '-'")
     if timestamp is not None and timestamp.tzinfo is None:
@@ -53,7 +55,8 @@ def outgoing(
     raw_key, raw_value = _raw("key", key), _serialise(value)
     if raw_key is None and raw_value is None:
         raise InvalidMessage(f"{topic}: a tombstone (value=None) needs a key")
-    text = headers_to_text(headers) if headers else None
+    pairs = _with_current(headers, correlation_header)
+    text = headers_to_text(cast(Headers, pairs)) if pairs else None
     size = len(raw_key or b"") + len(raw_value or b"") + len(text or "") + _OVERHEAD_BYTES
     if size > max_bytes:
         raise InvalidMessage(
@@ -61,6 +64,14 @@ def outgoing(
             "or raise OutboxSettings.max_message_bytes where brokers and topic take more"
         )
     return Outgoing(topic, raw_key, raw_value, text, _raw("partition_key", partition_key), timestamp)
+
+
+def _with_current(headers: Headers | None, correlation_header: str) -> list[tuple[str, object]]:
+    """These headers, and the current ones that are not among them."""
+    given = cast(Any, headers.items() if isinstance(headers, Mapping) else headers or ())
+    pairs: list[tuple[str, object]] = list(given)
+    carried = missing_headers(str(name) for name, _ in pairs)
+    return pairs + [(correlation_header if name == CORRELATION_ID else name, text) for name, text in carried.items()]
 
 
 def _raw(field: str, value: object) -> bytes | None:

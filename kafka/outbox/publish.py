@@ -239,6 +239,7 @@ class Outbox:
             partition_key=partition_key,
             timestamp=timestamp,
             max_bytes=self.settings.max_message_bytes,
+            correlation_header=self.settings.correlation_header,
         )
 
     def _is_direct(self, topic: str) -> bool:

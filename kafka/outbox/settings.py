@@ -27,6 +27,7 @@ class OutboxSettings(BaseModel):
     backoff_seconds, max_backoff_seconds: first and longest pause of a failing topic.
     topic_patience_seconds: a topic that does not exist, or that we may not write to, is tried for so long; then its
         messages are parked. None: never.
+    correlation_header: the name under which messages carry the correlation id of the handler that publishes them.
     compression: of batches; ``lz4``, ``snappy`` and ``zstd`` need aiokafka's extras.
     """
 
@@ -48,4 +49,5 @@ class OutboxSettings(BaseModel):
     topic_patience_seconds: float | None = Field(default=300.0, ge=0)
     shutdown_seconds: float = Field(default=5.0, ge=0)
     figures_seconds: float = Field(default=5.0, gt=0)
+    correlation_header: str = Field(default="correlation_id", min_length=1)
     compression: Literal["gzip", "snappy", "lz4", "zstd"] | None = None
