@@ -21,6 +21,7 @@ from sidings.devstack.topics import create_topic, delete_topics
 
 from examples.tenants.settings import Topics
 
+from .consumer_support import producing
 from .outbox_support import records
 from .support import SECONDS, eventually, fetch
 
@@ -124,6 +125,20 @@ class Stage:
     async def events(self, topic: str, tenant: object) -> list[Any]:
         """What stands in a topic with the tenant's key."""
         return [record for record in await records(self.kafka, topic) if record.key == str(tenant).encode()]
+
+    async def events_of_users(self, tenant: object) -> list[Any]:
+        """What stands in the users' topic of a tenant."""
+        found = await records(self.kafka, self.topics.users)
+        return [record for record in found if record.value and value_of(record)["tenant"] == str(tenant)]
+
+    async def send_users(self, tenant: object, transaction: str, events: list[Any], *, number: int = 1) -> None:
+        """Send these events of users again as parts, from `number` on, of a transaction of three."""
+        async with producing(self.kafka) as producer:
+            for count, event in enumerate(events, number):
+                headers = [("transaction", f"{transaction}/{count}/3".encode())]
+                await producer.send_and_wait(
+                    self.topics.users, event.value, key=event.key, partition=event.partition, headers=headers
+                )
 
     async def settled(self, tenant: object) -> None:
         """Wait until nothing is under way for a tenant any more, and both outboxes are empty."""

@@ -1,6 +1,9 @@
 """The tenants example, over HTTP, against its running processes."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from uuid import uuid4
@@ -12,7 +15,7 @@ from examples.tenants.client import Refused, TenantFailed, TenantsClient
 from examples.tenants.events import Tenant, TenantEvent, tenant_id_of
 
 from .support import SECONDS, eventually, value
-from .tenants_support import Process, Stage, change_of, staged, value_of
+from .tenants_support import ROOT, Process, Stage, change_of, staged, value_of
 
 INTERNAL = {"change", "payment_method", "customer", "first_email", "first_digest", "request_id", "key"}
 
@@ -109,7 +112,6 @@ async def test_a_modification_is_an_event_of_the_same_key_and_deletion_a_tombsto
 async def test_the_answer_shows_no_internal_field(
     http: httpx.AsyncClient, client: TenantsClient, fields: dict[str, str]
 ):
-    made = await http.post("/tenants", json=fields | {"payment_method": "card-7", "request_id": fields["email"][:40]})
     made = await http.post("/tenants", json=fields | {"payment_method": "card-7"})
     id = made.json()["id"]
     await client.active(id)
@@ -341,3 +343,18 @@ async def test_nothing_is_confirmed_before_kafka_has_acknowledged_it(
         assert (answer.status_code, answer.json()["status"]) == (201, "pending")
         assert len(await stage.events(stage.topics.pending, answer.json()["id"])) == 1
     process.end()
+
+
+def test_the_story_of_the_example_runs_and_ends_by_itself(sidings_postgres: str, sidings_kafka: str):
+    environment = os.environ | {"SIDINGS_POSTGRES": sidings_postgres, "SIDINGS_KAFKA": sidings_kafka}
+    told = subprocess.run(
+        [sys.executable, "-m", "examples.tenants"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "deleted the tenant" in told.stdout

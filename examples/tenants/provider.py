@@ -19,13 +19,15 @@ import asyncio
 import contextlib
 import json
 import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-__all__ = ["Mode", "Provider"]
+__all__ = ["Mode", "Provider", "serving"]
 
 _HELD_BACK_SECONDS = 60.0
 
@@ -112,16 +114,22 @@ class Provider:
         os.fsync(self._file.fileno())
 
 
-async def _main(port: int, journal: Path) -> None:
+@asynccontextmanager
+async def serving(journal: Path, port: int = 0) -> AsyncGenerator[str]:
+    """The provider on a port of this machine, 0 for a free one; gives its URL."""
     runner = web.AppRunner(Provider(journal).app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
-    host, port = runner.addresses[0][:2]
-    print(f"http://{host}:{port}", flush=True)
     try:
-        await asyncio.Event().wait()
+        await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+async def _main(journal: Path, port: int) -> None:
+    async with serving(journal, port) as url:
+        print(url, flush=True)
+        await asyncio.Event().wait()
 
 
 def main() -> None:
@@ -131,7 +139,7 @@ def main() -> None:
     parser.add_argument("--journal", type=Path, required=True)
     arguments = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_main(arguments.port, arguments.journal))
+        asyncio.run(_main(arguments.journal, arguments.port))
 
 
 if __name__ == "__main__":

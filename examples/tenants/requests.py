@@ -37,7 +37,7 @@ _RECEIPT = TypeAdapter(Receipt)
 
 IdempotencyKey = Annotated[RequestId | None, Header(alias="Idempotency-Key")]
 Responses = dict[int | str, dict[str, Any]]  # as FastAPI wants them
-REFUSED: Responses = {422: {"model": Problem}, 503: {"model": Problem}}
+REFUSED: Responses = {400: {"model": Problem}, 422: {"model": Problem}, 503: {"model": Problem}}
 MISSING: Responses = {404: {"model": Problem}}
 TAKEN: Responses = {409: {"model": Problem}}
 

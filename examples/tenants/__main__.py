@@ -1,0 +1,107 @@
+"""``python -m examples.tenants``: the whole system in one process, with its provider, and a story told over HTTP."""
+
+import asyncio
+import logging
+import secrets
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from sidings import devstack
+from sidings.devstack.databases import create_database, drop_database
+from sidings.devstack.topics import create_topic, delete_topics
+
+from .client import Refused, TenantFailed, TenantsClient
+from .provider import Mode, serving
+from .serve import run
+from .settings import Settings
+
+BEGAN = time.monotonic()
+
+
+async def main() -> None:
+    """Start everything, tell the story, stop everything."""
+    ends = await asyncio.to_thread(devstack.ensure)
+    mark = secrets.token_hex(4)
+    dsn = await create_database(ends.postgres, f"tenants_{mark}")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            async with serving(Path(folder, "journal.jsonl")) as payment:
+                await _with_topics(
+                    Settings(
+                        postgres=dsn, kafka=ends.kafka, payment=payment, prefix=f"{mark}-", port=0, payment_seconds=1.0
+                    )
+                )
+    finally:
+        await drop_database(ends.postgres, dsn)
+
+
+async def _with_topics(settings: Settings) -> None:
+    topics = settings.topics.all()
+    await asyncio.gather(
+        *(create_topic(settings.kafka, name, partitions=3, config={"cleanup.policy": "compact"}) for name in topics)
+    )
+    try:
+        url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        system = asyncio.create_task(run(settings, url.set_result))
+        try:
+            await asyncio.wait([system, asyncio.ensure_future(url)], return_when=asyncio.FIRST_COMPLETED)
+            if system.done():
+                system.result()
+            await story(await url, settings.payment)
+        finally:
+            system.cancel()
+            await asyncio.gather(system, return_exceptions=True)
+    finally:
+        await delete_topics(settings.kafka, topics)
+
+
+async def story(url: str, payment: str) -> None:
+    """What a client sees."""
+    say(f"the API is at {url}, its documentation at {url}/docs")
+    async with TenantsClient(url) as client, httpx.AsyncClient(base_url=url) as http:
+        ann = {"email": "ann@example.com", "name": "Ann", "billing_address": "Main Street 1"}
+        tenant = await client.create(**ann)
+        say(f"created {tenant.email}: {tenant.status}; Kafka has the event, the payment provider is being asked")
+        say(f"waited: {(await client.active(tenant.id)).status}")
+        again = await http.post("/tenants", json=ann)
+        say(f"the same POST again: {again.status_code}, the same tenant: {again.json()['id'] == str(tenant.id)}")
+        try:
+            await client.create(**ann | {"name": "Bob"})
+        except Refused as refused:
+            say(f"another one for that address: {refused}")
+        for mode in (Mode.FAIL, Mode.TWICE, Mode.SLOW):
+            await mode_of(payment, mode)
+            made = await client.create_active(**ann | {"email": f"{mode}@example.com"})
+            done = [entry for entry in await journal(payment) if entry["tenant"] == str(made.id)]
+            say(f"the provider's bad day ({mode}): {made.email} is {made.status}, registered {len(done)} time")
+        try:
+            await client.create_active(**ann | {"email": "eve@example.com", "payment_method": "declined"})
+        except TenantFailed as failed:
+            say(f"{failed.tenant.email} does not become active: {failed}")
+        users = [{"email": f"{name}@example.com", "name": name} for name in ("carl", "dora")]
+        answer = await http.post(f"/tenants/{tenant.id}/users/import", json={"users": users})
+        say(f"imported {len(answer.json())} users: one transaction of {len(users)} events")
+        await client.delete(tenant.id)
+        say("deleted the tenant, and its users with it")
+
+
+async def mode_of(payment: str, mode: Mode) -> None:
+    async with httpx.AsyncClient(base_url=payment) as http:
+        await http.put(f"/mode/{mode}")
+
+
+async def journal(payment: str) -> list[dict[str, Any]]:
+    async with httpx.AsyncClient(base_url=payment) as http:
+        return (await http.get("/journal")).json()
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - BEGAN:4.1f} s  {text}", flush=True)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.ERROR)
+    asyncio.run(main())
