@@ -66,8 +66,6 @@ class Handling:
             repeats = await self._repeats(tx, items)
             blocked = await self._blocked(tx, items)
             count, aside = await self._call_handlers(tx, items, blocked, repeats)
-            if self._seen is not None and count < len(items):
-                await self._seen.forget(tx, [item for item in items[count:] if item not in repeats])
             if aside:
                 await self._parking.store(tx, self._subscription, aside)
             return _Done(items[:count], aside, repeats)

@@ -33,21 +33,17 @@ class Seen:
         schema = settings.schema_name
         self._seconds = settings.call_seconds
         self._record_sql = load_sql(__package__, "record_seen", schema)
-        self._forget_sql = load_sql(__package__, "forget_seen", schema)
 
     async def record(self, tx: Transaction, items: Sequence[Item]) -> frozenset[Item]:
-        """Record the ids of `items`, and return those whose id another message had, before or among them."""
+        """Record the ids of `items`, and return those whose id another message had, before or among them.
+
+        Those that the transaction does not come to stay recorded, and are no repeats of themselves when they come again.
+        """
         known = [item for item in items if item.id is not None]
         if not known:
             return frozenset()
         places: list[int] = await tx.fetchval(self._record_sql, *_columns(known), timeout=self._seconds)
         return frozenset(known[place - 1] for place in places)
-
-    async def forget(self, tx: Transaction, items: Sequence[Item]) -> None:
-        """Take back what this transaction has recorded of `items`."""
-        known = [item for item in items if item.id is not None]
-        if known:
-            await tx.fetchval(self._forget_sql, *_columns(known), timeout=self._seconds)
 
 
 class SeenUpkeep:

@@ -202,7 +202,7 @@ async def test_a_repeat_that_is_handled_while_the_first_one_fails_counts_for_bot
     assert await numbers(effects, "partition = 1") == [1]
 
 
-async def test_a_batch_that_ends_early_forgets_the_ids_of_what_it_has_not_come_to(effects, topic, sidings_kafka):
+async def test_a_batch_that_ends_early_loses_nothing_of_its_rest(effects, topic, sidings_kafka):
     name = await topic()
     settings = {
         "fetch_seconds": 0.05,

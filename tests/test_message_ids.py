@@ -35,14 +35,6 @@ async def test_a_message_that_is_delivered_again_is_no_duplicate_of_itself(datab
         assert await record(connection, ("a", 0, 2), ("a", 0, 1)) == [0]
 
 
-async def test_what_a_transaction_has_not_come_to_can_be_taken_back(database):
-    async with connected(database) as connection:
-        await record(connection, ("a", 0, 1), ("b", 0, 2))
-        forget = "SELECT sidings.forget_seen($1, $2, $3)"
-        await connection.fetchval(forget, [b"b", b"a"], [0, 1], [2, 1])  # the other "a" is none of its business
-        assert await record(connection, ("a", 0, 5), ("b", 0, 6)) == [0]
-
-
 async def test_two_transactions_with_one_id_do_not_both_count_not_even_over_midnight(database):
     """The second waits for the first, and then knows: whichever day each of them writes into."""
     before, after = MIDNIGHT - timedelta(seconds=1), MIDNIGHT + timedelta(minutes=59)
@@ -112,7 +104,6 @@ async def test_ids_are_looked_up_and_recorded_through_the_index(database, rows):
         )
         before = await sequential_scans(connection)
         await record(connection, *((f"new-{n}", 1, n) for n in range(50)))
-        await connection.fetchval("SELECT sidings.forget_seen($1, $2, $3)", [b"new-1"], [1], [1])
         assert await sequential_scans(connection) == before
 
 

@@ -29,7 +29,8 @@ END $$;
 -- Record the ids of a batch, and return which of its messages are duplicates: their places in the arrays, from 1. Called in
 -- the handlers' transaction, before any handler, so that a transaction that waits here for another with the same id holds
 -- no other lock; ids are inserted in their order, so that two cannot deadlock.
--- A message whose id is recorded with its own partition and offset is no duplicate but delivered again, after a reset.
+-- A message whose id is recorded with its own partition and offset is no duplicate: it is delivered again, after a reset, or
+-- because the transaction that recorded it ended before it came to it.
 -- In the first hour of a day an id is recorded under the day before as well: a transaction that began before midnight, and
 -- may still be open, meets the same id there. No consumer's transaction lasts that long (Subscription sees to it).
 --   at   the time; for tests
@@ -74,14 +75,6 @@ BEGIN
     END IF;
     RETURN ARRAY(SELECT n FROM generate_series(1, cardinality(ids)) n WHERE n <> ALL (again || fresh) ORDER BY n);
 END $$;
-
--- Take back what record_seen() has recorded for messages that the transaction has not come to.
-CREATE FUNCTION sidings.forget_seen(ids bytea[], partitions integer[], offsets bigint[]) RETURNS void
-LANGUAGE sql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
-    DELETE FROM sidings.message_seen m
-    USING unnest(ids, partitions, offsets) AS g (id, partition, "offset")
-    WHERE m.id = g.id AND m.partition = g.partition AND m."offset" = g."offset"
-$$;
 
 -- Days ahead are made, those older than `keep_days` are dropped. One at a time does the work. To drop a day, all writers
 -- have to be kept out for a moment; where that takes too long, the day is dropped another time.
