@@ -242,20 +242,55 @@ class Workers:
                 if len(claimed) > 1:
                     self._wake()
                 continue
-            await self._attempt(worker, claimed.popleft())
+            item = claimed.popleft()
+            if isinstance(item, Entry):
+                await self._attempt(worker, item)
+            else:
+                await self._attempt_batch(worker, item)
             streak += 1
             if streak >= _STREAK:
                 streak = 0
                 await asyncio.sleep(0)
 
-    async def _attempt(self, worker: Worker, item: Entry | list[Entry]) -> None:
-        entry = item[0] if isinstance(item, list) else item
+    async def _attempt(self, worker: Worker, entry: Entry) -> None:
+        job_type, started = self._begin(worker, entry)
+        if job_type is None:
+            self.expired.append(entry)
+        else:
+            try:
+                outcome = await self._run(worker, job_type, entry, started)
+            except asyncio.CancelledError:
+                outcome = self._cancelled(worker, job_type, entry, started)
+            self._end(worker)
+            if outcome is None:
+                self.expired.append(entry)
+            else:
+                self.finished.append(Finished(entry, outcome, started, now()))
+        self._on_change()
+
+    async def _attempt_batch(self, worker: Worker, entries: list[Entry]) -> None:
+        job_type, started = self._begin(worker, entries[0])
+        if job_type is None:
+            self.expired += entries
+        else:
+            try:
+                outcomes = await self._run_batch(worker, job_type, entries, started)
+            except asyncio.CancelledError:
+                outcomes = [self._cancelled(worker, job_type, entry, started) for entry in entries]
+            self._end(worker)
+            for entry, outcome in zip(entries, outcomes, strict=True):
+                if outcome is None:
+                    self.expired.append(entry)
+                else:
+                    self.finished.append(Finished(entry, outcome, started, now()))
+        self._on_change()
+
+    def _begin(self, worker: Worker, entry: Entry) -> tuple[JobType[Any] | None, float]:
+        """The type to run and the time; no type if the lease ran out before a worker came to it."""
         started = now()
         origin = entry.origin
         if started >= origin.deadline:
-            self.expired += item if isinstance(item, list) else [item]
-            self._on_change()
-            return
+            return None, started
         job_type = self._registry.get(entry.type)
         assert job_type is not None  # the scheduler passes known types only
         worker.started = started
@@ -263,35 +298,14 @@ class Workers:
         if job_type.timeout is not None:
             worker.stop_at = started + job_type.timeout
         current_origin.set(origin.name)
-        outcomes: list[Outcome | None] = []
-        outcome: Outcome | None = None
-        try:
-            if isinstance(item, list):
-                outcomes = await self._run_batch(worker, job_type, item, started)
-            else:
-                outcome = await self._run(worker, job_type, entry, started)
-        except asyncio.CancelledError:
-            if isinstance(item, list):
-                outcomes = [self._cancelled(worker, job_type, each, started) for each in item]
-            else:
-                outcome = self._cancelled(worker, job_type, entry, started)
+        return job_type, started
+
+    def _end(self, worker: Worker) -> None:
         if worker.reason is not None and worker.task is not None:
             while worker.task.cancelling():  # a handler may have caught the cancellation and gone on
                 worker.task.uncancel()
         worker.entry = worker.call = None
         worker.stop_at = worker.reason = None
-        if isinstance(item, list):
-            for each, what in zip(item, outcomes, strict=True):
-                self._ended(each, what, started)
-        else:
-            self._ended(entry, outcome, started)
-        self._on_change()
-
-    def _ended(self, entry: Entry, outcome: Outcome | None, started: float) -> None:
-        if outcome is not None:
-            self.finished.append(Finished(entry, outcome, started, now()))
-        else:
-            self.expired.append(entry)
 
     async def _run(self, worker: Worker, job_type: JobType[Any], entry: Entry, started: float) -> Outcome | None:
         """One attempt, from the stored payload to an outcome. Only cancellation comes out as an exception."""
@@ -302,7 +316,10 @@ class Workers:
         try:
             if job_type.transactional:
                 return await self._transactional.run(job_type, job, entry, started)
-            result = await self._handle(worker, job_type, job)
+            if job_type.is_async:
+                result = await cast(Any, job_type.handler)(job)
+            else:
+                result = await self._handle_plain(worker, job_type, job)
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
@@ -321,7 +338,12 @@ class Workers:
             except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
                 outcomes[entry] = _invalid(entry, error)
         try:
-            result: Any = await self._handle(worker, job_type, list(jobs.values())) if jobs else None
+            if not jobs:
+                result = None
+            elif job_type.is_async:
+                result = await cast(Any, job_type.handler)(list(jobs.values()))
+            else:
+                result = await self._handle_plain(worker, job_type, list(jobs.values()))
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
@@ -333,10 +355,8 @@ class Workers:
                 outcomes[entry] = _raised(job_type, entry, each, started) if raised else SUCCEEDED
         return [outcomes[entry] for entry in entries]
 
-    async def _handle(self, worker: Worker, job_type: JobType[Any], argument: Any) -> object:
-        """Call the handler, with a job or with a list of them."""
-        if job_type.is_async:
-            return await cast(Any, job_type.handler)(argument)
+    async def _handle_plain(self, worker: Worker, job_type: JobType[Any], argument: Any) -> object:
+        """Call a plain function, with a job or with a list of them."""
         result = await self._in_thread(worker, job_type, argument)
         if inspect.isawaitable(result):  # an `async def` behind a decorator that hides it
             result = await result
