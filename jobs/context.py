@@ -17,6 +17,7 @@ __all__ = [
     "TRACEPARENT",
     "TRACESTATE",
     "LogContext",
+    "Within",
     "Work",
     "correlated",
     "current_headers",
@@ -115,6 +116,22 @@ def shared_headers(work: Work | Sequence[Work]) -> dict[str, str]:
         return dict(work.travelling())
     first, *others = [item.travelling().items() for item in work] or [dict[str, str]().items()]
     return {name: text for name, text in first if all((name, text) in other for other in others)}
+
+
+class Within:
+    """Work that is done within other work: a stored message within its job."""
+
+    def __init__(self, outer: Work, inner: Work) -> None:
+        self._outer = outer
+        self._inner = inner
+
+    def travelling(self) -> Mapping[str, str]:
+        """Those of the inner."""
+        return self._inner.travelling()
+
+    def log_fields(self) -> Mapping[str, object]:
+        """Those of both."""
+        return {**self._outer.log_fields(), **self._inner.log_fields()}
 
 
 class _Given:

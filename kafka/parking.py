@@ -1,9 +1,11 @@
 """Messages that leave the main line: stored as jobs of their key's group."""
 
+import json
 from collections.abc import Sequence
 
 from ..executor import PostgresSettings
 from ..jobs import Transaction
+from ..jobs.context import travelling
 from ..schema import load_sql
 from .message import StoredMessage
 from .partition import Item
@@ -47,9 +49,16 @@ class Parking:
             [item.group for item in items],
             [None if item.error is None else _reason(item.error) for item in items],
             [StoredMessage.of(item.record, _clean(item.error or error)).model_dump_json() for item in items],
+            [_headers(item) for item in items],
             timeout=self._seconds,
         )
         tx.enqueued.update(item.partition.origin for item in items)
+
+
+def _headers(item: Item) -> str | None:
+    """The job's headers: what of the message's travels on."""
+    headers = travelling(item.record.headers)
+    return json.dumps(headers) if headers else None
 
 
 def _reason(error: str) -> str:

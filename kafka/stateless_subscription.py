@@ -2,10 +2,12 @@
 
 import inspect
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import ConfigurationError
 from ..jobs import Retry
+from .calling import call_inside
 from .message import Message
 from .subscription import Decoder, Start, Subscription
 
@@ -49,5 +51,5 @@ class StatelessSubscription(Subscription[T]):
         self.dead_letter = dead_letter
 
     async def run(self, message: Message[T]) -> None:
-        """Run the handler."""
-        await self.handler(message)  # pyright: ignore
+        """Run the handler, inside of the service's middleware."""
+        await call_inside(self.middleware, self.topic, [message], None, partial(self.handler, message))  # pyright: ignore

@@ -2,7 +2,8 @@
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
@@ -10,6 +11,8 @@ from tenacity import retry_if_not_exception_type, stop_after_attempt, wait_expon
 
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Job, Registry, Retry, Transaction
+from ..jobs.middleware import Middleware
+from .calling import call_inside
 from .message import Message, Record, StoredMessage
 from .outbox import MESSAGE_ID
 from .seen import short_id
@@ -71,6 +74,7 @@ class Subscription(Generic[T]):
             raise ConfigurationError(f"{topic}: max_waiting={max_waiting!r}: give a positive number of jobs, or None")
         self.topic = topic
         self.handler = handler
+        self.middleware: Sequence[Middleware] = ()  # of the service
         self.batch = batch
         self.isolate = isolate
         self.start: Start = start
@@ -109,7 +113,11 @@ class Subscription(Generic[T]):
         return _message(value, record)
 
     async def call(self, messages: list[Message[T]], tx: Transaction) -> None:
-        """Run the handler: once with the list, or once with the only message."""
+        """Run the handler inside of the service's middleware: with the list, or with the only message."""
+        await call_inside(self.middleware, self.topic, messages, tx, partial(self.call_handler, messages, tx))
+
+    async def call_handler(self, messages: list[Message[T]], tx: Transaction) -> None:
+        """Run the handler itself."""
         await self.handler(messages if self.batch is not None else messages[0], tx)
 
     def batch_of(self, message: Message[Any] | None) -> int:
