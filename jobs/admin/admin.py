@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import asyncpg
 
-from ...errors import ActionRefused, ConfigurationError, JobNotFound
+from ...errors import ActionRefused, Busy, ConfigurationError, JobNotFound
 from ..job import JobId
 from ..outcome import OutcomeName
 from .calls import Calls, Database
@@ -129,7 +129,11 @@ class Admin:
         """Groups that wait for their head, the longest first: it backs off, is blocked, or the group is paused. Groups
         of a paused origin or type are not listed one by one, see `pauses`."""
         _check_limit(limit)
-        return [_blocked(row) for row in await self._calls.rows("blocked_groups", origin, limit, _BEHIND)]
+        rows = await self._calls.walk("blocked_groups", origin, limit, _BEHIND)
+        without = [row["head"] for row in rows if row["error"] is None and row["state"] != JobState.WAITING]
+        found = await self._calls.rows("last_errors", without) if without else []
+        errors: dict[int, str] = {row["job_id"]: row["error"] for row in found}
+        return [_blocked(row, row["error"] or errors.get(row["head"])) for row in rows]
 
     async def pauses(self) -> list[PauseRow]:
         """What is paused, by whom and why; the newest first."""
@@ -137,7 +141,7 @@ class Admin:
 
     async def orphans(self) -> list[Orphan]:
         """Origins that have jobs and that nobody holds. One that is being handed over appears for a moment."""
-        return [Orphan(*row) for row in await self._calls.rows("orphans")]
+        return [Orphan(*row) for row in await self._calls.walk("orphans")]
 
     async def audit(
         self, *, limit: int = 100, before: int | None = None, actor: str | None = None, action: str | None = None
@@ -192,7 +196,10 @@ class Admin:
         total = 0
         while True:
             arguments = (origin, group, self._actor, reason, running, _CLEARED_AT_ONCE)
-            cleared = await self._calls.value("clear_group", *arguments)
+            try:
+                cleared = await self._calls.value("clear_group", *arguments)
+            except Busy as busy:
+                raise Busy(f"{busy} ({total} jobs are cancelled already)" if total else str(busy)) from busy
             total += cleared
             if cleared < _CLEARED_AT_ONCE:
                 return total
@@ -275,7 +282,7 @@ def _concerns(pause: PauseRow, job: JobRow) -> bool:
     return pause.origin == job.origin and pause.group in (None, job.group)
 
 
-def _blocked(row: asyncpg.Record) -> BlockedGroup:
+def _blocked(row: asyncpg.Record, error: str | None) -> BlockedGroup:
     pause = None
     if row["paused_by"] is not None:
         who, why, when = row["paused_by"], row["pause_reason"], row["paused_at"]
@@ -289,7 +296,7 @@ def _blocked(row: asyncpg.Record) -> BlockedGroup:
         JobState(row["state"]),
         row["failures"],
         row["next_at"],
-        row["error"],
+        error,
         row["behind"],
         pause,
     )

@@ -1,6 +1,6 @@
 -- Groups whose head keeps the others waiting, the longest first: it backs off, is blocked, or its group is paused.
--- Plan: job_backoff for what is due later; is it the head? job_group, one probe each (a subquery with LIMIT, because NOT EXISTS
--- may become a join that scans the table). What waits behind is counted for the rows that are shown only, and up to $3.
+-- Plan: job_backoff for what is due later; is it the head? job_group, one probe each (subqueries with LIMIT or OFFSET 0, because
+-- others may become joins that scan the table). What waits behind is counted for the rows that are shown only, and up to $3.
 -- Policy 2 is "parallel": such jobs are in no order.
 -- $1 origin or null, $2 most, $3 most to count
 WITH heads AS MATERIALIZED (
@@ -23,14 +23,12 @@ WITH heads AS MATERIALIZED (
      ORDER BY p.paused_at LIMIT $2)
 )
 SELECT h.origin, h."group", h.since, v.id AS head, v.type, v.state, v.failures, nullif(v.run_at, 'infinity') AS next_at,
-       coalesce(v.error, (SELECT concat_ws(': ', a.error_class, a.error_message) FROM sidings.job_history a
-                          WHERE a.job_id = v.id AND a.finished_at >= v.enqueued_at AND a.error_class IS NOT NULL
-                          ORDER BY a.finished_at DESC LIMIT 1)) AS error,
+       v.error,
        (SELECT count(*) FROM (SELECT FROM sidings.job w
                               WHERE w.origin = h.origin AND w."group" = h."group" AND w.position > h.position
                               LIMIT $3) w) AS behind,
        p.paused_by, p.paused_at, p.reason AS pause_reason
 FROM (SELECT * FROM heads ORDER BY since LIMIT $2) h
-JOIN LATERAL (SELECT * FROM sidings.job_overview v WHERE v.id = h.id) v ON true
+JOIN LATERAL (SELECT * FROM sidings.job_overview v WHERE v.id = h.id OFFSET 0) v ON true
 LEFT JOIN sidings.pause p ON p.kind = 'group' AND p.origin = h.origin AND p."group" = h."group"
 ORDER BY h.since

@@ -1,9 +1,10 @@
--- What executors have named, by id: some hundreds each, so they may be sorted. Plan: job_pkey, driven by the executors' rows.
+-- What executors have named, by id: some hundreds each, so they may be sorted. Plan: job_pkey, driven by
+-- the executors' rows (OFFSET 0: else it may become a join that scans the table).
 -- $1 after this id, $2 origin or null, $3 group or null, $4 type or null, $5 most
 SELECT v.id, v.type, v.origin, v."group", v.state, v.priority, v.attempt, v.failures, v.losses, v.enqueued_at,
-           nullif(v.run_at, 'infinity') AS run_at, v.position, v.unique_key, v.held, v.error
+       nullif(v.run_at, 'infinity') AS run_at, v.position, v.unique_key, v.held, v.error
 FROM (SELECT DISTINCT unnest(e.running) AS id FROM sidings.executor e) r
-JOIN sidings.job_overview v USING (id)
-WHERE v.id > $1 AND v.state = 'running'
+JOIN LATERAL (SELECT * FROM sidings.job_overview v WHERE v.id = r.id OFFSET 0) v ON true
+WHERE r.id > $1 AND v.state = 'running'
   AND ($2::text IS NULL OR v.origin = $2) AND ($3::text IS NULL OR v."group" = $3) AND ($4::text IS NULL OR v.type = $4)
-ORDER BY v.id LIMIT $5
+ORDER BY r.id LIMIT $5

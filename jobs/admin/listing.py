@@ -74,16 +74,16 @@ async def _page(calls: Calls, at: _Cursor, wanted: Filter, most: int) -> list[as
     state, type, origin, group = wanted
     match at.section:
         case "ordered":
-            return await calls.rows("list_ordered", at.origin, at.key, origin, group, type, state, most)
+            return await calls.walk("list_ordered", at.origin, at.key, origin, group, type, state, most)
         case "delayed":
-            return await calls.rows("list_delayed", at.origin, at.key, at.id, origin, group, type, most)
+            return await calls.walk("list_delayed", at.origin, at.key, at.id, origin, group, type, most)
         case "held":
-            return await calls.rows("list_held", at.origin, at.id, origin, group, type, most)
+            return await calls.walk("list_held", at.origin, at.id, origin, group, type, most)
         case "running":
-            return await calls.rows("list_running", at.id, origin, group, type, most)
+            return await calls.walk("list_running", at.id, origin, group, type, most)
         case _:
             time = None if at.section == "blocked" else at.key
-            return await calls.rows("list_backing_off", time, at.id, origin, group, type, state, most)
+            return await calls.walk("list_backing_off", time, at.id, origin, group, type, state, most)
 
 
 def job_row(row: asyncpg.Record, section: str = "") -> JobRow:

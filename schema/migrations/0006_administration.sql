@@ -284,7 +284,7 @@ END $$;
 -- Intervenes in an origin and locks the head of a group: of its jobs that run one at a time (policy 2 is "parallel") the first.
 CREATE FUNCTION sidings.take_head(its_origin text, its_group text, OUT head sidings.job, OUT state text, OUT owner uuid,
                                   OUT epoch bigint, OUT running bigint[])
-LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = '2s' AS $$
 BEGIN
     SELECT i.owner, i.epoch, i.running INTO owner, epoch, running FROM sidings.intervene(its_origin) i;
     SELECT j.* INTO head FROM sidings.job j
@@ -352,7 +352,7 @@ END $$;
 -- Returns how many.
 CREATE FUNCTION sidings.clear_group(origin text, "group" text, actor text, reason text DEFAULT NULL,
                                     running boolean DEFAULT false, most integer DEFAULT 10000) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = '2s' AS $$
 DECLARE
     i       record;
     ids     bigint[];

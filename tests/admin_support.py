@@ -1,0 +1,67 @@
+"""What the tests of administration share: jobs in every state, and executors made by hand."""
+
+from typing import Any
+from uuid import UUID, uuid4
+
+from sidings.schema import load_sql
+
+from .support import ORIGIN, connected, value
+
+GROUP = "g"
+STATES: dict[str, dict[str, str]] = {
+    "waiting": {},
+    "backing off": {"run_at": "now() + interval '1 hour'", "attempt": "3", "failures": "2", "error": "'ValueError: x'"},
+    "blocked": {"run_at": "'infinity'", "attempt": "6", "failures": "5", "error": "'ValueError: x'"},
+    "delayed": {"run_at": "now() + interval '1 hour'", "position": "NULL"},
+    "held": {"held": "'poison'", "position": "NULL", "losses": "6", "failures": "2", "attempt": "8"},
+}
+
+
+async def a_job(
+    dsn: str, state: str = "waiting", *, origin: str = ORIGIN, group: str | None = GROUP, **more: str
+) -> int:
+    """A stored job in that state. more: SQL of further columns."""
+    return (await some_jobs(dsn, 1, state, origin=origin, group=group, **more))[0]
+
+
+async def some_jobs(
+    dsn: str, count: int, state: str = "waiting", *, origin: str = ORIGIN, group: str | None = GROUP, **more: str
+) -> list[int]:
+    """So many of them, in order."""
+    columns = {"type": "'ride'", "payload": """'{"transport": "a"}'""", **STATES[state], **more}
+    names, values = ", ".join(columns), ", ".join(columns.values())
+    query = f"""INSERT INTO sidings.job (origin, "group", {names})
+                SELECT $1, $2, {values} FROM generate_series(1, $3) RETURNING id"""
+    async with connected(dsn) as connection:
+        return [row["id"] for row in await connection.fetch(query, origin, group, count)]
+
+
+async def the_job(dsn: str, id: int) -> dict[str, Any] | None:
+    """Its row, whole."""
+    async with connected(dsn) as connection:
+        row = await connection.fetchrow("SELECT * FROM sidings.job WHERE id = $1", id)
+    return None if row is None else dict(row)
+
+
+async def a_holder(dsn: str, *origins: str, lease: str = "1 hour", running: list[int] | None = None) -> UUID:
+    """The row of an executor that holds `origins` for so long, and names these jobs. A negative lease has run out."""
+    me = uuid4()
+    async with connected(dsn) as connection:
+        await connection.execute(load_sql("sidings.executor", "register"), me, "host-of-the-holder", 4711)
+        await connection.execute("UPDATE sidings.executor SET running = $2 WHERE id = $1", me, running or [])
+        for origin in origins:
+            await connection.execute(
+                "INSERT INTO sidings.origin (origin, owner, epoch, lease_until) "
+                f"VALUES ($1, $2, 7, clock_timestamp() + interval '{lease}')",
+                origin,
+                me,
+            )
+    return me
+
+
+async def fence(dsn: str, executor: UUID) -> int:
+    return await value(dsn, "SELECT fence FROM sidings.executor WHERE id = $1", executor)
+
+
+async def changes(dsn: str, origin: str = ORIGIN) -> int:
+    return await value(dsn, "SELECT coalesce(max(changes), 0) FROM sidings.origin WHERE origin = $1", origin)

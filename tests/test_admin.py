@@ -1,0 +1,654 @@
+"""Administration where no executor runs: what each action changes, refuses and writes down."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+from sidings import ActionRefused, Admin, ConfigurationError, JobNotFound, SchemaTooOld
+from sidings.jobs import OutcomeName
+from sidings.jobs.admin import JobState
+
+from .admin_support import GROUP, STATES, a_holder, a_job, changes, fence, some_jobs, the_job
+from .support import ORIGIN, SECONDS, connected, fetch, history, jobs_left, value
+
+
+@pytest_asyncio.fixture
+async def admin(database: str) -> AsyncIterator[Admin]:
+    async with connected(database) as connection:
+        yield Admin(connection, actor="alice")
+
+
+async def last_action(admin: Admin) -> tuple[Any, ...]:
+    [row] = await admin.audit(limit=1)
+    return row.actor, row.action, dict(row.target), row.reason, dict(row.detail)
+
+
+# -- one job ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("outcome", ["cancelled", "discarded"])
+async def test_a_job_ends_in_whatever_state_it_is_and_keeps_its_payload(
+    database: str, admin: Admin, state: str, outcome: str
+):
+    headers = """'{"correlation_id": "c-1"}'"""
+    id = await a_job(database, state, headers=headers, priority="4")
+    before = await the_job(database, id)
+    assert before is not None
+    action = admin.cancel if outcome == "cancelled" else admin.discard
+    assert await action(id, reason="wrong address") == state
+    assert await the_job(database, id) is None
+    [row] = await history(database)
+    for column in ("type", "origin", "group", "priority", "attempt", "enqueued_at", "payload"):
+        assert row[column] == before[column], column
+    assert (row["job_id"], row["outcome"], row["correlation_id"]) == (id, outcome, "c-1")
+    assert (row["executor"], row["epoch"], row["started_at"]) == (None, None, None)
+    assert row["error_message"] == "by alice: wrong address"
+    target = {"job": id, "type": "ride", "origin": ORIGIN, "group": GROUP}
+    verb = outcome.removesuffix("led") if outcome == "cancelled" else "discard"
+    assert await last_action(admin) == ("alice", verb, target, "wrong address", {"found": state})
+
+
+async def test_of_a_running_job_the_history_says_where_it_ran(database: str, admin: Admin):
+    id = await a_job(database)
+    other = await a_job(database)
+    me = await a_holder(database, ORIGIN, running=[id, 99])
+    assert await admin.cancel(id) is JobState.RUNNING
+    assert await admin.cancel(other) is JobState.WAITING
+    rows = {row["job_id"]: row for row in await history(database)}
+    assert (rows[id]["executor"], rows[id]["epoch"]) == (me, 7)
+    assert (rows[other]["executor"], rows[other]["epoch"]) == (None, None)
+
+
+@pytest.mark.parametrize("act", ["cancel", "discard", "retry_now", "release"])
+async def test_an_unknown_job_is_an_error_that_says_how_it_ended(database: str, admin: Admin, act: str):
+    id = await a_job(database)
+    await admin.cancel(id)
+    action: Callable[[int], Awaitable[object]] = getattr(admin, act)
+    with pytest.raises(JobNotFound, match=f"no job {id} any more: cancelled at 20.*requeued"):
+        await action(id)
+    with pytest.raises(JobNotFound, match="no job 4711, and the history knows of none"):
+        await action(4711)
+    assert len(await admin.audit()) == 1
+
+
+async def test_a_delayed_job_is_due_at_once(database: str, admin: Admin):
+    id = await a_job(database, "delayed")
+    assert await admin.retry_now(id) is JobState.DELAYED
+    due = "SELECT run_at <= clock_timestamp() AND position IS NULL FROM sidings.job"
+    assert await value(database, due)
+    assert (await last_action(admin))[1] == "retry now"
+
+
+async def test_a_job_that_backs_off_keeps_its_place_and_its_failures(database: str, admin: Admin):
+    id = await a_job(database, "backing off", first_started_at="now()")
+    before = await the_job(database, id)
+    assert before is not None
+    assert await admin.retry_now(id) is JobState.BACKING_OFF
+    assert await the_job(database, id) == {**before, "run_at": None}
+
+
+async def test_a_blocked_job_starts_its_policy_anew(database: str, admin: Admin):
+    id = await a_job(database, "blocked", first_started_at="now()")
+    before = await the_job(database, id)
+    assert before is not None
+    assert await admin.retry_now(id) is JobState.BLOCKED
+    assert await the_job(database, id) == {**before, "run_at": None, "failures": 0, "first_started_at": None}
+
+
+async def test_what_waits_runs_or_is_held_is_not_retried(database: str, admin: Admin):
+    waiting, held, busy = await a_job(database), await a_job(database, "held"), await a_job(database, "backing off")
+    await a_holder(database, ORIGIN, running=[busy])
+    for id, words in ((waiting, "is waiting: It runs when"), (held, "is held: Release"), (busy, "is running: Wait")):
+        before = await the_job(database, id)
+        with pytest.raises(ActionRefused, match=f"job {id} {words}"):
+            await admin.retry_now(id)
+        assert await the_job(database, id) == before
+    assert await changes(database) == 0  # what is refused leaves nothing behind
+
+
+async def test_a_released_job_goes_to_the_end_of_the_order_with_a_clean_slate(database: str, admin: Admin):
+    id = await a_job(database, "held")
+    later = await a_job(database)
+    await admin.release(id, reason="mended")
+    job, behind = await the_job(database, id), await the_job(database, later)
+    assert job is not None
+    assert behind is not None
+    assert (job["held"], job["failures"], job["losses"], job["run_at"]) == (None, 0, 0, None)
+    assert job["position"] > behind["position"]
+    assert int(job["txid"]) > int(behind["txid"])
+    assert (await last_action(admin))[4] == {"held": "poison"}
+    with pytest.raises(ActionRefused, match="is waiting, not held"):
+        await admin.release(id)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "discarded", "superseded"])
+async def test_an_ended_job_comes_back_as_a_new_one(database: str, admin: Admin, how: str):
+    headers = """'{"correlation_id": "c-1", "other": "x"}'"""
+    old = await a_job(database, "backing off", headers=headers, priority="4", policy="1")
+    await admin.cancel(old)
+    await fetch(database, f"UPDATE sidings.job_history SET outcome = '{how}'")
+    new = await admin.requeue(old, reason="mended")
+    assert new > old
+    job = await the_job(database, new)
+    assert job is not None
+    same = {"type": "ride", "origin": ORIGIN, "group": GROUP, "priority": 4, "payload": '{"transport": "a"}'}
+    assert {name: job[name] for name in same} == same
+    assert job["headers"] == '{"correlation_id": "c-1"}'
+    assert (job["attempt"], job["failures"], job["error"], job["policy"], job["run_at"]) == (1, 0, None, 0, None)
+    assert (await last_action(admin))[4] == {"found": how, "new_job": new}
+
+
+async def test_a_job_is_requeued_once_unless_forced(database: str, admin: Admin):
+    old = await a_job(database)
+    with pytest.raises(ActionRefused, match="has not ended"):
+        await admin.requeue(old)
+    await admin.cancel(old)
+    new = await admin.requeue(old)
+    with pytest.raises(ActionRefused, match=f"requeued already, as job {new}, by alice"):
+        await admin.requeue(old)
+    assert await admin.requeue(old, force=True) > new
+    assert await jobs_left(database) == 2
+
+
+async def test_what_has_succeeded_or_left_no_payload_is_not_requeued(database: str, admin: Admin):
+    ids = [await a_job(database), await a_job(database)]
+    for id in ids:
+        await admin.cancel(id)
+    await fetch(database, "UPDATE sidings.job_history SET outcome = 'succeeded' WHERE job_id = $1", ids[0])
+    await fetch(database, "UPDATE sidings.job_history SET payload = NULL WHERE job_id = $1", ids[1])
+    with pytest.raises(ActionRefused, match="has succeeded"):
+        await admin.requeue(ids[0])
+    with pytest.raises(ActionRefused, match="no payload"):
+        await admin.requeue(ids[1])
+    with pytest.raises(JobNotFound):
+        await admin.requeue(4711)
+    assert await jobs_left(database) == 0
+
+
+# -- groups -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["backing off", "blocked"])
+async def test_the_head_of_a_blocked_group_is_released(database: str, admin: Admin, state: str):
+    head = await a_job(database, state)
+    behind = await a_job(database, state)
+    assert await admin.release_group(ORIGIN, GROUP) == head
+    job, next_job = await the_job(database, head), await the_job(database, behind)
+    assert job is not None
+    assert next_job is not None
+    assert job["run_at"] is None
+    assert job["failures"] == (0 if state == "blocked" else 2)
+    assert next_job["run_at"] is not None
+    with pytest.raises(ActionRefused, match=f"is not blocked: its head, job {head}, is waiting"):
+        await admin.release_group(ORIGIN, GROUP)
+    with pytest.raises(ActionRefused, match="no job waits in the group nobody of transports/0"):
+        await admin.release_group(ORIGIN, "nobody")
+
+
+async def test_a_parallel_job_is_no_groups_head(database: str, admin: Admin):
+    await a_job(database, policy="2")
+    head = await a_job(database, "backing off")
+    assert [group.head for group in await admin.blocked_groups()] == [head]
+    assert await admin.release_group(ORIGIN, GROUP) == head
+
+
+async def test_the_head_is_skipped_and_only_the_one_that_was_meant(database: str, admin: Admin):
+    first, second, third = [await a_job(database, "backing off") for _ in range(3)]
+    assert await admin.skip_head(ORIGIN, GROUP, reason="no such carrier") == first
+    with pytest.raises(ActionRefused, match=f"is job {second} now, not {first}"):
+        await admin.skip_head(ORIGIN, GROUP, head=first)
+    assert await admin.skip_head(ORIGIN, GROUP, head=second) == second
+    assert [(row["job_id"], row["outcome"]) for row in await history(database)] == [
+        (first, "discarded"),
+        (second, "discarded"),
+    ]
+    assert await the_job(database, third) is not None
+
+
+async def test_a_head_that_has_done_no_harm_is_not_skipped_unless_its_group_is_paused(database: str, admin: Admin):
+    head = await a_job(database)
+    with pytest.raises(ActionRefused, match="is waiting: Discard that job by its id"):
+        await admin.skip_head(ORIGIN, GROUP)
+    await admin.pause(origin=ORIGIN, group=GROUP, reason="broken")
+    await a_holder(database, "t/9", running=[head])
+    with pytest.raises(ActionRefused, match="is running"):
+        await admin.skip_head(ORIGIN, GROUP)
+    await fetch(database, "UPDATE sidings.executor SET running = '{}'")
+    assert await admin.skip_head(ORIGIN, GROUP) == head
+
+
+async def test_a_group_is_cleared_but_for_what_runs_or_is_held(database: str, admin: Admin):
+    busy = await a_job(database)
+    gone = [await a_job(database, state) for state in ("waiting", "backing off", "delayed", "blocked")]
+    held = await a_job(database, "held")
+    others = [
+        await a_job(database, group="other"),
+        await a_job(database, origin="t/9"),
+        await a_job(database, group=None),
+    ]
+    await a_holder(database, ORIGIN, running=[busy])
+    assert await admin.clear_group(ORIGIN, GROUP, reason="wrong file") == len(gone)
+    left = [row["id"] for row in await fetch(database, "SELECT id FROM sidings.job ORDER BY id")]
+    assert left == [busy, held, *others]
+    rows = await history(database)
+    assert {row["job_id"] for row in rows} == set(gone)
+    assert {(row["outcome"], row["payload"]) for row in rows} == {("cancelled", '{"transport": "a"}')}
+    target = {"origin": ORIGIN, "group": GROUP}
+    detail = {"cancelled": 4, "running": False}
+    assert await last_action(admin) == ("alice", "clear group", target, "wrong file", detail)
+    assert await admin.clear_group(ORIGIN, GROUP, running=True) == 1
+    assert await the_job(database, busy) is None
+    assert await admin.clear_group(ORIGIN, GROUP) == 0
+    assert len(await admin.audit()) == 2
+
+
+async def test_a_large_group_is_cleared_in_parts_from_its_end(database: str):
+    await fetch(
+        database,
+        """INSERT INTO sidings.job (type, origin, "group") SELECT 'ride', $1, 'g' FROM generate_series(1, 25)""",
+        ORIGIN,
+    )
+    in_order = "SELECT id FROM sidings.job ORDER BY position"
+    ids = [row["id"] for row in await fetch(database, in_order)]
+    query = "SELECT sidings.clear_group($1, 'g', 'alice', most => 10)"
+    counts: list[int] = []
+    for left in (15, 5, 0, 0):
+        counts.append(await value(database, query, ORIGIN))
+        assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.job ORDER BY position")] == ids[
+            :left
+        ]
+    assert counts == [10, 10, 5, 0]
+
+
+async def test_clearing_goes_on_until_nothing_is_left(database: str, admin: Admin, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sidings.jobs.admin.admin._CLEARED_AT_ONCE", 2)
+    for _ in range(5):
+        await a_job(database)
+    assert await admin.clear_group(ORIGIN, GROUP) == 5
+    assert [row.detail["cancelled"] for row in await admin.audit()] == [1, 2, 2]
+
+
+# -- pauses -------------------------------------------------------------------------------------------------------
+
+TARGETS = [{"type": "ride"}, {"origin": ORIGIN}, {"origin": ORIGIN, "group": GROUP}]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=["type", "origin", "group"])
+async def test_a_pause_says_who_and_why_and_is_made_once(database: str, admin: Admin, target: dict[str, str]):
+    me = await a_holder(database, ORIGIN)
+    await admin.pause(reason="carrier down", **target)
+    assert await fence(database, me) == 1
+    [pause] = await admin.pauses()
+    assert (pause.paused_by, pause.reason) == ("alice", "carrier down")
+    assert {name: getattr(pause, name) for name in ("type", "origin", "group")} == {
+        "type": None,
+        "origin": None,
+        "group": None,
+        **target,
+    }
+    assert await last_action(admin) == ("alice", "pause", target, "carrier down", {})
+    with pytest.raises(ActionRefused, match=r"is paused already, by alice since 20.*: carrier down"):
+        await admin.pause(reason="again", **target)
+    await admin.resume(reason="up again", **target)
+    assert await fence(database, me) == 2
+    assert await admin.pauses() == []
+    actor, action, resumed, reason, detail = await last_action(admin)
+    assert (actor, action, resumed, reason) == ("alice", "resume", target, "up again")
+    assert (detail["paused_by"], detail["reason"]) == ("alice", "carrier down")
+    with pytest.raises(ActionRefused, match="is not paused"):
+        await admin.resume(**target)
+
+
+async def test_pauses_of_different_things_stand_side_by_side(database: str, admin: Admin):
+    for target in TARGETS:
+        await admin.pause(reason="x", **target)
+    await admin.resume(origin=ORIGIN)
+    assert {(pause.type, pause.origin, pause.group) for pause in await admin.pauses()} == {
+        ("ride", None, None),
+        (None, ORIGIN, GROUP),
+    }
+
+
+async def test_what_is_unclear_is_refused(database: str, admin: Admin):
+    wrong: list[dict[str, Any]] = [
+        {}, {"type": "ride", "origin": ORIGIN}, {"group": GROUP}, {"type": ""}, {"origin": ""},
+        {"origin": ORIGIN, "group": ""}, {"type": "ride", "group": GROUP},
+    ]  # fmt: skip
+    for target in wrong:
+        with pytest.raises(ActionRefused, match="Give a type, or an origin, or an origin and a group"):
+            await admin.pause(reason="x", **target)
+    with pytest.raises(ActionRefused, match="a pause needs a reason"):
+        await admin.pause(reason="", type="ride")
+    assert await admin.pauses() == []
+
+
+async def test_who_acts_has_to_be_named(database: str):
+    id = await a_job(database)
+    async with connected(database) as connection:
+        nobody = Admin(connection)
+        for action in (nobody.cancel(id), nobody.pause(type="ride", reason="x"), nobody.clear_group(ORIGIN, GROUP)):
+            with pytest.raises(ActionRefused, match="nobody is named who does it"):
+                await action
+        assert await nobody.show(id)
+    assert await the_job(database, id) is not None
+
+
+# -- orphans ------------------------------------------------------------------------------------------------------
+
+
+async def test_orphans_are_origins_with_jobs_that_nobody_holds(database: str, admin: Admin):
+    for origin, state in (("a/0", "waiting"), ("b/0", "delayed"), ("c/0", "held"), ("d/0", "waiting"), ("e/0", "held")):
+        await a_job(database, state, origin=origin, group=None)
+        await a_job(database, "waiting" if origin == "d/0" else state, origin=origin)
+    await a_holder(database, "d/0", "empty/0")
+    dead = await a_holder(database, "e/0", lease="-1 minute")
+    orphans = {orphan.origin: orphan for orphan in await admin.orphans()}
+    assert {origin: (o.waiting, o.delayed, o.held) for origin, o in orphans.items()} == {
+        "a/0": (2, 0, 0), "b/0": (0, 2, 0), "c/0": (0, 0, 2), "e/0": (0, 0, 2)
+    }  # fmt: skip
+    assert (orphans["e/0"].former_owner, orphans["e/0"].host, orphans["e/0"].pid) == (dead, "host-of-the-holder", 4711)
+    assert (orphans["a/0"].former_owner, orphans["a/0"].lease_until) == (None, None)
+    for origin, orphan in orphans.items():
+        first = "SELECT min(enqueued_at) FROM sidings.job WHERE origin = $1"
+        assert orphan.oldest == await value(database, first, origin)
+
+
+async def test_jobs_move_in_their_order_behind_what_waits_there(database: str, admin: Admin):
+    await a_holder(database, "new/0")
+    there = await a_job(database, origin="new/0")
+    moved = [await a_job(database, state, origin="old/0") for state in ("waiting", "backing off", "waiting")]
+    others = [await a_job(database, state, origin="old/0") for state in ("delayed", "held")]
+    left = await a_job(database, origin="older/0")
+    marks = await value(database, "SELECT max(txid::text::bigint) FROM sidings.job")
+    assert await admin.move("old/0", "new/0", reason="fewer partitions") == 5
+    rows = await fetch(database, "SELECT * FROM sidings.job WHERE origin = 'new/0' ORDER BY position NULLS LAST, id")
+    assert [row["id"] for row in rows] == [there, *moved, *others]
+    assert all(int(row["txid"]) > marks for row in rows[1:4])
+    assert [row["position"] is None for row in rows[4:]] == [True, True]
+    assert (await the_job(database, left) or {})["origin"] == "older/0"
+    detail = {"jobs": 5, "lost": 0, "former_owner": None}
+    assert await last_action(admin) == ("alice", "move", {"origin": "old/0", "to": "new/0"}, "fewer partitions", detail)
+
+
+async def test_nothing_is_moved_away_from_a_living_holder(database: str, admin: Admin):
+    id = await a_job(database)
+    me = await a_holder(database, ORIGIN)
+    await a_holder(database, "new/0")
+    with pytest.raises(ActionRefused, match=f"is held by the executor {me} .host host-of-the-holder, pid 4711"):
+        await admin.move(ORIGIN, "new/0", lease_seconds=0)
+    assert (await the_job(database, id) or {})["origin"] == ORIGIN
+    assert await fence(database, me) == 0
+
+
+async def test_what_a_dead_holder_ran_is_accounted_for_as_lost_before_it_moves(database: str, admin: Admin):
+    cut, waiting, elsewhere = await a_job(database), await a_job(database), await a_job(database, origin="t/9")
+    dead = await a_holder(database, ORIGIN, lease="-1 second", running=[cut, elsewhere])
+    await a_holder(database, "new/0")
+    assert await admin.move(ORIGIN, "new/0", lease_seconds=0) == 2
+    job = await the_job(database, cut)
+    assert job is not None
+    assert (job["losses"], job["attempt"]) == (1, 2)
+    assert ((await the_job(database, waiting)) or {})["losses"] == 0
+    [row] = await history(database)
+    assert (row["job_id"], row["outcome"], row["origin"], row["executor"], row["epoch"], row["attempt"]) == (
+        cut, "lost", ORIGIN, dead, 7, 1
+    )  # fmt: skip
+    assert await fence(database, dead) == 1
+    assert await value(database, "SELECT running FROM sidings.executor WHERE id = $1", dead) == [elsewhere]
+    [origin] = await fetch(database, "SELECT * FROM sidings.origin WHERE origin = $1", ORIGIN)
+    assert (origin["owner"], origin["epoch"], origin["lease_until"]) == (None, 8, None)
+
+
+async def test_an_expired_lease_counts_only_when_postgres_has_been_up_for_long(database: str, admin: Admin):
+    await a_job(database)
+    await a_holder(database, ORIGIN, lease="-1 second")
+    await a_holder(database, "new/0")
+    up = await value(database, "SELECT extract(epoch FROM now() - pg_postmaster_start_time())::float8")
+    with pytest.raises(ActionRefused, match="Postgres has been up for less than"):
+        await admin.move(ORIGIN, "new/0", lease_seconds=up + 3_600)
+    assert await admin.move(ORIGIN, "new/0", lease_seconds=0) == 1
+
+
+async def test_a_target_that_nobody_knows_is_taken_for_a_mistake(database: str, admin: Admin):
+    await a_job(database)
+    with pytest.raises(ActionRefused, match="no executor has ever held new/0"):
+        await admin.move(ORIGIN, "new/0")
+    with pytest.raises(ActionRefused, match="Give two different origins"):
+        await admin.move(ORIGIN, ORIGIN)
+
+
+# -- looking ------------------------------------------------------------------------------------------------------
+
+
+async def test_jobs_are_found_by_their_state(database: str, admin: Admin):
+    ids = {state: await a_job(database, state) for state in STATES}
+    ids["running"] = await a_job(database)
+    await a_holder(database, ORIGIN, running=[ids["running"]])
+    assert set(ids) == set(JobState)
+    for state, id in ids.items():
+        for filters in ({}, {"origin": ORIGIN}, {"origin": ORIGIN, "group": GROUP}, {"type": "ride"}):
+            [row] = await admin.jobs(state=state, **filters)
+            assert (row.id, row.state) == (id, state)
+        for filters in ({"origin": "t/9"}, {"origin": ORIGIN, "group": "other"}, {"type": "other"}):
+            assert await admin.jobs(state=state, **filters) == []
+        assert (await admin.show(id)).row == (await admin.jobs(state=state))[0].__class__(
+            **{name: getattr(row, name) for name in row.__slots__ if name != "cursor"}
+        )
+    assert {row.id for row in await admin.jobs()} == set(ids.values())
+    counted = await admin.counts(by=["state"])
+    assert {count.state: count.jobs for count in counted} == dict.fromkeys(JobState, 1)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [{}, {"origin": ORIGIN}, {"origin": ORIGIN, "group": GROUP}, {"type": "ride"}],
+    ids=["all", "origin", "group", "type"],
+)
+async def test_pages_follow_each_other_without_a_gap(database: str, admin: Admin, filters: dict[str, str]):
+    """Also where many jobs have the same due time."""
+    places = ((ORIGIN, GROUP), (ORIGIN, "h"), (ORIGIN, None), ("a:b/0", GROUP))
+    for kind in STATES:
+        same = {"run_at": "'2099-01-01'"} if kind in ("backing off", "delayed") else {}
+        for origin, group in places:
+            await some_jobs(database, 3, kind, origin=origin, group=group)
+            await some_jobs(database, 4, kind, origin=origin, group=group, **same)
+    running = [
+        row["id"] for row in await fetch(database, "SELECT id FROM sidings.job WHERE held IS NULL AND id % 5 = 0")
+    ]
+    await a_holder(database, ORIGIN, running=running)
+    for state in (None, *JobState):
+        whole = await admin.jobs(state=state, limit=10_000, **filters)
+        assert len({row.id for row in whole}) == len(whole) > 0
+        if state is None and not filters:
+            assert len(whole) == 7 * len(places) * len(STATES)
+        paged, after = list[Any](), None
+        while page := await admin.jobs(state=state, limit=3, after=after, **filters):
+            paged += page
+            after = page[-1].cursor
+        assert paged == whole
+
+
+async def test_jobs_are_listed_in_the_order_in_which_they_run(database: str, admin: Admin):
+    first = await a_job(database)
+    held = await a_job(database, "held")
+    late = await a_job(database, "delayed", run_at="now() + interval '3 hours'")
+    soon = await a_job(database, "delayed")
+    last = await a_job(database)
+    assert [row.id for row in await admin.jobs(origin=ORIGIN)] == [first, last, soon, late, held]
+
+
+async def test_wrong_filters_are_refused_by_name(admin: Admin):
+    with pytest.raises(ActionRefused, match="limit=0"):
+        await admin.jobs(limit=0)
+    with pytest.raises(ActionRefused, match="group='g' needs origin="):
+        await admin.jobs(group="g")
+    with pytest.raises(ActionRefused, match="state='lost' is none: give one of waiting"):
+        await admin.jobs(state="lost")
+    with pytest.raises(ActionRefused, match="after='x' is no cursor"):
+        await admin.jobs(after="x")
+    with pytest.raises(ActionRefused, match="outcome 'lost' ends no job"):
+        await admin.ended(outcomes=["lost"])
+    with pytest.raises(ActionRefused, match="colour"):
+        await admin.counts(by=["colour"])  # type: ignore[list-item]
+
+
+async def test_jobs_are_counted_by_what_is_asked_for(database: str, admin: Admin):
+    for origin in ("t/0", "t/1"):
+        await a_job(database, origin=origin)
+        await a_job(database, "held", origin=origin)
+        await a_job(database, origin=origin, type="'other'")
+    by = {(c.state, c.type, c.origin): c.jobs for c in await admin.counts()}
+    assert by == {("waiting", "ride", None): 2, ("held", "ride", None): 2, ("waiting", "other", None): 2}
+    by = {(c.state, c.type, c.origin): c.jobs for c in await admin.counts(by=["origin"], type="ride")}
+    assert by == {(None, None, "t/0"): 2, (None, None, "t/1"): 2}
+    [one] = await admin.counts(by=[], origin="t/0")
+    assert (one.jobs, one.oldest) == (3, await value(database, "SELECT min(enqueued_at) FROM sidings.job"))
+
+
+async def test_blocked_groups_come_with_their_cause_and_their_age(database: str, admin: Admin):
+    async def group(name: str, state: str, **more: str) -> int:
+        head = await a_job(database, state, group=name, **more)
+        await a_job(database, group=name)
+        await a_job(database, group=name)
+        return head
+
+    ago = "now() - interval '%s hours'"
+    backs_off = await group("backs off", "backing off", first_started_at=ago % 2)
+    blocked = await group("blocked", "blocked", first_started_at=ago % 3)
+    paused = await group("paused", "waiting")
+    both = await group("both", "backing off", first_started_at=ago % 1)
+    snoozed = await group("snoozed", "backing off", error="NULL", failures="0", enqueued_at=ago % 5)
+    await group("healthy", "waiting")
+    await a_job(database, group="late head")
+    await a_job(database, "backing off", group="late head")  # not the head
+    await a_job(database, "backing off", group=None)
+    await a_job(database, "delayed", group="delayed")
+    await fetch(
+        database,
+        """INSERT INTO sidings.job_history (job_id, enqueued_at, finished_at, attempt, outcome, priority, type, origin,
+               error_class, error_message)
+           SELECT $1, now(), now() + n * interval '1 second', n, 'snoozed', 0, 'ride', 't/0', 'Snooze', 'until ' || n
+           FROM generate_series(1, 3) n""",
+        snoozed,
+    )
+    for name in ("paused", "both"):
+        await admin.pause(origin=ORIGIN, group=name, reason="broken")
+    groups = {group.group: group for group in await admin.blocked_groups()}
+    assert list(groups) == ["snoozed", "blocked", "backs off", "both", "paused"]
+    assert {name: (g.head, g.state, g.error, g.pause is not None) for name, g in groups.items()} == {
+        "snoozed": (snoozed, "backing off", "Snooze: until 3", False),
+        "blocked": (blocked, "blocked", "ValueError: x", False),
+        "backs off": (backs_off, "backing off", "ValueError: x", False),
+        "both": (both, "backing off", "ValueError: x", True),
+        "paused": (paused, "waiting", None, True),
+    }
+    assert {g.behind for g in groups.values()} == {2}
+    assert groups["blocked"].next_at is None
+    assert groups["backs off"].next_at is not None
+    assert timedelta(hours=2) <= datetime.now(UTC) - groups["backs off"].since < timedelta(hours=3)
+    assert groups["paused"].pause == (await admin.show(paused)).pauses[0]
+    assert [group.group for group in await admin.blocked_groups(limit=1)] == ["snoozed"]
+    assert await admin.blocked_groups(origin="t/9") == []
+
+
+async def test_one_job_is_shown_with_all_that_happened_to_it(database: str, admin: Admin):
+    headers = """'{"correlation_id": "c-1"}'"""
+    id = await a_job(database, "backing off", headers=headers)
+    await admin.pause(type="ride", reason="carrier down")
+    await admin.pause(origin=ORIGIN, group="other", reason="not this one")
+    await admin.retry_now(id)
+    details = await admin.show(id)
+    assert details.row is not None
+    assert (details.row.error, details.payload, details.headers) == (
+        "ValueError: x", '{"transport": "a"}', {"correlation_id": "c-1"}
+    )  # fmt: skip
+    assert [action.action for action in details.actions] == ["retry now"]
+    assert [pause.reason for pause in details.pauses] == ["carrier down"]
+    await admin.cancel(id)
+    ended = await admin.show(id)
+    assert (ended.row, ended.payload, ended.pauses) == (None, '{"transport": "a"}', ())
+    [attempt] = ended.attempts
+    assert (attempt.outcome, attempt.attempt, attempt.correlation_id) == (OutcomeName.CANCELLED, 3, "c-1")
+    assert [action.action for action in ended.actions] == ["retry now", "cancel"]
+    with pytest.raises(JobNotFound, match="no job 4711"):
+        await admin.show(4711)
+
+
+async def test_what_ended_without_success_is_found_again(database: str, admin: Admin):
+    ids = [await a_job(database) for _ in range(4)]
+    for id in ids[:3]:
+        await admin.discard(id)
+    await admin.cancel(ids[3])
+    await fetch(database, "UPDATE sidings.job_history SET outcome = 'succeeded' WHERE job_id = $1", ids[0])
+    assert [row.job_id for row in await admin.ended()] == [ids[3], ids[2], ids[1]]
+    [newest] = await admin.ended(outcomes=["discarded"], limit=1)
+    assert newest.job_id == ids[2]
+    assert [row.job_id for row in await admin.ended(before=newest.finished_at)] == [ids[1]]
+    assert await admin.ended(type="other") == await admin.ended(origin="t/9") == []
+    assert await admin.ended(since=datetime.now(UTC) + timedelta(hours=1)) == []
+
+
+async def test_the_audit_is_read_backwards(database: str, admin: Admin):
+    for number in range(5):
+        await admin.pause(type=f"type {number}", reason="x")
+    async with connected(database) as connection:
+        await Admin(connection, actor="bob").resume(type="type 0")
+    newest = await admin.audit(limit=2)
+    assert [(row.actor, row.action) for row in newest] == [("bob", "resume"), ("alice", "pause")]
+    rest = await admin.audit(before=newest[-1].id)
+    assert [row.target["type"] for row in rest] == ["type 3", "type 2", "type 1", "type 0"]
+    assert [row.actor for row in await admin.audit(actor="bob")] == ["bob"]
+    assert len(await admin.audit(action="pause")) == 5
+
+
+# -- through what -------------------------------------------------------------------------------------------------
+
+
+async def test_a_pool_will_do(database: str):
+    id = await a_job(database)
+    async with asyncpg.create_pool(database, min_size=1, max_size=2, timeout=SECONDS) as pool:
+        admin = Admin(pool, actor="alice")
+        assert [row.id for row in await admin.jobs()] == [id]
+        assert await admin.cancel(id) is JobState.WAITING
+        async with pool.acquire() as connection:
+            assert len(await Admin(connection).audit()) == 1
+
+
+async def test_an_open_transaction_is_refused_because_executors_would_wait(database: str):
+    id = await a_job(database)
+    async with connected(database) as connection, connection.transaction():
+        with pytest.raises(ActionRefused, match="without an open transaction"):
+            await Admin(connection, actor="alice").cancel(id)
+    assert await the_job(database, id) is not None
+
+
+async def test_a_connection_with_codecs_of_its_own_reads_the_same(database: str):
+    id = await a_job(database, headers="""'{"a": "b"}'""")
+    async with connected(database) as connection:
+        for kind in ("json", "jsonb"):
+            await connection.set_type_codec(kind, encoder=str, decoder=lambda _: "?", schema="pg_catalog")
+        admin = Admin(connection, actor="alice")
+        details = await admin.show(id)
+        assert (details.payload, details.headers) == ('{"transport": "a"}', {"a": "b"})
+        await admin.cancel(id)
+        assert (await admin.audit())[0].target["job"] == id
+
+
+async def test_a_database_without_the_schema_is_named(empty_database: str):
+    async with connected(empty_database) as connection:
+        for look in (Admin(connection).jobs(), Admin(connection, actor="alice").cancel(1)):
+            with pytest.raises(SchemaTooOld, match=r"call migrate\(\)"):
+                await look
+    with pytest.raises(ConfigurationError, match="timeout=0"):
+        Admin(None, timeout=0)  # type: ignore[arg-type]
+
+
+async def test_actions_need_read_committed(database: str):
+    id = await a_job(database)
+    async with connected(database) as connection, connection.transaction(isolation="repeatable_read"):
+        with pytest.raises(asyncpg.PostgresError, match="READ COMMITTED"):
+            await connection.fetchval("SELECT sidings.cancel_job($1, 'alice')", id)

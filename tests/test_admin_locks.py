@@ -1,0 +1,350 @@
+"""Administration beside executors: lock orders, takeovers, cycles in flight. Executors are made by hand, so that every
+interleaving happens as it is written here."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+from sidings import ActionRefused, Admin, Busy, JobNotFound
+from sidings.jobs.admin import JobState
+from sidings.schema import load_sql
+
+from .admin_support import GROUP, a_holder, a_job, changes, fence, some_jobs, the_job
+from .support import ORIGIN, connected, eventually, fetch, history
+
+ACTIONS: dict[str, Callable[[Admin, int], Coroutine[Any, Any, object]]] = {
+    "cancel": lambda admin, job: admin.cancel(job),
+    "discard": lambda admin, job: admin.discard(job),
+    "retry now": lambda admin, job: admin.retry_now(job),
+    "release group": lambda admin, job: admin.release_group(ORIGIN, GROUP),
+    "skip head": lambda admin, job: admin.skip_head(ORIGIN, GROUP),
+    "clear group": lambda admin, job: admin.clear_group(ORIGIN, GROUP),
+    "pause group": lambda admin, job: admin.pause(origin=ORIGIN, group=GROUP, reason="x"),
+    "pause origin": lambda admin, job: admin.pause(origin=ORIGIN, reason="x"),
+    "pause type": lambda admin, job: admin.pause(type="ride", reason="x"),
+}
+
+
+@asynccontextmanager
+async def acting(dsn: str) -> AsyncIterator[tuple[Admin, int]]:
+    """An `Admin`, and the server's process id of its connection."""
+    async with connected(dsn) as connection:
+        yield Admin(connection, actor="alice"), connection.get_server_pid()
+
+
+async def waits(dsn: str, pid: int) -> None:
+    """Return when that connection waits for a lock."""
+    query = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
+    async with connected(dsn) as connection:
+        await eventually(lambda: connection.fetchval(query, pid), f"{pid} waits for a lock")
+
+
+async def cycle(connection: asyncpg.Connection, me: UUID, number: int, its_fence: int, running: list[int]) -> int:
+    """A cycle that names these jobs and records nothing; returns whether it was applied."""
+    ids = "{" + ",".join(map(str, running)) + "}"
+    arguments = (me, number, its_fence, ids, "{}", "{}", "{}", [], [], "[]", [], None)
+    row = await connection.fetchrow(load_sql("sidings.executor", "cycle"), *arguments)
+    return row["applied"]
+
+
+async def acquire(connection: asyncpg.Connection, me: UUID) -> list[str]:
+    query = load_sql("sidings.executor", "acquire")
+    rows = await connection.fetch(query, me, [ORIGIN], 1, timedelta(0), True)
+    return [row["acquired"] for row in rows]
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+async def test_an_action_waits_for_the_cycle_in_flight_and_voids_what_was_planned_before_it(database: str, name: str):
+    id = await a_job(database, "backing off")
+    me = await a_holder(database, ORIGIN)
+    async with connected(database) as executor, acting(database) as (admin, pid):
+        transaction = executor.transaction()
+        await transaction.start()
+        assert await cycle(executor, me, 1, 0, []) == 1
+        action = asyncio.create_task(ACTIONS[name](admin, id))
+        await waits(database, pid)
+        await transaction.commit()
+        await action
+        assert await fence(database, me) == 1
+        assert await cycle(executor, me, 2, 0, [id]) == 0
+        assert await cycle(executor, me, 2, 1, []) == 1
+    assert await changes(database) == (0 if name == "pause type" else 1)
+
+
+async def test_an_action_sees_what_the_cycle_in_flight_has_named(database: str):
+    """With the snapshot of its beginning it would take the job for one that waits."""
+    id = await a_job(database)
+    me = await a_holder(database, ORIGIN)
+    async with connected(database) as executor, acting(database) as (admin, pid):
+        async with executor.transaction():
+            await cycle(executor, me, 1, 0, [id])
+            action = asyncio.create_task(admin.cancel(id))
+            await waits(database, pid)
+        assert await action is JobState.RUNNING
+    [row] = await history(database)
+    assert (row["executor"], row["epoch"]) == (me, 7)
+
+
+async def test_a_job_that_ends_in_the_cycle_in_flight_has_ended(database: str):
+    id = await a_job(database)
+    me = await a_holder(database, ORIGIN, running=[id])
+    ended = (me, 1, 0, "{}", f"{{{id}}}", "{}", "{}", [1.0], [0.0], "[]", [], 7)
+    async with connected(database) as executor, acting(database) as (admin, pid):
+        async with executor.transaction():
+            await executor.fetchrow(load_sql("sidings.executor", "cycle"), *ended)
+            action = asyncio.create_task(admin.cancel(id))
+            await waits(database, pid)
+        with pytest.raises(JobNotFound, match="succeeded at"):
+            await action
+    assert [row["outcome"] for row in await history(database)] == ["succeeded"]
+
+
+async def test_an_action_waits_for_a_takeover_and_fences_the_new_owner(database: str):
+    id = await a_job(database)
+    former = await a_holder(database, ORIGIN, lease="-1 hour")
+    heir = await a_holder(database)
+    async with connected(database) as executor, acting(database) as (admin, pid):
+        async with executor.transaction():
+            await executor.execute("SELECT FROM sidings.origin WHERE origin = $1 FOR UPDATE", ORIGIN)
+            action = asyncio.create_task(admin.cancel(id))
+            await waits(database, pid)
+            await executor.execute(
+                "UPDATE sidings.origin SET owner = $2, epoch = epoch + 1 WHERE origin = $1", ORIGIN, heir
+            )
+        await action
+    assert (await fence(database, former), await fence(database, heir)) == (0, 1)
+
+
+async def test_a_takeover_leaves_an_origin_alone_while_an_action_is_under_way(database: str):
+    id = await a_job(database)
+    await a_holder(database, ORIGIN, lease="-1 hour")
+    heir = await a_holder(database)
+    async with connected(database) as connection, connected(database) as executor, connection.transaction():
+        await connection.execute("SELECT sidings.cancel_job($1, 'alice')", id)
+        assert await acquire(executor, heir) == []
+
+
+async def test_whoever_acquires_an_origin_that_was_never_held_waits_for_the_action(database: str):
+    """Else it would read the job, and start it, although the action has returned."""
+    id = await a_job(database)
+    heir = await a_holder(database)
+    async with connected(database) as connection, connected(database) as executor:
+        async with connection.transaction():
+            await connection.execute("SELECT sidings.cancel_job($1, 'alice')", id)
+            acquired = asyncio.create_task(acquire(executor, heir))
+            await waits(database, executor.get_server_pid())
+        assert await acquired == [ORIGIN]
+        assert await executor.fetchval("SELECT count(*) FROM sidings.job") == 0
+
+
+async def test_an_action_takes_no_lease_and_no_finish_away(database: str):
+    id, other = await a_job(database), await a_job(database)
+    me = await a_holder(database, ORIGIN, "t/1")
+    finish = "SELECT sidings.finish($1, $2, 7, $3, 1, 0.0, true)"
+    async with connected(database) as connection, connected(database) as executor:
+        async with connection.transaction():
+            await connection.execute("SELECT sidings.cancel_job($1, 'alice')", id)
+            renew = load_sql("sidings.executor", "renew")
+            rows = await executor.fetch(renew, me, [ORIGIN, "t/1"], [7, 7], timedelta(hours=2))
+            assert {row["origin"]: (row["renewed"], row["held"]) for row in rows} == {
+                ORIGIN: (False, True),  # the next renewal comes soon; the lease is still there
+                "t/1": (True, True),
+            }
+            await executor.execute(finish, me, ORIGIN, other)
+        with pytest.raises(asyncpg.PostgresError) as over:
+            await executor.execute(finish, me, ORIGIN, id)
+        assert over.value.sqlstate == "SD002"
+    assert {row["job_id"]: row["outcome"] for row in await history(database)} == {id: "cancelled", other: "succeeded"}
+
+
+async def test_a_transactional_handler_that_is_committing_wins(database: str):
+    id = await a_job(database)
+    me = await a_holder(database, ORIGIN, running=[id])
+    async with connected(database) as handler, acting(database) as (admin, pid):
+        async with handler.transaction():
+            await handler.execute("SELECT sidings.finish($1, $2, 7, $3, 1, 0.0, true)", me, ORIGIN, id)
+            action = asyncio.create_task(admin.cancel(id))
+            await waits(database, pid)
+        with pytest.raises(JobNotFound, match="succeeded at"):
+            await action
+
+
+async def test_promotion_and_clearing_wait_for_each_other_without_a_deadlock(database: str):
+    due = {"run_at": "now() - interval '1 second'"}
+    delayed = await some_jobs(database, 20, "delayed", **due)
+    me = await a_holder(database, ORIGIN)
+    async with connected(database) as promoter, acting(database) as (admin, pid):
+        async with promoter.transaction():
+            await promoter.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", min(delayed))
+            action = asyncio.create_task(admin.clear_group(ORIGIN, GROUP))
+            await waits(database, pid)
+            # Were it to lock from the other end, it would hold these by now.
+            await promoter.execute("SELECT FROM sidings.job WHERE id = ANY ($1) FOR UPDATE NOWAIT", delayed)
+            await promoter.execute("UPDATE sidings.job SET position = nextval('sidings.job_position')")
+        assert await action == len(delayed)
+    assert await fence(database, me) == 1
+
+
+async def test_a_row_that_somebody_holds_is_a_clear_error_and_changes_nothing(database: str):
+    id = await a_job(database)
+    me = await a_holder(database, ORIGIN)
+    async with connected(database) as other, acting(database) as (admin, _):
+        async with other.transaction():
+            await other.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", id)
+            with pytest.raises(Busy, match="try again"):
+                await admin.cancel(id)
+        assert await fence(database, me) == 0
+        assert await admin.cancel(id) is JobState.WAITING
+
+
+async def test_of_two_requeues_at_once_one_is_refused(database: str):
+    async with connected(database) as first, acting(database) as (admin, pid):
+        old = await a_job(database)
+        await admin.cancel(old)
+        async with first.transaction():
+            new = await first.fetchval("SELECT sidings.requeue_job($1, 'bob')", old)
+            second = asyncio.create_task(admin.requeue(old))
+            await waits(database, pid)
+        with pytest.raises(ActionRefused, match=f"as job {new}, by bob"):
+            await second
+
+
+@pytest.mark.parametrize("target", ["type => 'ride'", "origin => 'transports/0'"], ids=["type", "origin"])
+async def test_of_two_pauses_at_once_one_is_refused(database: str, target: str):
+    arguments = {"type": "ride"} if "ride" in target else {"origin": ORIGIN}
+    async with connected(database) as first, acting(database) as (admin, pid):
+        async with first.transaction():
+            await first.execute(f"SELECT sidings.pause_jobs('bob', 'carrier down', {target})")
+            second = asyncio.create_task(admin.pause(reason="x", **arguments))
+            await waits(database, pid)
+        with pytest.raises(ActionRefused, match=r"by bob since .*: carrier down"):
+            await second
+
+
+async def test_a_pause_reaches_an_executor_that_is_just_starting(database: str):
+    """Its row is made while the pause is: an UPDATE of all rows does not see it."""
+    me = uuid4()
+    register = load_sql("sidings.executor", "register")
+    async with connected(database) as executor, acting(database) as (admin, pid):
+        async with executor.transaction():
+            await executor.execute(register, me, "host", 1)
+            pausing = asyncio.create_task(admin.pause(type="ride", reason="x"))
+            await waits(database, pid)
+        await pausing
+    assert await fence(database, me) == 1
+
+
+async def test_an_executor_that_starts_during_a_pause_sees_it(database: str):
+    me = uuid4()
+    register = load_sql("sidings.executor", "register")
+    async with connected(database) as executor, connected(database) as connection:
+        async with connection.transaction():
+            await connection.execute("SELECT sidings.pause_jobs('alice', 'x', type => 'ride')")
+            starting = asyncio.create_task(executor.execute(register, me, "host", 1))
+            await waits(database, executor.get_server_pid())
+        await starting
+        assert await executor.fetchval("SELECT type FROM sidings.pause") == "ride"
+
+
+async def test_a_pause_of_a_type_and_a_takeover_do_not_deadlock(database: str):
+    """A takeover locks the former owner's row first, and updates it later."""
+    me = await a_holder(database, ORIGIN)
+    async with connected(database) as takeover, acting(database) as (admin, pid):
+        async with takeover.transaction():
+            await takeover.execute("SELECT FROM sidings.executor WHERE id = $1 FOR UPDATE", me)
+            pausing = asyncio.create_task(admin.pause(type="ride", reason="x"))
+            await waits(database, pid)
+            await takeover.execute("UPDATE sidings.executor SET fence = fence + 1 WHERE id = $1", me)
+        await pausing
+    assert await fence(database, me) == 2
+
+
+async def test_an_origin_is_not_acquired_while_its_jobs_move_away(database: str):
+    id = await a_job(database)
+    await a_holder(database, "new/0")
+    heir = await a_holder(database)
+    async with connected(database) as connection, connected(database) as executor:
+        async with connection.transaction():
+            await connection.execute("SELECT sidings.move_jobs($1, 'new/0', 'alice')", ORIGIN)
+            acquired = asyncio.create_task(acquire(executor, heir))
+            await waits(database, executor.get_server_pid())
+        assert await acquired == [ORIGIN]
+        assert await executor.fetchval("SELECT count(*) FROM sidings.job WHERE origin = $1", ORIGIN) == 0
+    assert ((await the_job(database, id)) or {})["origin"] == "new/0"
+
+
+async def test_a_move_waits_for_the_former_owners_cycle_and_accounts_for_what_it_named(database: str):
+    id = await a_job(database)
+    dead = await a_holder(database, ORIGIN, lease="-1 second")
+    await a_holder(database, "new/0")
+    async with connected(database) as executor, acting(database) as (admin, pid):
+        async with executor.transaction():
+            await cycle(executor, dead, 1, 0, [id])
+            moving = asyncio.create_task(admin.move(ORIGIN, "new/0", lease_seconds=0))
+            await waits(database, pid)
+        assert await moving == 1
+        assert await cycle(executor, dead, 2, 0, []) == 0
+    assert [row["outcome"] for row in await history(database)] == ["lost"]
+    assert ((await the_job(database, id)) or {})["losses"] == 1
+
+
+async def test_an_action_wakes_whoever_listens(database: str):
+    heard: list[object] = []
+    ids = [await a_job(database), await a_job(database)]
+    async with connected(database) as listener, acting(database) as (admin, _):
+        await listener.add_listener("sidings_committed", lambda *call: heard.append(call[-1]))
+        await admin.cancel(ids[0])
+        await admin.pause(type="ride", reason="x")
+        await admin.requeue(ids[0])
+        await eventually(lambda: heard == [ORIGIN, "", ORIGIN], lambda: heard)
+
+
+async def test_actions_in_every_order_at_once_end_every_job_exactly_once(database: str):
+    """Two persons, an executor's cycles and promotions, all at one origin: no deadlock, no job twice, none left."""
+    groups = [f"g{number}" for number in range(4)]
+    ids: set[int] = set()
+    for group in groups:
+        for state in ("waiting", "backing off", "delayed", "held"):
+            more = {"run_at": "now() - interval '1 second'"} if state == "delayed" else {}
+            ids.update(await some_jobs(database, 6, state, group=group, **more))
+    me = await a_holder(database, ORIGIN)
+    done = asyncio.Event()
+
+    async def executor() -> None:
+        async with connected(database) as connection:
+            number = 0
+            while not done.is_set():
+                number += 1
+                its_fence = await connection.fetchval("SELECT fence FROM sidings.executor WHERE id = $1", me)
+                number -= 1 - await cycle(connection, me, number, its_fence, [])
+                arguments = (me, [ORIGIN], [7], 1_000)
+                query = load_sql("sidings.executor", "promote")
+                await connection.fetch(query, *arguments, *([[]] if "$5" in query else []))
+
+    async def person(order: list[int]) -> None:
+        async with acting(database) as (admin, _):
+            for number, id in enumerate(order):
+                attempts: list[Awaitable[object]] = [admin.cancel(id)]
+                if number % 4 == 0:
+                    attempts.insert(0, admin.retry_now(id))
+                if number % 5 == 0:
+                    attempts.append(admin.skip_head(ORIGIN, groups[number % 4]))
+                for attempt in attempts:
+                    with suppress(JobNotFound, ActionRefused):
+                        await attempt
+            for group in groups:
+                await admin.clear_group(ORIGIN, group)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(executor())
+        async with asyncio.TaskGroup() as persons:
+            persons.create_task(person(sorted(ids)))
+            persons.create_task(person(sorted(ids, reverse=True)))
+        done.set()
+    assert await fetch(database, "SELECT * FROM sidings.job") == []
+    assert sorted(row["job_id"] for row in await history(database)) == sorted(ids)
