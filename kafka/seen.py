@@ -37,7 +37,7 @@ class Seen:
     async def record(self, tx: Transaction, items: Sequence[Item]) -> frozenset[Item]:
         """Record the ids of `items`, and return those whose id another message had, before or among them.
 
-        Those that the transaction does not come to stay recorded, and are no repeats of themselves when they come again.
+        Those that the transaction does not come to stay recorded; they are no repeats of themselves.
         """
         known = [item for item in items if item.id is not None]
         if not known:
