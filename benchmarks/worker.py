@@ -18,6 +18,7 @@ from typing import Any, Self
 import psutil
 from sidings.executor import ExecutorSettings
 from sidings.jobs import OutcomeName
+from sidings.supervision import relax_collector
 
 from . import ours
 
@@ -93,6 +94,7 @@ def _say(**state: Any) -> None:
 
 async def _main(dsn: str, origins: list[str], settings: dict[str, Any]) -> None:
     logging.disable(logging.CRITICAL)
+    relax_collector()  # as Service.run() does
     print("ready", flush=True)
     generation = int(await asyncio.to_thread(sys.stdin.readline) or 0)
     cpu, ended = time.process_time(), asyncio.create_task(asyncio.to_thread(sys.stdin.read))
