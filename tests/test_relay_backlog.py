@@ -236,6 +236,13 @@ class Reading(RuleBasedStateMachine):
             count = len(self.under_way.get(lane, ())) + len(self.acknowledged.get(lane, ()))
             assert lane.unaccounted == count
 
+    @invariant()
+    def a_paused_lane_keeps_no_room_from_others(self) -> None:
+        for lane in self.backlog.lanes.values():
+            if lane.paused:
+                waiting = [row.id for row in lane.queue if row.id > lane.taken.get(row.slot, 0)]
+                assert not waiting, f"{lane.topic} hangs, and keeps {waiting} in memory"
+
     def teardown(self) -> None:
         if not hasattr(self, "database"):
             return
@@ -279,3 +286,58 @@ def test_a_share_is_not_shelved_below_what_is_under_way() -> None:
     lane.shelve()
     assert [row.id for row in lane.queue] == [3], "it came late; a refill from 2 on would bring 5 again"
     assert lane.behind == {slot: 5}
+
+
+def a_reader(window: int) -> tuple[Database, Backlog, Reader]:
+    """A reader over a simulated database, with all its slots."""
+    backlog = Backlog(window)
+    quiet: Any = lambda: None  # noqa: E731
+    reader = Reader(None, backlog, schema="sidings", poll_seconds=1, on_rows=quiet, on_new_server=quiet)  # pyright: ignore[reportArgumentType]
+    for number in range(SLOTS):
+        backlog.add_slot(Slot(number, f"outbox/{number}", 1))
+    return Database(), backlog, reader
+
+
+def fill(database: Database, topic: str, count: int) -> None:
+    """Messages in all slots, committed."""
+    xid = database.begin()
+    for n in range(count):
+        database.insert(xid, n % SLOTS, topic)
+    database.open.discard(xid)
+
+
+def test_what_a_read_brings_for_a_topic_that_has_begun_to_hang_leaves_the_memory_to_others() -> None:
+    """The read was on its way when the topic was found to hang."""
+    database, backlog, reader = a_reader(window=300)
+    fill(database, "a", 60)
+    plan = reader._plan()
+    reader._deliver(plan, database.read(reader._arguments(plan)))
+    hanging = backlog.lane("a")
+    hanging.take(60)
+    fill(database, "a", 600)
+    plan = reader._plan()
+    answer = database.read(reader._arguments(plan))
+    hanging.paused = True
+    hanging.shelve()
+    reader._deliver(plan, answer)
+    assert not hanging.queue
+    fill(database, "b", 3)
+    plan = reader._plan()
+    reader._deliver(plan, database.read(reader._arguments(plan)))
+    assert len(backlog.lane("b").queue) == 3
+
+
+def test_topics_that_hang_do_not_fill_the_window_with_what_is_under_way() -> None:
+    database, backlog, reader = a_reader(window=30)
+    for topic in ("a", "b", "c"):
+        fill(database, topic, 30)
+        plan = reader._plan()
+        reader._deliver(plan, database.read(reader._arguments(plan)))
+        lane = backlog.lane(topic)
+        assert lane.take(30)
+        lane.paused = True
+        lane.shelve()
+    fill(database, "d", 90)
+    plan = reader._plan()
+    reader._deliver(plan, database.read(reader._arguments(plan)))
+    assert backlog.lane("d").queue

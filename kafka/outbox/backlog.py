@@ -66,6 +66,14 @@ class Lane:
     version: int = 0
     event: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def put(self, row: Row) -> None:
+        """A message to send; while the lane is paused, one that a refill will bring."""
+        if self.paused and row.id > self.taken.get(row.slot, 0):
+            self.behind[row.slot] = min(self.behind.get(row.slot, row.id - 1), row.id - 1)
+            self._changed()
+        else:
+            self.queue.append(row)
+
     def take(self, count: int) -> list[Row]:
         """The next messages to send; from now on they are unaccounted for."""
         queue, out = self.queue, list[Row]()
@@ -117,7 +125,8 @@ class Lane:
 
 
 class Backlog:
-    """All lanes and slots of a relay. window: most messages in memory, those under way included."""
+    """All lanes and slots of a relay. window: most messages in memory. What is under way of a topic that hangs does not
+    count, so that it keeps no other from being read."""
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -153,7 +162,8 @@ class Backlog:
 
     def room(self) -> int:
         """How many messages more may be read."""
-        return max(0, self.window - self.held())
+        held = sum(len(lane.queue) + lane.unaccounted for lane in self.lanes.values() if not lane.paused)
+        return max(0, self.window - held)
 
     def lane(self, topic: str) -> Lane:
         """The lane of a topic, made when missing."""
@@ -182,7 +192,7 @@ class Backlog:
         """A message that became visible behind messages already read."""
         lane = self.lane(topic)
         if row.id <= lane.behind.get(row.slot, row.id):
-            lane.queue.append(row)
+            lane.put(row)
 
     def refilled(
         self, lane: Lane, version: int, slot: Slot, rows: list[Row], *, page: int, upto: int, left_out: bool
@@ -211,4 +221,4 @@ class Backlog:
         """A message above the slot's mark."""
         lane = self.lane(topic)
         if row.slot not in lane.behind:
-            lane.queue.append(row)
+            lane.put(row)
