@@ -14,7 +14,9 @@ import pytest
 from examples.tenants.client import Refused, TenantFailed, TenantsClient
 from examples.tenants.events import Tenant, TenantEvent, tenant_id_of
 
-from .support import SECONDS, eventually, value
+from .consumer_support import producing
+from .outbox_support import records
+from .support import SECONDS, eventually, fetch, value
 from .tenants_support import ROOT, Process, Stage, change_of, staged, value_of
 
 INTERNAL = {"change", "payment_method", "customer", "first_email", "first_digest", "request_id", "key"}
@@ -192,6 +194,39 @@ async def test_put_and_delete_repeated_change_nothing_more(
         assert (await http.delete(f"/tenants/{tenant.id}")).status_code == 204
     assert len(await stage.events(stage.topics.pending, tenant.id)) == 3
     assert (await http.put(f"/tenants/{tenant.id}", json=changed)).status_code == 404
+
+
+async def test_a_repeated_event_changes_nothing_also_when_it_comes_after_newer_ones(
+    stage: Stage, client: TenantsClient, fields: dict[str, str]
+):
+    """As a relay may send it again after a takeover: the same event at a new offset."""
+    tenant = await client.create_active(**fields)
+    await client.delete(tenant.id)
+    again = await client.create_active(**fields)
+    assert again.id == tenant.id
+    await stage.settled(tenant.id)
+    done = await stage.journal(tenant.id)
+    assert [entry["what"] for entry in done] == ["registered", "closed", "registered"]
+    events = await stage.events(stage.topics.pending, tenant.id)
+    created = len(await stage.events(stage.topics.created, tenant.id))
+    async with producing(stage.kafka) as producer:
+        for event in events:
+            await producer.send_and_wait(
+                stage.topics.pending, event.value, key=event.key, partition=event.partition, headers=list(event.headers)
+            )
+    marker = await client.create_active(**fields | {"email": f"later-{fields['email']}"})
+    await eventually(lambda: _offsets_are_at_the_end(stage))
+    await stage.settled(tenant.id)
+    assert await stage.journal(tenant.id) == done
+    assert len(await stage.events(stage.topics.created, tenant.id)) == created
+    assert (await client.read(tenant.id)).status == (await client.read(marker.id)).status == "active"
+
+
+async def _offsets_are_at_the_end(stage: Stage) -> bool:
+    """All that stands in `tenant-pending` has been taken by the processor."""
+    query = "SELECT partition, next_offset FROM sidings_processor.consumer_offset WHERE topic = $1"
+    taken = {row["partition"]: row["next_offset"] for row in await fetch(stage.dsn, query, stage.topics.pending)}
+    return all(record.offset < taken[record.partition] for record in await records(stage.kafka, stage.topics.pending))
 
 
 # -- concurrency ------------------------------------------------------------------------------------------------------

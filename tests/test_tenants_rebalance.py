@@ -79,6 +79,7 @@ async def test_processor_b_completes_the_transaction_that_a_rebalance_cut(stage:
     await stage.send_users(tenant, transaction, [third], number=3)  # a repeat that comes late
     await stage.send_users(tenant, "99999999-2222-3333-4444-555555555555", records)  # and what comes after it
     await eventually(lambda: _told(stage, tenant, [3, 3, 3]))
+    assert await fetch(stage.dsn, "SELECT FROM tenants_processor.part") == [], "a repeat begins nothing anew"
     await asyncio.to_thread(b.stop)
 
 
