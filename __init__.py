@@ -34,7 +34,23 @@ from .errors import (
     UnknownMessageType,
 )
 from .executor import ExecutorSettings, PostgresSettings
-from .jobs import Discard, Fence, Job, JobId, JobType, Registry, Retry, Snooze, Transaction
+from .jobs import (
+    Call,
+    Discard,
+    Fence,
+    Job,
+    JobId,
+    JobType,
+    LogContext,
+    Next,
+    Registry,
+    Retry,
+    Snooze,
+    Tick,
+    Transaction,
+    correlated,
+    current_headers,
+)
 from .jobs.admin import Admin
 from .kafka import KafkaSettings, Message, StaticAssignment
 from .kafka.outbox import (
@@ -54,6 +70,7 @@ __all__ = [
     "Admin",
     "AdministrationError",
     "Busy",
+    "Call",
     "ConfigurationError",
     "ConsumerError",
     "Discard",
@@ -70,10 +87,12 @@ __all__ = [
     "JobType",
     "KafkaSettings",
     "KafkaUnavailable",
+    "LogContext",
     "Message",
     "MessageParked",
     "MissingGroup",
     "MissingOrigin",
+    "Next",
     "NotInTransaction",
     "NotPublished",
     "OffsetOutOfRange",
@@ -95,9 +114,12 @@ __all__ = [
     "SidingsError",
     "Snooze",
     "StaticAssignment",
+    "Tick",
     "Transaction",
     "UndecodableMessage",
     "UnknownJobType",
     "UnknownMessageType",
+    "correlated",
+    "current_headers",
     "migrate",
 ]

@@ -12,7 +12,9 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from .environment import environment
 from .errors import ConfigurationError
 from .executor import ExecutorSettings, PostgresSettings
-from .jobs import Registry, Retry, Transaction
+from .jobs import Middleware, Registry, Retry, Transaction
+from .jobs.middleware import check_middleware
+from .jobs.tracing import tracing
 from .kafka import (
     Consumer,
     DeadLetters,
@@ -44,6 +46,7 @@ __all__ = ["Service"]
 
 log = logging.getLogger("sidings.service")
 
+M = TypeVar("M", bound=Middleware)
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
 
 _DRAIN_SECONDS = 5.0  # for the batch at work; a longer one is rolled back, which costs nothing but its repetition
@@ -103,6 +106,7 @@ class Service:
         self._supervisor = Supervisor()
         self.registry = Registry()
         self.job = self.registry.job  # declares a job type: @service.job(group="order_id", ...)
+        self.periodic = self.registry.periodic  # one with a schedule: @service.periodic("0 6 * * *", ...)
         self._kafka = KafkaSettings(bootstrap=kafka) if isinstance(kafka, str) else kafka
         self._assignment = assignment
         self._topics = tuple(topics)
@@ -153,6 +157,24 @@ class Service:
     def include(self, registry: Registry) -> None:
         """Take over the job types of a `Registry` of another module. Raises `ConfigurationError` for a name twice."""
         self.registry.include(registry)
+
+    def middleware(self, around: M) -> M:
+        """Wrap every handler of the service, of jobs and of consumers; the first one declared is the outermost::
+
+            @service.middleware
+            async def tenant(call: Call, call_next: Next) -> None:
+                with use_tenant(call.jobs[0].headers["tenant"]):
+                    await call_next()
+
+        It runs for each call of a handler: also for plain functions (outside of their thread), for lists (once), and
+        for transactional ones (inside of the transaction). It has to call the next one exactly once, and can change how
+        the call ends only by raising. See docs/middleware.md.
+
+        Declare it before the service starts. Raises `ConfigurationError`.
+        """
+        check_middleware(around)
+        self.registry.middleware.append(around)
+        return around
 
     def consumer(
         self,
@@ -225,6 +247,7 @@ class Service:
                     start=start,
                     timeout=timeout,
                 )
+                self._stateless[topic].middleware = self.registry.middleware
                 return handler
             if concurrency != 1 or dead_letter is not None:
                 raise ConfigurationError(f"{topic}: concurrency= and dead_letter= need stateless=True")
@@ -395,7 +418,14 @@ class Service:
         if not actor:
             raise ConfigurationError("reset_offsets(actor=''): name the person or program that does it, for the audit")
         return await reset_offsets(
-            self._kafka, self._postgres, topic, to, partitions=partitions, actor=actor, reason=reason
+            self._kafka,
+            self._postgres,
+            self._kafka.group or self.name,
+            topic,
+            to,
+            partitions=partitions,
+            actor=actor,
+            reason=reason,
         )
 
     async def migrate(self) -> list[Migration]:
@@ -482,6 +512,8 @@ class Service:
         so that others go on with its partitions; the executor lets its handlers end and gives its origins back; the
         connections are closed."""
         self._consumer = self._make_consumer()
+        if (spans := tracing()) is not None:
+            self.registry.middleware.insert(0, spans)
         if self._monitor is not None:
             self._monitor.start()
             stack.callback(self._monitor.stop)

@@ -16,8 +16,7 @@ from uuid import UUID
 import asyncpg
 
 from ..errors import PostgresUnavailable
-from ..jobs import JobType, Registry
-from ..jobs.periodic import Periodic, Tick
+from ..jobs import JobType, Periodic, Registry, Tick
 from ..schema import load_sql
 from .clock import now
 from .link import Backoff, Link
@@ -93,7 +92,7 @@ class PeriodicLoop:
         """Fire for ever; for a process without periodic jobs, sleep."""
         backoff = Backoff()
         while True:
-            declared = {t.name: t for t in self._registry if getattr(t, "periodic", None) is not None}
+            declared = {t.name: t for t in self._registry if t.periodic is not None}
             try:
                 if declared:
                     await self._attend(declared)
@@ -296,9 +295,8 @@ class PeriodicLoop:
 
 
 def _periodic(job_type: JobType[Tick]) -> Periodic:
-    periodic = getattr(job_type, "periodic", None)
-    assert isinstance(periodic, Periodic)
-    return periodic
+    assert job_type.periodic is not None
+    return job_type.periodic
 
 
 def _payloads(previous: datetime | None, ticks: Iterable[datetime]) -> list[str]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -10,6 +11,7 @@ import asyncpg
 
 from ..errors import Fenced, PostgresUnavailable
 from ..jobs import Again, Committed, ErrorInfo, Job, JobType, Outcome, OutcomeName, Transaction
+from ..jobs.middleware import Call, Middleware, call_through
 from .clock import now
 from .link import BROKEN, connect
 from .scheduler import Entry
@@ -36,6 +38,7 @@ class Transactional:
         on_committed: Callable[[set[str]], None],
     ) -> None:
         self.executor_id: UUID | None = None
+        self.middleware: Sequence[Middleware] = ()
         self._postgres = postgres
         self._on_fenced = on_fenced
         self._on_committed = on_committed
@@ -49,7 +52,13 @@ class Transactional:
             await transaction.start()
             await self._limit_idleness(connection, max(job_type.timeout or 0.0, _IDLE_SECONDS))
             job.transaction = Transaction(connection)
-            await cast(Any, job_type.handler)(job)
+            handler = partial(cast(Any, job_type.handler), job)
+            if self.middleware and job_type.wrapped:
+                await call_through(
+                    self.middleware, Call(job_type.name, job.origin, jobs=[job], tx=job.transaction), handler
+                )
+            else:
+                await handler()
         except BaseException:
             await self._roll_back(connection, transaction)
             raise

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from ..errors import Fenced
@@ -33,6 +34,8 @@ from ..jobs import (
     Snooze,
     current_origin,
 )
+from ..jobs.context import current_work
+from ..jobs.middleware import Call, call_through
 from .clock import now
 from .scheduler import Entry, OriginQueue
 from .transactional import Transactional
@@ -112,6 +115,7 @@ class Workers:
         self._registry = registry
         self._on_change = on_change
         self._transactional = transactional
+        self._middleware = transactional.middleware = registry.middleware
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
         self._sweeper: asyncio.Task[None] | None = None
@@ -235,6 +239,7 @@ class Workers:
         streak = 0
         while not self._stopping:  # a handler may have swallowed the cancellation that was to end this
             if not claimed:
+                current_work.set(None)  # the last job, and its payload
                 worker.wake = loop.create_future()
                 self._idle.append(worker)
                 await worker.wake
@@ -313,10 +318,13 @@ class Workers:
             job = _job(job_type, entry)
         except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
             return _invalid(entry, error)
+        current_work.set(job)
         try:
             if job_type.transactional:
                 return await self._transactional.run(job_type, job, entry, started)
-            if job_type.is_async:
+            if self._middleware:
+                result = await self._handle_inside(worker, job_type, [job], job)
+            elif job_type.is_async:
                 result = await cast(Any, job_type.handler)(job)
             else:
                 result = await self._handle_plain(worker, job_type, job)
@@ -337,13 +345,17 @@ class Workers:
                 jobs[entry] = _job(job_type, entry)
             except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
                 outcomes[entry] = _invalid(entry, error)
+        argument = list(jobs.values())
+        current_work.set(argument)
         try:
             if not jobs:
                 result = None
+            elif self._middleware:
+                result = await self._handle_inside(worker, job_type, argument, argument)
             elif job_type.is_async:
-                result = await cast(Any, job_type.handler)(list(jobs.values()))
+                result = await cast(Any, job_type.handler)(argument)
             else:
-                result = await self._handle_plain(worker, job_type, list(jobs.values()))
+                result = await self._handle_plain(worker, job_type, argument)
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
@@ -354,6 +366,15 @@ class Workers:
                 raised = isinstance(each, BaseException)
                 outcomes[entry] = _raised(job_type, entry, each, started) if raised else SUCCEEDED
         return [outcomes[entry] for entry in entries]
+
+    async def _handle_inside(
+        self, worker: Worker, job_type: JobType[Any], jobs: list[Job[Any]], argument: Any
+    ) -> object:
+        """Call the handler inside of the service's middleware."""
+        handler = partial(cast(Any, job_type.handler), argument)
+        if not job_type.is_async:
+            handler = partial(self._handle_plain, worker, job_type, argument)
+        return await call_through(self._middleware, Call(job_type.name, jobs[0].origin, jobs=jobs), handler)
 
     async def _handle_plain(self, worker: Worker, job_type: JobType[Any], argument: Any) -> object:
         """Call a plain function, with a job or with a list of them."""

@@ -1,12 +1,15 @@
 """What a job is, and how it gets into the database in the caller's transaction.
 
 Reading order: `job` (what a handler sees), `outcome` (how an attempt ends), `retry` (what a failure leads to),
-`registry` (declaring a type), `enqueue` and its SQL files (what is stored), `connections` (through what),
-`transaction`.
+`registry` (declaring a type), `periodic` (schedules), `enqueue` and its SQL files (what is stored), `connections`
+(through what), `transaction`; `context` (what travels along), `middleware` and `tracing` (what goes around handlers).
 """
 
+from .context import LogContext, correlated, current_headers
 from .job import Fence, Job, JobId
+from .middleware import Call, Middleware, Next
 from .outcome import SUCCEEDED, Again, Committed, End, ErrorInfo, Hold, Outcome, OutcomeName
+from .periodic import Periodic, Tick, Upcoming, upcoming
 from .registry import JobType, Policy, Registry
 from .retry import Discard, Retry, RetryAfter, Snooze
 from .transaction import Connection, Transaction, current_origin
@@ -14,6 +17,7 @@ from .transaction import Connection, Transaction, current_origin
 __all__ = [
     "SUCCEEDED",
     "Again",
+    "Call",
     "Committed",
     "Connection",
     "Discard",
@@ -24,13 +28,22 @@ __all__ = [
     "Job",
     "JobId",
     "JobType",
+    "LogContext",
+    "Middleware",
+    "Next",
     "Outcome",
     "OutcomeName",
+    "Periodic",
     "Policy",
     "Registry",
     "Retry",
     "RetryAfter",
     "Snooze",
+    "Tick",
     "Transaction",
+    "Upcoming",
+    "correlated",
+    "current_headers",
     "current_origin",
+    "upcoming",
 ]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..errors import EnqueueError, MissingOrigin
 from .connections import Statement
+from .context import missing_headers
 from .retry import MAX_DELAY_SECONDS
 from .transaction import current_origin
 
@@ -130,7 +131,9 @@ def _short(field: str, text: str | None) -> str | None:
 
 
 def _headers(headers: Mapping[str, str] | None) -> str | None:
-    """As JSON whose values Postgres can turn into text: else every cycle that touches the job would be refused."""
+    """These and the current ones that travel on, as JSON whose values Postgres can turn into text: else every cycle
+    that touches the job would be refused."""
+    headers = {**missing_headers(headers or ()), **(headers or {})}
     if not headers:
         return None
     for name, text in headers.items():

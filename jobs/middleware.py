@@ -1,13 +1,15 @@
 """What a service wraps around every handler: an onion of async functions, the first one outermost."""
 
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from ..errors import ConfigurationError
 from .job import Job
 from .transaction import Transaction
 
-__all__ = ["Call", "Middleware", "Next", "call_through"]
+__all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,12 @@ class Call:
     tx: Transaction | None = None
 
 
-Next = Callable[[], Awaitable[object]]
+class Next(Protocol):
+    """What a middleware gets to call: the next one, or at last the handler, whose result it returns."""
+
+    def __call__(self) -> Awaitable[object]: ...
+
+
 Middleware = Callable[[Call, Next], Awaitable[object]]
 
 
@@ -65,15 +72,26 @@ async def _through(middleware: Sequence[Middleware], call: Call, innermost: Next
         nonlocal calls
         calls += 1
         if calls > 1:
-            raise RuntimeError(f"the middleware {_name(outermost)} called next() twice: leave retries to the policy")
+            raise RuntimeError(
+                f"the middleware {_name(outermost)} called call_next() twice: leave retries to the policy"
+            )
         return await _through(inner, call, innermost)
 
     result = await outermost(call, following)
     if not calls:
         raise RuntimeError(
-            f"the middleware {_name(outermost)} returned without calling next(): raise Discard to end a job unrun"
+            f"the middleware {_name(outermost)} returned without calling call_next(): raise Discard to end a job unrun"
         )
     return result
+
+
+def check_middleware(middleware: Middleware) -> None:
+    """Raises `ConfigurationError` for what cannot be one."""
+    function: object = middleware if inspect.isroutine(middleware) else getattr(middleware, "__call__", None)  # noqa: B004
+    if not inspect.iscoroutinefunction(function) or len(inspect.signature(middleware).parameters) != 2:
+        raise ConfigurationError(
+            f"the middleware {_name(middleware)} must be `async def {_name(middleware)}(call: Call, call_next: Next)`"
+        )
 
 
 def _name(middleware: Middleware) -> str:

@@ -33,7 +33,7 @@ class _Spans:
         self._tracer = tracer
         self._propagator = TraceContextTextMapPropagator()
 
-    async def __call__(self, call: Call, following: Next) -> object:
+    async def __call__(self, call: Call, call_next: Next) -> object:
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         parent, links = self._origin()
@@ -47,7 +47,7 @@ class _Spans:
             set_status_on_exception=False,
         ) as span:
             try:
-                return await following()
+                return await call_next()
             except (Discard, Snooze) as steering:
                 span.set_attribute("sidings.outcome", "discarded" if isinstance(steering, Discard) else "snoozed")
                 raise

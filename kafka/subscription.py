@@ -166,6 +166,7 @@ class Subscription(Generic[T]):
         async def handle(job: Job[StoredMessage]) -> None:
             await self.call([self.decode(job.payload.record())], job.tx)
 
+        self.middleware = registry.middleware
         declare = registry.job(
             name=self.job_type_name,
             payload=StoredMessage,
@@ -173,7 +174,7 @@ class Subscription(Generic[T]):
             timeout=self.timeout,
             transactional=True,
         )
-        declare(handle)
+        declare(handle).wrapped = False  # what it calls is
 
 
 def _message(value: Any, record: Record) -> Message[Any]:

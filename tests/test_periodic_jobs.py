@@ -1,0 +1,425 @@
+"""Periodic jobs on a real Postgres: one job per tick, whoever fires it, and what becomes of missed ticks."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sidings import Job, Registry, Tick
+from sidings.schema import load_sql
+
+from .support import connected, eventually, fetch, jobs_left, running, value
+
+WORKER = Path(__file__).with_name("periodic_worker.py")
+LONG_AGO = timedelta(hours=3)
+
+
+class Ticks:
+    """Declares periodic jobs and records what they got."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self.jobs: dict[str, list[Job[Tick]]] = defaultdict(list)
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def declare(self, name: str, cron: str | None = None, **options: Any) -> None:
+        async def handler(job: Job[Tick]) -> None:
+            self.jobs[job.type].append(job)
+            await self.gate.wait()
+
+        self.registry.periodic(cron, name=name, **options)(handler)
+
+    async def ran(self, name: str, count: int) -> list[Job[Tick]]:
+        """The jobs of that name, once there are so many."""
+        await eventually(lambda: len(self.jobs[name]) >= count, lambda: f"{count} x {name}: {self.jobs}")
+        return self.jobs[name]
+
+
+def times(jobs: list[Job[Tick]]) -> list[datetime]:
+    return [job.payload.scheduled_at for job in jobs]
+
+
+def assert_one_row_of_ticks(jobs: list[Job[Tick]]) -> None:
+    """Each tick has one job, and each job knows its predecessor: nothing is left out, nothing comes twice."""
+    ticks = times(jobs)
+    assert ticks == sorted(set(ticks))
+    assert len({job.id for job in jobs}) == len(jobs)
+    assert [job.payload.previous for job in jobs[1:]] == ticks[:-1]
+
+
+async def row(dsn: str, name: str, origin: str = "") -> Any:
+    rows = await fetch(dsn, "SELECT * FROM sidings.periodic WHERE name = $1 AND origin = $2", name, origin)
+    return rows[0] if rows else None
+
+
+async def remember(dsn: str, name: str, schedule: str, last_tick: datetime | None, origin: str = "", **columns: Any):
+    """The row that an earlier run of the service has left."""
+    async with connected(dsn) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.periodic (name, origin, schedule, since, last_tick, job_origin, seen_at)
+               VALUES ($1, $2, $3, $4, $5, $6, clock_timestamp() - $7::interval)""",
+            name,
+            origin,
+            schedule,
+            datetime(2026, 1, 1, tzinfo=UTC),
+            last_tick,
+            columns.get("job_origin"),
+            columns.get("unseen", timedelta(0)),
+        )
+
+
+async def half_an_hour_away(dsn: str) -> tuple[str, datetime]:
+    """An hourly cron expression whose latest tick was half an hour ago by the server's clock, and that tick."""
+    now: datetime = await value(dsn, "SELECT clock_timestamp()")
+    latest = (now.astimezone(UTC) - timedelta(minutes=30)).replace(second=0, microsecond=0)
+    return f"{latest.minute} * * * *", latest
+
+
+# -- one job per tick ---------------------------------------------------------------------------------------------
+
+
+async def test_each_tick_becomes_one_job_although_several_executors_try(database: str) -> None:
+    ticks = Ticks()
+    ticks.declare("often", every=0.2)
+    async with running(database, ticks.registry, ["t/0"]), running(database, ticks.registry, ["t/1"]):
+        jobs = await ticks.ran("often", 8)
+    assert_one_row_of_ticks(jobs)
+    assert jobs[0].payload.previous is None
+    assert all(tick.timestamp() * 5 % 1 == 0 for tick in times(jobs))
+    assert {(job.origin, job.group) for job in jobs} == {("t/0", "often")}
+    assert all(job.payload.scheduled_at <= job.enqueued_at for job in jobs)
+
+
+async def test_a_job_per_origin_is_fired_in_each_origin_by_its_holder(database: str) -> None:
+    ticks = Ticks()
+    ticks.declare("sweep", every=0.2, per="origin")
+    async with running(database, ticks.registry, ["t/0", "t/1"]), running(database, ticks.registry, ["t/2"]):
+        await eventually(lambda: all(len(of_origin(ticks.jobs["sweep"], f"t/{n}")) >= 3 for n in range(3)))
+    for origin in ("t/0", "t/1", "t/2"):
+        assert_one_row_of_ticks(of_origin(ticks.jobs["sweep"], origin))
+        assert (await row(database, "sweep", origin))["job_origin"] == origin
+
+
+def of_origin(jobs: list[Job[Tick]], origin: str) -> list[Job[Tick]]:
+    return [job for job in jobs if job.origin == origin]
+
+
+async def test_an_origin_that_is_acquired_later_gets_its_ticks_too(database: str) -> None:
+    ticks = Ticks()
+    ticks.declare("sweep", every=0.2, per="origin")
+    async with running(database, ticks.registry, ["t/0"]) as executor:
+        await ticks.ran("sweep", 1)
+        executor.assign(["t/0", "t/1"], 2)
+        await eventually(lambda: len(of_origin(ticks.jobs["sweep"], "t/1")) >= 2)
+
+
+async def test_a_superseded_holder_fires_nothing(database: str) -> None:
+    """The statement itself is fenced: whatever a process that was paused believes."""
+    ticks = Ticks()
+    tick, since = datetime(2026, 5, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
+    await remember(database, "sweep", "daily", None, "t/0")
+    async with running(database, ticks.registry, ["t/0"]) as executor, connected(database) as connection:
+        epoch = executor.held["t/0"]
+        for me, its_epoch, fired in ((executor.id, epoch - 1, []), (executor.id, epoch, ["t/0"])):
+            rows = await connection.fetch(
+                load_sql("sidings.executor", "fire_origins"),
+                me, "sweep", "daily", ["t/0"], [its_epoch], [since], [None], [tick], True, 0, ["t/0"], ["{}"],
+            )  # fmt: skip
+            assert [answer["origin"] for answer in rows if answer["fired"]] == fired
+    assert (await row(database, "sweep", "t/0"))["last_tick"] == tick
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_the_servers_clock_decides_what_is_due(
+    database: str, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """One executor takes its clock for that of another hour; another one is right."""
+    ticks = Ticks()
+    ticks.declare("often", every=0.2)
+    async with running(database, ticks.registry, ["t/0"]) as wrong, running(database, ticks.registry, ["t/1"]):
+        learn = wrong._periodic._learn_clock
+
+        def mistake(server: datetime, sent: float) -> None:
+            learn(server + timedelta(hours=hours), sent)
+
+        monkeypatch.setattr(wrong._periodic, "_learn_clock", mistake)
+        count = len(await ticks.ran("often", 3))
+        jobs = await ticks.ran("often", count + 6)
+    assert_one_row_of_ticks(jobs)
+    assert all(job.payload.scheduled_at <= job.enqueued_at for job in jobs)
+    # None is made up for late, as they would be if the one in the past had fired them.
+    assert all(job.enqueued_at - job.payload.scheduled_at < timedelta(minutes=5) for job in jobs)
+
+
+# -- death and takeover -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def worker(dsn: str, *origins: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, str(WORKER), dsn, *origins])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_no_tick_is_lost_or_comes_twice_when_executors_die_or_sleep(database: str) -> None:
+    async with connected(database) as connection:
+        await connection.execute(
+            "CREATE TABLE ran (job bigint, type text, origin text, tick timestamptz, previous timestamptz, pid int)"
+        )
+
+        async def rounds(pid: int, more: int = 3) -> None:
+            """Wait until this process has run so many more ticks in each of the two ways."""
+            count = "SELECT count(*) FROM ran WHERE pid = $1 AND type = $2"
+            before = {kind: await connection.fetchval(count, pid, kind) for kind in ("each_service", "each_origin")}
+
+            async def enough() -> bool:
+                now = [await connection.fetchval(count, pid, kind) - before[kind] for kind in before]
+                return min(now) >= more
+
+            await eventually(enough, f"{more} ticks run by {pid}")
+
+        origins = ["t/0", "t/1"]
+        with worker(database, *origins) as first, worker(database, *origins) as second:
+            holder = await eventually(lambda: owner(connection, origins), "one process to hold both origins")
+            victim, heir = (first, second) if holder == first.pid else (second, first)
+            await rounds(victim.pid)
+            victim.kill()
+            await rounds(heir.pid)
+            with worker(database, *origins) as third:
+                heir.send_signal(signal.SIGSTOP)
+                await rounds(third.pid)
+                heir.send_signal(signal.SIGCONT)
+                await rounds(third.pid)
+        for kind, origin in (("each_service", "t/0"), ("each_origin", "t/0"), ("each_origin", "t/1")):
+            query = "SELECT * FROM ran WHERE type = $1 AND origin = $2 ORDER BY tick"
+            ran = await connection.fetch(query, kind, origin)
+            ticks = [record["tick"] for record in ran]
+            assert len(set(ticks)) == len(ticks) == len({record["job"] for record in ran})
+            assert [record["previous"] for record in ran] == [None, *ticks[:-1]]
+        assert await connection.fetchval("SELECT count(DISTINCT origin) FROM ran WHERE type = 'each_service'") == 1
+
+
+async def owner(connection: Any, origins: list[str]) -> int | None:
+    """The process that holds all of these."""
+    rows = await connection.fetch(
+        "SELECT e.pid FROM sidings.origin o JOIN sidings.executor e ON e.id = o.owner WHERE o.origin = ANY ($1)",
+        origins,
+    )
+    return rows[0]["pid"] if len(rows) == len(origins) and len({record["pid"] for record in rows}) == 1 else None
+
+
+# -- missed ticks -------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_start_makes_up_for_nothing(database: str) -> None:
+    ticks = Ticks()
+    hourly, _ = await half_an_hour_away(database)
+    ticks.declare("hourly", hourly, missed="all")
+    ticks.declare("often", every=0.2)
+    started = await value(database, "SELECT clock_timestamp()")
+    async with running(database, ticks.registry):
+        jobs = await ticks.ran("often", 3)
+    assert not ticks.jobs["hourly"]
+    assert (await row(database, "hourly"))["last_tick"] is None
+    assert jobs[0].payload.scheduled_at > started
+
+
+async def test_one_job_stands_for_all_missed_ticks(database: str) -> None:
+    ticks = Ticks()
+    hourly, latest = await half_an_hour_away(database)
+    ticks.declare("hourly", hourly)
+    ticks.declare("often", every=0.2)
+    await remember(database, "hourly", f"{hourly}, UTC", latest - LONG_AGO)
+    async with running(database, ticks.registry):
+        [job] = await ticks.ran("hourly", 1)
+        await ticks.ran("often", 3)
+    assert job.payload == Tick(scheduled_at=latest, previous=latest - LONG_AGO)
+    assert len(ticks.jobs["hourly"]) == 1
+
+
+@pytest.mark.parametrize("per", ["service", "origin"])
+async def test_all_missed_ticks_are_made_up_for_in_order(database: str, per: str) -> None:
+    ticks = Ticks()
+    hourly, latest = await half_an_hour_away(database)
+    ticks.declare("hourly", hourly, missed="all", per=per)
+    await remember(database, "hourly", f"{hourly}, UTC", latest - LONG_AGO, "t/0" if per == "origin" else "")
+    async with running(database, ticks.registry, ["t/0"]):
+        jobs = await ticks.ran("hourly", 3)
+    assert times(jobs) == [latest - timedelta(hours=2), latest - timedelta(hours=1), latest]
+    assert [job.payload.previous for job in jobs] == [latest - LONG_AGO, *times(jobs)[:-1]]
+
+
+async def test_missed_ticks_are_skipped_where_that_is_wanted(database: str) -> None:
+    ticks = Ticks()
+    hourly, latest = await half_an_hour_away(database)
+    ticks.declare("hourly", hourly, missed="skip")
+    ticks.declare("often", every=2, missed="skip")
+    await remember(database, "hourly", f"{hourly}, UTC", latest - LONG_AGO)
+    await remember(database, "often", "every 2 s", latest)
+    async with running(database, ticks.registry):
+        jobs = await ticks.ran("often", 1)  # the present tick, not one for the half hour
+    assert timedelta(0) <= jobs[0].enqueued_at - jobs[0].payload.scheduled_at < timedelta(minutes=1, seconds=5)
+    assert not ticks.jobs["hourly"]
+
+
+async def test_a_tick_waits_until_an_earlier_ones_job_has_ended(database: str) -> None:
+    ticks = Ticks()
+    ticks.declare("slow", every=0.2)
+    ticks.declare("piling", every=0.2, missed="all")
+    ticks.gate.clear()
+    async with running(database, ticks.registry):
+        await eventually(lambda: ticks.jobs["slow"] and ticks.jobs["piling"])
+
+        async def piled() -> bool:
+            return await value(database, "SELECT count(*) >= 4 FROM sidings.job WHERE type = 'piling'")
+
+        await eventually(piled, "ticks to pile up where all are to have a job")
+        assert await value(database, "SELECT count(*) FROM sidings.job WHERE type = 'slow'") == 1
+        ticks.gate.set()
+        assert_one_row_of_ticks(await ticks.ran("slow", 3))
+        assert_one_row_of_ticks(await ticks.ran("piling", 5))
+
+
+async def test_a_held_job_keeps_no_tick_waiting(database: str) -> None:
+    ticks = Ticks()
+    ticks.declare("often", every=0.2)
+    await remember(database, "often", "every 0.2 s", None, job_origin="t/0")
+    async with connected(database) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.job (type, origin, "group", held, position)
+               VALUES ('often', 't/0', 'often', 'broken', NULL)"""
+        )
+    async with running(database, ticks.registry, ["t/0"]):
+        await ticks.ran("often", 2)
+
+
+# -- where the jobs go --------------------------------------------------------------------------------------------
+
+
+async def test_ticks_stay_in_the_origin_of_the_last_one_while_it_is_leased(database: str) -> None:
+    ticks = Ticks()
+    ticks.declare("often", every=0.2)
+    await remember(database, "often", "every 0.2 s", None, job_origin="t/7")
+    async with running(database, ticks.registry, ["t/0", "t/7"]) as executor:
+        assert {job.origin for job in await ticks.ran("often", 2)} == {"t/7"}
+        executor.assign(["t/0", "t/3"], 2)
+        await eventually(lambda: ticks.jobs["often"][-1].origin == "t/0")
+    assert_one_row_of_ticks(ticks.jobs["often"])
+
+
+async def test_ticks_wait_for_a_job_in_an_origin_that_nobody_holds(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two ticks in two origins could run at once. It is said aloud."""
+    ticks = Ticks()
+    ticks.declare("often", every=0.2)
+    await remember(database, "often", "every 0.2 s", None, job_origin="t/7")
+    async with connected(database) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.job (type, origin, "group", payload)
+               VALUES ('often', 't/7', 'often', '{"scheduled_at": "2026-01-01T00:00:00Z"}')"""
+        )
+    async with running(database, ticks.registry, ["t/0"]) as executor:
+        await eventually(lambda: "an earlier job of it waits in t/7, which no executor holds" in caplog.text)
+        assert await jobs_left(database) == 1
+        executor.assign(["t/7"], 2)
+        jobs = await ticks.ran("often", 2)
+    assert {job.origin for job in jobs} == {"t/7"}
+
+
+async def test_slots_of_the_outbox_get_no_jobs(database: str, caplog: pytest.LogCaptureFixture) -> None:
+    ticks = Ticks()
+    ticks.declare("often", every=0.2)
+    async with connected(database) as connection:
+        await connection.execute("SELECT sidings.acquire(gen_random_uuid(), '{outbox/0}', 0, interval '1 hour', true)")
+    async with running(database, ticks.registry, []) as executor:
+        await eventually(lambda: "no executor holds an origin" in caplog.text)
+        assert await jobs_left(database) == 0
+        executor.assign(["t/0"], 2)
+        assert {job.origin for job in await ticks.ran("often", 1)} == {"t/0"}
+
+
+async def test_a_job_with_a_home_goes_there(database: str, caplog: pytest.LogCaptureFixture) -> None:
+    ticks = Ticks()
+    ticks.declare("often", every=0.2, home="rides")
+    home = "INSERT INTO sidings.topic (topic, partitions) VALUES ('rides', 4)"
+    async with running(database, ticks.registry, [f"rides/{number}" for number in range(4)]):
+        await eventually(lambda: "its home 'rides' are not known yet" in caplog.text)
+        await fetch(database, home)
+        jobs = await ticks.ran("often", 2)
+    assert {job.origin for job in jobs} == {await value(database, "SELECT sidings.origin_for('often', 'rides')")}
+
+
+# -- changes of the code ------------------------------------------------------------------------------------------
+
+
+async def test_a_changed_schedule_begins_with_its_next_tick(database: str) -> None:
+    ticks = Ticks()
+    hourly, latest = await half_an_hour_away(database)
+    ticks.declare("changed", hourly)
+    ticks.declare("often", every=0.2)
+    await remember(database, "changed", "0 6 * * *, UTC", latest - LONG_AGO)
+    await remember(database, "often", "every 30 s", latest - LONG_AGO)
+    async with running(database, ticks.registry):
+        jobs = await ticks.ran("often", 2)
+    assert not ticks.jobs["changed"]
+    assert (await row(database, "changed"))["schedule"] == f"{hourly}, UTC"
+    assert jobs[0].payload.previous == latest - LONG_AGO
+    assert_one_row_of_ticks(jobs)
+
+
+async def test_the_schedule_of_the_process_that_started_last_is_in_force(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During a rolling deployment, and when it is rolled back by ending the new processes only."""
+    monkeypatch.setattr("sidings.executor.periodic._LOOK_SECONDS", 0.05)
+    before, after = Ticks(), Ticks()
+    before.declare("often", every=0.2)
+    after.declare("often", every=0.5)
+    other = "UPDATE sidings.periodic SET seen_at = seen_at - interval '4 minutes' RETURNING schedule"
+    async with running(database, before.registry, ["t/0"]):
+        await before.ran("often", 2)
+        async with running(database, after.registry, ["t/1"]):
+            await eventually(lambda: in_force(database, "every 0.5 s"))
+            ran = len(before.jobs["often"])
+            jobs = (await before.ran("often", ran + 3))[ran:]  # its origin is still where they run
+            assert all(tick.timestamp() % 0.5 == 0 for tick in times(jobs[1:]))
+        assert [record["schedule"] for record in await fetch(database, other)] == ["every 0.5 s"]
+        await eventually(lambda: in_force(database, "every 0.2 s"))
+        await before.ran("often", len(before.jobs["often"]) + 2)
+    assert_one_row_of_ticks(before.jobs["often"])
+
+
+async def in_force(database: str, schedule: str) -> bool:
+    return (await row(database, "often"))["schedule"] == schedule
+
+
+async def test_what_no_executor_has_in_its_code_is_forgotten_after_a_week(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidings.executor.periodic._PRUNE_SECONDS", 0.0)
+    ticks = Ticks()
+    ticks.declare("often", every=0.2)
+    long, short = timedelta(days=8), timedelta(days=6)
+    await remember(database, "often", "every 0.2 s", None, unseen=long)
+    await remember(database, "removed", "every 7 s", None, unseen=long)
+    await remember(database, "away", "every 7 s", None, unseen=short)
+    async with running(database, ticks.registry):
+        await ticks.ran("often", 1)
+
+        async def names() -> bool:
+            rows = await fetch(database, "SELECT name FROM sidings.periodic ORDER BY name")
+            return [record["name"] for record in rows] == ["away", "often"]
+
+        await eventually(names)
