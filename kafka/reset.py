@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, cast
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndTimestamp
 
@@ -43,6 +44,7 @@ class Reset(NamedTuple):
 async def reset_offsets(
     kafka: KafkaSettings,
     postgres: PostgresSettings,
+    group: str,
     topic: str,
     to: ResetTo,
     *,
@@ -52,7 +54,7 @@ async def reset_offsets(
 ) -> list[Reset]:
     """See ``Service.reset_offsets``."""
     _check(topic, to, partitions)
-    targets = await _targets(kafka, topic, to, partitions)
+    targets = await _targets(kafka, group, topic, to, partitions)
     ordered = sorted(targets)
     sql = load_sql(__package__, "reset_offsets", postgres.schema_name)
     rows = await _store(postgres, sql, topic, ordered, [targets[partition] for partition in ordered], actor, reason)
@@ -79,18 +81,21 @@ def _check(topic: str, to: ResetTo, partitions: Collection[int] | None) -> None:
         raise ConfigurationError(f"{topic}: partitions=[]: give at least one, or None for all")
 
 
-async def _targets(kafka: KafkaSettings, topic: str, to: ResetTo, partitions: Collection[int] | None) -> dict[int, int]:
+async def _targets(
+    kafka: KafkaSettings, group: str, topic: str, to: ResetTo, partitions: Collection[int] | None
+) -> dict[int, int]:
     """The offset of each partition that `to` means."""
-    client = AIOKafkaConsumer(**kafka.client_options(), isolation_level=kafka.isolation_level, enable_auto_commit=False)
+    # It subscribes to nothing, so it joins no group. Without group_id, aiokafka 0.14 cannot be stopped in good order.
+    client = AIOKafkaConsumer(**kafka.client_options(), group_id=group, isolation_level=kafka.isolation_level)
     try:
         async with asyncio.timeout(kafka.request_seconds):
-            await client.start()
-            there = client.partitions_for_topic(topic) or set[int]()
+            there = await _partitions(kafka, topic)
             wanted = there if partitions is None else set(partitions)
             if not wanted or wanted - there:
                 known = f"has the partitions {sorted(there)}" if there else "does not exist"
                 raise ConfigurationError(f"partitions={sorted(wanted)} cannot be reset: the topic {topic!r} {known}")
             tps = [TopicPartition(topic, partition) for partition in wanted]
+            await client.start()
             first = cast(Mapping[TopicPartition, int], await client.beginning_offsets(tps))
             end = cast(Mapping[TopicPartition, int], await client.end_offsets(tps))
             match to:
@@ -112,6 +117,17 @@ async def _targets(kafka: KafkaSettings, topic: str, to: ResetTo, partitions: Co
                 f"{tp.topic}/{tp.partition}: there is no offset {found[tp]}: its log goes from {first[tp]} to {end[tp]}"
             )
     return {tp.partition: found[tp] for tp in tps}
+
+
+async def _partitions(kafka: KafkaSettings, topic: str) -> set[int]:
+    """The partitions of `topic`; none where it does not exist."""
+    admin = AIOKafkaAdminClient(**kafka.client_options())
+    try:
+        await admin.start()
+        topics = await admin.describe_topics()  # all, since asking for one may create it
+    finally:
+        await admin.close()
+    return {partition["partition"] for one in topics if one["topic"] == topic for partition in one["partitions"]}
 
 
 async def _at_time(

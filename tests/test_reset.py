@@ -1,0 +1,329 @@
+"""Offsets that are moved by order: nothing that was under way gets through, and from there on effects happen once."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sidings import ConfigurationError, Job, KafkaUnavailable, Message, OffsetOutOfRange, Retry, Transaction
+from tenacity import wait_fixed
+
+from .consumer_support import (
+    TWICE_AND_PARK,
+    Number,
+    a_service,
+    as_json,
+    effects_table,
+    numbers,
+    offset_reaches,
+    produce,
+    produce_raw,
+    producing,
+    record,
+    sample,
+    stored_offsets,
+)
+from .support import SECONDS, Ride, connected, drained, eventually, fetch, value
+
+
+@pytest.fixture
+async def effects(database):
+    await effects_table(database)
+    return database
+
+
+async def test_the_place_may_be_named_in_any_way_while_no_instance_runs(effects, topic, sidings_kafka):
+    name = await topic(partitions=2)
+    start = datetime(2026, 5, 1, tzinfo=UTC)
+    for n in range(5):
+        stamp = round((start + timedelta(hours=n)).timestamp() * 1000)
+        await produce_raw(sidings_kafka, name, as_json(n), timestamp_ms=stamp)
+    await produce(sidings_kafka, name, [9], partition=1)
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+
+    async def reset(to, **options):
+        done = await service.reset_offsets(name, to, actor="alice", **options)
+        return [(one.partition, one.before, one.offset, one.cancelled) for one in done]
+
+    assert await reset(3, partitions=[0]) == [(0, None, 3, 0)]
+    assert await reset("earliest") == [(0, 3, 0, 0), (1, None, 0, 0)]
+    assert await reset("latest") == [(0, 0, 5, 0), (1, 0, 1, 0)]
+    assert await reset(start + timedelta(hours=1, minutes=30), partitions=[0]) == [(0, 5, 2, 0)]
+    assert await reset(start + timedelta(days=1), partitions=[0]) == [(0, 2, 5, 0)]  # nothing is so young
+    assert await reset(1, partitions=[0], reason="a test") == [(0, 5, 1, 0)]
+    assert await stored_offsets(effects) == {(name, 0): 1, (name, 1): 1}
+    last = (await fetch(effects, "SELECT * FROM sidings.audit ORDER BY id"))[-1]
+    assert (last["actor"], last["action"], last["reason"]) == ("alice", "reset", "a test")
+    assert json.loads(last["target"]) == {"origin": f"{name}/0"}
+    assert json.loads(last["detail"]) == {"from": 5, "to": 1, "cancelled": 0}
+    async with service:
+        await eventually(offset_reaches(effects, name, 5))
+    assert await numbers(effects) == [1, 2, 3, 4]
+
+
+async def test_an_idle_instance_notices_and_reads_on_from_there(effects, topic, sidings_kafka):
+    name = await topic(partitions=2)
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+    await produce(sidings_kafka, name, range(5))
+    await produce(sidings_kafka, name, range(10, 15), partition=1)
+    async with service:
+        await eventually(offset_reaches(effects, name, 5))
+        await eventually(offset_reaches(effects, name, 5, 1))
+        await service.reset_offsets(name, 3, partitions=[1], actor="alice")
+        await eventually(offset_reaches(effects, name, 5, 1))
+        await service.reset_offsets(name, "latest", actor="alice")
+        await service.reset_offsets(name, 4, partitions=[0], actor="alice")
+        await eventually(offset_reaches(effects, name, 5))
+    assert await numbers(effects, "partition = 0") == [*range(5), 4]
+    assert await numbers(effects, "partition = 1") == [*range(10, 15), 13, 14]
+
+
+async def test_a_transaction_that_was_under_way_cannot_commit_not_even_back_at_its_own_offset(
+    effects, topic, sidings_kafka
+):
+    """The offset comes to stand exactly where the transaction expects it: it is the number of resets that refuses."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    at_work, go_on, first = asyncio.Event(), asyncio.Event(), True
+
+    @service.consumer(name)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        nonlocal first
+        await record(message, tx, "before" if first else "after")
+        if message.value.n == 2:
+            first = False
+            at_work.set()
+            await go_on.wait()
+
+    await produce(sidings_kafka, name, range(3))
+    async with service:
+        await asyncio.wait_for(at_work.wait(), SECONDS)
+        await service.reset_offsets(name, "earliest", actor="alice")
+        assert await stored_offsets(effects) == {(name, 0): 0}
+        go_on.set()
+        await eventually(offset_reaches(effects, name, 3))
+        await eventually(lambda: sample(service, "sidings_consumer_conflicts_total") == 1)
+    assert await numbers(effects, "via = 'before'") == []
+    assert await numbers(effects, "via = 'after'") == [0, 1, 2]
+
+
+async def test_under_load_every_message_from_the_new_offset_on_counts_once(effects, topic, sidings_kafka):
+    """Two instances; messages keep coming, and the offsets are moved back and forth. The handler writes down under
+    which number of resets it has committed: under each, the offsets are a range without gap or repetition."""
+    name = await topic(partitions=2)
+
+    def an_instance():
+        service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "max_records": 7})
+
+        @service.consumer(name)
+        async def handle(message: Message[Number], tx: Transaction) -> None:
+            await tx.execute(
+                'INSERT INTO effect (partition, "offset", number) '
+                "SELECT $2, $3, c.resets FROM sidings.consumer_offset c WHERE c.topic = $1 AND c.partition = $2",
+                *(message.topic, message.partition, message.offset),
+            )
+
+        return service
+
+    async def keep_sending() -> None:
+        async with producing(sidings_kafka) as producer:
+            while not enough.is_set():
+                for n in range(20):
+                    await producer.send(name, as_json(n), partition=n % 2)
+                await asyncio.sleep(0.01)
+            await producer.flush()
+
+    async def moved(partition: int) -> bool:
+        return (
+            await value(effects, 'SELECT count(*) FROM effect WHERE partition = $1 AND "offset" > 100', partition) > 0
+        )
+
+    enough = asyncio.Event()
+    sending = asyncio.create_task(keep_sending())
+    first, second = an_instance(), an_instance()
+    starts: dict[tuple[int, int], int] = {(0, 0): 0, (1, 0): 0}
+    ends: dict[tuple[int, int], int] = {}
+    async with first, second:
+        await eventually(lambda: moved(0))
+        await eventually(lambda: moved(1))
+        for number, (partition, to) in enumerate([(0, 50), (1, 0), (0, "latest"), (1, 100), (0, 0), (1, "latest")]):
+            (done,) = await first.reset_offsets(name, to, partitions=[partition], actor="test")
+            resets = number // 2 + 1
+            ends[partition, resets - 1] = done.before
+            starts[partition, resets] = done.offset
+
+            async def goes_on(partition: int = partition, beyond: int = done.offset) -> bool:
+                return (await stored_offsets(effects))[name, partition] > beyond
+
+            await eventually(goes_on)
+        enough.set()
+        await asyncio.wait_for(sending, SECONDS)
+        await eventually(lambda: sample(first, "sidings_consumer_lag") == sample(second, "sidings_consumer_lag") == 0)
+    for (_, partition), offset in (await stored_offsets(effects)).items():
+        ends[partition, 3] = offset
+    rows = await fetch(effects, 'SELECT partition, number, "offset" FROM effect ORDER BY partition, number, "offset"')
+    found: dict[tuple[int, int], list[int]] = {place: [] for place in starts}
+    for row in rows:
+        found[row["partition"], row["number"]].append(row["offset"])
+    assert found == {place: list(range(start, ends[place])) for place, start in starts.items()}
+
+
+async def test_messages_that_will_come_again_leave_no_job_behind_and_those_before_stay(effects, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    healed = asyncio.Event()
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if not healed.is_set() and message.key is not None and message.key.startswith(b"bad"):
+            raise ValueError("not yet")
+        await record(message, tx)
+
+    service.registry.get(f"message:{name}").retry = Retry(wait=wait_fixed(0.05))
+    await produce(sidings_kafka, name, [0, 1], key="bad-1")
+    await produce_raw(sidings_kafka, name, b"garbage", key=b"g")
+    await produce(sidings_kafka, name, [3], key="good")
+    await produce(sidings_kafka, name, [4], key="bad-2")
+    await produce_raw(sidings_kafka, name, b"garbage", key=b"g")
+    await produce(sidings_kafka, name, [6], key="bad-1")
+    async with service:
+        await eventually(offset_reaches(effects, name, 7))
+        (done,) = await service.reset_offsets(name, 3, partitions=[0], actor="alice", reason="a test")
+        assert done.cancelled == 3
+        ended = await fetch(
+            effects, "SELECT payload, error_message FROM sidings.job_history WHERE outcome = 'cancelled'"
+        )
+        assert sorted(json.loads(row["payload"])["offset"] for row in ended) == [4, 5, 6]
+        assert {row["error_message"] for row in ended} == {
+            "by alice: the consumer was reset, the message is delivered again: a test"
+        }
+        await eventually(offset_reaches(effects, name, 7))
+        healed.set()
+
+        async def only_garbage() -> bool:
+            left = await fetch(effects, "SELECT payload FROM sidings.job")
+            return sorted(json.loads(row["payload"])["offset"] for row in left) == [2, 5]
+
+        await eventually(only_garbage)
+    assert sorted(await numbers(effects)) == [0, 1, 3, 3, 4, 6]
+    assert await numbers(effects, "key = 'bad-1'") == [0, 1, 6]
+
+
+async def test_a_job_behind_a_parked_message_that_was_cancelled_does_not_wait_for_its_next_attempt(
+    effects, topic, sidings_kafka
+):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    ran = asyncio.Event()
+
+    @service.job(group="transport")
+    async def follow_up(job: Job[Ride]) -> None:
+        ran.set()
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        raise ValueError("never")
+
+    service.registry.get(f"message:{name}").retry = Retry(wait=wait_fixed(3_600))
+    await produce(sidings_kafka, name, [0], key="a")
+    async with service:
+        await eventually(offset_reaches(effects, name, 1))
+        await eventually(lambda: sample(service, "sidings_jobs_total", outcome="retried") == 1)
+        async with service.transaction() as tx:
+            await follow_up.enqueue(tx, Ride(transport="a"), origin=f"{name}/0")
+        (done,) = await service.reset_offsets(name, "latest", actor="alice")
+        assert done.cancelled == 0  # it lies before the new offset
+        await produce(sidings_kafka, name, [1], key="b")
+        await eventually(offset_reaches(effects, name, 2))
+        (done,) = await service.reset_offsets(name, "earliest", actor="alice")
+        assert done.cancelled == 2
+        await asyncio.wait_for(ran.wait(), SECONDS)
+
+
+async def test_a_parked_message_that_runs_while_it_is_cancelled_is_undone(effects, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    at_work, go_on, tries = asyncio.Event(), asyncio.Event(), 0
+
+    @service.consumer(name, isolate=True)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        nonlocal tries
+        tries += 1
+        await record(message, tx, f"try {tries}")
+        if tries == 1:
+            at_work.set()
+            await go_on.wait()
+
+    await produce(sidings_kafka, name, [0, 1])
+    async with service:
+        await asyncio.wait_for(at_work.wait(), SECONDS)
+        await eventually(offset_reaches(effects, name, 2))
+        (done,) = await service.reset_offsets(name, "earliest", actor="alice")
+        assert done.cancelled == 2
+        go_on.set()
+        await eventually(offset_reaches(effects, name, 2))
+        await drained(effects)
+    assert await numbers(effects) == [0, 1]
+    assert await numbers(effects, "via = 'try 1'") == []
+
+
+async def test_with_dedup_what_is_delivered_again_is_handled_and_its_repeats_are_not(effects, topic, sidings_kafka):
+    name = await topic(partitions=2)
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number, dedup=lambda message: str(message.value.n))(record)
+    await produce(sidings_kafka, name, [0, 1, 0, 2, 1])
+    async with service:
+        await eventually(offset_reaches(effects, name, 5))
+        await produce(sidings_kafka, name, [2, 3], partition=1)
+        await eventually(offset_reaches(effects, name, 2, 1))
+        await service.reset_offsets(name, 1, partitions=[0], actor="alice")
+        await eventually(offset_reaches(effects, name, 5))
+        await service.reset_offsets(name, "earliest", partitions=[1], actor="alice")
+        await eventually(offset_reaches(effects, name, 2, 1))
+    assert await numbers(effects) == [0, 1, 2, 3, 1, 2, 3]
+
+
+async def test_an_offset_beyond_the_end_is_put_right_by_a_reset(effects, topic, sidings_kafka):
+    name = await topic()
+    await produce(sidings_kafka, name, range(3))
+    async with connected(effects) as connection:
+        await connection.execute(
+            "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ($1, 0, 1000)", name
+        )
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+    async with service:
+        await eventually(lambda: any("lies beyond the end" in problem for problem in service.problems()))
+        await service.reset_offsets(name, "earliest", actor="alice")
+        await eventually(offset_reaches(effects, name, 3))
+        assert await numbers(effects) == [0, 1, 2]
+
+
+async def test_wrong_orders_are_refused_with_the_remedy(effects, topic, sidings_kafka):
+    name = await topic(partitions=2)
+    await produce(sidings_kafka, name, range(3))
+    service = a_service(effects, sidings_kafka)
+    for to, options, error, text in [
+        ("newest", {}, ConfigurationError, "to='newest': give an offset"),
+        (True, {}, ConfigurationError, "to=True: give an offset"),
+        (datetime(2026, 5, 1), {}, ConfigurationError, "has no time zone"),  # noqa: DTZ001
+        (1, {}, ConfigurationError, r"give partitions=\[n\]"),
+        (1, {"partitions": []}, ConfigurationError, r"give partitions=\[n\]"),
+        ("latest", {"partitions": []}, ConfigurationError, "give at least one"),
+        ("latest", {"partitions": [0, 7]}, ConfigurationError, r"partitions=\[0, 7\] cannot be reset"),
+        (4, {"partitions": [0]}, OffsetOutOfRange, "there is no offset 4: its log goes from 0 to 3"),
+        (-1, {"partitions": [0]}, OffsetOutOfRange, "there is no offset -1"),
+        ("latest", {"actor": ""}, ConfigurationError, "name the person or program"),
+    ]:
+        with pytest.raises(error, match=text):
+            await service.reset_offsets(name, to, **{"actor": "alice"} | options)
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        await service.reset_offsets(f"{name}-other", "latest", actor="alice")
+    with pytest.raises(ConfigurationError, match="needs postgres="):
+        await a_service(None, sidings_kafka).reset_offsets(name, "latest", actor="alice")
+    away = a_service(effects, "127.0.0.1:1", settings={"request_seconds": 2, "rebalance_seconds": 1})
+    with pytest.raises(KafkaUnavailable):
+        await away.reset_offsets(name, "latest", actor="alice")
+    assert await stored_offsets(effects) == {}
