@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from math import inf
 from uuid import UUID
 
 import asyncpg
@@ -11,6 +12,7 @@ import asyncpg
 from ..errors import PostgresUnavailable
 from ..schema import load_sql
 from .clock import now
+from .glance import GLANCE_FROM, Glance
 from .link import Backoff, Link
 from .scheduler import Scheduler
 
@@ -38,6 +40,9 @@ class Promoter:
         self._link = link
         self._scheduler = scheduler
         self._sql = load_sql(__package__, "promote", schema)
+        self._glance = Glance(link, schema)
+        self._done: tuple[str, dict[str, int]] | None = None  # the snapshot and the origins of the last promotion
+        self._following = inf  # when the next job was due then
         self._silent = silent
         self._on_promoted = on_promoted
         self._next = 0.0
@@ -58,11 +63,17 @@ class Promoter:
             held = [queue for queue in self._scheduler.origins.values() if not queue.draining]
             if held:
                 try:
+                    epochs = {queue.name: queue.epoch for queue in held}
+                    snapshot = await self._glance.snapshot() if len(held) >= GLANCE_FROM else None
+                    if snapshot is not None and (snapshot, epochs) == self._done and now() < self._following:
+                        self.expect(self._following)
+                        await self._pause()
+                        continue
                     row = await self._link.fetchrow(
                         self._sql,
                         self.executor_id,
-                        [queue.name for queue in held],
-                        [queue.epoch for queue in held],
+                        list(epochs),
+                        list(epochs.values()),
                         _MOST_PER_ORIGIN,
                         self._silent(),
                     )
@@ -72,16 +83,20 @@ class Promoter:
                     await backoff.sleep()
                     continue
                 assert row is not None
+                self._done = None if snapshot is None else (snapshot, epochs)
+                self._following = inf if row["next_due_in"] is None else now() + max(0.0, row["next_due_in"])
                 if row["promoted"]:
                     self._on_promoted()
                     if row["promoted"] >= _MOST_PER_ORIGIN:
                         continue
-                if row["next_due_in"] is not None:
-                    self.expect(now() + max(0.0, row["next_due_in"]))
-            while (left := self._next - now()) > 0:
-                try:
-                    async with asyncio.timeout(left):
-                        await self._sooner.wait()
-                    self._sooner.clear()
-                except TimeoutError:
-                    break
+                self.expect(self._following)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        while (left := self._next - now()) > 0:
+            try:
+                async with asyncio.timeout(left):
+                    await self._sooner.wait()
+                self._sooner.clear()
+            except TimeoutError:
+                break

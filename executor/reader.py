@@ -13,6 +13,7 @@ import asyncpg
 from ..errors import PostgresUnavailable
 from ..schema import load_sql
 from .clock import now
+from .glance import GLANCE_FROM, Glance
 from .link import Backoff, Link
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
@@ -71,11 +72,13 @@ class Reader:
         self._on_rows = on_rows
         self._on_new_server = on_new_server
         self._on_fence = on_fence
+        self._complete: str | None = None  # the snapshot as of which there is nothing left to read
         self._standing: str | None = None  # the fence and the pauses, as the last read gave them
         self._marks = ReadMarks()
         self._silent = silent
         self._sql = load_sql(__package__, "read", schema)
         self._supersede_sql = load_sql(__package__, "supersede", schema)
+        self._glance = Glance(link, schema)
         self._woken = asyncio.Event()
         self._busy_since: float | None = None
         self._looked_ahead = now()
@@ -98,10 +101,16 @@ class Reader:
         backoff = Backoff()
         while True:
             await self._wait()
+            polled = not self._woken.is_set()
             self._woken.clear()
             if not any(not queue.draining for queue in self._scheduler.origins.values()):
                 self.last_answer = now()
                 continue
+            snapshot = await self._glance.snapshot() if len(self._scheduler.origins) >= GLANCE_FROM else None
+            if polled and snapshot is not None and snapshot == self._complete and not self._woken.is_set():
+                self.last_answer = now()
+                continue
+            self._complete = None
             if self._scheduler.crowded:
                 await self._thin_out()
             plan = self._plan()
@@ -121,8 +130,19 @@ class Reader:
             finally:
                 self._busy_since = None
             self._deliver(plan, rows, sent)
+            if not self._woken.is_set() and self._saw_everything(plan):
+                self._complete = snapshot
             self.last_answer = now()
             self._on_rows()
+
+    def _saw_everything(self, plan: _Plan) -> bool:
+        """Whether a read after this one would bring nothing, were nothing committed meanwhile."""
+        scheduler = self._scheduler
+        if scheduler.hungry or scheduler.crowded or not all(plan.pages):
+            return False
+        seen = dict(plan.origins)
+        queues = [q for q in scheduler.origins.values() if not q.draining and q.name not in scheduler.pauses.origins]
+        return all(seen.get(queue) == queue.version and not queue.backlogged for queue in queues)
 
     async def _wait(self) -> None:
         if self._woken.is_set():

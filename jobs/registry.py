@@ -210,6 +210,7 @@ class JobType(Generic[P]):
             priority,
             headers,
             unique_key,
+            self._registry.has_grown,
         )
 
     def _many(
@@ -233,6 +234,7 @@ class JobType(Generic[P]):
             _enqueue.when(delay, run_at),
             priority,
             headers,
+            self._registry.has_grown,
         )
 
     def _ids(self, statement: Statement, rows: Rows) -> list[JobId]:
@@ -306,6 +308,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.schema = "sidings"
+        self.has_grown: Callable[[str], bool] = lambda _: False  # the service knows which topics got more partitions
         self.middleware: list[Middleware] = []  # of the service, the outermost first
         self._types: dict[str, JobType[Any]] = {}
 
@@ -438,6 +441,7 @@ class Registry:
         for job_type in other:
             self.add(job_type)
         other.schema = self.schema
+        other.has_grown = self.has_grown
 
     def get(self, name: str) -> JobType[Any] | None:
         """The type of that name, or None."""
