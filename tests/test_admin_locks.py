@@ -293,6 +293,26 @@ async def test_a_move_waits_for_the_former_owners_cycle_and_accounts_for_what_it
     assert ((await the_job(database, id)) or {})["losses"] == 1
 
 
+async def test_a_move_that_waits_for_a_takeover_is_refused(database: str):
+    id = await a_job(database)
+    await a_holder(database, ORIGIN, lease="-1 second")
+    await a_holder(database, "new/0")
+    heir = await a_holder(database)
+    async with connected(database) as executor, acting(database) as (admin, pid):
+        async with executor.transaction():
+            await executor.execute(
+                "UPDATE sidings.origin SET owner = $2, epoch = epoch + 1, lease_until = now() + interval '1 hour' "
+                "WHERE origin = $1",
+                ORIGIN,
+                heir,
+            )
+            moving = asyncio.create_task(admin.move(ORIGIN, "new/0", lease_seconds=0))
+            await waits(database, pid)
+        with pytest.raises(ActionRefused, match=f"is held by the executor {heir}"):
+            await moving
+    assert ((await the_job(database, id)) or {})["origin"] == ORIGIN
+
+
 async def test_an_action_wakes_whoever_listens(database: str):
     heard: list[object] = []
     ids = [await a_job(database), await a_job(database)]

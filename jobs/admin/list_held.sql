@@ -1,4 +1,5 @@
--- Held jobs, by origin and id. Plan: job_held, one origin after the other; ids are sorted within an origin.
+-- Held jobs, by origin and id. Plan: job_held, one origin after the other; ids are sorted within an origin
+-- (id + 0: else all jobs might be walked by job_pkey in the hope of held ones).
 -- $1 after this origin, $2 and this id, $3 origin or null, $4 group or null, $5 type or null, $6 most
 (
     SELECT v.id, v.type, v.origin, v."group", v.state, v.priority, v.attempt, v.failures, v.losses, v.enqueued_at,
@@ -13,5 +14,5 @@
     FROM sidings.job_overview v
     WHERE v.origin = $3 AND v.held IS NOT NULL AND v.id > $2
       AND ($4::text IS NULL OR v."group" = $4) AND ($5::text IS NULL OR v.type = $5)
-    ORDER BY v.id LIMIT $6
+    ORDER BY v.id + 0 LIMIT $6
 )

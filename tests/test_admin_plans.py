@@ -1,0 +1,127 @@
+"""The plans of what administration reads and changes: indexes, whatever the planner knows of the table."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from sidings.devstack.databases import create_database, drop_database
+from sidings.jobs.admin.calls import _WALK
+from sidings.schema import load_sql
+
+from .support import connected
+
+ROWS = 50_000
+FILL = f"""
+INSERT INTO sidings.job (type, origin, "group", payload, position, run_at, held, attempt, failures)
+SELECT 'x', 't/' || n % 10, CASE WHEN n % 3 > 0 THEN 'g' || n % 700 END, '{{{{}}}}',
+       CASE WHEN n % 20 > 1 THEN nextval('sidings.job_position') END,
+       CASE WHEN n % 20 = 1 THEN now() + n % 1000 * interval '1 minute'
+            WHEN n % 500 = 7 THEN now() + interval '1 hour' END,
+       CASE WHEN n % 20 = 0 THEN 'held' END, CASE WHEN n % 500 = 7 THEN 3 ELSE 1 END,
+       CASE WHEN n % 500 = 7 THEN 2 ELSE 0 END
+FROM generate_series(1, {ROWS}) n;
+INSERT INTO sidings.executor (id, running)
+SELECT gen_random_uuid(), ARRAY(SELECT id FROM sidings.job WHERE position IS NOT NULL ORDER BY id DESC LIMIT 200);
+""".replace("{{", "{").replace("}}", "}")
+# A query, its arguments, the index that it walks, and how many of its rows it may read for a page of ten.
+LISTS: dict[str, tuple[str, tuple[object, ...], str]] = {
+    "all": ("list_ordered", ("t/3", 100, None, None, None, None, 10), "job_scan"),
+    "waiting": ("list_ordered", ("t/3", 100, None, None, None, "waiting", 10), "job_scan"),
+    "of an origin": ("list_ordered", ("", 0, "t/5", None, None, "waiting", 10), "job_scan"),
+    "of a group": ("list_ordered", ("", 0, "t/5", "g5", None, "waiting", 10), "job_group"),
+    "delayed": ("list_delayed", ("", 0, 0, None, None, None, 10), "job_due"),
+    "delayed of an origin": ("list_delayed", ("", 0, 0, "t/1", None, None, 10), "job_due"),
+    "held": ("list_held", ("", 0, None, None, None, 10), "job_held"),
+    "held of an origin": ("list_held", ("", 0, "t/0", None, None, 10), "job_held"),
+    "backing off": ("list_backing_off", (0, 0, None, None, None, "backing off", 10), "job_backoff"),
+    "blocked": ("list_backing_off", (None, 0, None, None, None, "blocked", 10), "job_backoff"),
+    "running": ("list_running", (0, None, None, None, 10), "job_pkey"),
+    "blocked groups": ("blocked_groups", (None, 10, 100), "job_backoff"),
+    "orphans": ("orphans", (), "job_scan"),
+}
+
+
+@pytest.fixture(scope="module", params=["analysed", "analysed while empty"])
+def filled(
+    request: pytest.FixtureRequest, sidings_postgres: str, sidings_template: Callable[[], Awaitable[str]]
+) -> Iterator[str]:
+    """DSN of a database that all tests of plans share: they change nothing in it."""
+
+    async def make() -> str:
+        name = f"admin_plans_{secrets.token_hex(4)}"
+        dsn = await create_database(sidings_postgres, name, template=await sidings_template())
+        async with connected(dsn) as connection:
+            await connection.execute("ALTER TABLE sidings.job SET (autovacuum_enabled = false)")
+            steps = [FILL, "VACUUM ANALYZE"]
+            for step in steps if request.param == "analysed" else reversed(steps):
+                await connection.execute(step)
+        return dsn
+
+    dsn = asyncio.run(make())
+    yield dsn
+    asyncio.run(drop_database(sidings_postgres, dsn))
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def reads_jobs(plan: dict[str, Any]) -> bool:
+    return any(node.get("Relation Name") == "job" for node in nodes(plan))
+
+
+async def explained(dsn: str, name: str, arguments: tuple[object, ...]) -> dict[str, Any]:
+    """The plan of a list as `Calls.walk` runs it, with what was really read."""
+    async with connected(dsn) as connection, connection.transaction(readonly=True):
+        await connection.execute(_WALK)
+        query = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {load_sql('sidings.jobs.admin', name)}"
+        return json.loads(await connection.fetchval(query, *arguments))[0]["Plan"]
+
+
+@pytest.mark.parametrize("which", LISTS)
+async def test_a_list_walks_an_index_and_never_sorts_or_scans_the_table(filled: str, which: str):
+    name, arguments, index = LISTS[which]
+    plan = await explained(filled, name, arguments)
+    used = {node.get("Index Name") for node in nodes(plan) if node.get("Actual Loops")}
+    assert index in used, plan
+    for node in nodes(plan):
+        if not node.get("Actual Loops"):
+            continue  # the parts that do not apply are not run
+        assert not (node.get("Relation Name") == "job" and "Seq Scan" in node["Node Type"]), node
+        assert not (node["Node Type"] == "Sort" and reads_jobs(node) and node["Actual Rows"] > 200), node
+
+
+@pytest.mark.parametrize("which", ["all", "waiting", "of an origin", "of a group", "running"])
+async def test_a_page_costs_what_it_shows(filled: str, which: str):
+    name, arguments, _ = LISTS[which]
+    plan = await explained(filled, name, arguments)
+    assert plan["Actual Rows"] == 10
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 400, plan
+
+
+@pytest.mark.parametrize(
+    ("call", "most"),
+    [
+        ("SELECT sidings.cancel_job(30000, 'alice')", 60),
+        ("SELECT sidings.retry_job_now(30001, 'alice')", 60),
+        ("SELECT sidings.clear_group('t/5', 'g5', 'alice', most => 10)", 300),
+        ("SELECT sidings.skip_head('t/7', 'g7', 'alice', head => 7)", 60),
+    ],
+    ids=["cancel", "retry now", "clear", "skip"],
+)
+async def test_an_action_reads_the_rows_that_it_is_about(filled: str, call: str, most: int):
+    """By the statistics of the transaction: rows and index entries of the job table that it has read."""
+    names = ("job", "job_pkey", "job_scan", "job_group", "job_backoff", "job_held", "job_due")
+    counts = " + ".join(f"pg_stat_get_xact_tuples_returned('sidings.{name}'::regclass)" for name in names)
+    async with connected(filled) as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(call)
+        read = await connection.fetchval(f"SELECT {counts}")
+        await transaction.rollback()
+    assert 0 < read <= most
