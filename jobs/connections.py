@@ -1,4 +1,4 @@
-"""The connections that jobs can be stored through, and all that their drivers differ in.
+"""The connections that jobs and messages can be stored through, and all that their drivers differ in.
 
 None of these libraries but asyncpg is a dependency, and none is imported before a connection of it is at hand: it is
 known by the names of its class and package. Every way runs the same statements in the transaction that stands open.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:
     AnyConnection = AnySyncConnection = object
 
-__all__ = ["AnyConnection", "AnySyncConnection", "Rows", "Statement", "store", "store_sync"]
+__all__ = ["AnyConnection", "AnySyncConnection", "Rows", "Statement", "Storing", "store", "store_sync"]
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -50,14 +50,24 @@ class Row(Protocol):
 Rows = Sequence[Row]
 
 _IDLE = 0  # psycopg's TransactionStatus
-_IN_AUTOCOMMIT = "the connection is in autocommit, so the job could not commit together with the state change: "
 _ACCEPTED = "asyncpg, psycopg 3 (AsyncConnection), SQLAlchemy 2 (AsyncConnection, AsyncSession)"
 _ACCEPTED_SYNC = "psycopg 3 (Connection), SQLAlchemy 2 (Connection, Session), django.db.connection"
 _DRIVERS = {"asyncpg": "numbered", "psycopg": "named"}  # SQLAlchemy's, and how they want the parameters
 
 
+class Storing(NamedTuple):
+    """What is stored and by which call, in the words of error messages. package: of the ``.sql`` files."""
+
+    package: str
+    what: str
+    call: str
+
+
+_JOBS = Storing(__package__ or "", "job", "enqueue")
+
+
 class Statement(NamedTuple):
-    """One of the ``.sql`` files of this package with its arguments. jobs: how many it stores. origin: theirs; "" where
+    """One of the ``.sql`` files with its arguments. jobs: how many (or messages) it stores. origin: theirs; "" where
     the statement finds it out, and gives it beside each id."""
 
     name: str
@@ -65,16 +75,17 @@ class Statement(NamedTuple):
     arguments: tuple[object, ...]
     jobs: int
     origin: str
+    storing: Storing = _JOBS
 
     @property
     def numbered(self) -> str:
         """With the parameters ``$1``, ``$2`` …, as Postgres itself has them."""
-        return load_sql(__package__, self.name, self.schema)
+        return load_sql(self.storing.package, self.name, self.schema)
 
     @property
     def named(self) -> str:
         """With the parameters ``%(p1)s``, ``%(p2)s`` …, as psycopg has them."""
-        return _named(self.name, self.schema)
+        return _named(self.storing.package, self.name, self.schema)
 
     @property
     def named_arguments(self) -> dict[str, object]:
@@ -82,13 +93,13 @@ class Statement(NamedTuple):
 
 
 @cache
-def _named(name: str, schema: str) -> str:
-    lines = load_sql(__package__, name, schema).replace("%", "%%").splitlines()
+def _named(package: str, name: str, schema: str) -> str:
+    lines = load_sql(package, name, schema).replace("%", "%%").splitlines()
     return re.sub(r"\$(\d+)", r"%(p\1)s", "\n".join(line for line in lines if not line.startswith("--")))
 
 
 class Way(NamedTuple, Generic[C, R]):
-    """How jobs are stored through one kind of connection.
+    """How jobs and messages are stored through one kind of connection.
 
     autocommit: whether each statement would commit by itself; raises `EnqueueError` where the server is no Postgres.
     remedy: what its user should do then. run: the statement. connect: gives a session's connection.
@@ -103,39 +114,39 @@ class Way(NamedTuple, Generic[C, R]):
 async def store(connection: AnyConnection, statement: Statement) -> Rows:
     """Run `statement` in the connection's open transaction. Raises `EnqueueError` for a connection of an unknown kind,
     `NotInTransaction` for one in autocommit; nothing has been sent then."""
-    autocommit, remedy, run, connect = _way(type(connection))
+    autocommit, remedy, run, connect = _way(type(connection), statement.storing)
     opened = connection if connect is None else await connect(connection)
     if autocommit(opened):
-        raise NotInTransaction(_IN_AUTOCOMMIT + remedy)
+        raise _in_autocommit(statement.storing, remedy)
     return await run(opened, statement) if statement.jobs else ()
 
 
 def store_sync(connection: AnySyncConnection, statement: Statement) -> Rows:
     """`store` for synchronous code."""
-    autocommit, remedy, run, connect = _sync_way(type(connection))
+    autocommit, remedy, run, connect = _sync_way(type(connection), statement.storing)
     opened = connection if connect is None else connect(connection)
     if autocommit(opened):
-        raise NotInTransaction(_IN_AUTOCOMMIT + remedy)
+        raise _in_autocommit(statement.storing, remedy)
     return run(opened, statement) if statement.jobs else ()
 
 
 @cache
-def _way(cls: type) -> "Way[Any, Awaitable[Rows]]":
-    kind = _kind(cls)
+def _way(cls: type, storing: Storing) -> "Way[Any, Awaitable[Rows]]":
+    kind, call = _kind(cls), storing.call
     if kind in _SYNC_WAYS:
-        raise EnqueueError(f"{kind} is synchronous: call enqueue_sync or enqueue_many_sync, without await")
+        raise EnqueueError(f"{kind} is synchronous: call {call}_sync or {call}_many_sync, without await")
     if kind not in _WAYS:
-        raise _unknown(cls, _ACCEPTED)
+        raise _unknown(cls, storing, _ACCEPTED)
     return _WAYS[kind]
 
 
 @cache
-def _sync_way(cls: type) -> "Way[Any, Rows]":
-    kind = _kind(cls)
+def _sync_way(cls: type, storing: Storing) -> "Way[Any, Rows]":
+    kind, call = _kind(cls), storing.call
     if kind in _WAYS:
-        raise EnqueueError(f"{kind} is asynchronous: call `await enqueue(...)` or `await enqueue_many(...)`")
+        raise EnqueueError(f"{kind} is asynchronous: call `await {call}(...)` or `await {call}_many(...)`")
     if kind not in _SYNC_WAYS:
-        raise _unknown(cls, _ACCEPTED_SYNC)
+        raise _unknown(cls, storing, _ACCEPTED_SYNC)
     return _SYNC_WAYS[kind]
 
 
@@ -149,9 +160,16 @@ def _kind(cls: type) -> str:
     return "asyncpg.Connection" if hasattr(cls, "is_in_transaction") and hasattr(cls, "fetch") else ""
 
 
-def _unknown(cls: type, accepted: str) -> EnqueueError:
-    what = f"{cls.__module__}.{cls.__qualname__}"
-    return EnqueueError(f"a job cannot be stored through {what}: give a connection of {accepted}")
+def _unknown(cls: type, storing: Storing, accepted: str) -> EnqueueError:
+    given = f"{cls.__module__}.{cls.__qualname__}"
+    return EnqueueError(f"a {storing.what} cannot be stored through {given}: give a connection of {accepted}")
+
+
+def _in_autocommit(storing: Storing, remedy: str) -> NotInTransaction:
+    return NotInTransaction(
+        f"the connection is in autocommit, so the {storing.what} could not commit together with the state change: "
+        + remedy.format(storing.call)
+    )
 
 
 # -- asyncpg ----------------------------------------------------------------------------------------------------------
@@ -211,7 +229,7 @@ def _alchemy_autocommit(connection: "AlchemyConnection") -> bool:
     driver = connection.dialect.driver
     if driver not in _DRIVERS:
         raise EnqueueError(
-            f"a job cannot be stored through SQLAlchemy's driver {connection.dialect.name}+{driver}: make the engine "
+            f"nothing can be stored through SQLAlchemy's driver {connection.dialect.name}+{driver}: make the engine "
             "with postgresql+psycopg:// or postgresql+asyncpg://"
         )
     # SQLAlchemy opens a transaction by itself, unless the isolation level is AUTOCOMMIT, set wherever it may be.
@@ -249,7 +267,7 @@ _BUFFERED: Any = {"stream_results": False}  # no server-side cursor can insert
 def _django_autocommit(connection: "BaseDatabaseWrapper") -> bool:
     django: Any = connection  # which has no types
     if django.vendor != "postgresql":
-        raise EnqueueError(f"a job cannot be stored in {django.vendor}: give Django's connection to Postgres")
+        raise EnqueueError(f"nothing can be stored in {django.vendor}: give Django's connection to Postgres")
     return not django.in_atomic_block and bool(django.get_autocommit())
 
 
@@ -263,9 +281,9 @@ def _django(connection: "BaseDatabaseWrapper", statement: Statement) -> Rows:
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 
-_INSIDE = "call enqueue inside `async with connection.transaction():`"
-_INSIDE_SYNC = "call enqueue_sync inside `with connection.transaction():`"
-_INSIDE_ATOMIC = "call enqueue_sync inside `with transaction.atomic():`"
+_INSIDE = "call {} inside `async with connection.transaction():`"
+_INSIDE_SYNC = "call {}_sync inside `with connection.transaction():`"
+_INSIDE_ATOMIC = "call {}_sync inside `with transaction.atomic():`"
 _NO_AUTOCOMMIT = "use an engine, or a connection, without isolation_level='AUTOCOMMIT'"
 _WAYS: dict[str, Way[Any, Awaitable[Rows]]] = {
     "asyncpg.Connection": Way(_asyncpg_autocommit, _INSIDE, _asyncpg),

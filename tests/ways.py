@@ -1,4 +1,4 @@
-"""Every kind of connection that a job can be stored through, behind one port, so that one suite tests them all."""
+"""Every kind of connection that jobs and messages can be stored through, behind one port: one suite tests them all."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -79,6 +79,14 @@ class Way:
     async def enqueue_many(self, job_type: Any, payloads: Any, **options: Any) -> list[int]:
         call = job_type.enqueue_many_sync if self.synchronous else job_type.enqueue_many
         return await self.do(lambda: call(self.connection, payloads, **options))
+
+    async def publish(self, outbox: Any, *args: Any, **options: Any) -> Any:
+        call = outbox.publish_sync if self.synchronous else outbox.publish
+        return await self.do(lambda: call(self.connection, *args, **options))
+
+    async def publish_many(self, outbox: Any, *args: Any) -> Any:
+        call = outbox.publish_many_sync if self.synchronous else outbox.publish_many
+        return await self.do(lambda: call(self.connection, *args))
 
     @property
     def _alchemy(self) -> bool:

@@ -10,9 +10,10 @@ from uuid import UUID
 
 import asyncpg
 
-from ...errors import NotInTransaction, PostgresUnavailable
+from ...errors import EnqueueError, NotInTransaction, PostgresUnavailable
 from ...executor import Backoff, Link, PostgresSettings
-from ...jobs import Connection, Transaction
+from ...jobs import Transaction
+from ...jobs.connections import AnyConnection, AnySyncConnection, Rows, Statement, Storing, store, store_sync
 from ...schema import load_sql
 from .errors import InvalidMessage, MessageParked, NotPublished, RolledBack
 from .message import Headers, Outgoing, Value, outgoing
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["FailingTopic", "Outbox", "ParkedMessage", "Receipt"]
 
 _POLL_SECONDS = 0.05
+_MESSAGES = Storing(__package__ or "", "message", "publish")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Outbox:
 
     async def publish(
         self,
-        tx: Transaction | Connection | None,
+        tx: Transaction | AnyConnection | None,
         topic: str,
         *,
         key: str | bytes | None = None,
@@ -105,9 +107,10 @@ class Outbox:
     ) -> Receipt:
         """Store one message in the caller's transaction, which this call neither commits nor rolls back.
 
-        tx: a `Transaction`, or an asyncpg connection with a transaction open; None only where the topic's route is
-        direct. value: a pydantic model (stored as JSON), bytes, or None for a tombstone. partition_key: chooses the
-        partition in place of the key. timestamp: aware; default: now.
+        tx: a `Transaction`, or a connection with a transaction open: asyncpg's, psycopg's ``AsyncConnection``,
+        SQLAlchemy's ``AsyncConnection`` or ``AsyncSession``; None only where the topic's route is direct.
+        value: a pydantic model (stored as JSON), bytes, or None for a tombstone. partition_key: chooses the partition
+        in place of the key. timestamp: aware; default: now.
 
         The message reaches its topic at least once if the transaction commits, and never otherwise. Messages of one key
         keep the order of their commits where writers lock the entity's row before they publish. A repeat carries the
@@ -119,39 +122,40 @@ class Outbox:
         if self._is_direct(topic):
             await self._sender().send_many([message])
             return Receipt()
-        row = await _connection(tx).fetchrow(
-            load_sql(__package__ or "", "insert_message", self._schema),
-            message.topic,
-            message.key,
-            message.value,
-            message.headers,
-            message.partition_key,
-            message.timestamp,
-        )
-        return _receipt(tx, [row] if row else [])
+        return await self._store(tx, self._one(message))
 
     async def publish_many(
-        self, tx: Transaction | Connection | None, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]
+        self, tx: Transaction | AnyConnection | None, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]
     ) -> Receipt:
         """Store many messages of one topic, pairs of key and value, with one statement, in order; see `publish`.
         All or none are stored."""
-        made = [self._message(topic, key, value, None, None, None) for key, value in messages]
+        made = self._messages(topic, messages)
         if self._is_direct(topic):
             await self._sender().send_many(made)
             return Receipt()
-        connection = _connection(tx)
-        if not made:
-            return Receipt()
-        rows = await connection.fetch(
-            load_sql(__package__ or "", "insert_messages", self._schema),
-            [m.topic for m in made],
-            [m.key for m in made],
-            [m.value for m in made],
-            [m.headers for m in made],
-            [m.partition_key for m in made],
-            [m.timestamp for m in made],
-        )
-        return _receipt(tx, rows)
+        return await self._store(tx, self._many(made))
+
+    def publish_sync(
+        self,
+        connection: AnySyncConnection,
+        topic: str,
+        *,
+        key: str | bytes | None = None,
+        value: Value = None,
+        headers: Headers | None = None,
+        partition_key: str | bytes | None = None,
+        timestamp: datetime | None = None,
+    ) -> Receipt:
+        """`publish` for synchronous code, with psycopg's ``Connection``, SQLAlchemy's ``Connection`` or ``Session``, or
+        ``django.db.connection``. Not for topics whose route is direct."""
+        message = self._message(topic, key, value, headers, partition_key, timestamp)
+        return self._store_sync(connection, topic, self._one(message))
+
+    def publish_many_sync(
+        self, connection: AnySyncConnection, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]
+    ) -> Receipt:
+        """`publish_many` for synchronous code; see `publish_sync`."""
+        return self._store_sync(connection, topic, self._many(self._messages(topic, messages)))
 
     async def published(self, receipt: Receipt, timeout: float | None = None) -> None:
         """Return when Kafka has acknowledged all messages of `receipt`. Call it after the transaction has committed.
@@ -242,6 +246,47 @@ class Outbox:
             correlation_header=self.settings.correlation_header,
         )
 
+    def _messages(self, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]) -> list[Outgoing]:
+        return [self._message(topic, key, value, None, None, None) for key, value in messages]
+
+    def _one(self, m: Outgoing) -> Statement:
+        arguments = (m.topic, m.key, m.value, m.headers, m.partition_key, m.timestamp)
+        return Statement("insert_message", self._schema, arguments, 1, "", _MESSAGES)
+
+    def _many(self, made: Sequence[Outgoing]) -> Statement:
+        arguments = (
+            [m.topic for m in made],
+            [m.key for m in made],
+            [m.value for m in made],
+            [m.headers for m in made],
+            [m.partition_key for m in made],
+            [m.timestamp for m in made],
+        )
+        return Statement("insert_messages", self._schema, arguments, len(made), "", _MESSAGES)
+
+    async def _store(self, tx: Transaction | AnyConnection | None, statement: Statement) -> Receipt:
+        if tx is None:
+            raise NotInTransaction("tx=None: give the transaction or connection that the message commits with")
+        try:
+            rows = await store(tx.connection if isinstance(tx, Transaction) else tx, statement)
+        except NotInTransaction:
+            raise
+        except EnqueueError as error:
+            raise InvalidMessage(str(error)) from error
+        if isinstance(tx, Transaction) and rows:
+            tx.published = True
+        return _receipt(rows)
+
+    def _store_sync(self, connection: AnySyncConnection, topic: str, statement: Statement) -> Receipt:
+        if self._is_direct(topic):
+            raise InvalidMessage(f"the route of {topic!r} is direct: call `await publish(...)` or `publish_many(...)`")
+        try:
+            return _receipt(store_sync(connection, statement))
+        except NotInTransaction:
+            raise
+        except EnqueueError as error:
+            raise InvalidMessage(str(error)) from error
+
     def _is_direct(self, topic: str) -> bool:
         return self.settings.routes.get(topic) == "direct"
 
@@ -251,25 +296,16 @@ class Outbox:
         return self._direct
 
 
-def _connection(tx: Transaction | Connection | None) -> Connection:
-    connection = tx.connection if isinstance(tx, Transaction) else tx
-    if connection is None or not connection.is_in_transaction():
-        raise NotInTransaction(
-            "there is no open transaction, so the message could not commit together with the state change: "
-            "call publish inside `async with connection.transaction():`"
-        )
-    return connection
-
-
-def _receipt(tx: Transaction | Connection | None, rows: "Sequence[Record]") -> Receipt:
-    if isinstance(tx, Transaction):
-        tx.published = True
-    txid = rows[0]["txid"]
+def _receipt(rows: Rows) -> Receipt:
+    """From the rows of insert_message.sql: id, slot, transaction id, xmin."""
+    if not rows:
+        return Receipt()
+    txid, xmin = rows[0][2], rows[0][3]
     # xmin has 32 bits: it counts on from the transaction's own id, which is never larger.
-    subxid = (txid & ~0xFFFFFFFF) | rows[0]["xmin"]
+    subxid = (txid & ~0xFFFFFFFF) | xmin
     if subxid < txid:
         subxid += 1 << 32
-    return Receipt(tuple(row["id"] for row in rows), tuple(row["slot"] for row in rows), txid, subxid)
+    return Receipt(tuple(row[0] for row in rows), tuple(row[1] for row in rows), txid, subxid)
 
 
 def _acknowledged(row: "asyncpg.Record") -> bool:
