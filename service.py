@@ -123,6 +123,7 @@ class Service:
             self._executor.rebalance_listener.on_refused = self._supervisor.fail
             self._transactions = Transactions(self._postgres, self._executor.committed)
             self._topic_table = Topics(self._postgres, {} if self._kafka is None else self._kafka.partitioners)
+            self.registry.has_grown = self._topic_table.has_grown
         self._producer = None if self._kafka is None else Producer(self._kafka, outbox)
         self._dead_letters = (
             None if self._kafka is None else DeadLetters(self._kafka.group or name, Producer(self._kafka, outbox))

@@ -21,6 +21,7 @@ __all__ = [
     "Work",
     "correlated",
     "current_headers",
+    "current_key",
     "current_work",
     "missing_headers",
     "shared_headers",
@@ -123,15 +124,24 @@ class Within:
 
     def __init__(self, outer: Work, inner: Work) -> None:
         self._outer = outer
-        self._inner = inner
+        self.inner = inner
 
     def travelling(self) -> Mapping[str, str]:
         """Those of the inner."""
-        return self._inner.travelling()
+        return self.inner.travelling()
 
     def log_fields(self) -> Mapping[str, object]:
         """Those of both."""
-        return {**self._outer.log_fields(), **self._inner.log_fields()}
+        return {**self._outer.log_fields(), **self.inner.log_fields()}
+
+
+def current_key() -> bytes | None:
+    """The key of the message that the handler works on; None where it works on no message, or on several."""
+    work = current_work.get()
+    if isinstance(work, Within):
+        work = work.inner
+    key = getattr(work, "key", None)  # of a consumer's message, which this package does not know
+    return key if isinstance(key, bytes) else None
 
 
 class _Given:

@@ -1,13 +1,13 @@
 """What is stored for a job, checked before anything is written. How it is sent is the business of `connections`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from ..errors import EnqueueError, MissingOrigin
 from .connections import Statement
-from .context import missing_headers
+from .context import current_key, missing_headers
 from .retry import MAX_DELAY_SECONDS
 from .transaction import current_origin
 
@@ -55,9 +55,13 @@ def one_job(
     when: When,
     priority: int,
     headers: Mapping[str, str] | None,
-    unique_key: str | None = None,
+    unique_key: str | None,
+    has_grown: Callable[[str], bool],
 ) -> Statement:
-    """The statement that inserts one job; see `JobType.enqueue`. Raises `EnqueueError`."""
+    """The statement that inserts one job; see `JobType.enqueue`. Raises `EnqueueError`.
+
+    has_grown: whether partitions were added to a topic, so that the group may have jobs in another origin.
+    """
     at_home = home is not None and origin is None
     chosen = "" if at_home else _origin(type_name, origin)
     arguments = (
@@ -71,12 +75,16 @@ def one_job(
         payload,
         policy,
     )
-    if unique_key is not None:
-        if not unique_key:
-            raise EnqueueError("unique_key is empty: give what must not be there twice, or None")
-        arguments = (*arguments, _short("unique_key", unique_key))
-        return Statement("insert_unique_home_job" if at_home else "insert_unique_job", schema, arguments, 1, chosen)
-    return Statement("insert_home_job" if at_home else "insert_job", schema, arguments, 1, chosen)
+    where = _where(at_home, chosen, has_grown) if group is not None else ""
+    if where == "placed_":
+        arguments = (*arguments, _key(origin))
+        chosen = ""
+    if unique_key is None:
+        return Statement(f"insert_{where}job", schema, arguments, 1, chosen)
+    if not unique_key:
+        raise EnqueueError("unique_key is empty: give what must not be there twice, or None")
+    arguments = (*arguments, _short("unique_key", unique_key))
+    return Statement(f"insert_unique_{where}job", schema, arguments, 1, chosen)
 
 
 def many_jobs(
@@ -90,6 +98,7 @@ def many_jobs(
     when: When,
     priority: int,
     headers: Mapping[str, str] | None,
+    has_grown: Callable[[str], bool],
 ) -> Statement:
     """The statement that inserts many jobs of one type, in order; see `JobType.enqueue_many`. Raises `EnqueueError`."""
     at_home = home is not None and origin is None
@@ -105,7 +114,23 @@ def many_jobs(
         payloads,
         policy,
     )
-    return Statement("insert_home_jobs" if at_home else "insert_jobs", schema, arguments, len(payloads), chosen)
+    where = _where(at_home, chosen, has_grown)
+    if where == "placed_":
+        arguments = (*arguments, _key(origin))
+        chosen = ""
+    return Statement(f"insert_{where}jobs", schema, arguments, len(payloads), chosen)
+
+
+def _where(at_home: bool, origin: str, has_grown: Callable[[str], bool]) -> str:
+    """Who finds out the origin: nobody has to; the home's statement; or one that looks where the group has jobs."""
+    if at_home:
+        return "home_"
+    return "placed_" if origin and has_grown(origin.rpartition("/")[0]) else ""
+
+
+def _key(origin: str | None) -> bytes | None:
+    """The key whose partitions the origin is one of; None: the group stands for it."""
+    return current_key() if origin is None else None
 
 
 def _origin(type_name: str, origin: str | None) -> str:

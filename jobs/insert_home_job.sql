@@ -6,6 +6,6 @@ SELECT $1, h.origin, $3, $4, coalesce($5::timestamptz, clock_timestamp() + $6::f
        $7::text::jsonb, $8::text::json, $9,
        CASE WHEN $5::timestamptz IS NULL AND $6::float8 IS NULL AND pg_current_xact_id() IS NOT NULL
             THEN nextval('sidings.job_position') END
-FROM sidings.known_origin($3::text, $2::text) AS h (origin)
+FROM sidings.home_origin($3::text, $2::text) AS h (origin)
 WHERE h.origin IS NOT NULL
 RETURNING id, origin

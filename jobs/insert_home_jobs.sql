@@ -5,7 +5,7 @@ SELECT $1, u.origin, u."group", $4, coalesce($5::timestamptz, clock_timestamp() 
        $7::text::jsonb, u.payload::json, $9,
        CASE WHEN $5::timestamptz IS NULL AND $6::float8 IS NULL AND pg_current_xact_id() IS NOT NULL
             THEN nextval('sidings.job_position') END
-FROM (SELECT sidings.known_origin(g."group", g.topic) AS origin, g."group", g.payload
+FROM (SELECT sidings.home_origin(g."group", g.topic) AS origin, g."group", g.payload
       FROM unnest($2::text[], $3::text[], $8::text[]) AS g (topic, "group", payload)) u
 WHERE u.origin IS NOT NULL
 RETURNING id, origin

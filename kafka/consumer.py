@@ -196,8 +196,9 @@ class Consumer(ConsumerRebalanceListener):
             self.metrics,
             request_seconds=settings.request_seconds,
             on_placed=self._wake,
+            topics=self._topic_table,
         )
-        parking = Parking(transactions.settings)
+        parking = Parking(transactions.settings, self._topic_table)
         # What is set aside leaves connections to the main lines (which have one each, see Service) and to others.
         slots = asyncio.Semaphore(max(1, transactions.settings.pool_size // 2))
         for subscription in self._subscriptions.values():

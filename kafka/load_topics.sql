@@ -1,2 +1,2 @@
 -- All topics whose partitions are known: a few dozen.
-SELECT topic, partitions, partitioner FROM sidings.topic
+SELECT topic, partitions, partitioner, former FROM sidings.topic

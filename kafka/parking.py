@@ -10,6 +10,7 @@ from ..schema import load_sql
 from .message import StoredMessage
 from .partition import Item
 from .subscription import Subscription
+from .topics import Topics
 
 __all__ = ["Parking"]
 
@@ -19,21 +20,36 @@ _REASON_CHARACTERS = 2_000
 class Parking:
     """Stores messages as jobs, and knows which keys have one waiting."""
 
-    def __init__(self, settings: PostgresSettings) -> None:
+    def __init__(self, settings: PostgresSettings, topics: Topics | None = None) -> None:
         schema = settings.schema_name
+        self._topics = topics
         self._seconds = settings.call_seconds
         self._parked_sql = load_sql(__package__, "parked_groups", schema)
         self._store_sql = load_sql(__package__, "store_messages", schema)
 
     async def blocked(self, tx: Transaction, items: Sequence[Item]) -> frozenset[tuple[str, str]]:
         """The (origin, group) pairs among those of `items` that have a message parked."""
-        keys = {(item.partition.origin, item.group) for item in items if item.group is not None}
+        keys: dict[tuple[str, str], set[tuple[str, str]]] = {}  # by where a message may be parked: who waits for it
+        for item in items:
+            if item.group is not None:
+                key = (item.partition.origin, item.group)
+                keys.setdefault(key, set()).add(key)
+                for origin in self._other_origins(item):
+                    keys.setdefault((origin, item.group), set()).add(key)
         if not keys:
             return frozenset()
         rows = await tx.fetch(
             self._parked_sql, [key[0] for key in keys], [key[1] for key in keys], timeout=self._seconds
         )
-        return frozenset((row[0], row[1]) for row in rows)
+        return frozenset(key for row in rows for key in keys[row[0], row[1]])
+
+    def _other_origins(self, item: Item) -> list[str]:
+        """Where messages of this key were before partitions were added to its topic."""
+        topic = item.partition.tp.topic
+        if self._topics is None or item.record.key is None or not self._topics.has_grown(topic):
+            return []
+        origins = self._topics.origins_of(item.record.key, topic)
+        return origins if item.partition.origin in origins else []
 
     async def store(
         self, tx: Transaction, subscription: Subscription[object], items: Sequence[Item], error: str | None = None
@@ -42,7 +58,9 @@ class Parking:
 
         error: why the message is parked, as its payload tells whoever looks at it.
         """
-        await tx.execute(
+        topic = subscription.topic
+        grown = self._topics is not None and self._topics.has_grown(topic)
+        rows = await tx.fetch(
             self._store_sql,
             subscription.job_type_name,
             [item.partition.origin for item in items],
@@ -50,9 +68,10 @@ class Parking:
             [None if item.error is None else _reason(item.error) for item in items],
             [StoredMessage.of(item.record, _clean(item.error or error)).model_dump_json() for item in items],
             [_headers(item) for item in items],
+            [item.record.key for item in items] if grown else None,
             timeout=self._seconds,
         )
-        tx.enqueued.update(item.partition.origin for item in items)
+        tx.enqueued.update(row[0] for row in rows)
 
 
 def _headers(item: Item) -> str | None:

@@ -15,6 +15,7 @@ from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved
 from .partition import Partition, State
 from .subscription import Subscription
+from .topics import Topics
 
 __all__ = ["Offsets", "Placer", "StoredOffsets"]
 
@@ -22,6 +23,7 @@ Offsets = Mapping[TopicPartition, int]
 
 log = logging.getLogger("sidings.consumer")
 
+_EARLY_SECONDS = 0.5  # how often to look again at one that may not be placed yet
 _REFUSED_SECONDS = 10.0  # how often to look again at a partition whose offset lies beyond the end
 
 
@@ -57,6 +59,7 @@ class Placer:
         *,
         request_seconds: float,
         on_placed: Callable[[], None],
+        topics: Topics | None = None,
     ) -> None:
         self._client = client
         self._partitions = partitions
@@ -65,6 +68,7 @@ class Placer:
         self._metrics = metrics
         self._request_seconds = request_seconds
         self._on_placed = on_placed
+        self._topics = topics
         self._wanted = asyncio.Event()
 
     def wake(self) -> None:
@@ -77,7 +81,7 @@ class Placer:
         while True:
             await self._wait()
             try:
-                await self._place_all(self._waiting())
+                await self._place_all({tp: p for tp, p in self._waiting().items() if not self._early(tp)})
                 backoff.reset()
             except (PostgresUnavailable, asyncpg.PostgresError, OffsetsMoved, KafkaError, TimeoutError) as error:
                 log.warning("partitions could not be placed yet, trying again: %r", error)
@@ -85,13 +89,20 @@ class Placer:
                 await backoff.sleep()
 
     async def _wait(self) -> None:
-        refused = any(p.state is State.REFUSED for p in self._waiting().values())
+        waiting = self._waiting()
+        seconds = _REFUSED_SECONDS if any(p.state is State.REFUSED for p in waiting.values()) else None
+        if any(self._early(tp) for tp in waiting):
+            seconds = _EARLY_SECONDS
         try:
-            async with asyncio.timeout(_REFUSED_SECONDS if refused else None):
+            async with asyncio.timeout(seconds):
                 await self._wanted.wait()
         except TimeoutError:
             pass
         self._wanted.clear()
+
+    def _early(self, tp: TopicPartition) -> bool:
+        """A partition that was added a moment ago: keys of it may have jobs elsewhere; not everybody knows that yet."""
+        return self._topics is not None and not self._topics.covers(tp)
 
     def _waiting(self) -> dict[TopicPartition, Partition]:
         return {
@@ -128,8 +139,9 @@ class Placer:
             match self._subscriptions[tp.topic].start:
                 case "earliest":
                     starts[tp] = first[tp]
-                case "latest":
-                    starts[tp] = end[tp]
+                case "latest":  # of a partition that was added since, all is new
+                    added = self._topics is not None and self._topics.was_added(tp)
+                    starts[tp] = first[tp] if added else end[tp]
                 case "committed":
                     async with asyncio.timeout(self._request_seconds):
                         committed = cast(int | None, await self._client.committed(tp))

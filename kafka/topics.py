@@ -1,16 +1,19 @@
 """Which partition a key belongs to: hashed as the topic's producers do, over the partition count in Postgres.
 
 So it works while Kafka is down. The consumers write what they see of the topics' metadata; every instance reads it.
+A topic that gets more partitions is known to have grown by all of them before the new count is used anywhere
+(docs/decisions/0012-partitions-added.md).
 """
 
 import asyncio
 import logging
+import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal, NamedTuple, cast
 
 import asyncpg
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka import partitioner as aiokafka_partitioner
 
 from ..errors import MissingOrigin, PostgresUnavailable
@@ -27,11 +30,15 @@ Partitioner = Literal["murmur2", "crc32"]
 _murmur2 = cast(Callable[[bytes], int], aiokafka_partitioner.murmur2)
 _LOAD_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
+_FRESH_SECONDS = 8.0  # for so long after a load, a topic that had not grown is taken for one that has not grown yet
+_ANNOUNCE_SECONDS = 10.0  # from the announcement to the use of a new count: longer than what is read may be believed
+_SHRUNK_SECONDS = 180.0  # longer than any client's metadata may lag behind (`KafkaSettings.metadata_seconds`)
 
 
 class _Topic(NamedTuple):
     partitions: int
     partitioner: Partitioner
+    former: tuple[int, ...] = ()  # counts of before, oldest first
 
 
 def partition_for(key: bytes, partitions: int, partitioner: Partitioner = "murmur2") -> int:
@@ -51,10 +58,39 @@ class Topics:
 
     def __init__(self, settings: PostgresSettings, partitioners: Mapping[str, Partitioner]) -> None:
         self._link = Link(settings)
+        self._lock = asyncio.Lock()  # one statement at a time on it
         self._partitioners = partitioners
         self._load_sql = load_sql(__package__, "load_topics", settings.schema_name)
         self._remember_sql = load_sql(__package__, "remember_topics", settings.schema_name)
         self._known: dict[str, _Topic] = {}
+        self._loaded_at: float | None = None  # when the load was begun that `_known` comes from
+        self._shrunk: dict[str, float] = {}  # topics that have fewer partitions than is known, since when
+
+    def has_grown(self, topic: str) -> bool:
+        """Whether a key of `topic` may have jobs in another origin than its own, because partitions were added. True
+        also where nothing is known for sure: the answer "no" is believed for a while only."""
+        if self._loaded_at is None or time.monotonic() - self._loaded_at > _FRESH_SECONDS:
+            return True
+        known = self._known.get(topic)
+        return known is not None and bool(known.former)
+
+    def origins_of(self, key: bytes, topic: str) -> list[str]:
+        """All origins that a key of `topic` has ever had."""
+        known = self._known.get(topic)
+        if known is None:
+            return []
+        counts = (*known.former, known.partitions)
+        return [origin_of(topic, partition_for(key, count, known.partitioner)) for count in dict.fromkeys(counts)]
+
+    def covers(self, tp: TopicPartition) -> bool:
+        """Whether messages of this partition may be handled: not before everybody knows that the topic has grown."""
+        known = self._known.get(tp.topic)
+        return self._loaded_at is not None and (known is None or tp.partition < known.partitions)
+
+    def was_added(self, tp: TopicPartition) -> bool:
+        """Whether this partition has come since the topic was first seen."""
+        known = self._known.get(tp.topic)
+        return known is not None and bool(known.former) and tp.partition >= known.former[0]
 
     def origin_for(self, key: str | bytes, topic: str) -> str:
         """The origin of a key, ``topic/partition``. Raises `MissingOrigin` while the topic's partitions are unknown."""
@@ -76,12 +112,16 @@ class Topics:
 
     async def load(self) -> None:
         """Read what is known, if Postgres answers."""
+        began = time.monotonic()
         try:
-            rows = await self._link.fetch(self._load_sql)
+            rows = await self._fetch(self._load_sql)
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
             log.warning("the partition counts could not be read, going on with what is known: %s", error)
         else:
-            self._known = {row["topic"]: _Topic(row["partitions"], row["partitioner"]) for row in rows}
+            self._known = {
+                row["topic"]: _Topic(row["partitions"], row["partitioner"], tuple(row["former"])) for row in rows
+            }
+            self._loaded_at = began
 
     async def watch(self, client: AIOKafkaConsumer, topics: Collection[str]) -> None:
         """Write down what this client's metadata says of `topics`, whenever it says something new. For ever."""
@@ -92,19 +132,43 @@ class Topics:
                 for topic in topics
                 if (partitions := client.partitions_for_topic(topic))
             }
-            if seen != written and await self._remember(seen):
+            if (seen != written or self._has_more(seen)) and await self._remember(seen):
                 written = seen
+            self._look_for_shrunk(seen)
             await asyncio.sleep(_LOOK_SECONDS)
+
+    def _has_more(self, seen: Mapping[str, _Topic]) -> bool:
+        return any(topic.partitions > self._known.get(name, topic).partitions for name, topic in seen.items())
+
+    def _look_for_shrunk(self, seen: Mapping[str, _Topic]) -> None:
+        """Partitions cannot be taken away: a topic that lastingly has fewer was deleted and made anew."""
+        fewer = {name for name, topic in seen.items() if topic.partitions < self._known.get(name, topic).partitions}
+        since = {name: self._shrunk.get(name, time.monotonic()) for name in fewer}
+        for name, start in since.items():
+            if start < time.monotonic() - _SHRUNK_SECONDS:
+                since[name] = time.monotonic()  # say it again after a while
+                log.error(
+                    "the topic %r has %s partitions, and had %s: it was made anew. Jobs of partitions that are gone "
+                    "are run by nobody, and new ones may still be sent there. Move them (`Admin.move`), then delete the "
+                    "topic's row from sidings.topic; the next look writes the count of now",
+                    *(name, seen[name].partitions, self._known[name].partitions),
+                )
+        self._shrunk = since
 
     async def _remember(self, seen: Mapping[str, _Topic]) -> bool:
         counts = [topic.partitions for topic in seen.values()]
         try:
-            await self._link.fetch(self._remember_sql, list(seen), counts, [t.partitioner for t in seen.values()])
+            partitioners = [topic.partitioner for topic in seen.values()]
+            await self._fetch(self._remember_sql, list(seen), counts, partitioners, _ANNOUNCE_SECONDS)
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
             log.warning("the partition counts could not be written, trying again: %s", error)
             return False
-        self._known.update(seen)
+        await self.load()
         return True
+
+    async def _fetch(self, query: str, *arguments: object) -> list[asyncpg.Record]:
+        async with self._lock:
+            return await self._link.fetch(query, *arguments)
 
     async def close(self) -> None:
         """Close the connection."""
