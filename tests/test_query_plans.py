@@ -207,7 +207,9 @@ async def test_the_read_walks_indexes_and_sorts_nothing(filled: str, left_out: b
     reader._marks.delivered("700:750:700,720", 760, 5)
     plans = await Plans.of(filled, "sidings.executor", "read", *reader._arguments(plan))
     for used in plans.indexes().values():
-        assert {"job_scan", "job_group"} <= used <= {"job_scan", "job_group", "executor_pkey", "pause_target"}, str(plans)
+        assert {"job_scan", "job_group"} <= used <= {"job_scan", "job_group", "executor_pkey", "pause_target"}, str(
+            plans
+        )
     plans.must_not_scan_a_table()
     plans.must_not_sort_jobs()
     plans.must_probe_by("job_scan", "origin", "position")
@@ -396,3 +398,10 @@ async def test_heartbeats_do_not_touch_an_index(database: str):
                 await asyncio.sleep(0.01)
                 row = await counts(table)
             assert row["n_tup_hot_upd"] == row["n_tup_upd"], table
+
+
+async def test_counting_what_waits_for_a_consumer_goes_along_the_index_up_to_the_limit(filled):
+    plans = await Plans.of(filled, "sidings.kafka", "waiting_jobs", ORIGINS, [0] * 10, [100] * 10)
+    plans.must_use("job_scan")
+    plans.must_probe_by("job_scan", "origin", "position")
+    plans.must_not_sort_jobs(within_a_limit=True)

@@ -1,0 +1,168 @@
+"""Back-pressure: too many waiting jobs of an origin pause its partition, and no other."""
+
+import asyncio
+import logging
+
+import pytest
+from sidings import Admin, Job, Message, Transaction
+from sidings.schema import load_sql
+
+from .consumer_support import (
+    Number,
+    a_service,
+    effects_table,
+    numbers,
+    offset_reaches,
+    produce,
+    record,
+    sample,
+    stored_offsets,
+)
+from .support import Ride, connected, drained, eventually
+
+
+@pytest.fixture
+async def effects(database):
+    await effects_table(database)
+    return database
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch):
+    monkeypatch.setattr("sidings.kafka.backlog._LOOK_SECONDS", 0.05)
+
+
+FREE = 20  # messages that the handler takes without looking; more than the limit
+
+
+def a_service_with_jobs(dsn, kafka, name, *, limit: int | None = 10, **executor):
+    """One job for each message, which waits for `gate`. From message FREE on, the handler itself waits until its
+    partition is full, or the gate open: so it is known where it stops."""
+    settings = {"fetch_seconds": 0.05, "max_records": 1}
+    service = a_service(dsn, kafka, settings=settings, executor={"concurrency": 2, **executor})
+    gate = asyncio.Event()
+
+    @service.job(group="transport")
+    async def follow_up(job: Job[Ride]) -> None:
+        await gate.wait()
+
+    @service.consumer(name, max_waiting=limit)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if message.value.n >= FREE and limit is not None:
+            await eventually(lambda: full(service) == 1 or gate.is_set())
+        await record(message, tx)
+        await follow_up.enqueue(tx, Ride(transport=message.key_text or "", number=message.value.n))
+
+    return service, gate
+
+
+def full(service) -> float:
+    return sample(service, "sidings_consumer_full_partitions")
+
+
+async def test_too_many_waiting_jobs_pause_their_partition_until_half_of_them_are_gone(
+    effects, topic, sidings_kafka, caplog
+):
+    name = await topic(partitions=2)
+    service, gate = a_service_with_jobs(effects, sidings_kafka, name)
+    caplog.set_level(logging.INFO, "sidings.consumer")
+    await produce(sidings_kafka, name, range(40))
+    async with service:
+        await eventually(offset_reaches(effects, name, FREE + 1))
+        await eventually(lambda: sample(service, "sidings_consumer_waiting_jobs", partition="0") == 11)  # one more
+        assert f"{name}/0: paused, since more than 10 jobs of it wait" in caplog.text
+        await produce(sidings_kafka, name, range(5), partition=1, key="other")  # the other partition goes on
+        await eventually(offset_reaches(effects, name, 5, 1))
+        assert await stored_offsets(effects) == {(name, 0): FREE + 1, (name, 1): 5}
+        assert full(service) == 1
+        assert service.problems() == []
+        gate.set()
+        await eventually(offset_reaches(effects, name, 40))
+        await drained(effects)
+        await eventually(lambda: full(service) == 0)
+        await eventually(lambda: sample(service, "sidings_consumer_waiting_jobs") == 0)
+    assert await numbers(effects, "partition = 0") == list(range(40))
+    assert f"{name}/0: goes on" in caplog.text
+
+
+async def test_it_goes_on_at_half_and_not_before(effects, topic, sidings_kafka):
+    """The jobs are taken away by hand, so that the number that waits is known."""
+    name = await topic()
+    service, gate = a_service_with_jobs(effects, sidings_kafka, name)
+    keep = "DELETE FROM sidings.job WHERE id NOT IN (SELECT id FROM sidings.job ORDER BY position LIMIT $1)"
+    await produce(sidings_kafka, name, range(40))
+    async with service, connected(effects) as connection:
+        await eventually(offset_reaches(effects, name, FREE + 1))
+        await connection.execute(keep, 6)
+        await eventually(lambda: sample(service, "sidings_consumer_waiting_jobs") == 6)
+        assert full(service) == 1
+        assert await stored_offsets(effects) == {(name, 0): FREE + 1}
+        await connection.execute(keep, 5)
+        await eventually(lambda: full(service) == 0)
+        gate.set()
+        await eventually(offset_reaches(effects, name, 40))
+
+
+async def test_an_executor_that_is_paused_pauses_the_partition_too(effects, topic, sidings_kafka):
+    name = await topic()
+    service, gate = a_service_with_jobs(effects, sidings_kafka, name)
+    async with connected(effects) as connection:
+        admin = Admin(connection, actor="alice")
+        await admin.pause(type="follow_up", reason="the carrier is down")
+        await produce(sidings_kafka, name, range(40))
+        async with service:
+            await eventually(offset_reaches(effects, name, FREE + 1))
+            await eventually(lambda: full(service) == 1)
+            gate.set()
+            await admin.resume(type="follow_up", reason="it is up")
+            await eventually(offset_reaches(effects, name, 40))
+            await drained(effects)
+    assert await numbers(effects) == list(range(40))
+
+
+async def test_a_full_partition_is_full_after_a_restart_and_after_a_reset(effects, topic, sidings_kafka):
+    name = await topic()
+    first, _ = a_service_with_jobs(effects, sidings_kafka, name, shutdown_seconds=0.1)
+    await produce(sidings_kafka, name, range(40))
+    async with first:
+        await eventually(offset_reaches(effects, name, FREE + 1))
+    second, gate = a_service_with_jobs(effects, sidings_kafka, name)
+    async with second:
+        await eventually(lambda: full(second) == 1)
+        await second.reset_offsets(name, 35, partitions=[0], actor="alice")
+        await eventually(lambda: full(second) == 1)
+        gate.set()
+        await eventually(offset_reaches(effects, name, 40))
+        await drained(effects)
+    seen = await numbers(effects)
+    assert seen[: FREE + 1] == list(range(FREE + 1))
+    assert seen[-5:] == list(range(35, 40))
+    assert len(seen) == len(set(seen)) < 40
+
+
+async def test_who_has_no_limit_is_not_counted(effects, topic, sidings_kafka):
+    name = await topic()
+    service, gate = a_service_with_jobs(effects, sidings_kafka, name, limit=None)
+    await produce(sidings_kafka, name, range(50))
+    async with service:
+        await eventually(offset_reaches(effects, name, 50))
+        assert service._consumer.vitals.backlog is None
+        assert full(service) == 0
+        gate.set()
+        await drained(effects)
+
+
+async def test_a_count_ends_at_the_limit_and_begins_at_the_first_job_of_the_last_look(database):
+    async with connected(database) as connection:
+        await connection.execute(
+            "INSERT INTO sidings.job (type, origin, payload) "
+            "SELECT 'x', 't/' || n % 2, '{}' FROM generate_series(1, 100) n"
+        )
+        await connection.execute(
+            "INSERT INTO sidings.job (type, origin, run_at, position) VALUES ('x', 't/2', now(), NULL)"
+        )
+        positions = [row[0] for row in await connection.fetch("SELECT position FROM sidings.job WHERE origin = 't/1'")]
+        query = load_sql("sidings.kafka", "waiting_jobs", "sidings")
+        rows = await connection.fetch(query, ["t/0", "t/1", "t/2"], [0, positions[40], 0], [11, 30, 5])
+    found = {row["origin"]: (row["waiting"], row["first"]) for row in rows}
+    assert found == {"t/0": (11, positions[0] + 1), "t/1": (10, positions[40]), "t/2": (0, None)}
