@@ -22,14 +22,15 @@ from .support import SECONDS, eventually, value
 FAST: dict[str, Any] = {"poll_seconds": 0.02, "backoff_seconds": 0.1, "figures_seconds": 0.2, "metadata_seconds": 0.4}
 
 
-def a_relay(dsn: str, kafka: str, **options: Any) -> Relay:
+def a_relay(dsn: str, kafka: str | KafkaSettings, **options: Any) -> Relay:
     """A relay that polls fast. `options`: fields of `OutboxSettings`."""
     settings = OutboxSettings(**{**FAST, **options})
-    return Relay("test", PostgresSettings(dsn=dsn), KafkaSettings(bootstrap=kafka), settings, prometheus=None)
+    reached = KafkaSettings(bootstrap=kafka) if isinstance(kafka, str) else kafka
+    return Relay("test", PostgresSettings(dsn=dsn), reached, settings, prometheus=None)
 
 
 @asynccontextmanager
-async def relaying(dsn: str, kafka: str, **options: Any) -> AsyncIterator[Relay]:
+async def relaying(dsn: str, kafka: str | KafkaSettings, **options: Any) -> AsyncIterator[Relay]:
     """A started relay; stopped at the end, whatever happens."""
     relay = a_relay(dsn, kafka, **options)
     await relay.start()

@@ -1,0 +1,118 @@
+"""Topics that may not be written to, and destinations that want TLS and a password."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.admin import CreateAclsRequest
+from sidings.devstack.kafka import Kafka
+from sidings.devstack.topics import create_topic
+from sidings.errors import KafkaUnavailable
+from sidings.kafka import Producer
+from sidings.kafka.outbox import NotPublished, OutboxSettings
+from sidings.kafka.settings import KafkaSettings
+
+from .outbox_support import emptied, publish, publishing, records, relaying
+from .support import eventually
+
+AUTHORIZED = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",  # the plain listener: the brokers themselves, and this test
+}
+TOPIC, LITERAL, ALLOW = 2, 3, 3
+READ, WRITE = 3, 4
+
+
+@pytest.fixture(scope="module")
+def guarded(sidings_devstack_directory: Path) -> Iterator[Kafka]:
+    """A cluster with a secured listener, whose user may do nothing but what is allowed."""
+    cluster = Kafka(sidings_devstack_directory / "own-kafka-guarded", secure=True, settings=AUTHORIZED)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()
+
+
+def secured(kafka: Kafka, **options: Any) -> KafkaSettings:
+    """The cluster as the user `sidings` reaches it."""
+    return KafkaSettings(
+        **{
+            "bootstrap": kafka.secure_bootstrap,
+            "security_protocol": "SASL_SSL",
+            "cafile": kafka.ca_file,
+            "sasl_username": kafka.username,
+            "sasl_password": kafka.password,
+            **options,
+        }
+    )
+
+
+async def allow(kafka: Kafka, topic: str, operation: int) -> None:
+    """Let the user do this with the topic."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    try:
+        user = f"User:{kafka.username}"
+        answer = await admin._send_request(CreateAclsRequest(TOPIC, topic, LITERAL, user, "*", operation, ALLOW))
+        assert [error for error, *_ in answer.creation_responses] == [0]
+    finally:
+        await admin.close()
+
+
+async def test_topics_without_the_right_to_write_fail_alone_and_are_parked_with_the_reason(
+    database: str, guarded: Kafka
+) -> None:
+    kafka = guarded
+    for name in ("etas", "readable", "hidden"):
+        await create_topic(kafka.bootstrap, name, partitions=2)
+    await allow(kafka, "etas", WRITE)
+    await allow(kafka, "readable", READ)
+    for name in ("readable", "hidden", "etas"):
+        await publish(database, name, [(f"k{n}", b"x") for n in range(20)])
+    async with publishing(database) as (outbox, _):
+        async with relaying(database, secured(kafka), max_backoff_seconds=0.3) as relay:
+            await emptied(database, "etas")
+            failing = {"readable", "hidden"}
+            await eventually(lambda: relay.metrics.failing == failing)
+            assert {t.topic: "TopicAuthorizationFailed" in t.error for t in await outbox.failing()} == dict.fromkeys(
+                failing, True
+            )
+            await allow(kafka, "readable", WRITE)
+            await emptied(database, "readable")
+            assert await outbox.parked() == []
+        async with relaying(database, secured(kafka), topic_patience_seconds=0.0):
+            await emptied(database)
+        parked = await outbox.parked()
+        assert {(p.topic, "TopicAuthorizationFailed" in p.error) for p in parked} == {("hidden", True)}
+        assert len(parked) == 20
+    assert [len(await records(kafka.bootstrap, name)) for name in ("etas", "readable", "hidden")] == [20, 20, 0]
+
+    producer = Producer(secured(kafka), OutboxSettings(metadata_seconds=5))
+    try:
+        await producer.send("etas", key="k", value=b"x")
+        with pytest.raises(NotPublished, match="TopicAuthorizationFailed"):
+            await producer.send("hidden", key="k", value=b"x")
+    finally:
+        await producer.stop()
+
+
+async def test_a_wrong_password_keeps_the_messages_and_says_why(database: str, guarded: Kafka) -> None:
+    kafka = guarded
+    await create_topic(kafka.bootstrap, "positions", partitions=2)
+    await allow(kafka, "positions", WRITE)
+    await publish(database, "positions", [(f"k{n}", b"x") for n in range(20)])
+    async with relaying(database, secured(kafka, sasl_password="wrong")) as relay:
+        await eventually(lambda: any("does not reach Kafka" in warning for warning in relay.warnings()))
+        assert relay.held == {}
+    async with relaying(database, secured(kafka)):
+        await emptied(database)
+    assert len(await records(kafka.bootstrap, "positions")) == 20
+    producer = Producer(secured(kafka, sasl_password="wrong"))
+    try:
+        with pytest.raises(KafkaUnavailable):
+            await producer.send("positions", key="k", value=b"x")
+    finally:
+        await producer.stop()
