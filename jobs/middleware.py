@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from ..errors import ConfigurationError
@@ -42,45 +43,45 @@ async def call_through(middleware: Sequence[Middleware], call: Call, handler: Ne
 
     What the handler returns or raises is what counts; a middleware changes it only by raising something else. So none
     can make a failed job, or one that has not run, pass for a successful one by mistake.
-    Raises `RuntimeError` if one of them returns without having called the next, or calls it twice.
+    Raises `RuntimeError` if one of them has not called the next when it returns, or calls it twice.
     """
+
+    async def layer(number: int) -> object:
+        if number < len(middleware):
+            return await _run(middleware[number], call, partial(layer, number + 1))
+        return await handler()
+
+    return await layer(0)
+
+
+async def _run(middleware: Middleware, call: Call, inner: Next) -> object:
+    """Run one of them around `inner`, whose end is the end of both, unless the middleware raises."""
+    started = ended = False
     result: object = None
     raised: BaseException | None = None
 
-    async def innermost() -> object:
-        nonlocal result, raised
+    async def call_next() -> object:
+        nonlocal started, ended, result, raised
+        if started:
+            raise RuntimeError(
+                f"the middleware {_name(middleware)} called call_next() twice: leave retries to the policy"
+            )
+        started = True
         try:
-            result = await handler()
+            result = await inner()
         except BaseException as error:
             raised = error
             raise
+        finally:
+            ended = True
         return result
 
-    await _through(middleware, call, innermost)
+    await middleware(call, call_next)
     if raised is not None:
         raise raised
-    return result
-
-
-async def _through(middleware: Sequence[Middleware], call: Call, innermost: Next) -> object:
-    if not middleware:
-        return await innermost()
-    outermost, *inner = middleware
-    calls = 0
-
-    async def following() -> object:
-        nonlocal calls
-        calls += 1
-        if calls > 1:
-            raise RuntimeError(
-                f"the middleware {_name(outermost)} called call_next() twice: leave retries to the policy"
-            )
-        return await _through(inner, call, innermost)
-
-    result = await outermost(call, following)
-    if not calls:
+    if not ended:
         raise RuntimeError(
-            f"the middleware {_name(outermost)} returned without calling call_next(): raise Discard to end a job unrun"
+            f"the middleware {_name(middleware)} returned without await call_next(): raise Discard to end a job unrun"
         )
     return result
 

@@ -1,0 +1,410 @@
+"""What a service wraps around every handler: order, exceptions, cancellation, all kinds of handlers."""
+
+import asyncio
+import threading
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from sidings import Call, ConfigurationError, Discard, Job, Message, Next, Registry, Retry, Snooze, Transaction
+from sidings.testing import drain
+from tenacity import stop_after_attempt, wait_none
+
+from . import guide
+from .consumer_support import a_service, produce_raw
+from .support import ORIGIN, Ride, connected, enqueue, eventually, fetch, history, outcomes, running, value
+
+AT_ONCE = Retry(wait=wait_none(), stop=stop_after_attempt(2))
+VALUE = Ride(transport="a", number=1).model_dump_json().encode()
+
+
+class Steps:
+    """Middlewares that say what they see."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.calls: list[Call] = []
+
+    def named(self, name: str) -> Any:
+        async def around(call: Call, call_next: Next) -> None:
+            self.seen.append(f"{name} in")
+            self.calls.append(call)
+            try:
+                result = await call_next()
+            except BaseException as error:
+                self.seen.append(f"{name} {type(error).__name__}")
+                raise
+            self.seen.append(f"{name} out {result!r}")
+
+        return around
+
+
+async def rows_of(database: str, registry: Registry, handler: Any, *, count: int = 1, **options: Any) -> list[Any]:
+    """The history of one job, after `count` attempts."""
+    declared = registry.job(**{"name": "ride", "retry": AT_ONCE, **options})(handler)
+    await enqueue(database, declared, [Ride(transport="a", number=1)])
+
+    async def enough() -> list[Any]:
+        rows = await history(database)
+        return rows if len(rows) >= count else []
+
+    async with running(database, registry):
+        return await eventually(enough)
+
+
+async def test_middlewares_run_in_order_around_the_handler_and_see_its_job_and_result(database: str) -> None:
+    registry, steps = Registry(), Steps()
+    registry.middleware += [steps.named("outer"), steps.named("inner")]
+
+    async def ride(job: Job[Ride]) -> int:
+        steps.seen.append("handler")
+        return job.payload.number
+
+    await rows_of(database, registry, ride)
+    assert steps.seen == ["outer in", "inner in", "handler", "inner out 1", "outer out 1"]
+    outer, inner = steps.calls
+    assert outer is inner
+    assert (outer.name, outer.origin, outer.messages, outer.tx) == ("ride", ORIGIN, (), None)
+    assert [(job.payload, job.attempt) for job in outer.jobs] == [(Ride(transport="a", number=1), 1)]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Discard("no such ride"), ["discarded"]),
+        (Snooze(0.01), ["snoozed", "succeeded"]),
+        (Retry.after(0.01), ["retried", "succeeded"]),
+        (ValueError("x"), ["retried", "succeeded"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("kind", ["async", "plain", "transactional"])
+async def test_what_a_handler_raises_passes_through(
+    database: str, kind: str, error: Exception, expected: list[str]
+) -> None:
+    registry, steps = Registry(), Steps()
+    registry.middleware.append(steps.named("around"))
+
+    def raise_once(job: Job[Ride]) -> None:
+        if job.attempt == 1:
+            raise error
+
+    async def ride(job: Job[Ride]) -> None:
+        raise_once(job)
+
+    handler = raise_once if kind == "plain" else ride
+    rows = await rows_of(
+        database, registry, handler, count=len(expected), transactional=kind == "transactional", retry=AT_ONCE
+    )
+    assert [row["outcome"] for row in rows] == expected
+    assert steps.seen[:2] == ["around in", f"around {type(error).__name__}"]
+    assert all(call.tx is not None for call in steps.calls) == (kind == "transactional")
+
+
+@pytest.mark.parametrize("error", [Discard("the tenant is gone"), Snooze(3600), ValueError("x")], ids=repr)
+async def test_a_middleware_may_raise_in_the_place_of_the_handler(database: str, error: Exception) -> None:
+    registry = Registry()
+    ran: list[int] = []
+
+    async def refuse(call: Call, call_next: Next) -> None:
+        raise error
+
+    async def ride(job: Job[Ride]) -> None:
+        ran.append(job.id)
+
+    registry.middleware.append(refuse)
+    [row, *_] = await rows_of(database, registry, ride, retry=Retry(stop=stop_after_attempt(1)))
+    assert row["outcome"] == ("snoozed" if isinstance(error, Snooze) else "discarded")
+    assert row["error_class"].endswith(type(error).__name__)
+    assert ran == []
+
+
+async def swallow(call: Call, call_next: Next) -> str:
+    try:
+        await call_next()
+    except Exception:
+        return "all is well"
+    return "nothing to see here"
+
+
+async def test_a_middleware_that_swallows_an_error_does_not_make_a_failed_job_a_success(database: str) -> None:
+    registry, steps = Registry(), Steps()
+    registry.middleware += [steps.named("outer"), swallow]
+
+    async def ride(job: Job[Ride]) -> None:
+        raise ValueError("it failed")
+
+    rows = await rows_of(database, registry, ride, count=2)
+    assert [(row["outcome"], row["error_message"]) for row in rows] == [
+        ("retried", "it failed"), ("discarded", "it failed")
+    ]  # fmt: skip
+    assert steps.seen[:2] == ["outer in", "outer ValueError"]
+
+
+async def skip(call: Call, call_next: Next) -> None:
+    return None
+
+
+async def twice(call: Call, call_next: Next) -> None:
+    await call_next()
+    await call_next()
+
+
+async def forget(call: Call, call_next: Next) -> None:
+    asyncio.create_task(call_next())  # type: ignore[arg-type] # noqa: RUF006
+
+
+REASON = "without await call_next()"
+
+
+@pytest.mark.parametrize(("middleware", "reason"), [(skip, REASON), (forget, REASON), (twice, "twice")])
+async def test_a_middleware_that_does_not_call_the_next_exactly_once_fails_the_attempt(
+    database: str, middleware: Any, reason: str
+) -> None:
+    """Or the job would be lost, or its effects come twice."""
+    registry = Registry()
+    registry.middleware.append(middleware)
+
+    async def ride(job: Job[Ride]) -> None: ...
+
+    rows = await rows_of(database, registry, ride, count=2)
+    assert [row["outcome"] for row in rows] == ["retried", "discarded"]
+    assert reason in rows[0]["error_message"]
+
+
+async def test_a_refusal_that_another_middleware_swallows_is_no_success(database: str) -> None:
+    registry = Registry()
+
+    async def refuse(call: Call, call_next: Next) -> None:
+        raise Discard("the tenant is gone")
+
+    async def ride(job: Job[Ride]) -> None: ...
+
+    registry.middleware += [swallow, refuse]
+    [row] = await rows_of(database, registry, ride)
+    assert (row["outcome"], row["error_message"]) == ("discarded", "the tenant is gone")
+
+
+async def test_a_middleware_sees_a_timeout_as_a_cancellation_and_belongs_to_the_timed(database: str) -> None:
+    registry, steps = Registry(), Steps()
+    registry.middleware.append(steps.named("around"))
+
+    async def ride(job: Job[Ride]) -> None:
+        await asyncio.Event().wait()
+
+    rows = await rows_of(database, registry, ride, timeout=0.05, retry=Retry(stop=stop_after_attempt(1)))
+    assert steps.seen == ["around in", "around CancelledError"]
+    assert [row["error_class"] for row in rows] == ["TimeoutError"]
+
+
+async def hang(call: Call, call_next: Next) -> None:
+    await call_next()
+    await asyncio.Event().wait()
+
+
+async def test_a_middleware_that_hangs_is_cancelled_at_the_timeout(database: str) -> None:
+    registry = Registry()
+    registry.middleware.append(hang)
+
+    async def ride(job: Job[Ride]) -> None: ...
+
+    [row] = await rows_of(database, registry, ride, timeout=0.05, retry=Retry(stop=stop_after_attempt(1)))
+    assert row["error_class"] == "TimeoutError"
+
+
+async def test_a_stop_passes_through_as_a_cancellation_and_the_job_runs_again(database: str) -> None:
+    registry, steps = Registry(), Steps()
+    registry.middleware.append(steps.named("around"))
+    ran = asyncio.Event()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        if job.attempt == 1:
+            ran.set()
+            await asyncio.Event().wait()
+
+    await enqueue(database, ride, [Ride()])
+    async with running(database, registry, shutdown_seconds=0.05):
+        await ran.wait()
+    assert steps.seen == ["around in", "around CancelledError"]
+    async with running(database, registry):
+        await eventually(lambda: len(steps.seen) == 4)
+    assert steps.seen[2:] == ["around in", "around out None"]
+
+
+# -- all kinds of handlers ----------------------------------------------------------------------------------------
+
+tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+
+async def for_tenant(call: Call, call_next: Next) -> None:
+    token = tenant.set(call.jobs[0].payload.transport)
+    try:
+        await call_next()
+    finally:
+        tenant.reset(token)
+
+
+async def test_context_variables_of_a_middleware_are_seen_in_the_thread_of_a_plain_function(database: str) -> None:
+    registry = Registry()
+    registry.middleware.append(for_tenant)
+    seen: list[tuple[str, bool]] = []
+
+    def ride(job: Job[Ride]) -> None:
+        seen.append((tenant.get(), threading.current_thread() is threading.main_thread()))
+
+    await rows_of(database, registry, ride)
+    assert seen == [("a", False)]
+
+
+async def test_a_handler_of_lists_is_wrapped_once_and_its_outcomes_count(database: str) -> None:
+    registry, steps = Registry(), Steps()
+    registry.middleware += [steps.named("around"), swallow]
+
+    @registry.job(batch=10, retry=AT_ONCE)
+    async def ride(jobs: list[Job[Ride]]) -> list[Exception | None]:
+        return [Discard("odd") if job.payload.number % 2 else None for job in jobs]
+
+    await enqueue(database, ride, [Ride(number=number) for number in range(4)])
+    async with running(database, registry):
+
+        async def ended() -> bool:
+            return len(await outcomes(database)) == 4
+
+        await eventually(ended)
+    assert [[job.payload.number for job in call.jobs] for call in steps.calls] == [[0, 1, 2, 3]]
+    rows = await history(database)
+    assert sorted(row["outcome"] for row in rows) == ["discarded", "discarded", "succeeded", "succeeded"]
+
+
+async def test_what_a_middleware_writes_commits_with_a_transactional_handler_or_not_at_all(database: str) -> None:
+    registry = Registry()
+
+    async def audit(call: Call, call_next: Next) -> None:
+        assert call.tx is not None
+        await call.tx.execute("INSERT INTO audit_trail VALUES ($1)", call.jobs[0].attempt)
+        await call_next()
+
+    registry.middleware.append(audit)
+    await fetch(database, "CREATE TABLE audit_trail (attempt int)")
+
+    async def ride(job: Job[Ride]) -> None:
+        if job.attempt == 1:
+            raise ValueError("x")
+
+    await rows_of(database, registry, ride, count=2, transactional=True)
+    assert [row["attempt"] for row in await fetch(database, "SELECT * FROM audit_trail")] == [2]
+
+
+async def test_drained_jobs_are_wrapped_too(database: str) -> None:
+    registry, steps = Registry(), Steps()
+    registry.middleware.append(steps.named("around"))
+
+    @registry.job(transactional=True)
+    async def ride(job: Job[Ride]) -> None: ...
+
+    await enqueue(database, ride, [Ride()])
+    await drain(database, registry)
+    assert steps.seen == ["around in", "around out None"]
+
+
+async def test_consumers_are_wrapped_and_so_are_their_stored_messages_once(
+    database: str, sidings_kafka: str, topic: Any
+) -> None:
+    single, listed, isolated = await topic("single"), await topic("listed"), await topic("isolated")
+    service, steps = a_service(database, sidings_kafka), Steps()
+    service.middleware(steps.named("around"))
+    handled: list[str] = []
+
+    @service.consumer(single)
+    async def on_single(message: Message[Ride], tx: Transaction) -> None:
+        handled.append(message.topic)
+
+    @service.consumer(listed, batch=10)
+    async def on_list(messages: list[Message[Ride]], tx: Transaction) -> None:
+        handled.append(messages[0].topic)
+
+    @service.consumer(isolated, isolate=True)
+    async def on_isolated(message: Message[Ride], tx: Transaction) -> None:
+        handled.append(message.topic)
+
+    topics = (single, listed, isolated)
+    for name in topics:
+        await produce_raw(sidings_kafka, name, VALUE, key=b"k")
+    async with service:
+        await eventually(lambda: len(handled) == 3)
+    assert sorted(call.name for call in steps.calls) == sorted(topics)
+    assert all([message.value.number for message in call.messages] == [1] for call in steps.calls)
+    assert all(call.tx is not None and not call.jobs and call.origin == f"{call.name}/0" for call in steps.calls)
+
+
+async def test_a_consumer_whose_middleware_forgets_to_call_it_parks_its_message(
+    database: str, sidings_kafka: str, topic: Any
+) -> None:
+    name = await topic("rides")
+    service = a_service(database, sidings_kafka)
+    service.middleware(skip)
+
+    @service.consumer(name, retry=Retry(wait=wait_none(), stop=stop_after_attempt(1)))
+    async def on_ride(message: Message[Ride], tx: Transaction) -> None: ...
+
+    await produce_raw(sidings_kafka, name, VALUE, key=b"k")
+    query = "SELECT payload ->> 'error' FROM sidings.job WHERE type = $1"
+    async with service:
+        error = await eventually(lambda: value(database, query, f"message:{name}"))
+    assert "without await call_next()" in error
+
+
+async def test_stateless_consumers_are_wrapped(sidings_kafka: str, topic: Any) -> None:
+    name = await topic("rides")
+    service, steps = a_service(None, sidings_kafka), Steps()
+    service.middleware(steps.named("around"))
+
+    @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq")
+    async def on_ride(message: Message[Ride]) -> None: ...
+
+    await produce_raw(sidings_kafka, name, VALUE, key=b"k")
+    async with service:
+        await eventually(lambda: len(steps.seen) == 2)
+    assert [(call.name, call.tx) for call in steps.calls] == [(name, None)]
+
+
+# -- declarations -------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_a_middleware_is_refused(database: str) -> None:
+    service = a_service(database)
+
+    def plain(call: Call, call_next: Next) -> None: ...
+
+    async def one(call: Call) -> None: ...
+
+    class Blind:
+        async def __call__(self, call: Call, call_next: Next) -> None: ...
+
+    for wrong in (plain, one):
+        with pytest.raises(ConfigurationError, match="must be `async def"):
+            service.middleware(wrong)
+    assert service.middleware(Blind()) is not None
+
+
+async def test_the_documentations_examples_work(database: str) -> None:
+    names = guide.run("middleware.md", "", "An error reporter")
+    service = a_service(database)
+    names["wrap"](service)
+    reported: list[Any] = []
+    service.middleware(names["reporter"](lambda *arguments: reported.append(arguments)))
+    seen: list[str] = []
+
+    @service.job(retry=AT_ONCE)
+    async def ride(job: Job[Ride]) -> None:
+        seen.append(names["tenant"].get())
+        if job.attempt == 1:
+            raise ValueError("x")
+
+    async with connected(database) as connection, connection.transaction():
+        [id] = await ride.enqueue_many(connection, [Ride()], origin="acme-rides/0")
+    await drain(service, until=60)
+    assert seen == ["acme", "acme"]
+    assert [(repr(error), *rest) for error, *rest in reported] == [("ValueError('x')", "ride", "acme-rides/0", [id])]
+    assert [name for name, _ in names["seconds"]] == ["ride", "ride"]
