@@ -149,8 +149,8 @@ class Topics:
                 since[name] = time.monotonic()  # say it again after a while
                 log.error(
                     "the topic %r has %s partitions, and had %s: it was made anew. Jobs of partitions that are gone "
-                    "are run by nobody, and new ones may still be sent there. Move them (`Admin.move`), then delete the "
-                    "topic's row from sidings.topic; the next look writes the count of now",
+                    "are run by nobody, and new ones may still be sent there. Move them (`Admin.move`), then delete "
+                    "the topic's row from sidings.topic; the next look writes the count of now",
                     *(name, seen[name].partitions, self._known[name].partitions),
                 )
         self._shrunk = since
