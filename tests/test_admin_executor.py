@@ -1,0 +1,452 @@
+"""Administration while an executor runs the jobs: what it stops, what it lets go on, and how soon."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from sidings import Admin, Discard, Job, JobNotFound, Registry, Retry
+from sidings.jobs.admin import JobState
+from tenacity import stop_after_attempt, wait_fixed
+
+from .support import (
+    ORIGIN,
+    Ride,
+    connected,
+    drained,
+    enqueue,
+    eventually,
+    fetch,
+    history,
+    jobs_left,
+    outcomes,
+    running,
+    value,
+)
+
+OTHER = "transports/1"
+LONG = Retry(wait=wait_fixed(3_600))
+
+
+class Trips:
+    """Handlers that tests steer: a job of a closed transport waits, one of a broken transport fails."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.cancelled: list[int] = []
+        self.closed: dict[str, asyncio.Event] = {}
+        self.broken: set[str] = set()
+        self.registry = Registry()
+        options: dict[str, Any] = {"group": "transport", "payload": Ride, "retry": LONG}
+        self.ride = self.registry.job(name="ride", **options)(self.run)
+        self.other = self.registry.job(name="other", **options)(self.run)
+        self.alone = self.registry.job(name="alone", payload=Ride, retry=LONG)(self.run)
+        limited = Retry(wait=wait_fixed(0), stop=stop_after_attempt(2), on_exhausted="block")
+        self.limited = self.registry.job(name="limited", **{**options, "retry": limited})(self.run)
+
+    async def run(self, job: Job[Ride]) -> None:
+        self.started.append(job.payload.number)
+        try:
+            if job.payload.transport in self.closed:
+                await self.closed[job.payload.transport].wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(job.payload.number)
+            raise
+        if job.payload.transport in self.broken:
+            raise ValueError(f"{job.payload.transport} is broken")
+
+    def close(self, transport: str) -> asyncio.Event:
+        self.closed[transport] = asyncio.Event()
+        return self.closed[transport]
+
+    async def has_started(self, *numbers: int) -> None:
+        await eventually(lambda: set(numbers) <= set(self.started), lambda: (numbers, self.started))
+
+
+@pytest.fixture
+def trips() -> Trips:
+    return Trips()
+
+
+@pytest_asyncio.fixture
+async def admin(database: str) -> AsyncIterator[Admin]:
+    async with connected(database) as connection:
+        yield Admin(connection, actor="alice")
+
+
+def ride(number: int, transport: str = "a") -> Ride:
+    return Ride(transport=transport, number=number)
+
+
+async def in_state(admin: Admin, id: int, state: str) -> None:
+    async def there() -> bool:
+        row = (await admin.show(id)).row
+        return row is not None and row.state == state
+
+    await eventually(there, f"job {id} is {state}")
+
+
+async def test_a_waiting_job_that_is_cancelled_never_starts(database: str, admin: Admin, trips: Trips):
+    gate = trips.close("a")
+    async with running(database, trips.registry, concurrency=1):
+        await enqueue(database, trips.alone, [ride(1)])
+        await trips.has_started(1)
+        [waiting] = await enqueue(database, trips.alone, [ride(2)])
+        [last] = await enqueue(database, trips.alone, [ride(3)])
+        assert await admin.cancel(waiting) is JobState.WAITING
+        gate.set()
+        await drained(database)
+    assert trips.started == [1, 3]
+    assert {row["job_id"]: row["outcome"] for row in await history(database)}[waiting] == "cancelled"
+    assert last > waiting
+
+
+async def test_the_handler_of_a_cancelled_job_is_cancelled_and_its_group_goes_on(
+    database: str, admin: Admin, trips: Trips
+):
+    trips.close("a")
+    async with running(database, trips.registry) as executor:
+        first, second = await enqueue(database, trips.ride, [ride(1), ride(2)])
+        await trips.has_started(1)
+        assert await admin.cancel(first, reason="wrong address") is JobState.RUNNING
+        await trips.has_started(2)
+        assert trips.cancelled == [1]
+        [attempt] = (await admin.show(first)).attempts
+        assert (attempt.outcome, attempt.executor) == ("cancelled", executor.id)
+        trips.closed["a"].set()
+        await drained(database)
+    assert sorted(await outcomes(database)) == ["cancelled", "succeeded"]
+    assert second
+
+
+async def test_a_job_that_is_cancelled_while_the_cycle_that_starts_it_is_in_flight_never_starts(
+    database: str, admin: Admin, trips: Trips
+):
+    async with running(database, trips.registry) as executor, connected(database) as person:
+        async with person.transaction():
+            await person.execute("SELECT FROM sidings.executor WHERE id = $1 FOR UPDATE", executor.id)
+            [id] = await enqueue(database, trips.ride, [ride(1)])
+            await cycle_waits(database)
+            assert await person.fetchval("SELECT sidings.cancel_job($1, 'alice')", id) == "waiting"
+        await enqueue(database, trips.ride, [ride(2)])
+        await drained(database)
+    assert trips.started == [2]
+    assert sorted(await outcomes(database)) == ["cancelled", "succeeded"]
+
+
+async def test_a_cancellation_that_comes_behind_the_cycle_in_flight_stops_the_handler(
+    database: str, admin: Admin, trips: Trips
+):
+    trips.close("a")
+    async with running(database, trips.registry) as executor, connected(database) as blocker:
+        async with blocker.transaction():
+            await blocker.execute("SELECT FROM sidings.executor WHERE id = $1 FOR UPDATE", executor.id)
+            [id] = await enqueue(database, trips.ride, [ride(1)])
+            await cycle_waits(database)
+            cancelling = asyncio.create_task(admin.cancel(id))
+            await cycle_waits(database, backends=2)
+        assert await cancelling is JobState.RUNNING
+        # Either it was stopped in time, or its handler was cancelled; it does not go on.
+        await eventually(lambda: trips.cancelled == trips.started)
+        trips.closed["a"].set()
+        await enqueue(database, trips.ride, [ride(2)])
+        await trips.has_started(2)
+        await drained(database)
+    assert sorted(await outcomes(database)) == ["cancelled", "succeeded"]
+
+
+async def cycle_waits(database: str, backends: int = 1) -> None:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with connected(database) as connection:
+
+        async def waiting() -> bool:
+            return await connection.fetchval(query) >= backends
+
+        await eventually(waiting, f"{backends} connections wait for a lock")
+
+
+async def test_the_effects_of_a_cancelled_transactional_handler_are_rolled_back(database: str, admin: Admin):
+    registry, begun, gate = Registry(), asyncio.Event(), asyncio.Event()
+
+    @registry.job(name="book", transactional=True)
+    async def book(job: Job[Ride]) -> None:
+        await job.tx.execute("INSERT INTO booking VALUES (1)")
+        begun.set()
+        await gate.wait()
+
+    await fetch(database, "CREATE TABLE booking (number integer)")
+    async with running(database, registry):
+        [id] = await enqueue(database, book, [ride(1)])
+        await begun.wait()
+        assert await admin.cancel(id) is JobState.RUNNING
+
+        async def over() -> bool:
+            busy = await fetch(database, "SELECT FROM sidings.executor WHERE running <> '{}'")
+            return not busy
+
+        await eventually(over)
+        gate.set()
+    assert await value(database, "SELECT count(*) FROM booking") == 0
+    assert await outcomes(database) == ["cancelled"]
+
+
+async def test_a_cancelled_plain_function_runs_to_its_end_and_counts_for_nothing(database: str, admin: Admin):
+    registry, begun, gate, ended = Registry(), threading.Event(), threading.Event(), threading.Event()
+
+    @registry.job(name="plain")
+    def plain(job: Job[Ride]) -> None:
+        begun.set()
+        gate.wait(30)
+        ended.set()
+
+    async with running(database, registry):
+        [id] = await enqueue(database, plain, [ride(1)])
+        await eventually(begun.is_set)
+        await admin.cancel(id)
+        gate.set()
+        await eventually(ended.is_set)
+        [after] = await enqueue(database, plain, [ride(2)])
+        await drained(database)
+    rows = {row["job_id"]: row["outcome"] for row in await history(database)}
+    assert rows == {id: "cancelled", after: "succeeded"}
+
+
+TARGETS: list[dict[str, str]] = [{"type": "ride"}, {"origin": ORIGIN}, {"origin": ORIGIN, "group": "a"}]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=["type", "origin", "group"])
+async def test_what_is_paused_starts_nothing_more_and_goes_on_in_order(
+    database: str, admin: Admin, trips: Trips, target: dict[str, str]
+):
+    """The head that runs goes on; what waits, and what is enqueued meanwhile, waits; others are not touched."""
+    gate = trips.close("a")
+    async with running(database, trips.registry, [ORIGIN, OTHER]):
+        ids = await enqueue(database, trips.ride, [ride(1), ride(2)])
+        await trips.has_started(1)
+        await admin.pause(reason="carrier down", **target)
+        ids += await enqueue(database, trips.ride, [ride(3)])
+        gate.set()
+        await in_history(database, ids[0])
+        elsewhere = {
+            "type": (trips.other, ORIGIN, "b"),
+            "origin": (trips.ride, OTHER, "a"),
+            "group": (trips.ride, ORIGIN, "b"),
+        }
+        job_type, origin, transport = elsewhere["group" if "group" in target else next(iter(target))]
+        sentinels = await enqueue(database, job_type, [ride(n, transport) for n in range(100, 110)], origin=origin)
+        await in_history(database, *sentinels)
+        assert trips.started[:1] == [1]
+        assert not {2, 3} & set(trips.started)
+        assert [row.id for row in await admin.jobs(state="waiting", type="ride", origin=ORIGIN)][:2] == ids[1:]
+        await admin.resume(**target)
+        await drained(database)
+    assert [number for number in trips.started if number < 100] == [1, 2, 3]
+
+
+async def in_history(database: str, *ids: int) -> None:
+    query = "SELECT count(DISTINCT job_id) FROM sidings.job_history WHERE job_id = ANY ($1)"
+    async with connected(database) as connection:
+
+        async def there() -> bool:
+            return await connection.fetchval(query, list(ids)) == len(ids)
+
+        await eventually(there, f"{ids} have ended")
+
+
+async def test_a_pause_stands_before_the_executor_that_starts_later(database: str, admin: Admin, trips: Trips):
+    await admin.pause(type="alone", reason="carrier down")
+    await enqueue(database, trips.alone, [ride(1)])
+    async with running(database, trips.registry):
+        last = await enqueue(database, trips.ride, [ride(2)])
+        await in_history(database, *last)
+        assert trips.started == [2]
+        await admin.resume(type="alone")
+        await drained(database)
+    assert trips.started == [2, 1]
+
+
+async def test_the_head_of_a_failing_group_is_released_and_its_order_is_kept(database: str, admin: Admin, trips: Trips):
+    trips.broken.add("a")
+    async with running(database, trips.registry):
+        first, _ = await enqueue(database, trips.ride, [ride(1), ride(2)])
+        await in_state(admin, first, "backing off")
+        [group] = await admin.blocked_groups()
+        assert (group.head, group.behind, group.error) == (first, 1, "ValueError: a is broken")
+        trips.broken.clear()
+        assert await admin.release_group(ORIGIN, "a", reason="mended") == first
+        await drained(database)
+    assert trips.started == [1, 1, 2]
+
+
+async def test_the_head_of_a_failing_group_is_skipped(database: str, admin: Admin, trips: Trips):
+    trips.broken.add("a")
+    async with running(database, trips.registry):
+        first, second = await enqueue(database, trips.ride, [ride(1), ride(2)])
+        await in_state(admin, first, "backing off")
+        trips.broken.clear()
+        await admin.skip_head(ORIGIN, "a", head=first)
+        await drained(database)
+    assert trips.started == [1, 2]
+    assert {row["job_id"]: row["outcome"] for row in await history(database)} == {
+        first: "discarded",
+        second: "succeeded",
+    }
+
+
+async def test_a_group_that_was_blocked_for_good_starts_its_policy_anew(database: str, admin: Admin, trips: Trips):
+    trips.broken.add("a")
+    async with running(database, trips.registry):
+        first, _ = await enqueue(database, trips.limited, [ride(1), ride(2)])
+        await in_state(admin, first, "blocked")
+        assert trips.started == [1, 1]
+        await admin.release_group(ORIGIN, "a")
+        await eventually(lambda: trips.started == [1, 1, 1, 1])
+        await in_state(admin, first, "blocked")
+        trips.broken.clear()
+        await admin.retry_now(first)
+        await drained(database)
+    assert trips.started == [1, 1, 1, 1, 1, 2]
+
+
+async def test_a_cleared_group_starts_nothing_of_what_was_there(database: str, admin: Admin, trips: Trips):
+    trips.broken.add("a")
+    async with running(database, trips.registry):
+        ids = await enqueue(database, trips.ride, [ride(number) for number in range(1, 200)])
+        await in_state(admin, ids[0], "backing off")
+        trips.broken.clear()
+        assert await admin.clear_group(ORIGIN, "a") == len(ids)
+        await enqueue(database, trips.ride, [ride(1_000)])
+        await drained(database)
+    assert trips.started == [1, 1_000]
+
+
+async def test_a_group_is_cleared_while_its_head_runs(database: str, admin: Admin, trips: Trips):
+    gate = trips.close("a")
+    async with running(database, trips.registry):
+        ids = await enqueue(database, trips.ride, [ride(1), ride(2), ride(3)])
+        await trips.has_started(1)
+        assert await admin.clear_group(ORIGIN, "a") == 2
+        assert await jobs_left(database) == 1
+        gate.set()
+        await drained(database)
+        gate.clear()
+        ids += await enqueue(database, trips.ride, [ride(4), ride(5)])
+        await trips.has_started(4)
+        assert await admin.clear_group(ORIGIN, "a", running=True) == 2
+        await eventually(lambda: trips.cancelled == [4])
+    assert trips.started == [1, 4]
+    assert sorted(await outcomes(database)) == ["cancelled"] * 4 + ["succeeded"]
+
+
+async def test_delayed_jobs_and_failed_ones_without_a_group_run_when_they_are_told_to(
+    database: str, admin: Admin, trips: Trips
+):
+    trips.broken.add("a")
+    async with running(database, trips.registry):
+        [failed] = await enqueue(database, trips.alone, [ride(1)])
+        [delayed] = await enqueue(database, trips.ride, [ride(2, "b")], delay=3_600)
+        await in_state(admin, failed, "delayed")
+        assert (await admin.show(failed)).attempts[0].outcome == "retried"
+        trips.broken.clear()
+        for id in (failed, delayed):
+            assert await admin.retry_now(id) is JobState.DELAYED
+        await drained(database)
+    assert sorted(trips.started) == [1, 1, 2]
+
+
+async def test_a_held_job_runs_once_it_is_released(database: str, admin: Admin, trips: Trips):
+    async with running(database, trips.registry):
+        id = await value(database, "SELECT sidings.enqueue('ride', '{\"number\": \"none\"}'::json, $1, 'a')", ORIGIN)
+        await in_state(admin, id, "held")
+        [row] = await admin.jobs(state="held")
+        assert row.held is not None
+        assert "does not validate" in row.held
+        await fetch(database, "UPDATE sidings.job SET payload = '{\"number\": 7}'")
+        await admin.release(id)
+        await drained(database)
+    assert trips.started == [7]
+
+
+async def test_a_discarded_job_is_requeued_and_runs(database: str, admin: Admin):
+    registry, seen = Registry(), list[tuple[int, int, dict[str, str]]]()
+
+    @registry.job(name="once", group="transport", payload=Ride)
+    async def once(job: Job[Ride]) -> None:
+        seen.append((job.id, job.payload.number, job.headers))
+        if len(seen) == 1:
+            raise Discard("no such carrier")
+
+    async with running(database, registry):
+        [old] = await enqueue(database, once, [ride(1)], headers={"correlation_id": "c-1"})
+        await in_history(database, old)
+        [row] = await admin.ended(type="once")
+        new = await admin.requeue(row.job_id, reason="there is one now")
+        await drained(database)
+    assert seen == [(old, 1, {"correlation_id": "c-1"}), (new, 1, {"correlation_id": "c-1"})]
+    assert (await admin.show(old)).actions[0].detail == {"found": "discarded", "new_job": new}
+
+
+@pytest.mark.parametrize("policy", ["latest", "parallel"])
+async def test_a_requeued_job_runs_whatever_the_policy_of_its_type_says(database: str, admin: Admin, policy: Any):
+    registry, seen = Registry(), list[int]()
+
+    @registry.job(name="position", group="transport", payload=Ride, policy=policy)
+    async def position(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+
+    [old, *_] = await enqueue(database, position, [ride(1)])
+    await admin.cancel(old)
+    await admin.requeue(old)
+    await enqueue(database, position, [ride(2)])
+    async with running(database, registry):
+        await drained(database)
+    assert sorted(seen) == [1, 2]
+
+
+async def test_orphaned_jobs_run_at_the_origin_that_they_were_moved_to(database: str, admin: Admin, trips: Trips):
+    await enqueue(database, trips.ride, [ride(1), ride(2)], origin="old/3")
+    await enqueue(database, trips.ride, [ride(3)], origin="old/3", delay=3_600)
+    async with running(database, trips.registry):
+        await enqueue(database, trips.ride, [ride(0)])
+        await trips.has_started(0)
+        [orphan] = await admin.orphans()
+        assert (orphan.origin, orphan.waiting, orphan.delayed) == ("old/3", 2, 1)
+        assert await admin.move("old/3", ORIGIN) == 3
+        await trips.has_started(1, 2)
+        [delayed] = await admin.jobs(state="delayed")
+        await admin.retry_now(delayed.id)
+        await drained(database)
+        assert await admin.orphans() == []
+    assert trips.started == [0, 1, 2, 3]
+
+
+async def test_actions_beside_a_busy_executor_lose_no_job_and_run_none_twice(database: str, admin: Admin, trips: Trips):
+    """Every job ends exactly once: it ran, or it was cancelled, and what was cancelled while it waited did not run."""
+    numbers = list(range(600))
+    waiting: set[int] = set()
+    async with running(database, trips.registry, [ORIGIN, OTHER], concurrency=4):
+        ids: dict[int, int] = {}
+        for number in numbers:
+            if number % 50 == 0:
+                batch = [ride(n, f"g{n % 20}") for n in numbers[number : number + 50]]
+                origin = ORIGIN if number % 100 else OTHER
+                made = await enqueue(database, trips.ride, batch, origin=origin)
+                ids.update(zip((r.number for r in batch), made, strict=True))
+                await act(admin, made, ids, waiting)
+        await drained(database)
+    rows = await history(database)
+    assert sorted(row["job_id"] for row in rows if row["outcome"] in ("succeeded", "cancelled")) == sorted(ids.values())
+    assert len(trips.started) == len(set(trips.started))
+    assert not {number for number, id in ids.items() if id in waiting} & set(trips.started)
+
+
+async def act(admin: Admin, made: list[int], ids: dict[int, int], waiting: set[int]) -> None:
+    for id in made[::7]:
+        with suppress(JobNotFound):  # it has ended already
+            if await admin.cancel(id) is JobState.WAITING:
+                waiting.add(id)
+    await admin.pause(type="ride", reason="for a moment")
+    await admin.resume(type="ride")
