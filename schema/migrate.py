@@ -23,6 +23,7 @@ __all__ = ["Migration", "check", "migrate", "migrations"]
 
 _CONNECT_SECONDS = 10.0
 _MIGRATE_SECONDS = 120.0
+_UNCACHED = ["job_position", "job_id_seq", "outbox_id"]  # sequences whose order means something
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Mi
 async def check(connection: asyncpg.Connection, *, service: str, schema: str = "sidings") -> None:
     """Refuse a schema that this process must not touch. Called by every service at start.
 
-    Raises `SchemaMissing`, `SchemaTooOld`, `SchemaTooNew`, `SchemaChanged` or `ForeignSchema`.
+    Raises `SchemaMissing`, `SchemaTooOld`, `SchemaTooNew`, `SchemaChanged` or `ForeignSchema`; `SchemaError` where
+    somebody has given its sequences a cache.
     """
     valid_schema_name(schema)
     if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.migration") is None:
@@ -114,6 +116,19 @@ async def check(connection: asyncpg.Connection, *, service: str, schema: str = "
         names = ", ".join(f"{m.version:04}_{m.name}" for m in missing)
         raise SchemaTooOld(f"the schema {schema!r} lacks the migrations {names}: call `await service.migrate()`")
     await _verify_owner(connection, service, schema)
+    await _verify_sequences(connection, schema)
+
+
+async def _verify_sequences(connection: asyncpg.Connection, schema: str) -> None:
+    """With a cache a session hands out old numbers later, and what is read by its number is passed over."""
+    query = (
+        "SELECT sequencename FROM pg_sequences WHERE schemaname = $1 AND sequencename = ANY ($2) AND cache_size <> 1"
+    )
+    if cached := [row[0] for row in await connection.fetch(query, schema, _UNCACHED)]:
+        remedy = "; ".join(f"ALTER SEQUENCE {schema}.{name} CACHE 1" for name in cached)
+        raise SchemaError(
+            f"sequences of the schema {schema!r} have a cache, which loses jobs and messages: run {remedy}"
+        )
 
 
 async def _verify_name(connection: asyncpg.Connection, schema: str) -> None:

@@ -15,6 +15,7 @@ from sidings.errors import (
     ConfigurationError,
     ForeignSchema,
     SchemaChanged,
+    SchemaError,
     SchemaMissing,
     SchemaTooNew,
     SchemaTooOld,
@@ -225,9 +226,13 @@ async def test_every_constraint_and_index_has_a_name_of_our_own(database: str):
     assert {row["name"] for row in names} <= words
 
 
-async def test_positions_are_handed_out_one_by_one(database: str):
-    query = "SELECT seqcache FROM pg_sequence WHERE seqrelid = 'sidings.job_position'::regclass"
-    assert await value(database, query) == 1  # with a larger cache a session hands out old numbers later
+@pytest.mark.parametrize("sequence", ["job_position", "job_id_seq", "outbox_id"])
+async def test_a_sequence_with_a_cache_is_refused_at_start(database: str, sequence: str):
+    async with connected(database) as connection:
+        await check(connection, service="test")
+        await connection.execute(f"ALTER SEQUENCE sidings.{sequence} CACHE 50")
+        with pytest.raises(SchemaError, match=f"run ALTER SEQUENCE sidings.{sequence} CACHE 1"):
+            await check(connection, service="test")
 
 
 async def test_the_outcomes_of_python_and_sql_are_the_same(database: str):
