@@ -1,0 +1,433 @@
+"""A topic gets more partitions, so that keys move: a group's jobs stay in one origin until it is empty."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from sidings import Job, Message, PostgresSettings, Registry, Transaction
+from sidings.jobs import current_origin
+from sidings.jobs.context import current_work
+from sidings.kafka import Topics, partition_for
+
+from .consumer_support import (
+    TWICE_AND_PARK,
+    Number,
+    a_service,
+    as_json,
+    effects_table,
+    numbers,
+    produce,
+    producing,
+    record,
+    sample,
+)
+from .support import SECONDS, Ride, connected, drained, eventually, fetch, jobs_left, value
+
+OLD, NEW = 4, 6
+KEYS = [f"key-{n}" for n in range(100)]
+# Keys whose partition is another among 6 than among 4, and one that stays.
+MOVED = [key for key in KEYS if partition_for(key.encode(), OLD) != partition_for(key.encode(), NEW)]
+KEPT = next(key for key in KEYS if key not in MOVED)
+KEY = MOVED[0]
+GROWN = f"INSERT INTO sidings.topic (topic, partitions, former) VALUES ('positions', {NEW}, '{{{OLD}}}')"
+
+
+def before(key: str, topic: str = "positions") -> str:
+    return f"{topic}/{partition_for(key.encode(), OLD)}"
+
+
+def after(key: str, topic: str = "positions") -> str:
+    return f"{topic}/{partition_for(key.encode(), NEW)}"
+
+
+@pytest.fixture
+async def grown(database):
+    async with connected(database) as connection:
+        await connection.execute(GROWN)
+    return database
+
+
+def a_type(**options: Any) -> Any:
+    """A job type of a process that knows that its topics have grown."""
+    registry = Registry()
+    registry.has_grown = lambda _: True
+    return registry.job(**{"name": "ride", "group": "transport", "payload": Ride} | options)(lambda job: None)
+
+
+async def store(dsn: str, job_type: Any, key: str, origin: str | None = None, **options: Any) -> str:
+    """Enqueue one job in a transaction of its own; where it is."""
+    async with connected(dsn) as connection, connection.transaction():
+        id = await job_type.enqueue(connection, Ride(transport=key), origin=origin, **options)
+    return await value(dsn, "SELECT origin FROM sidings.job WHERE id = $1", id)
+
+
+async def end_all(dsn: str) -> None:
+    await fetch(dsn, "DELETE FROM sidings.job")
+
+
+async def add_partitions(bootstrap: str, topic: str, count: int) -> None:
+    """Give a topic `count` partitions."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.create_partitions({topic: NewPartitions(total_count=count)})
+    finally:
+        await admin.close()
+
+
+@pytest.fixture
+def quick_growth(monkeypatch):
+    """A new count takes effect after a second and a half, and is believed to be old for less than that."""
+    for name, seconds in (("LOAD", 0.1), ("LOOK", 0.05), ("FRESH", 1.0), ("ANNOUNCE", 1.5)):
+        monkeypatch.setattr(f"sidings.kafka.topics._{name}_SECONDS", seconds)
+
+
+# -- where a job goes -------------------------------------------------------------------------------------------------
+
+
+async def test_a_group_stays_where_it_is_until_it_is_empty(grown):
+    ride = a_type()
+    assert await store(grown, ride, KEY, after(KEY)) == after(KEY)
+    await end_all(grown)
+    assert await store(grown, ride, KEY, before(KEY)) == before(KEY)  # a message from before the growth
+    assert await store(grown, ride, KEY, after(KEY)) == before(KEY)
+    assert await store(grown, ride, KEPT, after(KEPT)) == after(KEPT)
+    await end_all(grown)
+    assert await store(grown, ride, KEY, after(KEY)) == after(KEY)
+    # A message from before the growth that comes last, and a process that knows only the old count.
+    assert await store(grown, ride, KEY, before(KEY)) == after(KEY)
+    assert await store(grown, a_type(group=None), KEY, before(KEY)) == before(
+        KEY
+    )  # alone: there is nothing to wait for
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "enqueue": lambda c: a_type().enqueue(c, Ride(transport=KEY), origin=after(KEY)),
+    "many": lambda c: a_type().enqueue_many(c, [Ride(transport=KEY), Ride(transport=KEY)], origin=after(KEY)),
+    "unique": lambda c: a_type().enqueue(c, Ride(transport=KEY), origin=after(KEY), unique_key="u"),
+    "home": lambda c: a_type(home="positions").enqueue(c, Ride(transport=KEY)),
+    "many at home": lambda c: a_type(home="positions").enqueue_many(c, [Ride(transport=KEY), Ride(transport=KEY)]),
+    "unique at home": lambda c: a_type(home="positions").enqueue(c, Ride(transport=KEY), unique_key="u"),
+    "delayed": lambda c: a_type().enqueue(c, Ride(transport=KEY), origin=after(KEY), delay=timedelta(days=1)),
+    "SQL": lambda c: c.fetchval("SELECT sidings.enqueue('ride', '{}', $1, $2)", after(KEY), KEY),
+    "unique SQL": lambda c: c.fetchval("SELECT sidings.enqueue('r', '{}', $1, $2, unique_key => 'u')", after(KEY), KEY),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_every_way_in_finds_the_group(grown, way):
+    for origin in (before(KEY), after(KEY)):
+        await store(grown, a_type(), KEY, origin)
+        async with connected(grown) as connection, connection.transaction():
+            tx = Transaction(connection)
+            await WAYS[way](connection if "SQL" in way else tx)
+            assert "SQL" in way or tx.enqueued == {origin}, "the wrong executor is woken"
+        assert await value(grown, "SELECT array_agg(DISTINCT origin) FROM sidings.job") == [origin]
+        await end_all(grown)
+
+
+async def test_many_jobs_of_one_statement_stay_together(grown):
+    """Also where the first of them finds its group empty, and the origin is one of before."""
+    async with connected(grown) as connection, connection.transaction():
+        await a_type().enqueue_many(connection, [Ride(transport=key) for key in (KEY, KEPT, KEY)], origin=before(KEY))
+    rows = await fetch(grown, 'SELECT "group", origin FROM sidings.job ORDER BY id')
+    assert [row["origin"] for row in rows] == [before(KEY)] * 3
+
+
+@pytest.mark.parametrize("state", ["delayed", "held", "backs off"])
+async def test_jobs_that_do_not_run_now_keep_their_group_where_it_is(grown, state):
+    await store(grown, a_type(), KEY, before(KEY), delay=timedelta(days=30) if state == "delayed" else None)
+    if state == "held":
+        await fetch(grown, "UPDATE sidings.job SET held = 'why', position = NULL")
+    if state == "backs off":
+        await fetch(grown, "UPDATE sidings.job SET run_at = now() + interval '1 day'")
+    assert await store(grown, a_type(), KEY, after(KEY)) == before(KEY)
+
+
+async def test_an_origin_that_is_none_of_the_keys_is_left_alone(grown):
+    """Same-named groups of different origins have nothing to do with each other."""
+    group = KEY
+    elsewhere = next(f"positions/{n}" for n in range(NEW) if f"positions/{n}" not in (before(KEY), after(KEY)))
+    await store(grown, a_type(), group, before(KEY))
+    assert await store(grown, a_type(), group, elsewhere) == elsewhere
+    assert await store(grown, a_type(), group, "other/1") == "other/1"
+    assert await store(grown, a_type(), group, after(KEY)) == before(KEY)
+
+
+async def test_the_messages_key_counts_where_the_group_is_another(grown):
+    """A consumer's handler enqueues for the order of the message; it is the message's key that has moved."""
+    message = Message(None, topic="positions", key=KEY.encode())
+    ride = a_type()
+    await store(grown, ride, "order-7", before(KEY))
+
+    async def handle() -> str:
+        current_origin.set(after(KEY))
+        current_work.set(message)
+        return await store(grown, ride, "order-7")
+
+    assert await asyncio.create_task(handle()) == before(KEY)
+    assert await store(grown, ride, "order-8", after(KEY)) == after(KEY)
+
+
+async def test_a_topic_that_grew_twice_is_searched_by_every_count(database):
+    async with connected(database) as connection:
+        await connection.execute(
+            "INSERT INTO sidings.topic (topic, partitions, former, partitioner) VALUES ('t', 7, '{3,5}', 'crc32')"
+        )
+    key = next(k for k in KEYS if len({partition_for(k.encode(), n, "crc32") for n in (3, 5, 7)}) == 3)
+    places = [f"t/{partition_for(key.encode(), n, 'crc32')}" for n in (3, 5, 7)]
+    for there in places:
+        for asked in places:
+            await store(database, a_type(), key, there)
+            assert await store(database, a_type(), key, asked) == there
+            await end_all(database)
+
+
+async def test_writers_that_lock_the_entity_find_what_was_committed_while_they_waited(grown):
+    """The first has its job where the key was, and commits while the second, which is of the new partition, waits for
+    the entity's row: so does the second's. READ COMMITTED, as servers have it by default."""
+    await fetch(grown, "CREATE TABLE entity (key text PRIMARY KEY, seq int NOT NULL)")
+    await fetch(grown, "INSERT INTO entity VALUES ($1, 0)", KEY)
+    update = "UPDATE entity SET seq = seq + 1 WHERE key = $1"
+    ride = a_type()
+    async with connected(grown) as first, connected(grown) as second:
+        one, two = first.transaction(), second.transaction()
+        await one.start()
+        await two.start()
+        await second.fetchval("SELECT 1")
+        await first.execute(update, KEY)
+        await ride.enqueue(first, Ride(transport=KEY), origin=before(KEY))
+        waiting = asyncio.create_task(second.execute(update, KEY))
+        blocked = (
+            "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        await eventually(lambda: value(grown, blocked))
+        await one.commit()
+        await waiting
+        await ride.enqueue(second, Ride(transport=KEY), origin=after(KEY))
+        await two.commit()
+    rows = await fetch(grown, "SELECT origin FROM sidings.job ORDER BY position")
+    assert [row["origin"] for row in rows] == [before(KEY)] * 2
+
+
+# -- what is known of the topic ---------------------------------------------------------------------------------------
+
+
+class Metadata:
+    """Stands for a client that knows of so many partitions."""
+
+    def __init__(self, partitions: int) -> None:
+        self.partitions = partitions
+
+    def partitions_for_topic(self, _: str) -> set[int]:
+        return set(range(self.partitions))
+
+
+async def test_a_new_count_is_announced_before_it_takes_effect_and_an_old_one_never_wins(
+    database, quick_growth, monkeypatch
+):
+    monkeypatch.setattr("sidings.kafka.topics._ANNOUNCE_SECONDS", 3600.0)
+    row = "SELECT partitions, former FROM sidings.topic"
+    ahead, behind = (Topics(PostgresSettings(dsn=database), {}) for _ in range(2))
+    metadata: Any = Metadata(OLD)
+    late: Any = Metadata(OLD)
+    watching = [
+        asyncio.create_task(topics.watch(client, ["positions"]))
+        for topics, client in ((ahead, metadata), (behind, late))
+    ]
+    try:
+        await eventually(lambda: value(database, "SELECT count(*) FROM sidings.topic"))
+        await eventually(lambda: ahead.covers(TopicPartition("positions", 0)) and not ahead.has_grown("positions"))
+        metadata.partitions = NEW
+        await eventually(lambda: ahead.has_grown("positions"))
+        assert [tuple(r) for r in await fetch(database, row)] == [(OLD, [OLD])]
+        assert not ahead.covers(TopicPartition("positions", OLD))
+        assert ahead.covers(TopicPartition("positions", OLD - 1))
+        assert ahead.origin_for(KEY, "positions") == before(KEY)
+        assert await value(database, "SELECT sidings.origin_for($1, 'positions')", KEY) == before(KEY)
+        await fetch(database, "UPDATE sidings.topic SET seen_at = seen_at - interval '2 hours'")
+        await eventually(lambda: ahead.covers(TopicPartition("positions", OLD)))
+        assert ahead.origin_for(KEY, "positions") == after(KEY)
+        assert ahead.was_added(TopicPartition("positions", OLD))
+        assert not ahead.was_added(TopicPartition("positions", OLD - 1))
+        # The other process still sees the old count, and says so again.
+        await behind._remember({"positions": ahead._known["positions"]._replace(partitions=OLD)})
+        assert [tuple(r) for r in await fetch(database, row)] == [(NEW, [OLD])]
+        assert behind.origins_of(KEY.encode(), "positions") == [before(KEY), after(KEY)]
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+        await ahead.close()
+        await behind.close()
+
+
+async def test_that_a_topic_has_not_grown_is_believed_for_a_while_only(database, monkeypatch):
+    topics = Topics(PostgresSettings(dsn=database), {})
+    assert topics.has_grown("positions"), "nothing is known yet"
+    assert not topics.covers(TopicPartition("positions", 0))
+    await topics.load()
+    assert not topics.has_grown("positions")
+    topics._loaded_at = time.monotonic() - 60  # Postgres has not answered since, or the process was paused
+    assert topics.has_grown("positions")
+    await topics.close()
+
+
+async def test_a_topic_that_was_made_anew_smaller_is_told_of(grown, monkeypatch, caplog, quick_growth):
+    monkeypatch.setattr("sidings.kafka.topics._SHRUNK_SECONDS", 0.1)
+    topics = Topics(PostgresSettings(dsn=grown), {})
+    await topics.load()
+    client: Any = Metadata(2)
+    watching = asyncio.create_task(topics.watch(client, ["positions"]))
+    try:
+        await eventually(lambda: "'positions' has 2 partitions, and had 6" in caplog.text)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await topics.close()
+    assert await value(grown, "SELECT partitions FROM sidings.topic") == NEW
+
+
+# -- a real Kafka -----------------------------------------------------------------------------------------------------
+
+
+async def test_partitions_are_added_under_load_and_each_keys_jobs_stay_in_order(
+    database, topic, sidings_kafka, quick_growth
+):
+    """Two executors; jobs of every key wait when the partitions come, and messages of before are still to be read."""
+    few, many = 3, 6  # a multiple: so no key moves between partitions of before
+    name = await topic(partitions=few)
+    await fetch(database, "CREATE TABLE entity (key text PRIMARY KEY, seq int NOT NULL)")
+    step = """INSERT INTO entity VALUES ($1, 1) ON CONFLICT (key) DO UPDATE SET seq = entity.seq + 1 RETURNING seq"""
+    keys = [f"key-{n}" for n in range(12)]
+    moved = {key for key in keys if partition_for(key.encode(), few) != partition_for(key.encode(), many)}
+    go_on = asyncio.Event()
+    at_work: set[str] = set()
+    overlaps: list[str] = []
+    ran: dict[str, list[int]] = defaultdict(list)
+    origins: dict[str, list[str]] = defaultdict(list)
+    consumed: set[int] = set()
+    added = {partition_for(key.encode(), many) for key in moved}
+
+    def another() -> Any:
+        settings = {"fetch_seconds": 0.05, "metadata_seconds": 0.3, "session_seconds": 3.0}
+        service = a_service(database, sidings_kafka, settings=settings)
+
+        @service.job(group="transport")
+        async def work(job: Job[Ride]) -> None:
+            key = job.payload.transport
+            if key in at_work:
+                overlaps.append(key)
+            at_work.add(key)
+            try:
+                await go_on.wait()
+                ran[key].append(job.payload.number)
+                origins[key].append(job.origin)
+            finally:
+                at_work.discard(key)
+
+        @service.consumer(name)
+        async def handle(message: Message[Number], tx: Transaction) -> None:
+            key = message.key_text or ""
+            await work.enqueue(tx, Ride(transport=key, number=await tx.fetchval(step, key)))
+            consumed.add(message.partition)
+
+        return service
+
+    sent = 0
+    async with another() as first, another() as second:
+        await eventually(lambda: first._consumer.joined and second._consumer.joined)
+        async with producing(sidings_kafka, metadata_max_age_ms=200) as producer:
+
+            async def send(rounds: int) -> None:
+                nonlocal sent
+                for _ in range(rounds):
+                    for key in keys:
+                        await producer.send_and_wait(name, as_json(sent), key=key.encode())
+                        sent += 1
+
+            async def one_more_reaches_what_was_added() -> bool:
+                await send(1)
+                return added <= consumed
+
+            async def all_are_stored() -> bool:
+                return await jobs_left(database) == sent
+
+            await send(10)
+            await eventually(lambda: at_work == set(keys), "a job of every key has begun")
+            await add_partitions(sidings_kafka, name, many)
+            await eventually(one_more_reaches_what_was_added)
+            await eventually(all_are_stored)
+            stored = await fetch(database, 'SELECT DISTINCT "group", origin FROM sidings.job')
+            assert len(stored) == len(keys), "a group has jobs in two origins"
+            go_on.set()
+            await drained(database)
+            await send(5)
+            await eventually(lambda: sum(map(len, ran.values())) >= sent)
+        await drained(database)
+    assert overlaps == []
+    assert all(ran[key] == list(range(1, len(ran[key]) + 1)) for key in keys), dict(ran)
+    assert sum(map(len, ran.values())) == sent
+    assert added
+    for key in keys:
+        ends = (origins[key][0], origins[key][-1])
+        assert ends == tuple(f"{name}/{partition_for(key.encode(), count)}" for count in (few, many))
+
+
+async def test_later_messages_of_a_key_that_moved_are_parked_behind_its_parked_one(
+    database, topic, sidings_kafka, quick_growth
+):
+    await effects_table(database)
+    few, many = 1, 4
+    name = await topic(partitions=few)
+    key = next(key for key in KEYS if partition_for(key.encode(), many) >= few)
+    mended = asyncio.Event()
+    service = a_service(
+        database, sidings_kafka, settings={"fetch_seconds": 0.05, "metadata_seconds": 0.3, "session_seconds": 3.0}
+    )
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if message.value.n == 0 and not mended.is_set():
+            raise ValueError("not yet")
+        await record(message, tx)
+
+    async with service:
+        await produce(sidings_kafka, name, [0], key=key)
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="parked") == 1)
+        await add_partitions(sidings_kafka, name, many)
+        await eventually(lambda: len(service.executor.held) == many)
+        await produce(sidings_kafka, name, [1, 2], key=key, partition=partition_for(key.encode(), many))
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="parked") == 3)
+        assert await value(database, "SELECT array_agg(DISTINCT origin) FROM sidings.job") == [f"{name}/0"]
+        mended.set()
+        await fetch(database, "UPDATE sidings.job SET run_at = now() WHERE run_at IS NOT NULL")
+        await drained(database)
+    assert await numbers(database) == [0, 1, 2]
+
+
+async def test_a_partition_that_was_added_is_read_from_its_beginning(database, topic, sidings_kafka, quick_growth):
+    """Also by a consumer that starts at the end of what it has never seen."""
+    await effects_table(database)
+    name = await topic(partitions=1)
+    service = a_service(
+        database, sidings_kafka, settings={"fetch_seconds": 0.05, "metadata_seconds": 0.3, "session_seconds": 3.0}
+    )
+    service.consumer(name, model=Number, start="latest")(record)
+    await produce(sidings_kafka, name, [0])
+    async with service:
+        await eventually(lambda: service._topic_table.covers(TopicPartition(name, 0)) and service._consumer.joined)
+        await eventually(lambda: [p for p in service._consumer.partitions.values() if p.state.name == "READY"])
+        await add_partitions(sidings_kafka, name, 2)
+        await produce(sidings_kafka, name, [1], partition=1)
+
+        async def read() -> bool:
+            return await numbers(database) == [1]
+
+        await eventually(read, seconds=SECONDS)
