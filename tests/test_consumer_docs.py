@@ -30,3 +30,9 @@ def test_the_metrics_table_lists_what_a_consumer_exports() -> None:
 def test_the_declaration_table_lists_every_argument() -> None:
     arguments = [name for name in inspect.signature(Service.consumer).parameters if name not in ("self", "topic")]
     assert [row[0] for row in rows("The declaration")] == arguments
+
+
+def test_what_is_said_of_topics_with_several_types_names_every_argument() -> None:
+    section = PAGE.split("## Several types in one topic")[1].split("\n## ")[0]
+    arguments = [name for name in inspect.signature(Service.topic).parameters if name not in ("self", "topic")]
+    assert [name for name in arguments if f"`{name}" not in section] == []

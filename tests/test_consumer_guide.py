@@ -1,0 +1,105 @@
+"""The snippets of docs/consumer.md run, on topics of the test's own."""
+
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from sidings import Job, Message, Transaction
+from sidings.kafka.outbox import MESSAGE_ID
+
+from .consumer_support import a_service, offset_reaches, produce_raw, sample
+from .guide import run
+from .support import connected, drained, eventually, fetch
+
+
+class Renamed:
+    """A service whose topics have other names than the page gives them."""
+
+    def __init__(self, service: Any, topics: dict[str, str]) -> None:
+        self._service = service
+        self._topics = topics
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._service, name)
+        if name not in ("consumer", "topic", "reset_offsets"):
+            return found
+        return lambda topic, *args, **options: partial(found, self._topics[topic])(*args, **options)
+
+
+class TransportPlanned(BaseModel):
+    id: str
+
+
+class TransportDelayed(BaseModel):
+    id: str
+    minutes: int
+
+
+class Position(BaseModel):
+    transport_id: str
+
+
+class SendEta(BaseModel):
+    transport_id: str
+
+
+@pytest.fixture
+async def transports(database):
+    async with connected(database) as connection:
+        await connection.execute(
+            "CREATE TABLE transport (id text PRIMARY KEY, delay int NOT NULL DEFAULT 0, moves int NOT NULL DEFAULT 0)"
+        )
+        await connection.execute("INSERT INTO transport (id) VALUES ('t1')")
+    return database
+
+
+NAMES = {"Message": Message, "Transaction": Transaction, "UTC": UTC, "datetime": datetime, "Position": Position}
+
+
+async def test_several_types_in_one_topic(transports, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(transports, sidings_kafka)
+    models = {"TransportPlanned": TransportPlanned, "TransportDelayed": TransportDelayed}
+    run("consumer.md", "Several types in one topic", service=Renamed(service, {"transports": name}), **NAMES, **models)
+    for kind, value in [
+        ("TransportPlanned", TransportPlanned(id="t2")),
+        ("TransportDelayed", TransportDelayed(id="t2", minutes=5)),
+    ]:
+        await produce_raw(sidings_kafka, name, value.model_dump_json().encode(), headers=[("ce_type", kind.encode())])
+    async with service:
+        await eventually(offset_reaches(transports, name, 2))
+    rows = await fetch(transports, "SELECT id, delay FROM transport ORDER BY id")
+    assert [tuple(row) for row in rows] == [("t1", 0), ("t2", 5)]
+
+
+async def test_duplicates_and_going_on_from_another_place(transports, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(transports, sidings_kafka)
+    renamed = Renamed(service, {"positions": name})
+    page = run("consumer.md", "Duplicates", "Going on from another place", service=renamed, **NAMES)
+    value = Position(transport_id="t1").model_dump_json().encode()
+    for id in (b"a", b"a", b"b"):
+        await produce_raw(sidings_kafka, name, value, headers=[(MESSAGE_ID, id)])
+    async with service:
+        await eventually(offset_reaches(transports, name, 3))
+        await page["handle_may_again"]()
+        await eventually(offset_reaches(transports, name, 3))
+    assert (await fetch(transports, "SELECT moves FROM transport"))[0]["moves"] == 4
+
+
+async def test_back_pressure(transports, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(transports, sidings_kafka)
+
+    @service.job(group="transport_id")
+    async def send_eta(job: Job[SendEta]) -> None: ...
+
+    given = {**NAMES, "SendEta": SendEta, "send_eta": send_eta}
+    run("consumer.md", "Back-pressure", service=Renamed(service, {"positions": name}), **given)
+    await produce_raw(sidings_kafka, name, Position(transport_id="t1").model_dump_json().encode())
+    async with service:
+        await eventually(offset_reaches(transports, name, 1))
+        await drained(transports)
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="handled") == 1)
