@@ -443,7 +443,7 @@ def test_wrong_declarations_are_refused_with_the_remedy(sidings_kafka):
         (plain, {"dead_letter": "d"}, "async def"),
         (bare, {"dead_letter": "d"}, "annotate the handler's first parameter as Message"),
         (fine, {"stateless": False, "dead_letter": "d"}, "need stateless=True"),
-        (fine, {"stateless": False}, "or stateless=True"),
+        (with_tx, {"stateless": False}, "a consumer with stateless=True"),
     ]:
         with pytest.raises(ConfigurationError, match="(?s)" + text.replace("(", r"\(")):
             service.consumer("positions", **{"stateless": True} | options)(handler)
