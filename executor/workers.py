@@ -237,6 +237,7 @@ class Workers:
         loop = asyncio.get_running_loop()
         claimed = self.claimed
         streak = 0
+        current_origin.set(None)  # jobs have their own, whatever the executor was started in
         while not self._stopping:  # a handler may have swallowed the cancellation that was to end this
             if not claimed:
                 current_work.set(None)  # the last job, and its payload
@@ -293,8 +294,7 @@ class Workers:
     def _begin(self, worker: Worker, entry: Entry) -> tuple[JobType[Any] | None, float]:
         """The type to run and the time; no type if the lease ran out before a worker came to it."""
         started = now()
-        origin = entry.origin
-        if started >= origin.deadline:
+        if started >= entry.origin.deadline:
             return None, started
         job_type = self._registry.get(entry.type)
         assert job_type is not None  # the scheduler passes known types only
@@ -302,7 +302,6 @@ class Workers:
         worker.entry = entry
         if job_type.timeout is not None:
             worker.stop_at = started + job_type.timeout
-        current_origin.set(origin.name)
         return job_type, started
 
     def _end(self, worker: Worker) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "missing_headers",
     "shared_headers",
     "travelling",
+    "work_origin",
 ]
 
 CORRELATION_ID, TRACEPARENT, TRACESTATE = "correlation_id", "traceparent", "tracestate"
@@ -137,25 +138,38 @@ class Within:
 
 def current_key() -> bytes | None:
     """The key of the message that the handler works on; None where it works on no message, or on several."""
-    work = current_work.get()
-    if isinstance(work, Within):
-        work = work.inner
-    key = getattr(work, "key", None)  # of a consumer's message, which this package does not know
+    key = getattr(_subject(), "key", None)  # of a consumer's message, which this package does not know
     return key if isinstance(key, bytes) else None
+
+
+def work_origin() -> str | None:
+    """The origin of what the handler works on; None outside of handlers."""
+    subject = _subject()
+    if isinstance(subject, Sequence):
+        subject = cast(Any, subject)[0]
+    return getattr(subject, "origin", None)
+
+
+def _subject() -> object:
+    """The job or message, or the list of them, that the handler got."""
+    work: object = current_work.get()
+    while isinstance(work, Within | _Given):
+        work = work.inner
+    return work
 
 
 class _Given:
     """What `correlated` says."""
 
-    def __init__(self, headers: Mapping[str, str], fields: Mapping[str, object]) -> None:
+    def __init__(self, headers: Mapping[str, str], inner: Work | Sequence[Work] | None) -> None:
+        self.inner = inner  # what the handler works on
         self._headers = headers
-        self._fields = fields
 
     def travelling(self) -> Mapping[str, str]:
         return self._headers
 
     def log_fields(self) -> Mapping[str, object]:
-        return self._fields
+        return {} if self.inner is None else _shared_fields(self.inner)
 
 
 @contextmanager
@@ -176,12 +190,10 @@ def correlated(
     for name, text in wanted.items():
         if name not in headers:
             raise ValueError(f"{name}={text!r} cannot travel")
-    fields: dict[str, object] = {}
-    if (work := current_work.get()) is not None:
-        fields = _shared_fields(work)
-        if traceparent is None:
-            headers = {**shared_headers(work), **headers}
-    token = current_work.set(_Given(headers, fields))
+    work = current_work.get()
+    if work is not None and traceparent is None:
+        headers = {**shared_headers(work), **headers}
+    token = current_work.set(_Given(headers, work))
     try:
         yield
     finally:

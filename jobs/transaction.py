@@ -13,8 +13,8 @@ else:
 
 __all__ = ["Connection", "Transaction", "current_origin"]
 
-# Set by the consumer and by the executor around each handler: jobs that a handler enqueues belong to the origin
-# that caused them, unless it says otherwise.
+# Set by the consumer around each handler: jobs that a handler enqueues belong to the origin that caused them, unless it
+# says otherwise. In a job's handler it is that of the job (`context.work_origin`).
 current_origin: ContextVar[str | None] = ContextVar("sidings_origin", default=None)
 
 

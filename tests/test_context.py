@@ -159,6 +159,30 @@ async def test_a_job_without_headers_hands_on_none_whatever_ran_before_it(databa
     assert await fetch(database, "SELECT count(*) FROM sidings.job WHERE headers IS NOT NULL") == [(0,)]
 
 
+async def test_a_correlation_id_of_ones_own_hides_neither_origin_nor_job(database: str) -> None:
+    registry = Registry()
+    origins: list[str] = []
+
+    @registry.job(batch=2)
+    async def ride(jobs: list[Job[Ride]]) -> None:
+        with correlated("c-2"):
+            log.info("inside")
+            async with connected(database) as connection, connection.transaction():
+                await follow_up.enqueue(connection, Ride())
+
+    @registry.job()
+    async def follow_up(job: Job[Ride]) -> None:
+        with correlated("c-3"):
+            origins.append(job.origin)
+
+    await enqueue(database, ride, [Ride()], headers=HEADERS, origin="t/7")
+    with collected() as lines:
+        async with running(database, registry, ["t/7"]):
+            await eventually(lambda: origins)
+    assert origins == ["t/7"]
+    assert lines.fields("inside", "job_type", "correlation_id") == ["ride", "c-2"]
+
+
 async def test_an_idle_worker_keeps_no_payload(database: str) -> None:
     registry = Registry()
     payloads: list[weakref.ref[Ride]] = []

@@ -19,7 +19,8 @@ from sidings.errors import (
     NotInTransaction,
     UnknownJobType,
 )
-from sidings.jobs import Job, Registry, Transaction, current_origin
+from sidings.jobs import Job, Registry, Transaction
+from sidings.jobs.context import work_origin
 
 from .support import ORIGIN, Ride, connected, drained, eventually, fetch, running, value
 
@@ -451,21 +452,21 @@ async def test_a_job_enqueued_by_a_handler_inherits_its_origin(database: str, ki
 
         @registry.job()
         async def cause(job: Job[Ride]) -> None:
-            seen.append(current_origin.get())
+            seen.append(work_origin())
             await store()
             await store(origin="elsewhere/1")
     else:
 
         @registry.job(name="cause")
         def cause(job: Job[Ride]) -> None:
-            seen.append(current_origin.get())
+            seen.append(work_origin())
             asyncio.run(store())
             asyncio.run(store(origin="elsewhere/1"))
 
     async with connected(database) as connection, connection.transaction():
         for origin in ("t/0", "t/1"):
             await cause.enqueue(connection, Ride(), origin=origin)
-    assert current_origin.get() is None
+    assert work_origin() is None
     async with running(database, registry, ["t/0", "t/1"]):
 
         async def followed() -> bool:
