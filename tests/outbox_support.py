@@ -1,6 +1,7 @@
 """What the tests of outbox and relay share: relays that are stopped in any case, and what stands in a topic."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
@@ -68,6 +69,18 @@ async def emptied(dsn: str, topic: str | None = None, seconds: float = SECONDS) 
     await eventually(empty, f"the outbox is empty ({topic or 'all topics'})", seconds)
 
 
+async def arrived(kafka: str, topic: str) -> int:
+    """How many messages stand in a topic that loses none: quicker than to read them."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=kafka, enable_auto_commit=False)
+    try:
+        async with asyncio.timeout(SECONDS):
+            await consumer.start()
+            tps = await _partitions(consumer, topic)
+            return sum((await consumer.end_offsets(tps)).values())
+    finally:
+        await consumer.stop()
+
+
 async def records(kafka: str, topic: str) -> list[Any]:
     """All that stands in a topic now, partition by partition, in order."""
     consumer = AIOKafkaConsumer(bootstrap_servers=kafka, enable_auto_commit=False, fetch_max_wait_ms=100)
@@ -75,12 +88,7 @@ async def records(kafka: str, topic: str) -> list[Any]:
     try:
         async with asyncio.timeout(SECONDS):
             await consumer.start()
-            while not (partitions := consumer.partitions_for_topic(topic)):
-                await consumer.topics()
-                consumer.assign([TopicPartition(topic, 0)])
-                await asyncio.sleep(0.02)
-            tps = [TopicPartition(topic, p) for p in sorted(partitions)]
-            consumer.assign(tps)
+            tps = await _partitions(consumer, topic)
             await consumer.seek_to_beginning(*tps)
             ends = await consumer.end_offsets(tps)
             while True:
@@ -94,6 +102,17 @@ async def records(kafka: str, topic: str) -> list[Any]:
     return sorted(found, key=lambda r: (r.partition, r.offset))
 
 
+async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> list[TopicPartition]:
+    """All partitions of a topic, assigned to the consumer."""
+    while not (partitions := consumer.partitions_for_topic(topic)):
+        await consumer.topics()
+        consumer.assign([TopicPartition(topic, 0)])
+        await asyncio.sleep(0.02)
+    tps = [TopicPartition(topic, p) for p in sorted(partitions)]
+    consumer.assign(tps)
+    return tps
+
+
 def firsts(found: Iterable[ConsumerRecord]) -> dict[Any, list[Any]]:
     """By key, the values in the order in which they first appeared: repeats are allowed, gaps and disorder are not."""
     out: dict[Any, list[Any]] = defaultdict(list)
@@ -103,6 +122,54 @@ def firsts(found: Iterable[ConsumerRecord]) -> dict[Any, list[Any]]:
             seen.add((record.key, record.value))
             out[record.key].append(record.value)
     return out
+
+
+KEYS = 40
+
+
+def numbered(first: int, count: int) -> list[tuple[str | None, bytes | None]]:
+    return [(f"k{n % KEYS}", b"%d" % n) for n in range(first, first + count)]
+
+
+def assert_complete(found: list[Any], count: int) -> None:
+    """Every number up to `count` has arrived; by key their first occurrences are in order."""
+    in_order = firsts(found)
+    assert in_order == {b"k%d" % k: [b"%d" % n for n in range(k, count, KEYS)] for k in range(KEYS)}
+
+
+class Writer:
+    """Publishes all the time, until stopped. pause: seconds between two transactions of 40 messages."""
+
+    def __init__(self, dsn: str, topic: str, *, pause: float = 0.01) -> None:
+        self.count = 0
+        self._pause = pause
+        self._dsn = dsn
+        self._topic = topic
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        async with publishing(self._dsn) as (outbox, connection):
+            while True:
+                transaction = connection.transaction()
+                await transaction.start()
+                await outbox.publish_many(connection, self._topic, numbered(self.count, 40))
+                commit = asyncio.ensure_future(transaction.commit())
+                try:
+                    await asyncio.shield(commit)
+                finally:
+                    await commit
+                    self.count += 40
+                await asyncio.sleep(self._pause)
 
 
 class RelayProcess:

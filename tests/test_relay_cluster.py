@@ -1,5 +1,6 @@
-"""Topics that may not be written to, and destinations that want TLS and a password."""
+"""The relay beside a cluster that it has to itself: without rights, over TLS with a password, and while it is down."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from sidings.kafka import Producer
 from sidings.kafka.outbox import NotPublished, OutboxSettings
 from sidings.kafka.settings import KafkaSettings
 
-from .outbox_support import emptied, publish, publishing, records, relaying
+from .outbox_support import Writer, assert_complete, emptied, publish, publishing, records, relaying
 from .support import eventually
 
 AUTHORIZED = {
@@ -116,3 +117,22 @@ async def test_a_wrong_password_keeps_the_messages_and_says_why(database: str, g
             await producer.send("positions", key="k", value=b"x")
     finally:
         await producer.stop()
+
+
+async def test_kafka_is_down_for_a_while_under_load(database: str, guarded: Kafka) -> None:
+    kafka = guarded
+    await create_topic(kafka.bootstrap, "trips", partitions=3)
+    options = {"delivery_seconds": 1.0, "max_backoff_seconds": 0.3}
+    async with relaying(database, kafka.bootstrap, **options) as relay, Writer(database, "trips", pause=0.05) as writer:
+        await eventually(lambda: relay.metrics.count("sent", "trips") > 400)
+        await asyncio.to_thread(kafka.kill)
+        before = writer.count
+        await eventually(lambda: relay.metrics.count("failed", "trips") >= 1, "the outage is seen")
+        assert writer.count > before, "publishing goes on"
+        await asyncio.to_thread(kafka.start)
+        sent = relay.metrics.count("sent", "trips")
+        await eventually(lambda: relay.metrics.count("sent", "trips") > sent + 400)
+        await writer.__aexit__()
+        await emptied(database)
+        assert relay.metrics.failing == set()
+    assert_complete(await records(kafka.bootstrap, "trips"), writer.count)
