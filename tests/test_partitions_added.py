@@ -216,6 +216,36 @@ async def test_writers_that_lock_the_entity_find_what_was_committed_while_they_w
     assert [row["origin"] for row in rows] == [before(KEY)] * 2
 
 
+async def test_a_job_that_is_requeued_goes_where_its_group_is(grown):
+    await fetch(
+        grown,
+        """INSERT INTO sidings.job_history (job_id, type, origin, "group", attempt, outcome, priority, payload, finished_at,
+                                            enqueued_at, executor, epoch)
+           VALUES (7, 'ride', $1, $2, 1, 'discarded', 0, '{}', now(), now(), gen_random_uuid(), 1)""",
+        *(before(KEY), KEY),
+    )
+    await store(grown, a_type(), KEY, after(KEY))
+    await fetch(grown, "SELECT sidings.requeue_job(7, 'somebody')")
+    assert await value(grown, "SELECT array_agg(DISTINCT origin) FROM sidings.job") == [after(KEY)]
+
+
+async def test_a_reset_spares_a_message_of_another_partition_that_waits_in_its_origin(grown):
+    """It would not be delivered again."""
+    async with connected(grown) as connection:
+        for partition in (1, 2):
+            await connection.execute(
+                "SELECT sidings.enqueue('message:positions', $1, 'positions/1', 'a')",
+                f'{{"topic": "positions", "partition": {partition}, "offset": 900}}',
+            )
+        rest = "SELECT array_agg(payload ->> 'partition') FROM sidings.job"
+        await connection.execute("SELECT sidings.reset_offsets('positions', '{1}', '{500}', 'somebody', NULL)")
+        assert await connection.fetchval(rest) == ["2"]
+        await connection.execute("SELECT sidings.reset_offsets('positions', '{1,2}', '{500,901}', 'somebody', NULL)")
+        assert await connection.fetchval(rest) == ["2"]
+        await connection.execute("SELECT sidings.reset_offsets('positions', '{1,2}', '{500,900}', 'somebody', NULL)")
+        assert await connection.fetchval(rest) is None
+
+
 # -- what is known of the topic ---------------------------------------------------------------------------------------
 
 

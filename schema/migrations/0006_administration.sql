@@ -270,6 +270,7 @@ BEGIN
                              to_char(before.at, 'YYYY-MM-DD HH24:MI:SS OF')),
             HINT = 'Look at that job; force => true requeues it once more.';
     END IF;
+    old.origin := sidings.place(old.origin, old."group");   -- where partitions were added, its group may be elsewhere (0010)
     INSERT INTO sidings.job (type, origin, "group", priority, payload, headers)
     VALUES (old.type, old.origin, old."group", old.priority, old.payload,
             CASE WHEN old.correlation_id IS NOT NULL THEN jsonb_build_object('correlation_id', old.correlation_id) END)

@@ -149,7 +149,9 @@ BEGIN
                            UNION ALL
                            SELECT j.id, j.type, j.payload FROM sidings.job j
                            WHERE j.origin = o.origin AND j.held IS NOT NULL) m
-                     WHERE m.type = 'message:' || its_topic AND (m.payload ->> 'offset')::bigint >= o.next);
+                     -- By the message's own partition: where partitions were added, one of another may wait here (0010).
+                     JOIN unnest(partitions, offsets) AS r (partition, next) ON r.partition = (m.payload ->> 'partition')::integer
+                     WHERE m.type = 'message:' || its_topic AND (m.payload ->> 'offset')::bigint >= r.next);
         PERFORM 1 FROM sidings.job j WHERE j.id = ANY (ids) ORDER BY j.id FOR UPDATE;
         its_partition := o.partition;
         former := formers[o.partition];
