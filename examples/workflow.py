@@ -1,0 +1,119 @@
+"""A workflow in small: an order is split into its items, each is priced, and the invoice is sent when all are.
+
+    python -m examples.workflow
+
+No engine is needed for that. A transactional job enqueues what comes next in the transaction that ends it:
+
+1. *Fan-out.* `split` writes down how many items there are, and enqueues a job for each. Both are there or neither is.
+2. *Fan-in.* Each `price` stores its price and counts itself done in the order's row. The update locks that row, so one
+   of them is the last, and knows it: it enqueues `send_invoice`. An attempt that fails is rolled back, count included;
+   a job that has ended does not run again. So each item counts once, and there is one invoice.
+
+Between the steps there is nothing in memory: whoever dies, another instance goes on.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from secrets import token_hex
+
+from pydantic import BaseModel
+from sidings import Job, Retry, Service, StaticAssignment, devstack
+from tenacity import wait_fixed
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS purchase (id text PRIMARY KEY, items integer NOT NULL, priced integer NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS line (purchase text, item text, cents integer NOT NULL, PRIMARY KEY (purchase, item));
+CREATE TABLE IF NOT EXISTS invoice (purchase text PRIMARY KEY, cents integer NOT NULL);
+"""
+ORIGIN = "purchases/0"
+
+
+class Purchase(BaseModel):
+    """What somebody has ordered."""
+
+    id: str
+    items: list[str]
+
+
+class Line(BaseModel):
+    """One item of it."""
+
+    purchase: str
+    item: str
+
+
+class Invoice(BaseModel):
+    """All of it is priced."""
+
+    purchase: str
+
+
+async def price_of(item: str) -> int:
+    """In cents: stands for a slow call to somebody else, which may fail."""
+    await asyncio.sleep(0.01)
+    return 100 * len(item)
+
+
+def make_service(postgres: str, *, name: str = "workflow", schema: str = "sidings") -> Service:
+    """The service, with the three steps."""
+    service = Service(name, postgres=postgres, schema=schema, assignment=StaticAssignment([ORIGIN]))
+    retry = Retry(wait=wait_fixed(0.2))
+
+    @service.job(transactional=True, retry=retry)
+    async def split(job: Job[Purchase]) -> None:
+        purchase = job.payload
+        await job.tx.execute("INSERT INTO purchase (id, items) VALUES ($1, $2)", purchase.id, len(purchase.items))
+        await price.enqueue_many(job.tx, [Line(purchase=purchase.id, item=item) for item in purchase.items])
+
+    @service.job(transactional=True, retry=retry)
+    async def price(job: Job[Line]) -> None:
+        line = job.payload
+        cents = await price_of(line.item)
+        await job.tx.execute("INSERT INTO line VALUES ($1, $2, $3)", line.purchase, line.item, cents)
+        # Last, because from here on the other lines of this purchase wait for our commit.
+        complete = await job.tx.fetchval(
+            "UPDATE purchase SET priced = priced + 1 WHERE id = $1 RETURNING priced = items", line.purchase
+        )
+        if complete:
+            await send_invoice.enqueue(job.tx, Invoice(purchase=line.purchase))
+
+    @service.job(group="purchase", transactional=True, retry=retry)
+    async def send_invoice(job: Job[Invoice]) -> None:
+        await job.tx.execute(
+            "INSERT INTO invoice SELECT purchase, sum(cents) FROM line WHERE purchase = $1 GROUP BY purchase",
+            job.payload.purchase,
+        )
+
+    return service
+
+
+async def order(service: Service, purchases: Sequence[Purchase]) -> None:
+    """Start a workflow for each of these."""
+    async with service.transaction() as tx:
+        for purchase in purchases:
+            await service.registry.enqueue(tx, "split", purchase, origin=ORIGIN)
+
+
+async def main() -> None:
+    """Three purchases; prints their invoices."""
+    servers = await asyncio.to_thread(devstack.ensure)
+    service = make_service(servers.postgres, schema="workflow")
+    await service.migrate()
+    ids = [f"{token_hex(4)}-{number}" for number in range(3)]
+    async with service:
+        async with service.transaction() as tx:
+            await tx.execute(TABLES)
+        await order(service, [Purchase(id=id, items=["tyre", "wiper", "mirror"][: n + 1]) for n, id in enumerate(ids)])
+        async with asyncio.timeout(30):
+            while True:
+                async with service.transaction() as tx:
+                    invoices = await tx.fetch("SELECT * FROM invoice WHERE purchase = ANY ($1) ORDER BY cents", ids)
+                if len(invoices) == len(ids):
+                    break
+                await asyncio.sleep(0.05)
+    for invoice in invoices:
+        print(f"{invoice['purchase']}: {invoice['cents'] / 100:.2f}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
