@@ -219,8 +219,8 @@ async def test_writers_that_lock_the_entity_find_what_was_committed_while_they_w
 async def test_a_job_that_is_requeued_goes_where_its_group_is(grown):
     await fetch(
         grown,
-        """INSERT INTO sidings.job_history (job_id, type, origin, "group", attempt, outcome, priority, payload, finished_at,
-                                            enqueued_at, executor, epoch)
+        """INSERT INTO sidings.job_history (job_id, type, origin, "group", attempt, outcome, priority, payload,
+                                            finished_at, enqueued_at, executor, epoch)
            VALUES (7, 'ride', $1, $2, 1, 'discarded', 0, '{}', now(), now(), gen_random_uuid(), 1)""",
         *(before(KEY), KEY),
     )
