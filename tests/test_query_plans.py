@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -265,6 +265,20 @@ async def test_promotion_walks_the_due_jobs_in_their_order(filled: str):
     plans.must_not_sort_jobs(within_a_limit=True)
     plans.must_probe_by("job_due", "origin", "run_at")
     plans.must_probe_by("job_pkey", "id")
+
+
+async def test_a_tick_of_a_periodic_job_looks_at_its_own_group_only(filled: str):
+    at = datetime(2026, 5, 1, tzinfo=UTC)
+    service = ("g1", "every 30 s", at, at, at, None, True, 0, ["{}"])
+    of_origins = (ORIGINS, [1] * len(ORIGINS), [at] * len(ORIGINS), [at] * len(ORIGINS), [at] * len(ORIGINS))
+    origins = (uuid4(), "g1", "every 30 s", *of_origins, True, 0, ORIGINS, ["{}"] * len(ORIGINS))
+    for name, arguments in (("fire_service", service), ("fire_origins", origins)):
+        plans = await Plans.of(filled, "sidings.executor", name, *arguments)
+        for used in plans.indexes().values():
+            assert used <= {"job_group", "periodic_pkey", "executor_pkey", *BY_ORIGIN}, str(plans)
+        plans.must_not_scan_a_table()
+        plans.must_not_sort_jobs()
+        plans.must_probe_by("job_group", "origin", "group")
 
 
 @pytest.mark.parametrize(
