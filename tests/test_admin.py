@@ -12,6 +12,7 @@ from sidings.jobs import OutcomeName
 from sidings.jobs.admin import JobState
 
 from .admin_support import GROUP, STATES, a_holder, a_job, changes, fence, some_jobs, the_job
+from .guide import DOCS, block, run
 from .support import ORIGIN, SECONDS, connected, fetch, history, jobs_left, value
 
 
@@ -652,3 +653,40 @@ async def test_actions_need_read_committed(database: str):
     async with connected(database) as connection, connection.transaction(isolation="repeatable_read"):
         with pytest.raises(asyncpg.PostgresError, match="READ COMMITTED"):
             await connection.fetchval("SELECT sidings.cancel_job($1, 'alice')", id)
+
+
+# -- the documentation --------------------------------------------------------------------------------------------
+
+
+async def test_the_lines_of_the_guide_do_what_they_say(database: str, admin: Admin):
+    stuck, behind = await a_job(database, "backing off"), await a_job(database)
+    held = await a_job(database, "held", type="'send_eta'")
+    gone = await a_job(database, group="other")
+    await admin.discard(gone)
+    await run("administration.md", "In a few lines")["tidy_up"](database)
+    assert {(row["job_id"], row["outcome"]) for row in await history(database)} == {
+        (stuck, "discarded"),
+        (gone, "discarded"),
+    }
+    assert [row.id for row in await admin.jobs(state="waiting")][:2] == [behind, held]
+    assert {row.action for row in await admin.audit()} == {"discard", "skip head", "release", "requeue", "pause"}
+    assert [pause.type for pause in await admin.pauses()] == ["send_eta"]
+
+
+async def test_the_sql_of_the_guide_does_what_it_says(database: str, admin: Admin):
+    await some_jobs(database, 3, origin="transports/17", group="t-1")
+    await fetch_all(database, block("administration.md", "From SQL", "sql"))
+    assert [row.action for row in await admin.audit()] == ["resume", "clear group", "pause"]
+    assert len(await history(database)) == 3
+
+
+async def fetch_all(dsn: str, statements: str) -> None:
+    async with connected(dsn) as connection:
+        for statement in filter(None, map(str.strip, statements.split(";"))):
+            await connection.fetch(statement)
+
+
+def test_every_action_and_every_view_is_in_the_guide():
+    page = (DOCS / "administration.md").read_text()
+    missing = [name for name in vars(Admin) if not name.startswith("_") and f"`{name}(" not in page]
+    assert missing == []
