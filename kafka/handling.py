@@ -11,6 +11,7 @@ from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved, OffsetStore
 from .parking import Parking
 from .partition import Item, Partition
+from .patience import Patience
 from .seen import Seen
 from .subscription import Subscription
 from .transactions import Transactions, in_transaction, server_is_gone
@@ -138,26 +139,27 @@ class Handling:
         until = time.monotonic() + self._batch_seconds
         isolate = self._subscription.isolate
         aside: list[Item] = []
-        for first, chunk in self._chunks(items):
-            if first and (time.monotonic() > until or self._hurry()):
-                return first, aside
-            direct: list[Item] = []
-            for item in chunk:
-                if item.passed_over or item in repeats:
-                    continue
-                stored = isolate or item.message is None or (item.partition.origin, item.group) in blocked
-                (aside if stored else direct).append(item)
-            if direct:
-                await self._call(tx, direct, first if len(chunk) == 1 else None)
+        with Patience(self._subscription.timeout) as patience:
+            for first, chunk in self._chunks(items):
+                if first and (time.monotonic() > until or self._hurry()):
+                    return first, aside
+                direct: list[Item] = []
+                for item in chunk:
+                    if item.passed_over or item in repeats:
+                        continue
+                    stored = isolate or item.message is None or (item.partition.origin, item.group) in blocked
+                    (aside if stored else direct).append(item)
+                if direct:
+                    await self._call(tx, direct, first if len(chunk) == 1 else None, patience)
         return len(items), aside
 
-    async def _call(self, tx: Transaction, items: list[Item], index: int | None) -> None:
+    async def _call(self, tx: Transaction, items: list[Item], index: int | None, patience: Patience) -> None:
         """One call of the handler."""
         partition = items[0].partition
         current_origin.set(partition.origin)
         try:
-            async with asyncio.timeout(self._subscription.timeout):
-                await self._subscription.call([item.message for item in items if item.message is not None], tx)
+            messages = [item.message for item in items if item.message is not None]
+            await patience.call(self._subscription.call(messages, tx))
             if not in_transaction(tx.connection):
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its consumer")
         except asyncio.CancelledError as error:

@@ -1,0 +1,73 @@
+"""A time limit for each of many calls in a row, with one timer for all of them: `asyncio.timeout` makes one per call,
+which costs a batch as much as its messages' decoding."""
+
+import asyncio
+from collections.abc import Awaitable
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Patience"]
+
+
+class Patience:
+    """Lets each call take `seconds` at most; None: any time. For one task::
+
+    with Patience(30) as patience:
+        for item in items:
+            await patience.call(handle(item))
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._cancelling = 0  # cancellations that were under way before ours
+        self._began: float | None = None  # of the call under way
+        self._fired = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        self._look()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def call(self, call: Awaitable[object]) -> None:
+        """Await `call`. Raises `TimeoutError` when it has been cancelled for taking too long."""
+        self._began = self._loop.time()
+        try:
+            await call
+        except asyncio.CancelledError as error:
+            if self._take_back():
+                raise TimeoutError(f"it took longer than {self._seconds} s") from error
+            raise
+        finally:
+            self._began = None
+            self._take_back()  # it may have swallowed the cancellation
+
+    def _look(self) -> None:
+        """Cancel the call under way if its time is over, and look again when it could be."""
+        if self._seconds is None:
+            return
+        left = self._seconds
+        if self._began is not None:
+            left = self._began + self._seconds - self._loop.time()
+            if left <= 0:
+                left = self._seconds
+                if not self._fired and self._task is not None:
+                    self._fired = True
+                    self._task.cancel()
+        self._timer = self._loop.call_later(left, self._look)
+
+    def _take_back(self) -> bool:
+        """Undo our cancellation. Returns whether it was the only one."""
+        if not self._fired or self._task is None:
+            return False
+        self._fired = False
+        return self._task.uncancel() <= self._cancelling
