@@ -34,19 +34,26 @@ class Deimos:
 
     def __init__(self, dsn: str, kafka: str) -> None:
         self.sent = 0
+        self.ready = asyncio.Event()
         self._dsn = dsn
         self._kafka = kafka
         self._id = str(uuid4())
 
-    async def run(self) -> None:
-        """Send for ever."""
+    async def run(self, begin: asyncio.Event | None = None, topics: Sequence[str] = ()) -> None:
+        """Send for ever. begin: connected, and knowing `topics`, it waits for this before it begins; `ready` says that
+        it does."""
         connection = await asyncpg.connect(self._dsn)
         producer = AIOKafkaProducer(bootstrap_servers=self._kafka, acks="all", max_batch_size=512 * 1024)
         await producer.start()
+        for topic in topics:
+            await producer.partitions_for(topic)
+        self.ready.set()
         try:
+            if begin is not None:
+                await begin.wait()
             while True:
-                topics = await connection.fetch("SELECT DISTINCT topic FROM kafka_messages")
-                for row in topics:
+                waiting = await connection.fetch("SELECT DISTINCT topic FROM kafka_messages")
+                for row in waiting:
                     await self._topic(connection, producer, row["topic"])
                 await asyncio.sleep(_PAUSE_SECONDS)
         finally:

@@ -5,6 +5,14 @@ delay.
 
 All over one Postgres and one Kafka, in turns, so that what else the machine does hits all of them. `measure()` returns
 the figures as a dict. Rates are messages a second; of several rounds the median counts.
+
+Backlogs that are drained:
+
+* ``one topic``         full batches of one topic: both wait for the producer, which is the same
+* ``many topics``       a hundred topics with a few messages each: a service that publishes all sorts of events
+* ``open transaction``  one topic, while somebody's transaction (a backup, a report) keeps vacuum from its work
+
+The Deimos algorithm runs with one sender and with four, as its article says: "a specified number of threads".
 """
 
 import argparse
@@ -12,7 +20,9 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -31,6 +41,8 @@ __all__ = ["measure"]
 _PARTITIONS = 12
 _KEYS = 1_000
 _VALUE = b"x" * 200
+_TOPICS = 100  # of "many topics"
+_EACH = 100  # messages in each of them
 _BARE = """CREATE TABLE bare_outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, topic text, key bytea,
            value bytea, created_at timestamptz NOT NULL DEFAULT now())"""
 
@@ -43,13 +55,25 @@ class _Stage:
         self.kafka = kafka
         self.messages = messages
         self.topics: list[str] = []
+        self.small: list[str] = []  # of one partition each
 
-    async def topic(self) -> str:
+    async def topic(self, partitions: int = _PARTITIONS) -> str:
         """A new topic."""
-        name = f"relay-benchmark-{time.time_ns()}"
-        await create_topic(self.kafka, name, partitions=_PARTITIONS)
+        name = f"relay-benchmark-{time.time_ns()}-{len(self.topics)}"
         self.topics.append(name)
+        await create_topic(self.kafka, name, partitions=partitions)
         return name
+
+    @asynccontextmanager
+    async def open_transaction(self) -> AsyncGenerator[None]:
+        """A transaction with an id and a snapshot of its own."""
+        connection = await asyncpg.connect(self.dsn)
+        try:
+            async with connection.transaction(isolation="repeatable_read"):
+                await connection.execute("SELECT pg_current_xact_id()")
+                yield
+        finally:
+            await connection.close()
 
     def relay(self) -> tuple[Relay, Outbox]:
         """A relay with default settings."""
@@ -76,12 +100,17 @@ async def measure(messages: int = 100_000, rounds: int = 3, endpoints: Endpoints
             "bare producer, idempotent": _idempotent_producer,
             "relay": _relay,
             "deimos": _deimos,
+            "many topics: relay": partial(_relay, many=True),
+            "many topics: deimos": partial(_deimos, many=True),
+            "many topics: deimos, 4 senders": partial(_deimos, many=True, senders=4),
+            "open transaction: relay": partial(_relay, hold=True),
+            "open transaction: deimos": partial(_deimos, hold=True),
         }
         for _ in range(rounds):
             for name, variant in variants.items():
                 _cpu.clear()
                 rates.setdefault(name, []).append(await variant(stage))
-                busy.setdefault(name, []).append((_cpu[-1] - _cpu[0]) / messages * 1e6)
+                busy.setdefault(name, []).append((_cpu[-1] - _cpu[0]) / _count(stage, "many" in name) * 1e6)
         costs: dict[str, list[float]] = {}
         for _ in range(rounds):
             for name, cost in (await _publish_cost(stage)).items():
@@ -94,7 +123,14 @@ async def measure(messages: int = 100_000, rounds: int = 3, endpoints: Endpoints
             "client_cpu_microseconds": {name: round(statistics.median(us), 1) for name, us in busy.items()},
             "relay_to_bare_producer": round(median["relay"] / median["bare producer"], 2),
             "relay_to_idempotent_producer": round(median["relay"] / median["bare producer, idempotent"], 2),
-            "relay_to_deimos": round(median["relay"] / median["deimos"], 2),
+            "relay_to_deimos": {
+                "one topic": round(median["relay"] / median["deimos"], 2),
+                "many topics": round(median["many topics: relay"] / median["many topics: deimos"], 2),
+                "many topics, 4 senders": round(
+                    median["many topics: relay"] / median["many topics: deimos, 4 senders"], 2
+                ),
+                "open transaction": round(median["open transaction: relay"] / median["open transaction: deimos"], 2),
+            },
             "publish_seconds": {name: round(seconds, 7) for name, seconds in cost.items()},
             "publish_to_bare_insert": round(cost["publish"] / cost["bare insert"], 2),
             "publish_many_to_bare_insert": round(cost["publish_many"] / cost["bare insert of many"], 2),
@@ -139,55 +175,88 @@ async def _idempotent_producer(stage: _Stage) -> float:
     return await _bare(stage, enable_idempotence=True)
 
 
-async def _relay(stage: _Stage) -> float:
-    topic = await stage.topic()
+def _count(stage: _Stage, many: bool) -> int:
+    return _TOPICS * _EACH if many else stage.messages
+
+
+async def _backlog(stage: _Stage, many: bool) -> dict[str, int]:
+    """Topics, and how many messages wait for each."""
+    if not many:
+        return {await stage.topic(): stage.messages}
+    while len(stage.small) < _TOPICS:
+        stage.small += await asyncio.gather(*(stage.topic(partitions=1) for _ in range(10)))
+    return dict.fromkeys(stage.small, _EACH)
+
+
+async def _relay(stage: _Stage, *, many: bool = False, hold: bool = False) -> float:
+    backlog = await _backlog(stage, many)
     relay, outbox = stage.relay()
     connection = await asyncpg.connect(stage.dsn)
-    await relay.start()
-    try:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(connection.close)
+        stack.push_async_callback(outbox.close)
+        if hold:
+            await stack.enter_async_context(stage.open_transaction())
+        await relay.start()
+        stack.push_async_callback(relay.stop)
         while len(relay.held) < 16:
             await asyncio.sleep(0.01)
         async with connection.transaction():
-            for first in range(0, stage.messages, 10_000):
-                count = min(10_000, stage.messages - first)
-                await outbox.publish_many(connection, topic, [(f"k{n % _KEYS}", _VALUE) for n in range(count)])
+            for topic in backlog:  # the producer learns of the topics
+                await outbox.publish(connection, topic, key="k", value=_VALUE)
+        await _until(lambda: _all_sent(relay, dict.fromkeys(backlog, 0)))
+        async with connection.transaction():
+            for topic, messages in backlog.items():
+                for first in range(0, messages, 10_000):
+                    count = min(10_000, messages - first)
+                    await outbox.publish_many(connection, topic, [(f"k{n % _KEYS}", _VALUE) for n in range(count)])
         await connection.execute("ANALYZE sidings.outbox")
         started = _clock()
         relay.wake()
-        while relay.metrics.count("sent", topic) < stage.messages or relay.backlog.held():
-            await asyncio.sleep(0.002)
-        return stage.messages / (_clock() - started)
-    finally:
-        await relay.stop()
-        await outbox.close()
-        await connection.close()
+        await _until(lambda: not relay.backlog.held() and _all_sent(relay, backlog))
+        return sum(backlog.values()) / (_clock() - started)
 
 
-async def _deimos(stage: _Stage) -> float:
-    topic = await stage.topic()
+def _all_sent(relay: Relay, backlog: dict[str, int]) -> bool:
+    return all(
+        relay.metrics.count("sent", topic) > messages for topic, messages in backlog.items()
+    )  # and the first one
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.002)
+
+
+async def _deimos(stage: _Stage, *, many: bool = False, hold: bool = False, senders: int = 1) -> float:
+    backlog = await _backlog(stage, many)
     connection = await asyncpg.connect(stage.dsn)
-    try:
-        await connection.execute(
-            "INSERT INTO kafka_messages (topic, message, key) "
-            "SELECT $1, $2, 'k' || n % $3 FROM generate_series(1, $4) n",
-            topic,
-            _VALUE,
-            _KEYS,
-            stage.messages,
-        )
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(connection.close)
+        if hold:
+            await stack.enter_async_context(stage.open_transaction())
+        await connection.executemany(_FILL, [(topic, _VALUE, _KEYS, count) for topic, count in backlog.items()])
         await connection.execute("ANALYZE kafka_messages")
-    finally:
-        await connection.close()
-    sender = Deimos(stage.dsn, stage.kafka)
-    started = _clock()
-    task = asyncio.create_task(sender.run())
-    try:
-        while sender.sent < stage.messages:
+        running, begin = [Deimos(stage.dsn, stage.kafka) for _ in range(senders)], asyncio.Event()
+        stack.push_async_callback(
+            _cancelled, [asyncio.create_task(sender.run(begin, list(backlog))) for sender in running]
+        )
+        for sender in running:
+            await sender.ready.wait()
+        started = _clock()
+        begin.set()
+        while sum(sender.sent for sender in running) < sum(backlog.values()):
             await asyncio.sleep(0.002)
-        return stage.messages / (_clock() - started)
-    finally:
+        return sum(backlog.values()) / (_clock() - started)
+
+
+_FILL = "INSERT INTO kafka_messages (topic, message, key) SELECT $1, $2, 'k' || n % $3 FROM generate_series(1, $4) n"
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 # -- cost and delay --------------------------------------------------------------------------------------
@@ -224,24 +293,52 @@ async def _publish_cost(stage: _Stage, count: int = 3_000) -> dict[str, float]:
 
 async def _delay(stage: _Stage, count: int = 400, rate: float = 50.0) -> dict[str, dict[str, float]]:
     """Seconds from the commit to a consumer's having the message: committed by the relay's own process (which wakes
-    it), and by another (which it polls for)."""
-    return {
-        "own commits": await _delays(stage, count, rate, wake=True),
-        "others' commits": await _delays(stage, count, rate, wake=False),
-    }
-
-
-async def _delays(stage: _Stage, count: int, rate: float, *, wake: bool) -> dict[str, float]:
-    topic = await stage.topic()
+    it), and by another (which it polls for); and with the Deimos algorithm, which pauses for half a second."""
     relay, outbox = stage.relay()
+    connection = await asyncpg.connect(stage.dsn)
+
+    async def publish(topic: str, key: str, value: bytes) -> None:
+        await outbox.publish(connection, topic, key=key, value=value)
+
+    async def insert(topic: str, key: str, value: bytes) -> None:
+        insert = "INSERT INTO kafka_messages (topic, message, key) VALUES ($1, $2, $3)"
+        await connection.execute(insert, topic, value, key)
+
+    await relay.start()
+    try:
+        while len(relay.held) < 16:
+            await asyncio.sleep(0.01)
+        found = {
+            "own commits": await _delays(stage, connection, publish, count, rate, relay.wake),
+            "others' commits": await _delays(stage, connection, publish, count, rate, lambda: None),
+        }
+    finally:
+        await relay.stop()
+        await outbox.close()
+    task = asyncio.create_task(Deimos(stage.dsn, stage.kafka).run())
+    try:
+        found["deimos"] = await _delays(stage, connection, insert, count, rate, lambda: None)
+    finally:
+        await _cancelled([task])
+        await connection.close()
+    return found
+
+
+async def _delays(
+    stage: _Stage,
+    connection: asyncpg.Connection,
+    publish: Callable[[str, str, bytes], Awaitable[None]],
+    count: int,
+    rate: float,
+    committed_one: Callable[[], None],
+) -> dict[str, float]:
+    topic = await stage.topic()
     committed: dict[bytes, float] = {}
     arrived: dict[bytes, float] = {}
     consumer = AIOKafkaConsumer(
         topic, bootstrap_servers=stage.kafka, auto_offset_reset="earliest", fetch_max_wait_ms=10
     )
     await consumer.start()
-    await relay.start()
-    connection = await asyncpg.connect(stage.dsn)
 
     async def consume() -> None:
         async for record in consumer:
@@ -249,24 +346,18 @@ async def _delays(stage: _Stage, count: int, rate: float, *, wake: bool) -> dict
 
     task = asyncio.create_task(consume())
     try:
-        while len(relay.held) < 16:
-            await asyncio.sleep(0.01)
         for n in range(count):
             value = b"%d" % n
             async with connection.transaction():
-                await outbox.publish(connection, topic, key=f"k{n % 50}", value=value)
+                await publish(topic, f"k{n % 50}", value)
             committed[value] = time.perf_counter()
-            if wake:
-                relay.wake()
+            committed_one()
             await asyncio.sleep(1 / rate)
         while len(arrived) < count:
             await asyncio.sleep(0.01)
     finally:
-        task.cancel()
-        await relay.stop()
+        await _cancelled([task])
         await consumer.stop()
-        await outbox.close()
-        await connection.close()
     delays = sorted(max(0.0, arrived[value] - committed[value]) for value in committed)
     return {
         "p50": round(delays[count // 2], 4),
