@@ -22,7 +22,7 @@ from ..schema import load_sql
 from .clock import now
 from .link import Backoff, Link
 from .metrics import ExecutorMetrics
-from .scheduler import Entry, Pauses, Scheduler
+from .scheduler import Entry, Scheduler
 from .workers import Finished, Workers
 
 __all__ = ["Batch", "CycleLoop", "Deposed", "cycle_arguments"]
@@ -32,6 +32,7 @@ log = logging.getLogger("sidings.executor")
 _MAX_AHEAD = 900  # jobs named beyond the free workers; `running` has to stay within a page
 _LOCKED_RETRY_SECONDS = 1.0
 _REFUSED_RETRY_SECONDS = 30.0
+_LOOK_AGAIN_SECONDS = 0.5
 
 
 class Deposed(Exception):
@@ -108,12 +109,11 @@ class CycleLoop:
         """Something has finished or become ready."""
         self._signal.set()
 
-    def fence_read(self, fence: int) -> bool:
-        """A read has found this fence. Returns False if a newer one is known here."""
-        if fence > self._fence:
+    def fence_read(self, fence: int | None) -> None:
+        """A read has found this fence; None: there is no row of this executor."""
+        if fence is None or fence > self._fence:
             self._look = True
             self._signal.set()
-        return fence >= self._fence
 
     def busy_seconds(self) -> float:
         """How long the cycle that is under way has been waiting for its answer; 0 when none is."""
@@ -274,12 +274,13 @@ class CycleLoop:
 
     async def _look_up(self) -> None:
         """The fence has grown while no cycle was under way."""
+        self._look = False  # what a read tells meanwhile is to be looked up again
         try:
             await self._standing(Batch([], []))
-            self._look = False
-        except (PostgresUnavailable, asyncpg.PostgresError) as error:  # the next read tells of it again
+        except (PostgresUnavailable, asyncpg.PostgresError) as error:
             log.warning("why the fence has grown could not be looked up, trying again: %s", error)
-            self._look = False
+            self._look = True
+            asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self._signal.set)
 
     async def _resolve(self, batch: Batch, number: int) -> int | None:
         """The compare-and-set did not match: find out why.
@@ -294,33 +295,27 @@ class CycleLoop:
         return cycle + 1  # not always `number`: a database restored from a backup may have gone back
 
     async def _standing(self, batch: Batch) -> int:
-        """See what others have done: takeovers, and what persons have changed, ended or paused. Returns the number of
-        the last cycle that has committed. What is changed or paused and has not started is put back, and read anew."""
+        """See what others have done: takeovers, and persons who have changed, ended or paused jobs.
+
+        When the fence is another one, nothing that waits in memory can be relied on: what has not started is put back,
+        and all is read anew, together with what is paused. A read that is under way counts no more.
+        Returns the number of the last cycle that has committed.
+        """
         before = list(self._scheduler.origins.values())  # what is acquired meanwhile may be younger than the answer
         row = await self._link.fetchrow(self._standing_sql, self.executor_id)
         if row is None:
             raise Deposed
-        self._fence = row["fence"]
-        held = dict(zip(row["origins"], zip(row["epochs"], row["changes"], strict=True), strict=True))
-        live = [queue for queue in before if self._scheduler.origins.get(queue.name) is queue]
-        lost = [queue.name for queue in live if held.get(queue.name, (None,))[0] != queue.epoch]
+        held = dict(zip(row["origins"], row["epochs"], strict=True))
+        lost = [q.name for q in before if held.get(q.name) != q.epoch and self._scheduler.origins.get(q.name) is q]
         if lost:
             self._metrics.fenced.inc(len(lost))
             self._on_fenced(lost)
         self._end_gone(row["gone"], batch)
-        changed = [queue for queue in live if queue.name in held and held[queue.name][1] != queue.changes]
-        for queue in changed:
-            queue.changes = held[queue.name][1]
-        pauses = Pauses.of(None if row["pauses"] is None else json.loads(row["pauses"]))
-        if pauses != self._scheduler.pauses:
-            changed = live
-        if changed:
-            again = {queue for queue in changed if self._scheduler.origins.get(queue.name) is queue}
-            unstarted = [entry for queue in again for entry in self._workers.unclaim(queue)]
-            unstarted += [entry for entry in batch.chosen if entry.origin in again]
-            self._put_back(unstarted, now())
-            self._scheduler.pause(pauses)
-            self._scheduler.forget_waiting(*again)
+        if row["fence"] != self._fence:
+            self._fence = row["fence"]
+            expired, self._workers.expired = self._workers.expired, []
+            self._put_back([*self._workers.unclaim(), *expired, *batch.chosen], now())
+            self._scheduler.forget_waiting(*self._scheduler.origins.values())
             self._on_changed()
         return row["cycle"]
 

@@ -17,7 +17,7 @@ from .glance import GLANCE_FROM, Glance
 from .link import Backoff, Link
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
-from .scheduler import Entry, Lane, OriginQueue, Pauses, Scheduler
+from .scheduler import NOTHING_PAUSED, Entry, Lane, OriginQueue, Pauses, Scheduler
 
 __all__ = ["Reader"]
 
@@ -46,7 +46,7 @@ class Reader:
 
     on_rows: the scheduler may have something to choose. on_new_server: the server has been restarted or, if
     True is passed, replaced by another one, which may have lost commits. on_fence: told the fence of this executor's
-    row as a read has found it; returns False if the cycles know a newer one already, and with it what is paused.
+    row, as every read finds it; None: there is none.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Reader:
         silent: Callable[[], list[str]],
         on_rows: Callable[[], None],
         on_new_server: Callable[[bool], None],
-        on_fence: Callable[[int], bool],
+        on_fence: Callable[[int | None], None],
     ) -> None:
         self.executor_id: UUID | None = None
         self.last_answer = now()
@@ -73,7 +73,7 @@ class Reader:
         self._on_new_server = on_new_server
         self._on_fence = on_fence
         self._complete: str | None = None  # the snapshot as of which there is nothing left to read
-        self._standing: str | None = None  # the fence and the pauses, as the last read gave them
+        self._standing: tuple[str, int | None, Pauses] = "", None, NOTHING_PAUSED  # as the last read gave it
         self._marks = ReadMarks()
         self._silent = silent
         self._sql = load_sql(__package__, "read", schema)
@@ -254,14 +254,15 @@ class Reader:
             self._new_server(header["type"], plan)
             return
         self.server = header["type"]
-        if header["headers"] != self._standing:
+        if header["headers"] != self._standing[0]:
             standing = json.loads(header["headers"])
-            current = standing["fence"] is None or self._on_fence(standing["fence"])
-            if not current or self._scheduler.pause(Pauses.of(standing["pauses"])):
-                self._give_up(plan)
-                self._woken.set()
-                return
-            self._standing = header["headers"]
+            self._standing = header["headers"], standing["fence"], Pauses.of(standing["pauses"])
+        _, fence, pauses = self._standing
+        self._on_fence(fence)
+        if self._scheduler.pause(pauses):
+            self._give_up(plan)
+            self._woken.set()
+            return
         skew = header["run_at"] - (sent + time) / 2  # server's epoch seconds against our clock
         self._metrics.set_clock_skew(skew)
         parts: list[list[asyncpg.Record]] = [[], [], [], [], []]

@@ -162,7 +162,6 @@ class OriginQueue:
 
     __slots__ = (
         "backlogged",
-        "changes",
         "deadline",
         "draining",
         "epoch",
@@ -184,7 +183,6 @@ class OriginQueue:
         self.running: set[Entry] = set()  # chosen, running, or finished but not yet acknowledged
         self.draining = False
         self.backlogged = True
-        self.changes = -1  # of its jobs by a person, as far as they are known here
         self.version = 0
 
 

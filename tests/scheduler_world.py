@@ -6,7 +6,7 @@ be kept back for as long as a test likes, so every interleaving of commits, read
 """
 
 import json
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from math import inf
@@ -97,7 +97,6 @@ class Database:
         self.next_id = 1
         self.server = "server 1"
         self.fence = 0
-        self.changes: Counter[str] = Counter()
         self.pauses: list[list[str | None]] = []
 
     def begin(self) -> int:
@@ -189,9 +188,9 @@ class Handlers:
     def claim(self, entries: list[Entry]) -> None:
         self.claimed.extend(entries)
 
-    def unclaim(self, queue: OriginQueue) -> list[Entry]:
-        taken = [entry for entry in self.claimed if entry.origin is queue]
-        self.claimed = deque(entry for entry in self.claimed if entry.origin is not queue)
+    def unclaim(self, queue: OriginQueue | None = None) -> list[Entry]:
+        taken = [entry for entry in self.claimed if queue is None or entry.origin is queue]
+        self.claimed = deque(entry for entry in self.claimed if queue is not None and entry.origin is not queue)
         return taken
 
     def cancel_jobs(self, ids: set[int]) -> None:
@@ -437,7 +436,7 @@ class World:
             self._end(row)
             if row.id in self.named:
                 self.stopped.add(row.id)
-            self._intervene(row.origin)
+            self._intervene()
 
     def pause(self) -> None:
         origin = self.random.choice(self.life.origins)
@@ -447,16 +446,15 @@ class World:
             pause = ["group", None, origin, group]
         if pause not in self.database.pauses:
             self.database.pauses.append(pause)
-            self._intervene(*self.life.origins)
+            self._intervene()
 
     def resume(self) -> None:
         if self.database.pauses:
             self.database.pauses.pop(self.random.randrange(len(self.database.pauses)))
-            self._intervene(*self.life.origins)
+            self._intervene()
 
-    def _intervene(self, *origins: str) -> None:
+    def _intervene(self) -> None:
         self.database.fence += 1
-        self.database.changes.update(origins)
 
     def _paused(self, row: Row) -> bool:
         return any(
@@ -812,9 +810,7 @@ class Standing:
             "fence": database.fence,
             "origins": origins,
             "epochs": [self.world.scheduler.origins[name].epoch for name in origins],
-            "changes": [database.changes[name] for name in origins],
             "gone": [id for id in self.world.named if id not in database.rows],
-            "pauses": json.dumps(database.pauses) if database.pauses else None,
         }
 
 
