@@ -8,6 +8,7 @@ from aiokafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 from sidings.kafka.partition import Item, Partition
+from sidings.kafka.stateless_partition import StatelessPartition
 from sidings.kafka.stateless_window import Window
 
 PARTITION = Partition(TopicPartition("t", 0))
@@ -62,3 +63,27 @@ def test_another_key_goes_on_while_the_first_does_not_end() -> None:
     window.add([an_item(0, b"slow"), an_item(1, b"slow"), an_item(2, b"quick"), an_item(7, None)])
     assert [window.start().record.offset for _ in range(3)] == [0, 2, 7]  # type: ignore[union-attr]
     assert window.start() is None
+
+
+def test_what_is_read_and_not_under_way_yet_is_unfinished_too() -> None:
+    """A commit may fall between a poll and what takes its messages up; `end` is behind them by then."""
+    partition = StatelessPartition(TopicPartition("t", 0))
+    partition.place(5)
+    partition.look()
+    assert partition.next_offset == 5
+    partition.items.extend([an_item(7, b"a"), an_item(8, b"b")])
+    partition.end = 10
+    partition.look()
+    assert partition.next_offset == 7
+    partition.take_up()
+    partition.look()
+    assert partition.next_offset == 7
+    first, second = partition.window.start(), partition.window.start()
+    assert first is not None
+    assert second is not None
+    partition.window.finish(second)
+    partition.look()
+    assert partition.next_offset == 7
+    partition.window.finish(first)
+    partition.look()
+    assert partition.next_offset == 10, "behind the gap at the end"
