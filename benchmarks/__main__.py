@@ -2,24 +2,23 @@
 
 import argparse
 import asyncio
-import gc
 import logging
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from . import scenarios
+from sidings.supervision import relax_collector
+
+from . import peers, scenarios
 from .profile import profile
-from .report import html, text
-from .results import Report
+from .report import html, markdown, put_into, text
+from .results import Report, ScenarioResult
 from .server import Server, machine
 from .suite import SCENARIOS, SIZES, Scenario, run
 
 log = logging.getLogger("benchmarks")
-
-# What `make bench` runs: the lines of the design's section 7, small, in less than 10 minutes.
-SHORT = ["drain", "groups", "enqueue", "bulk", "stuck", "failing", "latency", "idle", "takeover"]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,8 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="the scenarios")
     runs = commands.add_parser("run", help="run scenarios and print a table")
-    runs.add_argument("names", nargs="*", metavar="NAME", help="default: all; with --short: those of `make bench`")
-    runs.add_argument("--short", action="store_true", help="fewer and smaller repetitions: less than 10 minutes")
+    runs.add_argument("names", nargs="*", metavar="NAME", help="default: all")
+    runs.add_argument("--short", action="store_true", help="smaller, with as many repetitions as fit into 10 minutes")
     runs.add_argument("--long", action="store_true", help="10 million rows, drains of more than 35 s")
     runs.add_argument("--size", choices=SIZES, help="tiny is for tests")
     runs.add_argument("--no-peers", action="store_true", help="only ours and the bare SQL floors")
@@ -39,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     report = commands.add_parser("report", help="show results again, several files as one")
     report.add_argument("files", nargs="+", type=Path, metavar="FILE")
     report.add_argument("--html", type=Path, metavar="FILE")
+    report.add_argument("--markdown", action="store_true", help="print the tables of docs/benchmarks.md")
+    report.add_argument("--into", type=Path, metavar="FILE", help="put them between the marks of that file")
     profiles = commands.add_parser("profile", help="where the time of a drain goes")
     profiles.add_argument("--jobs", type=int, default=200_000)
     profiles.add_argument("--groups", type=int, default=0)
@@ -50,12 +51,11 @@ def main(arguments: list[str] | None = None) -> int:
     match chosen.command:
         case "list":
             for scenario in SCENARIOS.values():
-                long = "  (only with --long)" if scenario.long_only else ""
-                print(f"{scenario.name:<12} {scenario.title}{long}")
+                print(f"{scenario.name:<12} {scenario.title}")
         case "run":
             return _run(chosen)
         case "report":
-            _show(_merged(chosen.files), None, chosen.html)
+            _report(chosen)
         case "profile":
             asyncio.run(profile(chosen.jobs, groups=chosen.groups, folder=chosen.out))
         case _:
@@ -66,49 +66,55 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(chosen: argparse.Namespace) -> int:
     size = SIZES[chosen.size or ("short" if chosen.short else "long" if chosen.long else "normal")]
     if chosen.repetitions:
-        from dataclasses import replace
-
-        size = replace(size, repetitions=chosen.repetitions)
+        size = replace(size, repetitions=chosen.repetitions, seconds=None)
     unknown = [name for name in chosen.names if name not in SCENARIOS]
     if unknown:
         print(f"no such scenario: {', '.join(unknown)}; there are: {', '.join(SCENARIOS)}", file=sys.stderr)
         return 2
-    names = chosen.names or (SHORT if chosen.short else list(SCENARIOS))
-    picked = [SCENARIOS[name] for name in names]
-    if not chosen.names:
-        picked = [s for s in picked if (size.long or not s.long_only) and (size.name != "tiny" or not s.kafka)]
+    picked = [SCENARIOS[name] for name in chosen.names]
+    if not picked:
+        picked = sorted(SCENARIOS.values(), key=lambda scenario: scenario.kafka)  # the servers one after the other
+        if size.name == "tiny":
+            picked = [scenario for scenario in picked if not scenario.kafka]
     if chosen.no_peers:
         scenarios.without_peers()
-    _show(asyncio.run(_measure(picked, size, chosen.only)), chosen.json, chosen.html)
-    return 0
+    peers.prepare([scenario.name for scenario in picked])
+    report = asyncio.run(_measure(picked, size, chosen.only, chosen.json))
+    print(text(report))
+    if chosen.html is not None:
+        chosen.html.write_text(html(report))
+    for failure in report.failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    return 1 if report.failures else 0
 
 
-async def _measure(picked: list[Scenario], size: "scenarios.Size", only: list[str]) -> Report:
-    gc.freeze()  # what the harness itself holds is none of the collector's business
+async def _measure(picked: list[Scenario], size: scenarios.Size, only: list[str], json: Path | None) -> Report:
+    relax_collector()  # as Service.run() does, for the floors too
     with tempfile.TemporaryDirectory(prefix="sidings-bench-") as folder:
         async with Server(Path(folder) / "postgres", durable=size.name != "tiny") as server:
             report = Report(machine(await server.admin.fetchval("SHOW server_version")))
             report.machine["size"] = size.name
             began = time.monotonic()
-            for scenario in picked:
-                report.scenarios.append(await run(scenario, server, size, only=only))
-            report.machine["seconds"] = round(time.monotonic() - began)
+
+            def saved(results: list[ScenarioResult]) -> None:
+                report.scenarios = results
+                report.machine["seconds"] = round(time.monotonic() - began)
+                if json is not None:
+                    report.write(json)
+
+            await run(picked, server, size, only=only, saved=saved)
             return report
 
 
-def _merged(files: list[Path]) -> Report:
-    report = Report.read(files[0])
-    for file in files[1:]:
+def _report(chosen: argparse.Namespace) -> None:
+    report = Report.read(chosen.files[0])
+    for file in chosen.files[1:]:
         report.scenarios += Report.read(file).scenarios
-    return report
-
-
-def _show(report: Report, json_file: Path | None, html_file: Path | None) -> None:
-    print(text(report))
-    if json_file is not None:
-        report.write(json_file)
-    if html_file is not None:
-        html_file.write_text(html(report))
+    print(markdown(report) if chosen.markdown else text(report))
+    if chosen.html is not None:
+        chosen.html.write_text(html(report))
+    if chosen.into is not None:
+        put_into(chosen.into, report)
 
 
 if __name__ == "__main__":

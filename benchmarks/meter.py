@@ -77,13 +77,22 @@ class Reading:
     postgres_seconds: float = 0.0
     wal_bytes: int = 0
 
-    def per_job(self, jobs: int) -> Figures:
-        """As the figures of a repetition that did so many jobs."""
+    def __add__(self, other: "Reading") -> "Reading":
+        return Reading(
+            self.seconds + other.seconds,
+            self.client_seconds + other.client_seconds,
+            self.postgres_seconds + other.postgres_seconds,
+            self.wal_bytes + other.wal_bytes,
+        )
+
+    def per_job(self, jobs: int, *, rate: str = "rate") -> Figures:
+        """As the figures of a repetition that did so many jobs, or whatever `rate` counts."""
         return {
-            "rate": jobs / self.seconds,
+            rate: jobs / self.seconds,
             "postgres_us": self.postgres_seconds / jobs * 1e6,
             "client_us": self.client_seconds / jobs * 1e6,
             "wal_bytes": self.wal_bytes / jobs,
+            "work_seconds": self.seconds,
         }
 
 

@@ -4,13 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 import asyncpg
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
-from sidings.jobs import Job, OutcomeName, Registry, Retry
+from sidings.jobs import Job, OutcomeName, Policy, Registry, Retry
 from sidings.schema import migrate
 from tenacity import wait_fixed
 
@@ -22,6 +21,7 @@ __all__ = [
     "TEXT",
     "Payload",
     "drain",
+    "ended",
     "executing",
     "fresh",
     "grouped",
@@ -44,7 +44,8 @@ class Payload(BaseModel):
 
 
 def registry() -> Registry:
-    """Job types: `noop`; `quiet`, without history; `failing`, which never succeeds."""
+    """Job types: `noop`; `quiet`, without history; `failing`, which never succeeds; `batched`, whose handler takes a
+    list; `newest`, of policy latest; `transactional`."""
     jobs = Registry()
 
     @jobs.job(name="noop")
@@ -58,6 +59,18 @@ def registry() -> Registry:
     @jobs.job(name="failing", retry=Retry(wait=wait_fixed(3600)))
     async def _failing(job: Job[Payload]) -> None:
         raise RuntimeError("always")
+
+    @jobs.job(name="batched", batch=100)
+    async def _batched(batch: list[Job[Payload]]) -> None:
+        pass
+
+    @jobs.job(name="newest", group="text", policy="latest")
+    async def _newest(job: Job[Payload]) -> None:
+        pass
+
+    @jobs.job(name="transactional", transactional=True)
+    async def _transactional(job: Job[Payload]) -> None:
+        pass
 
     return jobs
 
@@ -91,21 +104,29 @@ async def fresh(bench: Bench) -> str:
 
 
 _SEED = """
-INSERT INTO sidings.job (type, origin, "group", payload)
+INSERT INTO sidings.job (type, origin, "group", payload, policy)
 SELECT $1, 'bench/' || (CASE WHEN $3 > 0 THEN i % $3 ELSE i END) % $4,
        CASE WHEN $3 > 0 THEN $6 || i % $3 END,
-       json_build_object('number', i, 'text', $5::text)
+       json_build_object('number', i, 'text', $5::text),
+       $7
 FROM generate_series(1, $2::bigint) i
 """
 
 
 async def seed(
-    dsn: str, jobs: int, *, type: str = "noop", groups: int = 0, spread: int = 16, prefix: str = "g"
+    dsn: str,
+    jobs: int,
+    *,
+    type: str = "noop",
+    groups: int = 0,
+    spread: int = 16,
+    prefix: str = "g",
+    policy: Policy = Policy.SERIAL,
 ) -> None:
-    """Put jobs into the table: over `spread` origins, in `groups` serial groups that take turns (0: none)."""
+    """Put jobs into the table: over `spread` origins, in `groups` groups that take turns (0: none)."""
     connection = await asyncpg.connect(dsn)
     try:
-        await connection.execute(_SEED, type, jobs, groups, spread, TEXT, prefix, timeout=PATIENCE)
+        await connection.execute(_SEED, type, jobs, groups, spread, TEXT, prefix, policy, timeout=PATIENCE)
     finally:
         await connection.close()
 
@@ -133,24 +154,21 @@ async def until(condition: Callable[[], bool], *, pause: float = 0.004, seconds:
         await asyncio.sleep(pause)
 
 
-async def drain(
-    bench: Bench,
-    dsn: str,
-    jobs: int,
-    *,
-    spread: int = 16,
-    settings: ExecutorSettings | None = None,
-    types: Registry | None = None,
-    **extra: Any,
-) -> Figures:
+def ended(executor: Executor) -> int:
+    """Jobs that have come to their good end."""
+    count = executor.metrics.count
+    return count(OutcomeName.SUCCEEDED) + count(OutcomeName.SUPERSEDED)
+
+
+async def drain(bench: Bench, dsn: str, jobs: int) -> Figures:
     """Run `jobs` jobs that stand in the table, from the executor's start to the commit of the last outcome."""
     await bench.server.settle(dsn)
     await bench.meter.start()
-    async with executing(dsn, types or registry(), origins(spread), settings) as made:
-        await until(lambda: made.metrics.count(OutcomeName.SUCCEEDED) >= jobs)
+    async with executing(dsn, registry(), origins()) as made:
+        await until(lambda: ended(made) >= jobs)
         reading = await bench.meter.stop()
         cycles = await _cycles(dsn)
-    return reading.per_job(jobs) | {"batch": jobs / max(1, cycles)} | extra
+    return reading.per_job(jobs) | {"batch": jobs / max(1, cycles)}
 
 
 async def _cycles(dsn: str) -> int:

@@ -1,4 +1,4 @@
-"""Enqueues at a steady rate; also as a process of its own: `python -m benchmarks.producer DSN RATE SECONDS`."""
+"""Enqueues at a steady rate; also as a process: `python -m benchmarks.producer DSN RATE SECONDS [notify]`."""
 
 import asyncio
 import json
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import asyncpg
+from sidings.executor import ExecutorSettings
 
 from . import ours
 from .ours import Payload
@@ -15,29 +16,35 @@ __all__ = ["produce"]
 
 
 async def produce(
-    connection: asyncpg.Connection, rate: int, seconds: float, wake: Callable[[], None] | None = None
+    connection: asyncpg.Connection, rate: int, seconds: float, committed: Callable[[set[str]], None] | None = None
 ) -> dict[int, float]:
     """Enqueue jobs, each in a transaction of its own; returns when each was committed, on the clock that all processes
-    share."""
+    share. committed: is told the origin after each commit."""
     noop = ours.registry()["noop"]
-    committed: dict[int, float] = {}
+    times: dict[int, float] = {}
     begin = time.monotonic()
     for number in range(int(rate * seconds)):
         if (wait := begin + number / rate - time.monotonic()) > 0:
             await asyncio.sleep(wait)
+        origin = f"bench/{number % 16}"
         async with connection.transaction():
-            await noop.enqueue(connection, Payload(number=number, text=ours.TEXT), origin=f"bench/{number % 16}")
-        committed[number] = time.monotonic()
-        if wake is not None:
-            wake()
-    return committed
+            await noop.enqueue(connection, Payload(number=number, text=ours.TEXT), origin=origin)
+        times[number] = time.monotonic()
+        if committed is not None:
+            committed({origin})
+    return times
 
 
-async def _main() -> None:
-    connection = await asyncpg.connect(sys.argv[1])
-    print(json.dumps(await produce(connection, int(sys.argv[2]), float(sys.argv[3]))))
+async def _main(dsn: str, rate: int, seconds: float, *, notify: bool) -> None:
+    connection = await asyncpg.connect(dsn)
+    if notify:  # an instance of the service that holds none of these origins
+        async with ours.executing(dsn, ours.registry(), [], ExecutorSettings(notify=True)) as made:
+            times = await produce(connection, rate, seconds, made.committed)
+    else:
+        times = await produce(connection, rate, seconds)
+    print(json.dumps(times))
     await connection.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(_main())
+    asyncio.run(_main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), notify="notify" in sys.argv[4:]))

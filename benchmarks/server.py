@@ -3,7 +3,9 @@
 import asyncio
 import platform
 import sys
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,9 +14,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import psutil
-from sidings.devstack.postgres import Postgres
+from sidings.devstack import Kafka, Postgres
 
-__all__ = ["SETTINGS", "Server", "machine"]
+__all__ = ["SETTINGS", "Server", "machine", "running_kafka"]
 
 # As the peers were tuned (benchmarks/peers/README.md); otherwise Postgres' defaults: fsync and synchronous_commit on.
 SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
@@ -85,6 +87,18 @@ class Server:
             await connection.execute("VACUUM (ANALYZE)")
         finally:
             await connection.close()
+
+
+@asynccontextmanager
+async def running_kafka() -> AsyncIterator[str]:
+    """A Kafka of the benchmarks' own; its bootstrap servers."""
+    with tempfile.TemporaryDirectory(prefix="sidings-bench-") as folder:
+        kafka = Kafka(Path(folder) / "kafka")
+        try:
+            await asyncio.to_thread(kafka.start)
+            yield kafka.bootstrap
+        finally:
+            await asyncio.to_thread(kafka.remove)
 
 
 def machine(server_version: str) -> dict[str, Any]:

@@ -1,16 +1,20 @@
 """Scenarios: named, each with variants that take turns, so that a machine that slows down slows all of them."""
 
 import asyncio
+import gc
 import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from sidings.devstack import DevstackError
+
 from .meter import Meter, foreign_cores
-from .results import Figures, Ratio, ScenarioResult, VariantResult
-from .server import Server
+from .results import UNITS, Comparison, Figures, ScenarioResult, VariantResult
+from .server import Server, running_kafka
 
 __all__ = ["SCENARIOS", "Bench", "Compare", "Scenario", "Size", "Skip", "Variant", "run", "scenario"]
 
@@ -25,11 +29,14 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """How much to do. scale: of the number of jobs; 1 is the normal run."""
+    """How much to do. scale: of the number of jobs; 1 is the normal run. patience: seconds that one repetition of one
+    variant may take. seconds: no further repetition begins that would end after so long."""
 
     name: str
     scale: float
     repetitions: int
+    patience: float = 900.0
+    seconds: float | None = None
     long: bool = False
 
     def jobs(self, normal: int, least: int = 200) -> int:
@@ -38,20 +45,22 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size("tiny", 0.01, 1),
-    "short": Size("short", 0.5, 2),
+    "tiny": Size("tiny", 0.01, 1, patience=60.0),
+    "short": Size("short", 0.5, 3, patience=180.0, seconds=480.0),
     "normal": Size("normal", 1.0, 5),
-    "long": Size("long", 1.0, 5, long=True),
+    "long": Size("long", 1.0, 5, patience=3_600.0, long=True),
 }
 
 
 @dataclass
 class Bench:
-    """What a repetition gets: the server, a meter over it, the size."""
+    """What a repetition gets: the server, the size, a meter over the server; in scenarios that need a Kafka, its
+    bootstrap servers."""
 
     server: Server
     size: Size
     meter: Meter
+    kafka: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,14 +75,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Compare:
-    """`of` against `to`, by the figure `key` (default: the scenario's), with the target of the design's section 7."""
+    """The figure `key` (default: the scenario's) of the variant `of`, against that of `to` or, without, by itself; with
+    the target of the design's section 7."""
 
     of: str
-    to: str
+    to: str | None = None
     target: float | None = None
     at_most: bool = False
     key: str | None = None
-    to_key: str | None = None
     label: str | None = None
 
 
@@ -87,7 +96,6 @@ class Scenario:
     compare: Sequence[Compare]
     key: str
     note: str
-    long_only: bool
     peers: bool
     kafka: bool
 
@@ -102,59 +110,106 @@ def scenario(
     compare: Sequence[Compare] = (),
     key: str = "rate",
     note: str = "",
-    long_only: bool = False,
     peers: bool = False,
     kafka: bool = False,
 ) -> Callable[[Callable[[Size], Sequence[Variant]]], Callable[[Size], Sequence[Variant]]]:
-    """Declare the decorated function's variants as a scenario. peers: it runs other projects' queues; kafka: it
-    starts a broker."""
+    """Declare the decorated function's variants as a scenario. peers: it runs other projects' queues; kafka: it needs
+    a broker, which `Bench.kafka` is then."""
 
     def declare(variants: Callable[[Size], Sequence[Variant]]) -> Callable[[Size], Sequence[Variant]]:
-        SCENARIOS[name] = Scenario(name, title, variants, compare, key, note, long_only, peers, kafka)
+        SCENARIOS[name] = Scenario(name, title, variants, compare, key, note, peers, kafka)
         return variants
 
     return declare
 
 
-async def run(chosen: Scenario, server: Server, size: Size, *, only: Sequence[str] = ()) -> ScenarioResult:
-    """All repetitions of a scenario, its variants taking turns. only: names of variants; default all."""
-    result = ScenarioResult(chosen.name, chosen.title, chosen.key, chosen.note)
-    variants = [v for v in chosen.variants(size) if not only or v.name in only]
-    result.variants = [VariantResult(v.name, dict(v.settings)) for v in variants]
+async def run(
+    picked: Sequence[Scenario],
+    server: Server,
+    size: Size,
+    *,
+    only: Sequence[str] = (),
+    saved: Callable[[list[ScenarioResult]], None] = lambda _: None,
+) -> list[ScenarioResult]:
+    """All repetitions: every scenario once, then every scenario again. only: names of variants; default all. saved:
+    gets what is there after each scenario, so that an interrupted run has not been for nothing."""
+    turns = [_Turns(chosen, server, size, only) for chosen in picked]
+    results, began = [turn.result for turn in turns], time.monotonic()
     for repetition in range(size.repetitions):
-        for variant, into in zip(variants, result.variants, strict=True):
-            if into.skipped or repetition >= (variant.repetitions or size.repetitions):
+        for turn in turns:
+            if repetition and size.seconds and time.monotonic() - began + turn.seconds > size.seconds:
+                log.info("%s: no time is left for repetition %s", turn.result.name, repetition + 1)
                 continue
-            if size.name != "tiny":
-                await _quiet(QUIET_SECONDS if size.name != "short" else QUIET_SECONDS / 8)
-            load, others, began = os.getloadavg()[0], foreign_cores(server), time.monotonic()
+            await turn.take(repetition)
+            saved(results)
+    return results
+
+
+class _Turns:
+    """The repetitions of one scenario, its variants taking turns in each."""
+
+    def __init__(self, chosen: Scenario, server: Server, size: Size, only: Sequence[str]) -> None:
+        self.result = ScenarioResult(chosen.name, chosen.title, chosen.key, chosen.note)
+        self.seconds = 0.0  # that its last repetition took
+        self._chosen = chosen
+        self._server = server
+        self._size = size
+        self._variants = [v for v in chosen.variants(size) if not only or v.name in only]
+        self.result.variants = [VariantResult(v.name, dict(v.settings)) for v in self._variants]
+
+    async def take(self, repetition: int) -> None:
+        """Run each variant once."""
+        began = time.monotonic()
+        async with AsyncExitStack() as stack:
             try:
-                figures = await variant.once(Bench(server, size, Meter(server)))
-            except Skip as reason:
-                into.skipped = str(reason)
-                log.info("%s / %s: skipped: %s", chosen.name, variant.name, reason)
-                continue
-            figures["load"] = load
-            figures["foreign_cores"] = others()
-            into.runs.append(figures)
-            log.info("%s / %s #%s: %s (%.1f s)", chosen.name, variant.name, repetition + 1,
-                     ", ".join(f"{k} {v:,.4g}" for k, v in figures.items()), time.monotonic() - began)  # fmt: skip
-    result.ratios = [r for c in chosen.compare if (r := _ratio(result, c)) is not None]
-    return result
+                kafka = await stack.enter_async_context(running_kafka()) if self._chosen.kafka else None
+            except DevstackError as error:
+                log.info("%s: skipped: %s", self._chosen.name, error)
+                for into in self.result.variants:
+                    into.skipped = str(error)
+                return
+            for variant, into in zip(self._variants, self.result.variants, strict=True):
+                if not into.skipped and repetition < (variant.repetitions or self._size.repetitions):
+                    await self._once(variant, into, kafka)
+        self.seconds = time.monotonic() - began
+        self.result.comparisons = [c for c in (_compared(self.result, c) for c in self._chosen.compare) if c]
+
+    async def _once(self, variant: Variant, into: VariantResult, kafka: str | None) -> None:
+        size, server, what = self._size, self._server, f"{self._chosen.name} / {variant.name}"
+        if size.name != "tiny":
+            await _quiet(QUIET_SECONDS if size.name != "short" else QUIET_SECONDS / 20)
+        gc.collect()  # what the last one has left behind is none of this one's business
+        load, others, began = os.getloadavg()[0], foreign_cores(server), time.monotonic()
+        try:
+            async with asyncio.timeout(size.patience):
+                figures = await variant.once(Bench(server, size, Meter(server), kafka))
+        except Skip as reason:
+            into.skipped = str(reason)
+            log.info("%s: skipped: %s", what, reason)
+            return
+        except Exception as error:  # recorded; the other variants of a long run are worth having
+            into.skipped, into.failed = f"{type(error).__name__}: {error}", True
+            log.exception("%s: failed", what)
+            return
+        figures |= {"load": load, "foreign_cores": others()}
+        into.runs.append(figures)
+        log.info("%s #%s: %s (%.1f s)", what, len(into.runs),
+                 ", ".join(f"{k} {v:,.4g}" for k, v in figures.items()), time.monotonic() - began)  # fmt: skip
 
 
-def _ratio(result: ScenarioResult, compare: Compare) -> Ratio | None:
+def _compared(result: ScenarioResult, compare: Compare) -> Comparison | None:
     of, to = result.variant(compare.of), result.variant(compare.to)
-    if of is None or to is None:
-        return None
     key = compare.key or result.key
-    over, under = of.values(key), to.values(compare.to_key or key)
-    if not over or not under:
+    if of is None or not of.values(key):
         return None
-    if len(over) != len(under):  # one of them ran less often: against its last
-        under = [under[min(i, len(under) - 1)] for i in range(len(over))]
+    if compare.to is None:
+        label = compare.label or f"{compare.of}: {UNITS.get(key, key)}"
+        return Comparison(label, compare.of, None, of.values(key), compare.target, compare.at_most, UNITS.get(key, key))
+    if to is None or not to.values(key):
+        return None
     label = compare.label or f"{compare.of} / {compare.to}" + (f" ({key})" if compare.key else "")
-    return Ratio(label, [a / b for a, b in zip(over, under, strict=True) if b], compare.target, compare.at_most)
+    pairs = zip(of.values(key), to.values(key), strict=False)  # slow ones have fewer repetitions: the first ones
+    return Comparison(label, compare.of, compare.to, [a / b for a, b in pairs if b], compare.target, compare.at_most)
 
 
 async def _quiet(patience: float) -> None:

@@ -4,14 +4,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 
-from benchmarks.__main__ import SHORT
 from benchmarks.meter import postgres_cpu
-from benchmarks.results import Ratio, Report, ScenarioResult, VariantResult
-from benchmarks.suite import SCENARIOS
+from benchmarks.report import put_into
+from benchmarks.results import Comparison, Report, ScenarioResult, VariantResult
+from benchmarks.suite import SCENARIOS, SIZES, Compare, Scenario, Skip, Variant, run
 
 pytestmark = pytest.mark.timeout(300)  # about 20 s; many times that where others work on the machine
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +50,7 @@ def of(report: Report) -> Callable[[str], ScenarioResult]:
 
 
 def test_every_scenario_measures_what_it_is_about(report: Report):
-    assert {s.name for s in report.scenarios} == {s.name for s in SCENARIOS.values() if not s.long_only and not s.kafka}
+    assert {s.name for s in report.scenarios} == {s.name for s in SCENARIOS.values() if not s.kafka}
     for scenario in report.scenarios:
         for variant in scenario.variants:
             assert variant.skipped is None, (scenario.name, variant.name, variant.skipped)
@@ -79,21 +81,88 @@ def test_the_report_is_one_page_with_a_plot_for_each_scenario(folder: Path, repo
     done = benchmarks("report", str(folder / "out.json"), "--html", str(folder / "report.html"))
     assert done.returncode == 0, done.stderr
     page = (folder / "report.html").read_text()
-    assert page.count("<svg") == len(report.scenarios)
+    ratios = [s for s in report.scenarios if any(c.to is not None for c in s.comparisons)]
+    assert page.count("<svg") == len(report.scenarios) + len(ratios)
     assert not re.search(r"(src|href)=|@import|url\(", page), "nothing is loaded from elsewhere"
     for scenario in report.scenarios:
         assert scenario.title in done.stdout
 
 
-def test_the_short_run_names_scenarios_that_exist():
-    assert set(SHORT) <= set(SCENARIOS)
+def test_the_tables_of_the_documentation_are_replaced_and_nothing_else(report: Report, tmp_path: Path):
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    copy = tmp_path / "benchmarks.md"
+    copy.write_text(page)
+    for _ in range(2):
+        put_into(copy, report)
+    before, after = page.split("<!-- results")[0], page.split("end of results -->")[1]
+    made = copy.read_text()
+    assert made.startswith(before)
+    assert made.endswith(after)
+    tables = made.removeprefix(before).removesuffix(after)
+    for scenario in report.scenarios:
+        for variant in scenario.variants:
+            assert tables.count(f"| {scenario.name} | {variant.name} |") == 1
+    assert "target" in tables
+    with pytest.raises(ValueError, match="put them"):
+        put_into(ROOT / "README.md", report)
+
+
+def test_every_comparison_is_of_variants_that_exist():
+    for scenario in SCENARIOS.values():
+        names = {v.name for size in SIZES.values() for v in scenario.variants(size)}
+        for compare in scenario.compare:
+            assert {compare.of, compare.to or compare.of} <= names, (scenario.name, compare)
+
+
+async def test_a_variant_that_fails_or_cannot_run_does_not_spoil_the_others():
+    async def fails(_: object) -> dict[str, float]:
+        raise RuntimeError("broken")
+
+    async def cannot(_: object) -> dict[str, float]:
+        raise Skip("go is not installed")
+
+    calls = iter((100.0, 300.0, 200.0))
+
+    async def works(_: object) -> dict[str, float]:
+        return {"rate": next(calls)}
+
+    variants = [Variant("bad", fails), Variant("away", cannot), Variant("good", works), Variant("one", works, {}, 1)]
+    chosen = Scenario(
+        "s", "t", lambda _: variants, [Compare("good", "one"), Compare("good", "bad")], "rate", "", False, False
+    )
+    kept: list[int] = []
+    size = replace(SIZES["tiny"], repetitions=2)
+    with patch("benchmarks.suite.foreign_cores", lambda _: lambda: 0.0), patch("benchmarks.suite.Meter"):
+        [result] = await run([chosen], Mock(), size, saved=lambda results: kept.append(len(results)))
+    bad, away, good, once = result.variants
+    assert (bad.failed, bad.skipped, bad.runs) == (True, "RuntimeError: broken", [])
+    assert (away.failed, away.skipped) == (False, "go is not installed")
+    assert good.values("rate") == [100.0, 200.0]
+    assert once.values("rate") == [300.0]
+    assert [c.values for c in result.comparisons] == [[100.0 / 300.0]], "the first repetitions are the pair"
+    assert kept == [1, 1], "results are kept after every repetition"
+    assert Report({}, [result]).failures == ["s / bad: RuntimeError: broken"]
+
+
+async def test_no_further_repetition_begins_when_the_time_is_up():
+    async def works(_: object) -> dict[str, float]:
+        return {"rate": 1.0}
+
+    chosen = Scenario("s", "t", lambda _: [Variant("only", works)], [], "rate", "", False, False)
+    size = replace(SIZES["tiny"], repetitions=3, seconds=1e-9)
+    with patch("benchmarks.suite.foreign_cores", lambda _: lambda: 0.0), patch("benchmarks.suite.Meter"):
+        [result] = await run([chosen], Mock(), size)
+    assert len(result.variants[0].runs) == 1
 
 
 def test_a_target_that_is_a_ceiling_is_missed_from_above():
-    assert Ratio("a / b", [1.0, 1.3, 1.1], target=1.15, at_most=True).met is True
-    assert Ratio("a / b", [1.2, 1.3, 1.1], target=1.15, at_most=True).met is False
-    assert Ratio("a / b", [0.9, 1.3, 0.8], target=0.95).met is False
-    assert Ratio("a / b", [0.9]).met is None
+    def met(values: list[float], target: float | None, *, at_most: bool = False) -> bool | None:
+        return Comparison("a / b", "a", "b", values, target, at_most).met
+
+    assert met([1.0, 1.3, 1.1], 1.15, at_most=True) is True
+    assert met([1.2, 1.3, 1.1], 1.15, at_most=True) is False
+    assert met([0.9, 1.3, 0.8], 0.95) is False
+    assert met([0.9], None) is None
 
 
 def test_a_variant_that_did_not_run_has_no_median():

@@ -5,13 +5,14 @@ work, and prints one line of JSON: `seconds`, `client_seconds` (its CPU) and wha
 """
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, Self
 from ..results import Figures
 from ..suite import Bench, Size, Skip, Variant
 
-__all__ = ["PEERS", "Peer", "variants"]
+__all__ = ["PEERS", "Peer", "latency_seconds", "prepare", "variants"]
 
 switched_off = False
 
@@ -31,10 +32,12 @@ _HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sidi
 
 @dataclass(frozen=True)
 class Peer:
-    """name; command: makes its program's command line, installing what it needs, or raises `Skip`. work: for each
-    scenario that the peer takes part in, the jobs to do in a normal run and the settings to show."""
+    """name; version: its release; command: makes its program's command line, installing what it needs, or raises
+    `Skip`. work: for each scenario that the peer takes part in, the jobs to do in a normal run and the settings to
+    show."""
 
     name: str
+    version: str
     command: Callable[[], list[str]]
     work: dict[str, tuple[int, dict[str, Any]]]
 
@@ -62,9 +65,7 @@ def _install(marker: Path, what: str, steps: Sequence[Sequence[str]], folder: Pa
     marker.touch()
 
 
-def _version_of(*files: Path) -> str:
-    import hashlib
-
+def _hash(*files: Path) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
@@ -73,7 +74,7 @@ def _node_folder() -> Path:
     if not shutil.which("node") or not shutil.which("npm"):
         raise Skip("node and npm are not installed")
     source = HERE / "node"
-    folder = _HOME / f"node-{_version_of(source / 'package.json', source / 'package-lock.json')}"
+    folder = _HOME / f"node-{_hash(source / 'package.json', source / 'package-lock.json')}"
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.is_file():
@@ -89,7 +90,7 @@ def _node(script: str) -> Callable[[], list[str]]:
 @cache
 def _python_folder() -> Path:
     wanted = HERE / "python" / "requirements.txt"
-    folder = _HOME / f"python-{_version_of(wanted)}"
+    folder = _HOME / f"python-{_hash(wanted)}"
     folder.mkdir(parents=True, exist_ok=True)
     pip = str(folder / "bin" / "python")
     steps = [
@@ -109,16 +110,31 @@ def _river_program() -> str:
     if not shutil.which("go"):
         raise Skip("go is not installed")
     source = HERE / "river"
-    program = _HOME / f"river-{_version_of(source / 'go.mod', source / 'go.sum', source / 'main.go')}"
+    program = _HOME / f"river-{_hash(source / 'go.mod', source / 'go.sum', source / 'main.go')}"
     program.parent.mkdir(parents=True, exist_ok=True)
     marker = program.with_suffix(".ready")
     _install(marker, "River", [("go", "build", "-o", str(program), ".")], source)
     return str(program)
 
 
+def _npm_version(package: str) -> str:
+    return json.loads((HERE / "node" / "package.json").read_text())["dependencies"][package]
+
+
+def _pypi_version(package: str) -> str:
+    wanted = (HERE / "python" / "requirements.txt").read_text()
+    return next(line for line in wanted.splitlines() if line.startswith(package)).partition("==")[2]
+
+
+def _go_version(module: str) -> str:
+    wanted = (HERE / "river" / "go.mod").read_text()
+    return next(line for line in wanted.splitlines() if module + " v" in line).split()[1].removeprefix("v")
+
+
 PEERS: list[Peer] = [
     Peer(
         "graphile",
+        _npm_version("graphile-worker"),
         _node("graphile.js"),
         {
             "drain": (50_000, {"concurrentJobs": 24, "localQueue": 500, "refetchDelay": "10 ms", "batch delays": 0}),
@@ -131,6 +147,7 @@ PEERS: list[Peer] = [
     ),
     Peer(
         "pgqueuer",
+        _pypi_version("pgqueuer"),
         _python("pgqueuer_peer.py"),
         {
             "drain": (50_000, {"instances": 2, "batch_size": 200, "loop": "uvloop"}),
@@ -142,6 +159,7 @@ PEERS: list[Peer] = [
     ),
     Peer(
         "pgboss",
+        _npm_version("pg-boss"),
         _node("pgboss.js"),
         {
             "drain": (50_000, {"batchSize": 1000, "localConcurrency": 4, "burstWhenBatchFull": True}),
@@ -153,6 +171,7 @@ PEERS: list[Peer] = [
     ),
     Peer(
         "river",
+        _go_version("riverqueue/river"),
         lambda: [_river_program()],
         {
             "drain": (50_000, {"MaxWorkers": 1000, "FetchCooldown": "1 ms"}),
@@ -163,6 +182,7 @@ PEERS: list[Peer] = [
     ),
     Peer(
         "procrastinate",
+        _pypi_version("procrastinate"),
         _python("procrastinate_peer.py"),
         {
             "drain": (5_000, {"concurrency": 10, "delete_jobs": "always", "loop": "uvloop"}),
@@ -174,6 +194,7 @@ PEERS: list[Peer] = [
     ),
     Peer(
         "chancy",
+        _pypi_version("chancy"),
         _python("chancy_peer.py"),
         {
             "drain": (20_000, {"concurrency": 1000, "executor": "async", "loop": "uvloop"}),
@@ -185,27 +206,49 @@ PEERS: list[Peer] = [
 ]
 
 
+def prepare(scenarios: Sequence[str]) -> None:
+    """Install what the peers of these scenarios need, before anything is measured. A peer that cannot be installed is
+    skipped later, with the reason."""
+    if switched_off:
+        return
+    for peer in PEERS:
+        if not peer.work.keys().isdisjoint(scenarios):
+            with suppress(Skip):
+                peer.command()
+
+
+def latency_seconds(size: Size) -> float:
+    """How long jobs are enqueued at a steady rate, by us and by peers."""
+    return {"tiny": 0.6, "short": 4.0}.get(size.name, 10.0)
+
+
 def variants(scenario: str, size: Size) -> list[Variant]:
     """The peers that take part in a scenario."""
     if switched_off:
         return []
+    able = [peer for peer in PEERS if scenario in peer.work]
     if scenario == "open":
-        able = [peer for peer in PEERS if "open" in peer.work]
         return [_variant(peer, "open", size, left_open=yes) for peer in able for yes in (False, True)]
-    return [_variant(peer, scenario, size) for peer in PEERS if scenario in peer.work]
+    return [_variant(peer, scenario, size) for peer in able]
 
 
 def _variant(peer: Peer, scenario: str, size: Size, *, left_open: bool = False) -> Variant:
     normal, settings = peer.work[scenario]
     work = "drain" if scenario == "open" else scenario
-    jobs = normal if scenario == "latency" else max(1_000 if scenario == "bulk" else 1, size.jobs(normal))
+    if scenario == "latency":
+        jobs = normal
+    elif scenario == "open" and size.long:
+        jobs = normal * 5
+    else:
+        jobs = max(1_000 if scenario == "bulk" else 1, size.jobs(normal))
 
     async def once(bench: Bench) -> Figures:
         command = await asyncio.to_thread(peer.command)
         return await _once(bench, peer.name, command, work, jobs, left_open=left_open)
 
     name = f"{peer.name}, left open" if left_open else peer.name
-    return Variant(name, once, {"jobs": jobs, **settings}, repetitions=min(3, size.repetitions))
+    repetitions = 1 if size.name == "short" or (scenario == "open" and size.long) else min(3, size.repetitions)
+    return Variant(name, once, {"version": peer.version, "jobs": jobs, **settings}, repetitions)
 
 
 async def _once(
@@ -223,24 +266,34 @@ async def _once(
             from ..scenarios.trouble import open_transaction
 
             await stack.enter_async_context(open_transaction(dsn))
-        program = await stack.enter_async_context(_Program([*command, scenario, dsn, str(jobs)]))
+        settings = (
+            [str(jobs), str(max(2, round(latency_seconds(bench.size))))] if scenario == "latency" else [str(jobs)]
+        )
+        program = await stack.enter_async_context(_Program([*command, scenario, dsn, *settings]))
         await program.line()  # ready
         await bench.meter.start()
         program.go()
         answer = json.loads(await program.line())
         reading = await bench.meter.stop()
     reading.seconds, reading.client_seconds = answer.pop("seconds"), answer.pop("client_seconds")
-    return reading.per_job(int(answer.pop("jobs", jobs))) | {k: float(v) for k, v in answer.items()}
+    figures = reading.per_job(int(answer.pop("jobs", jobs)))
+    if scenario == "latency":  # the rate is ours, not the peer's
+        figures = {key: figures[key] for key in ("client_us", "postgres_us")}
+    return {key: float(value) for key, value in answer.items()} | figures
 
 
 async def _call(command: list[str], *arguments: str) -> None:
     process = await asyncio.create_subprocess_exec(
         *command, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
-    async with asyncio.timeout(SECONDS):
-        output, _ = await process.communicate()
+    try:
+        async with asyncio.timeout(SECONDS):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
     if process.returncode:
-        raise Skip(f"{Path(command[-1]).name} {arguments[0]} failed: {output.decode()[-400:]}")
+        raise RuntimeError(f"{' '.join(command)} {arguments[0]} failed: {output.decode()[-400:]}")
 
 
 class _Program:
@@ -271,7 +324,7 @@ class _Program:
         if not line:
             await self._process.wait()
             errors = (await self._errors).decode(errors="replace").strip()
-            raise Skip(f"{Path(self._command[-4]).name} ended: {errors[-400:]}")
+            raise RuntimeError(f"{' '.join(self._command)} ended: {errors[-400:]}")
         return line.decode()
 
     def go(self) -> None:

@@ -2,9 +2,9 @@
 
 from .. import peers
 from ..suite import Size
-from . import consumer, drain, enqueue, fleet, latency, trouble
+from . import consumer, drain, enqueue, fleet, latency, outbox, trouble
 
-__all__ = ["Size", "consumer", "drain", "enqueue", "fleet", "latency", "trouble", "without_peers"]
+__all__ = ["Size", "consumer", "drain", "enqueue", "fleet", "latency", "outbox", "trouble", "without_peers"]
 
 
 def without_peers() -> None:

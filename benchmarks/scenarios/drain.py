@@ -1,6 +1,8 @@
-"""Draining a backlog: ungrouped, in serial groups, and against what usually hurts queues."""
+"""Draining a backlog: ungrouped, in serial groups, and by handlers that ask for more than a plain one."""
 
 from collections.abc import Sequence
+
+from sidings.jobs import Policy
 
 from .. import floors, ours, peers
 from ..results import Figures
@@ -9,17 +11,20 @@ from ..suite import Bench, Compare, Size, Variant, scenario
 __all__: list[str] = []
 
 GROUPS, EACH = 1_000, 50
+WAITING = 100  # of a group, where only the newest counts
 
 
-async def _sidings(bench: Bench, jobs: int, *, type: str = "noop", groups: int = 0) -> Figures:
+async def _sidings(
+    bench: Bench, jobs: int, *, type: str = "noop", groups: int = 0, policy: Policy = Policy.SERIAL
+) -> Figures:
     dsn = await ours.fresh(bench)
-    await ours.seed(dsn, jobs, type=type, groups=groups)
+    await ours.seed(dsn, jobs, type=type, groups=groups, policy=policy)
     return await ours.drain(bench, dsn, jobs)
 
 
-async def _floor(bench: Bench, jobs: int, *, history: bool = True) -> Figures:
+async def _floor(bench: Bench, jobs: int, *, groups: int = 0, history: bool = True) -> Figures:
     dsn = await ours.fresh(bench)
-    await ours.seed(dsn, jobs)
+    await ours.seed(dsn, jobs, groups=groups)
     return await floors.drain(bench, dsn, jobs, origins=ours.origins(), history=history)
 
 
@@ -37,7 +42,8 @@ async def _floor(bench: Bench, jobs: int, *, history: bool = True) -> Figures:
         Compare("sidings, no history", "floor, no history"),
         Compare("sidings, no history", "sidings"),
     ],
-    note="A backlog stands in the table; the clock runs from the worker's start to the commit of the last outcome.",
+    note="A backlog stands in the table; the clock runs from the worker's start to the commit of the last outcome. The "
+    "floor reads, deletes and records the same rows by bare SQL, without a handler.",
     peers=True,
 )
 def drain(size: Size) -> Sequence[Variant]:
@@ -56,19 +62,54 @@ def drain(size: Size) -> Sequence[Variant]:
     "Drain of 1,000 serial groups × 50 jobs, one process",
     compare=[
         Compare("sidings", "sidings, no groups", 0.9),
+        Compare("sidings", "floor"),
         Compare("sidings", "graphile", 3.0),
         Compare("sidings", "pgboss"),
         Compare("sidings", "procrastinate"),
+        Compare("sidings, no history", "sidings"),
     ],
-    note="Jobs of one group run one at a time, in order. Peers without ordered groups are left out.",
+    note="Jobs of one group run one at a time, in order. The floor takes the same rows in any order. Peers without "
+    "ordered groups are left out. The target of 3 × is that of the best peer, Graphile Worker.",
     peers=True,
 )
 def groups(size: Size) -> Sequence[Variant]:
-    many = size.jobs(GROUPS * EACH)
+    jobs, count = (GROUPS * EACH, GROUPS) if size.name != "tiny" else (500, 10)
+    settings = {"jobs": jobs, "groups": count}
     return [
+        Variant("floor", lambda b: _floor(b, jobs, groups=count), settings),
+        Variant("sidings", lambda b: _sidings(b, jobs, groups=count), settings | {"history": True}),
+        Variant("sidings, no groups", lambda b: _sidings(b, jobs), {"jobs": jobs, "history": True}),
         Variant(
-            "sidings", lambda b: _sidings(b, many, groups=max(1, many // EACH)), {"jobs": many, "groups": many // EACH}
+            "sidings, no history",
+            lambda b: _sidings(b, jobs, type="quiet", groups=count),
+            settings | {"history": False},
         ),
-        Variant("sidings, no groups", lambda b: _sidings(b, many), {"jobs": many}),
         *peers.variants("groups", size),
+    ]
+
+
+@scenario(
+    "features",
+    "Handlers of lists, policy latest and transactional jobs beside a plain drain",
+    compare=[
+        Compare("sidings, batch=100", "sidings"),
+        Compare("sidings, latest", "sidings"),
+        Compare("sidings, transactional", "sidings"),
+    ],
+    note=f"Jobs ended a second. latest: {WAITING} jobs wait in each group, of which the newest runs and the others "
+    "end as superseded. transactional: each job ends in a transaction of its own, with a commit that waits for "
+    "the disk.",
+)
+def features(size: Size) -> Sequence[Variant]:
+    jobs, few = size.jobs(100_000), size.jobs(10_000)
+    waiting = max(1, jobs // WAITING)
+    return [
+        Variant("sidings", lambda b: _sidings(b, jobs), {"jobs": jobs}),
+        Variant("sidings, batch=100", lambda b: _sidings(b, jobs, type="batched"), {"jobs": jobs}),
+        Variant(
+            "sidings, latest",
+            lambda b: _sidings(b, jobs, type="newest", groups=waiting, policy=Policy.LATEST),
+            {"jobs": jobs, "groups": waiting},
+        ),
+        Variant("sidings, transactional", lambda b: _sidings(b, few, type="transactional"), {"jobs": few}),
     ]

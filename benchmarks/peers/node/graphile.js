@@ -113,7 +113,7 @@ switch (command) {
     const clock = new Clock();
     const found = await latencies({
       rate: Number(first),
-      seconds: 10,
+      seconds: Number(second),
       started,
       send: (number) => utils.addJob("noop", payload(number)),
     });

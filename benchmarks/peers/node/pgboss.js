@@ -88,7 +88,7 @@ switch (command) {
     await ready();
     const clock = new Clock();
     const send = (number) => made.send(QUEUE, { number, text: TEXT });
-    clock.done(await latencies({ rate: Number(first), seconds: 10, started, send }));
+    clock.done(await latencies({ rate: Number(first), seconds: Number(second), started, send }));
     break;
   }
   default:

@@ -39,10 +39,10 @@ async def until(condition: Callable[[], Awaitable[bool] | bool], pause: float = 
         await asyncio.sleep(pause)
 
 
-async def latencies(
-    rate: int, send: Callable[[int], Awaitable[object]], started: dict[int, float], seconds: float = 10.0
-) -> dict[str, float]:
-    """Send at a steady rate; `send` returns when committed. Handlers note `time.perf_counter()` in `started`."""
+async def latencies(rate: int, send: Callable[[int], Awaitable[object]], started: dict[int, float]) -> dict[str, float]:
+    """Send at a steady rate; `send` returns when committed. Handlers note `time.perf_counter()` in `started`. How many
+    seconds long is the last argument of the command line."""
+    seconds = float(sys.argv[-1])
     committed: dict[int, float] = {}
     begin, count = time.perf_counter(), int(rate * seconds)
     for number in range(count):

@@ -176,7 +176,9 @@ func main() {
 		time.Sleep(500 * time.Millisecond)
 		ready()
 		clock := start()
-		begin, jobs := time.Now(), count*10
+		seconds, err := strconv.Atoi(os.Args[4])
+		check(err)
+		begin, jobs := time.Now(), count*seconds
 		committed := make([]time.Time, jobs)
 		for n := range jobs {
 			time.Sleep(time.Until(begin.Add(time.Duration(n) * time.Second / time.Duration(count))))
