@@ -211,6 +211,32 @@ async def test_messages_that_will_come_again_leave_no_job_behind_and_those_befor
     assert await numbers(effects, "key = 'bad-1'") == [0, 1, 6]
 
 
+async def test_messages_that_wait_in_another_origin_since_partitions_were_added_are_found(
+    database, sidings_kafka, topic
+):
+    name = await topic(partitions=3)
+    for partition in range(3):
+        await produce(sidings_kafka, name, range(5), partition=partition)
+    async with connected(database) as connection:
+        await connection.execute("INSERT INTO sidings.topic (topic, partitions) VALUES ($1, 3)", name)
+        for origin, partition, offset, held in [(0, 2, 3, None), (0, 2, 1, None), (1, 2, 4, "why"), (1, 1, 4, None)]:
+            await connection.execute(
+                'INSERT INTO sidings.job (type, origin, "group", payload, held, position) '
+                "VALUES ($1, $2, 'k', $3, $4, CASE WHEN $4::text IS NULL THEN nextval('sidings.job_position') END)",
+                *(f"message:{name}", f"{name}/{origin}"),
+                json.dumps({"topic": name, "partition": partition, "offset": offset, "timestamp": 0}),
+                held,
+            )
+    service = a_service(database, sidings_kafka)
+    done = await service.reset_offsets(name, 3, partitions=[2], actor="alice")
+    assert done == [(2, None, 3, 2)]
+    left = await fetch(database, "SELECT origin, payload FROM sidings.job ORDER BY id")
+    assert [(row["origin"], json.loads(row["payload"])["offset"]) for row in left] == [
+        (f"{name}/0", 1),
+        (f"{name}/1", 4),
+    ]
+
+
 async def test_a_job_behind_a_parked_message_that_was_cancelled_does_not_wait_for_its_next_attempt(
     effects, topic, sidings_kafka
 ):

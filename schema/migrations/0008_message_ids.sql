@@ -111,54 +111,85 @@ ALTER TABLE sidings.consumer_offset ADD COLUMN resets bigint NOT NULL DEFAULT 0;
 -- What running consumers look at, every second. Not touched when an offset moves: these stay HOT updates.
 CREATE INDEX consumer_offset_resets ON sidings.consumer_offset (topic, partition) WHERE resets > 0;
 
+-- The messages of a topic that are stored as jobs of an origin: waiting, delayed or held; one branch for each partial index.
+CREATE FUNCTION sidings.stored_messages(its_topic text, its_origin text)
+RETURNS TABLE (job bigint, partition integer, "offset" bigint)
+LANGUAGE sql STABLE SET enable_seqscan = off AS $$
+    SELECT m.id, (m.payload ->> 'partition')::integer, (m.payload ->> 'offset')::bigint
+    FROM (SELECT j.id, j.type, j.payload FROM sidings.job j
+          WHERE j.origin = its_origin AND j.position IS NOT NULL AND j.type LIKE 'message:%'
+          UNION ALL
+          SELECT j.id, j.type, j.payload FROM sidings.job j
+          WHERE j.origin = its_origin AND j.position IS NULL AND j.held IS NULL
+          UNION ALL
+          SELECT j.id, j.type, j.payload FROM sidings.job j
+          WHERE j.origin = its_origin AND j.held IS NOT NULL) m
+    WHERE m.type = 'message:' || its_topic
+$$;
+
 -- Move stored offsets by order of a person. Lock order: consumer_offset by partition, as advance_offsets.sql; then as every
 -- action (0006): origins by name, executors, jobs. Called in autocommit.
 -- (1) Once the rows are locked, no transaction of a consumer can commit anything of these partitions under the old number.
 -- (2) So the next statements, each with a fresh snapshot, see every message that was ever stored as a job. Those from the
 --     new offset on will be delivered again: their jobs are cancelled. One that runs just now is transactional, finds its
---     row gone at its end, and is undone.
+--     row gone at its end, and is undone. They stand in their partition's origin; where partitions were added, also in
+--     another one of the topic (0010).
 CREATE FUNCTION sidings.reset_offsets(its_topic text, partitions integer[], offsets bigint[], actor text, reason text)
 RETURNS TABLE (its_partition integer, former bigint, cancelled bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '5s' AS $$
 DECLARE
-    o      record;
-    ids    bigint[];
+    o       record;
+    ids     bigint[];
     formers bigint[] := '{}';
-    holder record;
+    counts  bigint[] := '{}';
+    taken   text;
+    holder  record;
 BEGIN
     FOR o IN SELECT r.partition, r.next FROM unnest(partitions, offsets) AS r (partition, next) ORDER BY r.partition
     LOOP
         SELECT c.next_offset INTO former FROM sidings.consumer_offset c
         WHERE c.topic = its_topic AND c.partition = o.partition FOR UPDATE;
         formers[o.partition] := former;
+        counts[o.partition] := 0;
         INSERT INTO sidings.consumer_offset AS c (topic, partition, next_offset, resets)
         VALUES (its_topic, o.partition, o.next, 1)
         ON CONFLICT ON CONSTRAINT consumer_offset_pkey
         DO UPDATE SET next_offset = excluded.next_offset, resets = c.resets + 1;
     END LOOP;
-    FOR o IN SELECT r.partition, r.next, its_topic || '/' || r.partition AS origin
-             FROM unnest(partitions, offsets) AS r (partition, next) ORDER BY origin
+    FOR o IN
+        WITH moved AS (
+            SELECT r.partition, r.next FROM unnest(partitions, offsets) AS r (partition, next)
+        ), origins AS (
+            SELECT its_topic || '/' || n AS origin
+            FROM generate_series(0, coalesce((SELECT t.partitions FROM sidings.topic t WHERE t.topic = its_topic), 0) - 1) n
+        ), elsewhere AS (
+            SELECT DISTINCT x.origin, v.partition, v.next
+            FROM origins x CROSS JOIN LATERAL sidings.stored_messages(its_topic, x.origin) m
+            JOIN moved v ON v.partition = m.partition AND m."offset" >= v.next
+        )
+        SELECT its_topic || '/' || v.partition AS origin, v.partition, v.next FROM moved v
+        UNION
+        SELECT e.origin, e.partition, e.next FROM elsewhere e
+        ORDER BY origin, partition
     LOOP
-        holder := sidings.intervene(o.origin);
-        ids := ARRAY(SELECT m.id
-                     FROM (SELECT j.id, j.type, j.payload FROM sidings.job j   -- one branch for each of the partial indexes
-                           WHERE j.origin = o.origin AND j.position IS NOT NULL AND j.type LIKE 'message:%'
-                           UNION ALL
-                           SELECT j.id, j.type, j.payload FROM sidings.job j
-                           WHERE j.origin = o.origin AND j.position IS NULL AND j.held IS NULL
-                           UNION ALL
-                           SELECT j.id, j.type, j.payload FROM sidings.job j
-                           WHERE j.origin = o.origin AND j.held IS NOT NULL) m
-                     -- By the message's own partition: where partitions were added, one of another may wait here (0010).
-                     JOIN unnest(partitions, offsets) AS r (partition, next) ON r.partition = (m.payload ->> 'partition')::integer
-                     WHERE m.type = 'message:' || its_topic AND (m.payload ->> 'offset')::bigint >= r.next);
+        IF o.origin IS DISTINCT FROM taken THEN
+            holder := sidings.intervene(o.origin);
+            taken := o.origin;
+        END IF;
+        ids := ARRAY(SELECT m.job FROM sidings.stored_messages(its_topic, o.origin) m
+                     WHERE m.partition = o.partition AND m."offset" >= o.next);
         PERFORM 1 FROM sidings.job j WHERE j.id = ANY (ids) ORDER BY j.id FOR UPDATE;
+        counts[o.partition] := counts[o.partition]
+            + sidings.end_jobs(ids, 'cancelled', actor,
+                               concat_ws(': ', 'the consumer was reset, the message is delivered again', reason),
+                               holder.owner, holder.epoch, holder.running);
+    END LOOP;
+    FOR o IN SELECT r.partition, r.next FROM unnest(partitions, offsets) AS r (partition, next) ORDER BY r.partition
+    LOOP
         its_partition := o.partition;
         former := formers[o.partition];
-        cancelled := sidings.end_jobs(ids, 'cancelled', actor,
-                                      concat_ws(': ', 'the consumer was reset, the message is delivered again', reason),
-                                      holder.owner, holder.epoch, holder.running);
-        PERFORM sidings.note_action(actor, 'reset', jsonb_build_object('origin', o.origin), reason,
+        cancelled := counts[o.partition];
+        PERFORM sidings.note_action(actor, 'reset', jsonb_build_object('origin', its_topic || '/' || o.partition), reason,
                                     jsonb_build_object('from', former, 'to', o.next, 'cancelled', cancelled));
         RETURN NEXT;
     END LOOP;
