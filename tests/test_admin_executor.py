@@ -129,7 +129,7 @@ async def test_a_job_that_is_cancelled_while_the_cycle_that_starts_it_is_in_flig
         async with person.transaction():
             await person.execute("SELECT FROM sidings.executor WHERE id = $1 FOR UPDATE", executor.id)
             [id] = await enqueue(database, trips.ride, [ride(1)])
-            await cycle_waits(database)
+            await rows_are_waited_for(database)
             assert await person.fetchval("SELECT sidings.cancel_job($1, 'alice')", id) == "waiting"
         await enqueue(database, trips.ride, [ride(2)])
         await drained(database)
@@ -145,9 +145,9 @@ async def test_a_cancellation_that_comes_behind_the_cycle_in_flight_stops_the_ha
         async with blocker.transaction():
             await blocker.execute("SELECT FROM sidings.executor WHERE id = $1 FOR UPDATE", executor.id)
             [id] = await enqueue(database, trips.ride, [ride(1)])
-            await cycle_waits(database)
+            await rows_are_waited_for(database)
             cancelling = asyncio.create_task(admin.cancel(id))
-            await cycle_waits(database, backends=2)
+            await rows_are_waited_for(database, by=2)
         assert await cancelling is JobState.RUNNING
         # Either it was stopped in time, or its handler was cancelled; it does not go on.
         await eventually(lambda: trips.cancelled == trips.started)
@@ -158,14 +158,16 @@ async def test_a_cancellation_that_comes_behind_the_cycle_in_flight_stops_the_ha
     assert sorted(await outcomes(database)) == ["cancelled", "succeeded"]
 
 
-async def cycle_waits(database: str, backends: int = 1) -> None:
-    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+async def rows_are_waited_for(database: str, by: int = 1) -> None:
+    """Return when so many connections wait for a row. (At its start an executor may also wait for a table.)"""
+    query = """SELECT count(*) FROM pg_stat_activity
+               WHERE datname = current_database() AND wait_event IN ('tuple', 'transactionid')"""
     async with connected(database) as connection:
 
         async def waiting() -> bool:
-            return await connection.fetchval(query) >= backends
+            return await connection.fetchval(query) >= by
 
-        await eventually(waiting, f"{backends} connections wait for a lock")
+        await eventually(waiting, f"{by} connections wait for a row")
 
 
 async def test_the_effects_of_a_cancelled_transactional_handler_are_rolled_back(database: str, admin: Admin):
