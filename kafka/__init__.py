@@ -4,7 +4,8 @@ Reading order: `settings`, `message` and `subscription` (what a service author d
 group to the executor's origins), then the consumer from the inside out: `transactions`, `offsets` with
 ``advance_offsets.sql`` (the compare-and-set), `parking`, `partition`, `handling` (one batch, one transaction),
 `topic_loop` (the main line), `siding` (what fails, and is tried alone), `placing` (where to read on), `lag`,
-`membership` and `vitals`, and `consumer`, which puts them together.
+`membership` and `vitals`, and `consumer`, which puts them together. Its other half, `stateless`, needs no Postgres:
+`stateless_window` (what may start, what may be committed), `stateless_handling`, `stateless_loop`, `dead_letters`.
 The way out: `outbox` (messages that leave when a transaction has committed), `producer` (those that leave at once).
 """
 

@@ -27,7 +27,6 @@ __all__ = ["Stateless"]
 log = logging.getLogger("sidings.consumer")
 
 _COMMIT_SECONDS = 1.0  # so much is done again after a kill, at most, beside what was under way
-_CANCEL_SECONDS = 2.0
 
 
 class Stateless:
@@ -99,7 +98,8 @@ class Stateless:
     async def give_up(self) -> None:
         """End what still runs, and commit what is done: the partitions may be another's in a moment."""
         self.rest()
-        await asyncio.gather(*[loop.give_up(self._partitions_of(loop.topic), _CANCEL_SECONDS) for loop in self.loops])
+        seconds = min(2.0, self._settings.rebalance_seconds / 4)  # so that all of it ends before the rebalance does
+        await asyncio.gather(*[loop.give_up(self._partitions_of(loop.topic), seconds) for loop in self.loops])
 
     async def commit(self) -> None:
         """Commit what is done."""
