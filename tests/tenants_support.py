@@ -98,7 +98,7 @@ class Stage:
             "port": 0,
             "lease_seconds": 1.5,
             "session_seconds": 1.5,
-            "payment_seconds": 2.0,
+            "payment_seconds": 1.0,
             **settings,
         }
         environment = {f"TENANTS_{name.upper()}": str(value) for name, value in values.items()}

@@ -373,6 +373,11 @@ async def test_nothing_is_confirmed_before_kafka_has_acknowledged_it(
     process.end()
     assert await stage.events(stage.topics.pending, tenant_id_of(fields["email"])) == []
     process = stage.start("api", postgres=empty_database).started()
+
+    async def swept() -> bool:
+        return not await fetch(empty_database, "SELECT FROM tenants_api.unacknowledged")
+
+    await eventually(swept, "the new process has waited in place of the one that died")
     async with httpx.AsyncClient(base_url=process.url, timeout=SECONDS) as http:
         answer = await http.post("/tenants", json=fields, headers=headers)
         assert (answer.status_code, answer.json()["status"]) == (201, "pending")

@@ -69,7 +69,7 @@ async def test_killed_between_two_steps_the_tenant_is_made_once_and_becomes_acti
         "billing_address": "1",
     }
     stage.crash_at(point)
-    async with TenantsClient(pair.api.url) as client:
+    async with TenantsClient(pair.api.url, seconds=100) as client:
         creating = asyncio.create_task(client.create_active(**fields))
         await pair.replace(part)
         tenant = await creating

@@ -33,6 +33,7 @@ __all__ = [
 log = logging.getLogger("examples.tenants")
 
 _RECEIPT = TypeAdapter(Receipt)
+_SWEEP_SECONDS = 30.0
 
 
 IdempotencyKey = Annotated[RequestId | None, Header(alias="Idempotency-Key")]
@@ -129,12 +130,12 @@ class Requests:
             *(entity, _RECEIPT.dump_json(receipt).decode()),
         )
 
-    async def acknowledged(self, entity: UUID | None) -> None:
-        """Return when Kafka has acknowledged all events about this entity; None: about any.
+    async def acknowledged(self, entity: UUID) -> None:
+        """Return when Kafka has acknowledged all events about this entity.
 
         Raises `NotAcknowledged`, also where Kafka refuses an event: then it is parked, and waits for a person.
         """
-        query = "SELECT id, receipt FROM tenants_api.unacknowledged WHERE $1::uuid IS NULL OR entity = $1 ORDER BY id"
+        query = "SELECT id, receipt FROM tenants_api.unacknowledged WHERE entity = $1 ORDER BY id"
         async with self.service.transaction() as tx:
             rows = await tx.fetch(query, entity)
         try:
@@ -148,14 +149,26 @@ class Requests:
                 await tx.execute("DELETE FROM tenants_api.unacknowledged WHERE id = ANY ($1)", [r["id"] for r in rows])
 
     async def sweep(self) -> None:
-        """Forget the acknowledgements that somebody died waiting for."""
-        while True:
-            try:
-                await self.acknowledged(None)
-                return
-            except (NotAcknowledged, PostgresUnavailable) as error:
-                log.warning("events of earlier requests: %s", error)
-                await asyncio.sleep(1.0)
+        """Forget the acknowledgements that somebody died waiting for; try again while there are some that do not
+        come."""
+        while not await self._swept():
+            await asyncio.sleep(_SWEEP_SECONDS)
+
+    async def _swept(self) -> bool:
+        done = True
+        try:
+            async with self.service.transaction() as tx:
+                rows = await tx.fetch("SELECT DISTINCT entity FROM tenants_api.unacknowledged")
+            for row in rows:
+                try:
+                    await self.acknowledged(row["entity"])
+                except NotAcknowledged as error:
+                    done = False
+                    log.warning("an earlier event about %s: %s", row["entity"], error)
+        except PostgresUnavailable as error:
+            done = False
+            log.warning("earlier events cannot be looked at: %s", error)
+        return done
 
 
 async def _claim(tx: Transaction, key: str, digest: str) -> Answer | None:
