@@ -134,7 +134,7 @@ def _ratios(comparisons: list[Comparison]) -> str:
         return ""
     ends = [x for c in shown for x in (*c.values, c.target or 1.0)]
     low, high = math.log10(min(0.5, *ends)), math.log10(max(2.0, *ends))
-    left, width = 400, 330
+    left, width = 340, 300
 
     def at(value: float) -> float:
         return left + width * (math.log10(value) - low) / (high - low)

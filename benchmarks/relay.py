@@ -346,6 +346,11 @@ async def _delays(
 
     task = asyncio.create_task(consume())
     try:
+        async with connection.transaction():  # the producer learns of the topic
+            await publish(topic, "k", b"first")
+        committed_one()
+        await _until(lambda: bool(arrived))
+        arrived.clear()
         for n in range(count):
             value = b"%d" % n
             async with connection.transaction():
@@ -353,8 +358,7 @@ async def _delays(
             committed[value] = time.perf_counter()
             committed_one()
             await asyncio.sleep(1 / rate)
-        while len(arrived) < count:
-            await asyncio.sleep(0.01)
+        await _until(lambda: len(arrived) >= count)
     finally:
         await _cancelled([task])
         await consumer.stop()

@@ -35,15 +35,18 @@ async def _fleet(bench: Bench, jobs: int, executors: int, origins: int = 100) ->
 @scenario(
     "fleet",
     "1, 2 and 4 executors over 100 origins",
-    compare=[Compare("2 executors", "1 executor"), Compare("4 executors", "1 executor")],
+    compare=[
+        Compare("sidings, 2 executors", "sidings, 1 executor"),
+        Compare("sidings, 4 executors", "sidings, 1 executor"),
+    ],
     note="Each in a process of its own; the clock starts with them. More processes than cores only share them.",
 )
 def fleet(size: Size) -> Sequence[Variant]:
     jobs = size.jobs(200_000)
     return [
-        Variant("1 executor", lambda b: _fleet(b, jobs, 1), {"jobs": jobs}),
-        Variant("2 executors", lambda b: _fleet(b, jobs, 2), {"jobs": jobs}),
-        Variant("4 executors", lambda b: _fleet(b, jobs, 4), {"jobs": jobs}),
+        Variant("sidings, 1 executor", lambda b: _fleet(b, jobs, 1), {"jobs": jobs}),
+        Variant("sidings, 2 executors", lambda b: _fleet(b, jobs, 2), {"jobs": jobs}),
+        Variant("sidings, 4 executors", lambda b: _fleet(b, jobs, 4), {"jobs": jobs}),
     ]
 
 
@@ -121,7 +124,6 @@ async def _takeover(bench: Bench, *, kill: bool, lease: float, origins: int = 10
     "takeover",
     "From the end of one executor until another holds its 100 origins",
     key="seconds",
-    compare=[Compare("sidings, SIGKILL"), Compare("sidings, clean stop")],
     note="The heir waits with the same origins assigned, as after Kafka's rebalance, whose session timeout comes on "
     "top after a kill. After SIGKILL it takes what is left of the lease, which is renewed every third of it: two "
     "thirds to all of 15 s by default.",
