@@ -198,11 +198,16 @@ class PeriodicLoop:
         due.sort(key=lambda item: item[0].job_type.name)
         for name, group in groupby(due, key=lambda item: item[0].job_type.name):
             of_name = list(group)
-            if of_name[0][0].periodic.per == "service":
-                await self._fire_service(*of_name[0])
-            else:
-                for start in range(0, len(of_name), _AT_ONCE):
-                    await self._fire_origins(name, of_name[start : start + _AT_ONCE])
+            try:
+                if of_name[0][0].periodic.per == "service":
+                    await self._fire_service(*of_name[0])
+                else:
+                    for start in range(0, len(of_name), _AT_ONCE):
+                        await self._fire_origins(name, of_name[start : start + _AT_ONCE])
+            except asyncpg.PostgresError as error:  # e.g. somebody has locked its row: no reason to keep others waiting
+                log.warning("%s: a tick could not be fired, trying again: %s", name, error)
+                for row, _ in of_name:
+                    row.try_at = now() + _BUSY_SECONDS
 
     async def _fire_service(self, row: _Row, ticks: list[datetime]) -> None:
         sent = now()

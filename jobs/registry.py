@@ -119,6 +119,7 @@ class JobType(Generic[P]):
         origin of the job, whose handler makes the call.
         group: default: what the type's `group` yields for the payload. delay: seconds or a timedelta, or run_at:
         an aware datetime. priority: -100 to 100, larger first, between groups only.
+        headers: texts that the handler finds in `job.headers`; the current correlation id and trace are added to them.
         unique_key: until the job ends, no other job of its type with this key is stored. It stands while the job waits,
         runs, backs off or is held; an enqueue whose transaction is still open is waited for.
 

@@ -159,6 +159,24 @@ async def test_the_servers_clock_decides_what_is_due(
     assert all(job.enqueued_at - job.payload.scheduled_at < timedelta(minutes=5) for job in jobs)
 
 
+async def test_one_that_cannot_be_fired_keeps_no_other_waiting(database: str, caplog: pytest.LogCaptureFixture) -> None:
+    ticks = Ticks()
+    ticks.declare("first", every=0.2)
+    ticks.declare("second", every=0.2)
+    async with connected(database) as connection, running(database, ticks.registry):
+        await connection.execute(
+            """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+               CREATE TRIGGER refuse BEFORE INSERT ON sidings.job FOR EACH ROW WHEN (NEW.type = 'first')
+               EXECUTE FUNCTION refuse()"""
+        )
+        await eventually(lambda: "first: a tick could not be fired, trying again: not this one" in caplog.text)
+        count = len(ticks.jobs["second"])
+        await ticks.ran("second", count + 3)
+        count = len(ticks.jobs["first"])
+        await connection.execute("DROP TRIGGER refuse ON sidings.job")
+        assert_one_row_of_ticks(await ticks.ran("first", count + 2))
+
+
 # -- death and takeover -------------------------------------------------------------------------------------------
 
 
