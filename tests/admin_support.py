@@ -61,7 +61,3 @@ async def a_holder(dsn: str, *origins: str, lease: str = "1 hour", running: list
 
 async def fence(dsn: str, executor: UUID) -> int:
     return await value(dsn, "SELECT fence FROM sidings.executor WHERE id = $1", executor)
-
-
-async def changes(dsn: str, origin: str = ORIGIN) -> int:
-    return await value(dsn, "SELECT coalesce(max(changes), 0) FROM sidings.origin WHERE origin = $1", origin)

@@ -4,9 +4,6 @@
 -- that changes jobs behind their holder's back begins with sidings.intervene(). Lock order: origin, executor, jobs, the rest.
 -- SD003: no such job. SD004: the state of things does not allow it. 55P03 (lock_timeout), 40P01: nothing has changed, try again.
 
--- Grows with every action on waiting jobs of this origin: its holder then reads them anew.
-ALTER TABLE sidings.origin ADD COLUMN changes bigint NOT NULL DEFAULT 0;
-
 -- The last error of a job that failed, 'Class: message'.
 ALTER TABLE sidings.job ADD COLUMN error text;
 
@@ -62,7 +59,7 @@ FROM sidings.job j;
 -- (1) The origin's row: waits for a takeover, and takes no lease away (no key update: FOR KEY SHARE goes on; a renewal that
 --     comes now skips it once). It is made where nobody has held the origin yet, so that whoever acquires it now waits.
 -- (2) The holder's row: waits for its cycle in flight, and voids every later one that was planned without knowing of this.
---     The holder then looks up what has changed before it starts anything more.
+--     The holder then reads everything anew before it starts anything more.
 -- (3) is the caller's: jobs, history, audit. What it cancels does not start after its commit, unless it was in `running`.
 CREATE FUNCTION sidings.intervene(its_origin text, OUT owner uuid, OUT epoch bigint, OUT running bigint[])
 LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
@@ -74,8 +71,7 @@ BEGIN
     INSERT INTO sidings.origin (origin)
     SELECT its_origin WHERE NOT EXISTS (SELECT FROM sidings.origin o WHERE o.origin = its_origin)
     ON CONFLICT DO NOTHING;
-    UPDATE sidings.origin o SET changes = o.changes + 1 WHERE o.origin = its_origin
-    RETURNING o.owner, o.epoch INTO owner, epoch;
+    SELECT o.owner, o.epoch INTO owner, epoch FROM sidings.origin o WHERE o.origin = its_origin FOR NO KEY UPDATE;
     UPDATE sidings.executor e SET fence = e.fence + 1 WHERE e.id = intervene.owner RETURNING e.running INTO running;
     running := coalesce(running, '{}');
     PERFORM sidings.announce(its_origin);
@@ -503,7 +499,7 @@ BEGIN
                             WHERE NOT EXISTS (SELECT FROM sidings.job j WHERE j.id = r AND j.origin = o.origin))
         WHERE e.id = o.owner;
     END IF;
-    UPDATE sidings.origin x SET owner = NULL, lease_until = NULL, epoch = x.epoch + 1, changes = x.changes + 1
+    UPDATE sidings.origin x SET owner = NULL, lease_until = NULL, epoch = x.epoch + 1
     WHERE x.origin = move_jobs.origin;
     -- nextval() runs above a materialised sort, and the transaction id has been taken above.
     WITH numbered AS MATERIALIZED (
