@@ -81,9 +81,7 @@ def markdown(report: Report) -> str:
 
 
 def _target_row(scenario: ScenarioResult, c: Comparison) -> str:
-    of, to = scenario.variant(c.of), scenario.variant(c.to)
-    if not c.of.startswith("sidings"):  # a ratio of times is one of rates turned round
-        of, to = to, of
+    of, to = _sides(scenario, c)
     against = "" if to is None else f"{cpu(to)}"
     sign = "≤" if c.at_most else "≥"
     verdict = "met" if c.met else "**missed**"
@@ -91,10 +89,13 @@ def _target_row(scenario: ScenarioResult, c: Comparison) -> str:
             f"| {sign} {c.target:g} | {verdict} |")  # fmt: skip
 
 
-def _ratio_row(scenario: ScenarioResult, c: Comparison) -> str:
+def _sides(scenario: ScenarioResult, c: Comparison) -> tuple[VariantResult | None, VariantResult | None]:
     of, to = scenario.variant(c.of), scenario.variant(c.to)
-    if not c.of.startswith("sidings"):
-        of, to = to, of
+    return (to, of) if "floor" in c.of else (of, to)  # a ratio of times is one of rates turned round
+
+
+def _ratio_row(scenario: ScenarioResult, c: Comparison) -> str:
+    of, to = _sides(scenario, c)
     ratio = "" if of is None or to is None or not of.cpu_us or not to.cpu_us else f"{of.cpu_us / to.cpu_us:.2f} ×"
     return f"| {scenario.name} | {c.label} | {compared(c, label=False)} | {ratio} |"
 

@@ -45,7 +45,7 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size("tiny", 0.01, 1, patience=60.0),
+    "tiny": Size("tiny", 0.01, 1, patience=120.0),
     "short": Size("short", 0.5, 3, patience=180.0, seconds=480.0),
     "normal": Size("normal", 1.0, 5),
     "long": Size("long", 1.0, 5, patience=3_600.0, long=True),
@@ -191,7 +191,7 @@ class _Turns:
             into.skipped, into.failed = f"{type(error).__name__}: {error}", True
             log.exception("%s: failed", what)
             return
-        figures |= {"load": load, "foreign_cores": others()}
+        figures = {"load": load, "foreign_cores": others()} | figures
         into.runs.append(figures)
         log.info("%s #%s: %s (%.1f s)", what, len(into.runs),
                  ", ".join(f"{k} {v:,.4g}" for k, v in figures.items()), time.monotonic() - began)  # fmt: skip

@@ -49,7 +49,7 @@ def cpu(variant: VariantResult) -> str:
     client, postgres = variant.median("client_us"), variant.median("postgres_us")
     if client is None:
         return ""
-    return f"{client:.3g} + {postgres:.3g} µs" if postgres is not None else f"{client:.3g} µs (client)"
+    return f"{number(client)} + {number(postgres)} µs" if postgres is not None else f"{number(client)} µs (client)"
 
 
 def others(variant: VariantResult) -> str:

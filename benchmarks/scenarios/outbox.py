@@ -1,11 +1,13 @@
 """The relay beside a bare producer and the Deimos algorithm: what `benchmarks.relay` measures, as a scenario."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from sidings.devstack import Endpoints
 
 from .. import relay
+from ..meter import foreign_cores
 from ..results import Figures
 from ..suite import Bench, Compare, Size, Variant, scenario
 
@@ -31,6 +33,7 @@ class _Round:
         self._messages = messages
         self._taken: set[str] = set()
         self._found: dict[str, Any] = {}
+        self._noise = Figures()
 
     async def part(self, bench: Bench, name: str) -> dict[str, Any]:
         """The figures of a call that this variant has had nothing of yet."""
@@ -38,7 +41,9 @@ class _Round:
             self._taken.clear()
             assert bench.kafka is not None
             endpoints = Endpoints(postgres=bench.server.dsn("postgres"), kafka=bench.kafka)
+            load, others = os.getloadavg()[0], foreign_cores(bench.server)
             self._found = await relay.measure(self._messages, rounds=1, endpoints=endpoints)
+            self._noise = {"load": load, "foreign_cores": others()}
         self._taken.add(name)
         return self._found
 
@@ -48,7 +53,7 @@ class _Round:
         return {
             "messages": float(found["messages_per_second"][name]),
             "client_us": float(found["client_cpu_microseconds"][name]),
-        }
+        } | self._noise
 
     async def delay(self, bench: Bench) -> Figures:
         """Milliseconds from commit to topic: of commits that wake the relay, and of others' that it polls for."""
@@ -59,16 +64,16 @@ class _Round:
             "p99_ms": own["p99"] * 1e3,
             "others_p50_ms": others["p50"] * 1e3,
             "others_p99_ms": others["p99"] * 1e3,
-        }
+        } | self._noise
 
     async def deimos_delay(self, bench: Bench) -> Figures:
         """Milliseconds from commit to topic by the Deimos algorithm."""
         found = (await self.part(bench, "delay of deimos"))["commit_to_topic_seconds"]["deimos"]
-        return {"p50_ms": found["p50"] * 1e3, "p99_ms": found["p99"] * 1e3}
+        return {"p50_ms": found["p50"] * 1e3, "p99_ms": found["p99"] * 1e3} | self._noise
 
     async def cost(self, bench: Bench, name: str) -> Figures:
         """Microseconds that a message takes within the caller's transaction."""
-        return {"us": (await self.part(bench, name))["publish_seconds"][name] * 1e6}
+        return {"us": (await self.part(bench, name))["publish_seconds"][name] * 1e6} | self._noise
 
 
 @scenario(
