@@ -29,27 +29,33 @@ class Parking:
 
     async def blocked(self, tx: Transaction, items: Sequence[Item]) -> frozenset[tuple[str, str]]:
         """The (origin, group) pairs among those of `items` that have a message parked."""
-        keys: dict[tuple[str, str], set[tuple[str, str]]] = {}  # by where a message may be parked: who waits for it
-        for item in items:
-            if item.group is not None:
-                key = (item.partition.origin, item.group)
-                keys.setdefault(key, set()).add(key)
-                for origin in self._other_origins(item):
-                    keys.setdefault((origin, item.group), set()).add(key)
+        keys = {(item.partition.origin, item.group) for item in items if item.group is not None}
         if not keys:
             return frozenset()
+        elsewhere = self._elsewhere(items)
+        asked = [*keys, *elsewhere]
         rows = await tx.fetch(
-            self._parked_sql, [key[0] for key in keys], [key[1] for key in keys], timeout=self._seconds
+            self._parked_sql, [place[0] for place in asked], [place[1] for place in asked], timeout=self._seconds
         )
-        return frozenset(key for row in rows for key in keys[row[0], row[1]])
+        parked = {(row[0], row[1]) for row in rows}
+        return frozenset((parked & keys).union(*(elsewhere[place] for place in parked & elsewhere.keys())))
 
-    def _other_origins(self, item: Item) -> list[str]:
-        """Where messages of this key were before partitions were added to its topic."""
-        topic = item.partition.tp.topic
-        if self._topics is None or item.record.key is None or not self._topics.has_grown(topic):
-            return []
-        origins = self._topics.origins_of(item.record.key, topic)
-        return origins if item.partition.origin in origins else []
+    def _elsewhere(self, items: Sequence[Item]) -> dict[tuple[str, str], set[tuple[str, str]]]:
+        """Where messages of these keys were before partitions were added to their topic, with the keys concerned: all
+        as (origin, group)."""
+        topic = items[0].partition.tp.topic
+        found: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        if self._topics is None or not self._topics.has_grown(topic):
+            return found
+        for item in items:
+            own = item.partition.origin
+            if item.group is None or item.record.key is None:
+                continue
+            origins = self._topics.origins_of(item.record.key, topic)
+            if own in origins:
+                for origin in origins:
+                    found.setdefault((origin, item.group), set()).add((own, item.group))
+        return found
 
     async def store(
         self, tx: Transaction, subscription: Subscription[object], items: Sequence[Item], error: str | None = None

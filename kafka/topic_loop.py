@@ -195,7 +195,7 @@ class FetchLoop(ABC):
                 return Item(partition, record, None, None, group)
             return Item(partition, record, message, None, group, subscription.id_of(record, message))
         except UndecodableMessage as error:
-            log.error("%s offset %s cannot be decoded and will be held: %s", partition.origin, record.offset, error)
+            log.error("%s offset %s cannot be decoded: %s", partition.origin, record.offset, error)
             return Item(partition, record, None, str(error), group, subscription.id_of(record, None))
 
     def _displace(self, partitions: Iterable[Partition]) -> None:

@@ -14,6 +14,7 @@ from sidings import Job, Message, PostgresSettings, Registry, Transaction
 from sidings.jobs import current_origin
 from sidings.jobs.context import current_work
 from sidings.kafka import Topics, partition_for
+from sidings.kafka.topics import _Topic as TopicRow
 
 from .consumer_support import (
     TWICE_AND_PARK,
@@ -130,6 +131,29 @@ async def test_every_way_in_finds_the_group(grown, way):
             assert "SQL" in way or tx.enqueued == {origin}, "the wrong executor is woken"
         assert await value(grown, "SELECT array_agg(DISTINCT origin) FROM sidings.job") == [origin]
         await end_all(grown)
+
+
+async def test_topics_that_never_grew_pay_nothing(database):
+    """Their jobs are stored by the statements that know of no growth."""
+    registry = Registry()
+    ride: Any = registry.job(name="ride", group="transport", payload=Ride)(lambda job: None)
+    topics = Topics(PostgresSettings(dsn=database), {})
+    await topics.load()
+    await topics.close()
+
+    def statements(origin: str) -> set[str]:
+        options = (None, None, 0, None)
+        return {
+            ride._one(Ride(transport=KEY), origin, KEY, *options, None).name,
+            ride._many([Ride(transport=KEY)], origin, *options).name,
+        }
+
+    assert statements("positions/1") == {"insert_job", "insert_jobs"}
+    registry.has_grown = topics.has_grown
+    assert statements("positions/1") == {"insert_job", "insert_jobs"}
+    topics._known = {"positions": TopicRow(NEW, "murmur2", (OLD,)), "other": TopicRow(NEW, "murmur2")}
+    assert statements("positions/1") == {"insert_placed_job", "insert_placed_jobs"}
+    assert statements("other/1") == {"insert_job", "insert_jobs"}
 
 
 async def test_many_jobs_of_one_statement_stay_together(grown):
