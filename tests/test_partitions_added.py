@@ -29,6 +29,8 @@ from .consumer_support import (
     sample,
 )
 from .support import SECONDS, Ride, connected, drained, eventually, fetch, jobs_left, value
+from .ways import WAYS as CONNECTIONS
+from .ways import opened
 
 OLD, NEW = 4, 6
 KEYS = [f"key-{n}" for n in range(100)]
@@ -154,6 +156,24 @@ async def test_topics_that_never_grew_pay_nothing(database):
     topics._known = {"positions": TopicRow(NEW, "murmur2", (OLD,)), "other": TopicRow(NEW, "murmur2")}
     assert statements("positions/1") == {"insert_placed_job", "insert_placed_jobs"}
     assert statements("other/1") == {"insert_job", "insert_jobs"}
+
+
+@pytest.mark.parametrize("name", CONNECTIONS)
+async def test_every_kind_of_connection_finds_the_group(grown, name):
+    current_work.set(Message(None, topic="positions", key=KEY.encode()))
+    current_origin.set(after(KEY))
+    ride = a_type()
+    async with opened(name, grown) as way:
+        # The context of a handler is not that of a thread: there the origin is given, and the group is the key.
+        group, origin = (KEY, after(KEY)) if way.synchronous else ("order-7", None)
+        await store(grown, ride, group, before(KEY))
+        await way.begin()
+        await way.enqueue(ride, Ride(transport=group), origin=origin)
+        await way.enqueue_many(ride, [Ride(transport=group)], origin=origin)
+        await way.enqueue(ride, Ride(transport=group), origin=origin, unique_key="u")
+        await way.end("COMMIT")
+    rows = await fetch(grown, "SELECT origin FROM sidings.job")
+    assert [row["origin"] for row in rows] == [before(KEY)] * 4
 
 
 async def test_many_jobs_of_one_statement_stay_together(grown):
