@@ -6,22 +6,25 @@ I2  a job has at most one terminal outcome, none together with a loss of the sam
 I3  no two executors that look at their clocks run jobs of one group at once, nor does one run such jobs twice
 I4  a job starts only when its predecessor in the group has ended
 I5  the effects of a transactional handler are committed exactly once
+I8  what a person has cancelled or paused does not start after the action, unless it was named by then
 FE  the fence: no statement of a superseded owner ends a job
 RN  a running job of a live owner stands in its committed running set, so that its death can be accounted for
 NM  a running set names no job of an origin that does not belong to its executor, so that nobody else is charged
 LO  a run that died with its executor is recorded as lost before the job runs again
 LV  from every state all jobs can still end (checked on the whole graph)
 
-The parts: `lease_state` (the state), `lease_server` (statements), `lease_executor` (processes), and here time, the
-server's restarts, and the properties.
+The parts: `lease_state` (the state), `lease_server` (statements), `lease_executor` (processes), `lease_cycle`,
+`lease_admin` (a person's actions), and here time, the server's restarts, and the properties.
 """
 
 from collections.abc import Iterator
 
+from lease_admin import administer
 from lease_executor import answers, hears_of_leases, steps
-from lease_server import run
+from lease_server import is_taken_over, run
 from lease_state import (
     AGAIN,
+    BLOCKED,
     DEAD,
     DONE,
     ENDING,
@@ -97,7 +100,8 @@ class Lease:
         for i, origin in self.scenario.start:
             origins[origin] = Origin(executors[i].row, 0, self.scenario.lease, 0)
             executors[i] = self._holding(executors[i], origin)
-        jobs = (Job(True, 0, 0, 0, False),) * len(self.scenario.origin_of)
+        blocked = self.scenario.blocked
+        jobs = tuple(Job(True, 0, 0, 0, False, "", job in blocked) for job in range(len(self.scenario.origin_of)))
         rows = (Row(0, 0, ()),) * 2
         return State(tuple(origins), rows, jobs, tuple(executors), (), self.scenario.budget, "")
 
@@ -105,6 +109,7 @@ class Lease:
         """An executor that has acquired an origin a moment ago and has read its jobs."""
         hold = Hold(0, self.scenario.lease - self.scenario.margin, "")
         memory = [QUEUED if self.scenario.origin_of[job] == origin else k for job, k in enumerate(executor.memory)]
+        memory = [BLOCKED if job in self.scenario.blocked and k == QUEUED else k for job, k in enumerate(memory)]
         return executor._replace(holds=swap(executor.holds, origin, hold), memory=tuple(memory))
 
     def successors(self, state: State) -> Steps:
@@ -118,6 +123,7 @@ class Lease:
     def _all(self, s: State) -> Steps:
         yield from self._tick(s)
         yield from self._outage(s)
+        yield from administer(self, s)
         for statement in s.server:
             yield from run(self, s, statement)
         for i in (0, 1):
@@ -175,10 +181,10 @@ class Lease:
             return
         executors = tuple(e if e.status == DEAD else self._reconnected(e) for e in s.executors)
         budget = s.budget._replace(outages=s.budget.outages - 1)
-        yield "the server restarts", s._replace(server=(), executors=executors, budget=budget)
+        yield "the server restarts", s._replace(server=(), executors=executors, budget=budget, action=None)
 
     def _reconnected(self, e: Executor) -> Executor:
-        after = {QUEUED: UNKNOWN, ENDING: AGAIN}
+        after = {QUEUED: UNKNOWN, BLOCKED: UNKNOWN, ENDING: AGAIN}
         if self.protocol.outage == "forget what is under way":
             after |= {NAMED: UNKNOWN, DONE: UNKNOWN}
         flight = e.flight
@@ -188,12 +194,22 @@ class Lease:
             memory=tuple(after.get(known, known) for known in e.memory),
             flight=flight,
             asks=tuple(None if a is not None and a.answer == WAITING else a for a in e.asks),
+            sight=None,
+            view=None,
+            look=e.look or e.view is not None,
         )
 
     # -- properties ----------------------------------------------------------------------------------------------
 
     def broken(self, state: State) -> str:
-        return state.broken or self._two_at_once(state) or self._books(state) or self._running_sets(state)
+        wrong = state.broken or self._two_at_once(state) or self._books(state) or self._running_sets(state)
+        return wrong or self._deadlock(state)
+
+    def _deadlock(self, s: State) -> str:
+        """Nobody ever lets go, unless Postgres finds out and sends one of them away."""
+        if s.action is not None and s.action.row is not None and is_taken_over(s, 0):
+            return "LV: a person and a takeover wait for each other's locks"
+        return ""
 
     def works_on(self, executor: Executor, origin: int) -> bool:
         """Whether a process runs a job of this origin and has no excuse. It has one from its deadline until its first
@@ -220,7 +236,8 @@ class Lease:
         for number, job in enumerate(s.jobs):
             if job.ended > 1:
                 return f"I2: {self.job_name(number)} has {job.ended} terminal outcomes"
-            if job.effects > 1 or (number in self.scenario.transactional and job.effects != job.ended):
+            ended = 0 if job.cancelled else job.ended
+            if job.effects > 1 or (number in self.scenario.transactional and job.effects != ended):
                 return f"I5: the effects of {self.job_name(number)} were committed {job.effects} times"
         return ""
 
@@ -247,4 +264,7 @@ class Lease:
         return any(e.status != DEAD for e in state.executors)
 
     def finished(self, state: State) -> bool:
-        return not any(job.present for job in state.jobs)
+        """All jobs are over, but those behind a pause that nobody is going to end."""
+        stays = self.scenario.paused if state.paused and not state.budget.resumes else ()
+        behind = {self.scenario.origin_of[job] for job in stays}
+        return not any(job.present and self.scenario.origin_of[n] not in behind for n, job in enumerate(state.jobs))

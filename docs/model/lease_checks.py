@@ -19,6 +19,11 @@ _RIVAL = Scenario(start=(_HOLDS_X,), ideal=(1,), instant=("renew",))  # B's stat
 _EXPIRES = Scenario(start=(_HOLDS_X,), ideal=(1,), renews=(1,))  # and A cannot renew its lease
 
 
+_ADMIN = Scenario(wants=((0,), ()), start=(_HOLDS_X,), renews=(), steady=(0,))  # A, undisturbed but by a person
+_SLOW = replace(_ADMIN, slow=True)
+_SLOW_Y = replace(_SLOW, origin_of=(0, 1), wants=((0, 1), ()), start=(_HOLDS_Y,), steady=(0, 1), instant=("acquire",))
+
+
 def _two(**changes: Any) -> Scenario:
     """A holds X and Y, one job in each; B wants X; nothing can happen to the lease of Y."""
     two = Scenario(
@@ -111,12 +116,65 @@ BUGS = [
         _changed(_ALONE, outages=1),
         outage="forget what is under way",
     ),
+    _bug("a person's action does not bump the fence", "I8", _changed(_ADMIN, cancels=1), action="no fence"),
+    _bug("a person's action does not count as a change", "I8", _changed(_ADMIN, cancels=1), action="no changes"),
+    _bug("a person bumps the fence before the transaction", "I8", _changed(_ADMIN, cancels=1), action="fence first"),
+    _bug("a person is told what ran before the lock", "I8", _changed(_ADMIN, cancels=1), action="one snapshot"),
+    _bug(
+        "a person locks the executor before the origin",
+        "LV",
+        _changed(_EXPIRES, cancels=1),
+        action="executor, then origin",
+    ),
+    _bug("the holder does not put back what it had chosen", "I8", _changed(_ADMIN, cancels=1), put_back="what waits"),
+    _bug("the holder puts nothing back", "I8", _changed(_ADMIN, cancels=1), put_back="nothing"),
+    _bug(
+        "what is chosen of a paused type is not put back",
+        "I8",
+        _changed(_ADMIN, by_type=True, halts=1),
+        put_back="what is changed",
+    ),
+    _bug(
+        "a look older than a read sets the pause back",
+        "I8",
+        _changed(_SLOW_Y, halts=1, losses=1),
+        stale_read="given up if it says something new",
+    ),
+    _bug(
+        "a look spares what was acquired since it was sent",
+        "I8",
+        _changed(_SLOW_Y, origin_of=(0, 0, 1), targets=(0, 1), cancels=2, instant=()),
+        stale_look="spares what is newer",
+    ),
+    _bug(
+        "a look-up that fails is not repeated",
+        "LV",
+        _changed(_SLOW, blocked=(0,), releases=1, losses=1),
+        look_up="once",
+        stale_read="given up if it says something new",
+    ),
 ]
 
 RIGHT = [
     _right("alone, two connections lost", _changed(_ALONE, start=(), renews=(0,), losses=2)),
     _right("alone, a lease that expires is given up, connection lost", _changed(_ALONE, losses=1), QUICK,
            expired="give up and acquire"),
+    _right("a person cancels, twice", _changed(_ADMIN, targets=(0, 1), cancels=2), QUICK),
+    _right("a person pauses and resumes a type", _changed(_ADMIN, by_type=True, halts=1, resumes=1, losses=1), QUICK),
+    _right("a person releases a blocked job, connection lost",
+           _changed(_SLOW, blocked=(0,), releases=1, losses=1), QUICK),
+    _right("a person cancels, connection lost", _changed(_SLOW, targets=(0, 1), cancels=1, losses=1)),
+    _right("a person cancels, pauses and resumes", _changed(_SLOW, cancels=1, halts=1, resumes=1)),
+    _right("a person cancels twice, another origin", _changed(
+        _SLOW_Y, origin_of=(0, 0, 1), targets=(0, 1), cancels=2, instant=())),
+    _right("a person pauses, another origin, connection lost", _changed(_SLOW_Y, halts=1, losses=1, instant=())),
+    _right("a takeover, a person cancels", _changed(_EXPIRES, origin_of=(0,), cancels=1)),
+    _right("a takeover, a person cancels, transactional", _changed(
+        _EXPIRES, origin_of=(0,), transactional=(0,), cancels=1)),
+    _right("a takeover, a person pauses", _changed(_EXPIRES, origin_of=(0,), halts=1)),
+    _right("a takeover, a person pauses and resumes", _changed(_EXPIRES, origin_of=(0,), halts=1, resumes=1), FULL),
+    _right("a takeover, a person cancels, crash", _changed(_EXPIRES, origin_of=(0,), cancels=1, crashes=1)),
+    _right("a rival, a person cancels", _changed(_RIVAL, targets=(0, 1), cancels=1), FULL),
     _right("a rival, crash", _changed(_RIVAL, crashes=1)),
     _right("a rival, pause", _changed(_RIVAL, pauses=1)),
     _right("a rival, connection lost", _changed(_RIVAL, losses=1)),

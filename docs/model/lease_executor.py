@@ -7,10 +7,12 @@ needs the server is a statement that is sent here and runs in `lease_server`, an
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lease_cycle import hears_of_its_cycle, sends_cycle
+from lease_admin import delivered, sight_of
+from lease_cycle import hears_of_its_cycle, looks_up, sends_cycle
 from lease_server import drop
 from lease_state import (
     AGAIN,
+    BLOCKED,
     DEAD,
     DONE,
     ENDING,
@@ -30,6 +32,7 @@ from lease_state import (
     Hold,
     State,
     Statement,
+    forget,
     swap,
     with_executor,
 )
@@ -66,6 +69,7 @@ def answers(m: "Lease", s: State, i: int) -> Steps:
     """What the executor makes of the answers that have arrived."""
     yield from hears_of_leases(m, s, i)
     yield from hears_of_its_cycle(m, s, i)
+    yield from looks_up(m, s, i)
 
 
 # -- faults ------------------------------------------------------------------------------------------------------
@@ -114,6 +118,10 @@ def _lost_connections(m: "Lease", s: State, i: int) -> Steps:
         if ask is not None:
             lost = e._replace(asks=swap(e.asks, origin, None))
             yield f"its {ask.kind} of {m.origin_name(origin)}", _deaf(s, i, ask.kind, lost, origin)
+    if e.view is not None:
+        kept = e.look or (e.flight is None and m.protocol.look_up != "once")
+        lost = e._replace(view=None, look=kept and m.protocol.look_up != "once")
+        yield "its look", _deaf(s, i, "look", lost)
     for job, known in enumerate(e.memory):
         if known == ENDING:  # it may commit even so; or else the job runs again
             lost = e._replace(memory=swap(e.memory, job, AGAIN))
@@ -171,8 +179,9 @@ def _stop(m: "Lease", s: State, i: int, origin: int, why: str) -> State:
             strays.append(job)
         if memory[job] in (RUNNING, ENDING):
             memory[job] = AGAIN if m.protocol.cancelled == "recorded" else UNKNOWN
-        elif memory[job] == QUEUED:
+        elif memory[job] in (QUEUED, BLOCKED):
             memory[job] = UNKNOWN
+    e = forget(e, m.jobs_of(origin))
     hold = e.holds[origin]
     assert hold is not None
     holds = swap(e.holds, origin, hold._replace(draining=why))
@@ -225,7 +234,8 @@ def hears_of_leases(m: "Lease", s: State, i: int) -> Steps:
         left = m.scenario.lease - m.scenario.margin - age
         mine = hold is not None and hold.epoch == ask.epoch
         if ask.kind == "acquire" and ask.answer == OK and left > 0:
-            holding = heard._replace(holds=swap(heard.holds, origin, Hold(ask.epoch, left, "")))
+            known = -1 if m.scenario.administered else 0
+            holding = heard._replace(holds=swap(heard.holds, origin, Hold(ask.epoch, left, "", known)))
             if p.new_fence == "from acquire":
                 holding = holding._replace(fence=ask.fence)
             yield f"{m.names(i)} holds {what}", with_executor(s, i, holding)
@@ -248,11 +258,29 @@ def hears_of_leases(m: "Lease", s: State, i: int) -> Steps:
 def _reads(m: "Lease", s: State, i: int) -> Steps:
     """Read the jobs of a held origin that are not in memory. How jobs are found is the other model's affair."""
     e = s.executors[i]
+    if m.scenario.administered:
+        yield from _reads_in_two_steps(m, s, i)
+        return
     for origin, hold in enumerate(e.holds):
         new = [job for job in m.jobs_of(origin) if s.jobs[job].present and e.memory[job] == UNKNOWN]
         if hold is not None and new and not hold.draining:
             memory = tuple(QUEUED if job in new else known for job, known in enumerate(e.memory))
             yield f"{m.names(i)} reads {m.origin_name(origin)}", with_executor(s, i, e._replace(memory=memory))
+
+
+def _reads_in_two_steps(m: "Lease", s: State, i: int) -> Steps:
+    """A read that also tells of the fence and of pauses; sent if it may bring something. One is under way at a time."""
+    e = s.executors[i]
+    if e.sight is not None:
+        yield f"{m.names(i)}'s read is delivered", with_executor(s, i, delivered(m, e, e.sight))
+        return
+    sight = sight_of(m, s, i)
+    told = sight.fence > e.fence and not e.look and (sight.fence, sight.paused) != e.told
+    if told or sight.paused != e.paused or any(e.memory[job] == UNKNOWN for job in sight.jobs):
+        if m.scenario.slow:
+            yield f"{m.names(i)}'s read takes its snapshot", with_executor(s, i, e._replace(sight=sight))
+        else:
+            yield f"{m.names(i)} reads", with_executor(s, i, delivered(m, e, sight))
 
 
 def _handlers(m: "Lease", s: State, i: int) -> Steps:
@@ -283,9 +311,8 @@ def _drains(m: "Lease", s: State, i: int) -> Steps:
         who, what = m.names(i), m.origin_name(origin)
         if hold.draining != UNASSIGNED:
             if b.drains:
-                memory = [UNKNOWN if k == QUEUED and job in m.jobs_of(origin) else k for job, k in enumerate(e.memory)]
                 holds = swap(e.holds, origin, hold._replace(draining=UNASSIGNED))
-                drained = with_executor(s, i, e._replace(holds=holds, memory=tuple(memory)))
+                drained = with_executor(s, i, forget(e, m.jobs_of(origin), QUEUED, BLOCKED)._replace(holds=holds))
                 yield f"{who} drains {what}", drained._replace(budget=b._replace(drains=b.drains - 1))
             continue
         kept = hold._replace(draining="" if hold.left > 0 else EXPIRED)
@@ -306,4 +333,4 @@ def _may_release(m: "Lease", s: State, i: int, origin: int) -> bool:
         return True
     unresolved = e.flight is not None and e.flight.mentions(jobs)
     named = any(job in s.rows[e.row].running for job in jobs if s.jobs[job].present)
-    return not unresolved and not named and all(e.memory[job] in (UNKNOWN, QUEUED) for job in jobs)
+    return not unresolved and not named and all(e.memory[job] in (UNKNOWN, QUEUED, BLOCKED) for job in jobs)

@@ -8,6 +8,7 @@ for a lock.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lease_admin import view_of
 from lease_state import (
     COMMITTED,
     ENDING,
@@ -20,18 +21,18 @@ from lease_state import (
     WAITING,
     Cycle,
     Executor,
-    Job,
     Origin,
     Row,
     State,
     Statement,
+    forget,
     swap,
 )
 
 if TYPE_CHECKING:
     from lease import Lease
 
-__all__ = ["drop", "run"]
+__all__ = ["drop", "is_taken_over", "run"]
 
 Steps = Iterator[tuple[str, State]]
 
@@ -67,6 +68,8 @@ def _take_over(m: "Lease", s: State, st: Statement) -> Steps:
     """The rest of a takeover: lock the former owner's row, record what it ran as lost, bump its fence."""
     former = s.origins[st.origin].owner
     assert former is not None
+    if _row_locked(s, former):
+        return
     row = s.rows[former]
     running = st.seen if m.protocol.takeover == "one snapshot" else row.running
     cut = [job for job in running if m.scenario.origin_of[job] == st.origin]
@@ -85,7 +88,7 @@ def _take_over(m: "Lease", s: State, st: Statement) -> Steps:
 def _grant(m: "Lease", s: State, st: Statement) -> State:
     me = s.executors[st.by].row
     old = s.origins[st.origin]
-    new = Origin(me, old.epoch + 1, m.scenario.lease, old.since if old.owner == me else old.epoch + 1)
+    new = Origin(me, old.epoch + 1, m.scenario.lease, old.since if old.owner == me else old.epoch + 1, old.changes)
     s = s._replace(origins=swap(s.origins, st.origin, new))
     if old.owner == me and m.protocol.own_origin == "fenced first":
         s = s._replace(rows=swap(s.rows, me, s.rows[me]._replace(fence=s.rows[me].fence + 1)))
@@ -112,7 +115,7 @@ def _release(m: "Lease", s: State, st: Statement) -> Steps:
         return
     who = f"server: release by {m.names(st.by)} of {m.origin_name(st.origin)}"
     if (origin.owner, origin.epoch) == (me, st.epoch):
-        free = Origin(None, origin.epoch + 1, 0, origin.epoch + 1)
+        free = Origin(None, origin.epoch + 1, 0, origin.epoch + 1, origin.changes)
         yield who, s._replace(origins=swap(s.origins, st.origin, free))
     else:
         yield f"{who} matches nothing", s
@@ -122,6 +125,8 @@ def _cycle(m: "Lease", s: State, st: Statement) -> Steps:
     """`cycle.sql`: the compare-and-set on the executor's own row, and all that depends on it."""
     cycle, me = st.cycle, s.executors[st.by].row
     assert cycle is not None
+    if _row_locked(s, me):
+        return
     row = s.rows[me]
     who = f"server: the cycle of {m.names(st.by)} that {m.cycle_name(cycle)}"
     ends, running, void = cycle.ends, cycle.running, False
@@ -141,7 +146,8 @@ def _cycle(m: "Lease", s: State, st: Statement) -> Steps:
     for job in ends:
         s = _end(m, s, job, me, cycle.epochs[m.scenario.origin_of[job]])
     for job in cycle.again:
-        s = s._replace(jobs=swap(s.jobs, job, s.jobs[job]._replace(attempt=s.jobs[job].attempt + 1)))
+        jobs = swap(s.jobs, job, s.jobs[job]._replace(attempt=s.jobs[job].attempt + 1))
+        s = s._replace(jobs=jobs, spared=tuple(k for k in s.spared if k != job))
     s = s._replace(rows=swap(s.rows, me, Row(cycle.number, row.fence, running)))
     yield f"{who} commits", _tell(s, st, COMMITTED)
 
@@ -157,7 +163,7 @@ def _finish(m: "Lease", s: State, st: Statement) -> Steps:
     origin, me = s.origins[st.origin], s.executors[st.by].row
     who = f"server: finish + COMMIT of {m.job_name(st.job)} by {m.names(st.by)}"
     rule = m.protocol.finish
-    if _locked(s, st.origin) and rule == "locks its origin":
+    if is_taken_over(s, st.origin) and rule == "locks its origin":  # a person's lock leaves the key alone
         return
     matches = (origin.owner, origin.epoch) == (me, st.epoch)
     if rule == "reads the epoch" and not st.begun:
@@ -187,7 +193,21 @@ def _end(m: "Lease", s: State, number: int, me: int, epoch: int | None) -> State
         return s
     if origin.owner != me or epoch is None or epoch < origin.since:
         s = s._replace(broken=f"FE: a statement of a superseded owner ends {m.job_name(number)}")
-    return s._replace(jobs=swap(s.jobs, number, Job(False, job.attempt, job.ended + 1, job.effects, False)))
+    return s._replace(jobs=swap(s.jobs, number, job._replace(present=False, ended=job.ended + 1, cut=False)))
+
+
+def _look(m: "Lease", s: State, st: Statement) -> Steps:
+    """`standing.sql`, where looks take time: what it finds is on its way back."""
+    e = s.executors[st.by]
+    look = e.view
+    if st.heard and look is not None:
+        seen = e._replace(view=look._replace(view=view_of(m, s, st.by)))
+        yield (
+            f"server: {m.names(st.by)}'s look takes its snapshot",
+            s._replace(executors=swap(s.executors, st.by, seen)),
+        )
+    else:
+        yield "server: nobody waits for the look", s
 
 
 # -- what the client gets to know --------------------------------------------------------------------------------
@@ -233,6 +253,7 @@ def _fence_error(m: "Lease", s: State, st: Statement) -> State:
 
 def drop(m: "Lease", executor: Executor, origin: int) -> Executor:
     """Give up an origin in memory: forget its jobs. Handlers that run have yet to stop."""
+    executor = forget(executor, m.jobs_of(origin))
     running = {job for job in m.jobs_of(origin) if executor.memory[job] == RUNNING}
     memory = tuple(UNKNOWN if job in m.jobs_of(origin) else known for job, known in enumerate(executor.memory))
     strays = tuple(sorted(running | set(executor.strays)))
@@ -240,8 +261,17 @@ def drop(m: "Lease", executor: Executor, origin: int) -> Executor:
 
 
 def _locked(s: State, origin: int) -> bool:
-    """Whether a takeover is at work on this origin."""
+    """Whether a takeover or a person is at work on this origin."""
+    return (s.action is not None and s.action.row is None and origin == 0) or is_taken_over(s, origin)
+
+
+def _row_locked(s: State, row: int) -> bool:
+    """Whether a person has locked an executor's row first; a wrong protocol only."""
+    return s.action is not None and s.action.row == row
+
+
+def is_taken_over(s: State, origin: int) -> bool:
     return any(st.kind == "acquire" and st.begun and st.origin == origin for st in s.server)
 
 
-_KINDS = {"acquire": _acquire, "renew": _renew, "release": _release, "cycle": _cycle, "finish": _finish}
+_KINDS = {"acquire": _acquire, "renew": _renew, "release": _release, "cycle": _cycle, "finish": _finish, "look": _look}

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 __all__ = [
     "AGAIN",
+    "BLOCKED",
     "COMMITTED",
     "DEAD",
     "DONE",
@@ -28,19 +29,24 @@ __all__ = [
     "UP",
     "VOID",
     "WAITING",
+    "Action",
     "Ask",
     "Budget",
     "Cycle",
     "Executor",
     "Hold",
     "Job",
+    "Look",
     "Origin",
     "Protocol",
     "Row",
     "Scenario",
+    "Sight",
     "State",
     "Statement",
+    "View",
     "canonical",
+    "forget",
     "swap",
     "with_executor",
 ]
@@ -51,8 +57,9 @@ UP, PAUSED, DEAD = "up", "paused", "dead"
 # What an executor knows of a job. NAMED: it stands in the `running` of the cycle that is on its way. DONE: its handler
 # has returned, no cycle that ends it has been acknowledged. ENDING: its transactional handler has sent finish + COMMIT.
 # AGAIN: it was cancelled, or its end is unknown; a cycle has to record that this attempt is over, the job runs again.
+# BLOCKED: it has given up, its group waits until a person releases it.
 UNKNOWN, QUEUED, NAMED, RUNNING, DONE = "-", "queued", "named", "running", "done"
-ENDING, AGAIN = "ending", "again"
+ENDING, AGAIN, BLOCKED = "ending", "again", "blocked"
 
 # Why an executor lets go of an origin: its lease could not be renewed in time; it is not assigned any more.
 EXPIRED, UNASSIGNED = "expired", "unassigned"
@@ -72,12 +79,14 @@ def swap(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
 
 
 class Origin(NamedTuple):
-    """A row of `origin`. `lease`: ticks left. `since`: the epoch at which the present owner became it; not a column."""
+    """A row of `origin`. `lease`: ticks left. `since`: the epoch at which the present owner became it; not a column.
+    `changes` grows with every action of a person on its jobs."""
 
     owner: int | None
     epoch: int
     lease: int
     since: int
+    changes: int = 0
 
 
 class Row(NamedTuple):
@@ -89,22 +98,26 @@ class Row(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A row of `job`, and its history. `cut`: a run died with its executor and has not been recorded as lost yet."""
+    """A row of `job`, and its history. `cut`: a run died with its executor and has not been recorded as lost yet.
+    `cancelled`: what the person was told who ended it, "waiting" or "running"."""
 
     present: bool
     attempt: int
     ended: int
     effects: int
     cut: bool
+    cancelled: str = ""
+    blocked: bool = False
 
 
 class Hold(NamedTuple):
     """An origin that an executor believes to hold. `left`: ticks until its own deadline. `draining`: why nothing of it
-    is started any more, or an empty string."""
+    is started any more, or an empty string. `changes`: those of its jobs by a person that are known here."""
 
     epoch: int
     left: int
     draining: str
+    changes: int = 0
 
 
 class Cycle(NamedTuple):
@@ -134,8 +147,49 @@ class Ask(NamedTuple):
     fence: int
 
 
+class Sight(NamedTuple):
+    """A read on its way back, where reads take time: the rows that still count, the fence and the pause as seen."""
+
+    jobs: tuple[int, ...]
+    blocked: tuple[int, ...]
+    fence: int
+    paused: bool
+
+
+class View(NamedTuple):
+    """What `standing.sql` has found. `epochs`: of the origins that are the executor's own. `gone`: jobs that its
+    running set names although they are no more."""
+
+    cycle: int
+    fence: int
+    epochs: tuple[int | None, ...]
+    changes: tuple[int, ...]
+    gone: tuple[int, ...]
+    paused: bool
+
+
+class Look(NamedTuple):
+    """A look that is on its way, where looks take time. `before`: the epochs of the origins that were held when it was
+    sent; of another origin it may know less than a read does. `view`: the answer."""
+
+    before: tuple[int | None, ...]
+    view: View | None
+
+
+class Action(NamedTuple):
+    """What a person does; it has taken its first lock. `row`: of the executor whose row it has locked, by a wrong
+    order. `running`: what it has read too early."""
+
+    kind: str
+    job: int
+    row: int | None
+    running: tuple[int, ...] | None
+
+
 class Executor(NamedTuple):
-    """A process. `strays`: jobs whose handlers have yet to stop although the process has given up their origin."""
+    """A process. `strays`: jobs whose handlers have yet to stop although the process has given up their origin.
+    `paused`: the person's pause, as far as it is known here. `look`: the fence has grown, see why. `told`: what the
+    last read said; kept by a wrong protocol only."""
 
     status: str
     row: int  # its row in `executor`: one of its own, unless two processes share an identity
@@ -146,6 +200,11 @@ class Executor(NamedTuple):
     flight: Cycle | None
     asks: tuple[Ask | None, ...]
     strays: tuple[int, ...]
+    paused: bool = False
+    look: bool = False
+    sight: Sight | None = None
+    view: Look | None = None
+    told: tuple[int, bool] | None = None
 
 
 class Statement(NamedTuple):
@@ -168,7 +227,7 @@ class Statement(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """How many faults, and how many drains, may still happen."""
+    """How many faults, drains, and actions of a person may still happen."""
 
     pauses: int = 0
     crashes: int = 0
@@ -176,13 +235,18 @@ class Budget(NamedTuple):
     drains: int = 0
     restarts: int = 0  # of a dead process, under its former identity
     outages: int = 0  # the server restarts
+    cancels: int = 0
+    halts: int = 0  # a person pauses something
+    resumes: int = 0
+    releases: int = 0  # of a blocked job
 
 
 _NO_FAULTS = Budget()
 
 
 class State(NamedTuple):
-    """Everything. `broken`: the property that the last step violated."""
+    """Everything. `broken`: the property that the last step violated. `paused`: whether the pause of the scenario
+    stands; `spared`: jobs that were named when it was made, and may start."""
 
     origins: tuple[Origin, ...]
     rows: tuple[Row, ...]
@@ -191,6 +255,16 @@ class State(NamedTuple):
     server: tuple[Statement, ...]
     budget: Budget
     broken: str
+    action: Action | None = None
+    paused: bool = False
+    spared: tuple[int, ...] = ()
+
+
+def forget(e: Executor, jobs: tuple[int, ...], *known: str) -> Executor:
+    """These jobs, as far as they are no more than this, are to be read anew; a read under way counts no more."""
+    memory = tuple(UNKNOWN if job in jobs and k in known else k for job, k in enumerate(e.memory))
+    sight = e.sight and e.sight._replace(jobs=tuple(job for job in e.sight.jobs if job not in jobs))
+    return e._replace(memory=memory, sight=sight)
 
 
 def with_executor(s: State, i: int, executor: Executor, *sent: Statement) -> State:
@@ -222,6 +296,11 @@ class Protocol:
     release: str = "after a cycle"  # "at once"
     cancelled: str = "recorded"  # "forgotten": no cycle says that a cancelled attempt is over
     outage: str = "forget the waiting"  # "forget what is under way"
+    action: str = "origin, executor, jobs"  # "no fence", "no changes", "fence first", "one snapshot", …
+    put_back: str = "what is changed or paused"  # "what is changed", "what waits", "nothing"
+    stale_read: str = "given up"  # "applied", "given up if it says something new"
+    stale_look: str = "covers what it has seen"  # "spares what is newer": than its sending
+    look_up: str = "until it succeeds"  # "once": a failure, or the answer to an earlier one, ends it
 
     @property
     def stale_is_harmless(self) -> bool:
@@ -236,7 +315,9 @@ class Scenario:
     origin_of: the origin of each job; the jobs of one origin form one serial group. wants: the origins assigned to each
     executor. start: who holds what at first, with its jobs read: pairs (executor, origin). ideal: executors whose
     statements take no time, which keeps the space small. renews, faulty: the executors that renew leases, that suffer
-    pauses, crashes and lost connections. lease, margin: in ticks.
+    pauses, crashes and lost connections. lease, margin: in ticks. targets: the jobs that a person may cancel or
+    release. paused: those that the pause holds back; `by_type`: it is one of a type, which no origin tells of.
+    blocked: jobs that have given up at first. slow: reads and looks take time.
     """
 
     origin_of: tuple[int, ...] = (0, 0)
@@ -250,25 +331,36 @@ class Scenario:
     faulty: tuple[int, ...] = (0,)
     lease: int = 2
     margin: int = 1
+    targets: tuple[int, ...] = (0,)
+    paused: tuple[int, ...] = (0,)
+    by_type: bool = False
+    blocked: tuple[int, ...] = ()
+    slow: bool = False
     budget: Budget = _NO_FAULTS
+
+    @property
+    def administered(self) -> bool:
+        """Whether a person does anything."""
+        b = self.budget
+        return bool(b.cancels or b.halts or b.resumes or b.releases)
 
 
 def canonical(state: State, prune: bool) -> State:
     """One state for all that differ only in absolute numbers, in what a running set says of jobs that are over, or
     (`prune`) in statements that can do nothing any more."""
-    origins, rows, jobs, executors, server, budget, broken = state
+    origins, rows, jobs, executors, server = state[:5]
     moved = any(o.epoch for o in origins) or any(r.cycle or r.fence for r in rows) or any(j.attempt for j in jobs)
     if moved:
         server = tuple([_canonical_statement(st, rows[executors[st.by].row], origins, jobs) for st in server])
         executors = tuple([_canonical_executor(e, rows[e.row], origins) for e in executors])
-        origins = tuple([Origin(o.owner, 0, o.lease, 0 if o.since == o.epoch else -1) for o in origins])
+        origins = tuple([Origin(o.owner, 0, o.lease, 0 if o.since == o.epoch else -1, o.changes) for o in origins])
     rows = tuple([Row(0, 0, tuple([job for job in row.running if jobs[job].present])) for row in rows])
-    jobs = tuple([Job(job.present, 0, job.ended, job.effects, job.cut) for job in jobs])
+    jobs = tuple([job._replace(attempt=0) if job.attempt else job for job in jobs])
     if prune:
         server = tuple([st for st in server if not _spent(st, origins[st.origin], executors[st.by].row)])
     if len(server) > 1:
         server = tuple(sorted(server, key=repr))
-    return State(origins, rows, jobs, executors, server, budget, broken)
+    return State(origins, rows, jobs, executors, server, *state[5:])
 
 
 def _epoch(epoch: int, origin: Origin) -> int:
@@ -281,14 +373,48 @@ def _epoch(epoch: int, origin: Origin) -> int:
 def _canonical_executor(e: Executor, row: Row, origins: tuple[Origin, ...]) -> Executor:
     if e.status == DEAD:
         return e
+    floor = -1
+    if e.sight or e.view or e.told:
+        e, floor = _ranked(e, row, origins), -9
     return e._replace(
         cycle=e.cycle - row.cycle,
-        fence=max(e.fence - row.fence, -1),
+        fence=max(e.fence - row.fence, floor),
         holds=tuple(
-            [h and Hold(_epoch(h.epoch, o), h.left, h.draining) for h, o in zip(e.holds, origins, strict=True)]
+            [
+                h and Hold(_epoch(h.epoch, o), h.left, h.draining, h.changes)
+                for h, o in zip(e.holds, origins, strict=True)
+            ]
         ),
-        flight=e.flight and _canonical_cycle(e.flight, row, origins),
+        flight=e.flight and _canonical_cycle(e.flight, row, origins, floor),
         asks=tuple([a and _canonical_ask(a, row, o) for a, o in zip(e.asks, origins, strict=True)]),
+    )
+
+
+def _ranked(e: Executor, row: Row, origins: tuple[Origin, ...]) -> Executor:
+    """Of the fences that an executor compares with each other, only the order matters."""
+    view = e.view and e.view.view
+    fences = [
+        e.fence,
+        e.flight and e.flight.fence,
+        e.sight and e.sight.fence,
+        e.told and e.told[0],
+        view and view.fence,
+    ]
+    past = sorted({f for f in fences if f is not None and f < row.fence}, reverse=True)
+    rank = {fence: row.fence - 1 - place for place, fence in enumerate(past)} | {row.fence: row.fence}
+    look = e.view
+    if look is not None:
+        before = tuple([None if b is None else _epoch(b, o) for b, o in zip(look.before, origins, strict=True)])
+        if view is not None:
+            epochs = tuple([None if b is None else _epoch(b, o) for b, o in zip(view.epochs, origins, strict=True)])
+            view = view._replace(cycle=view.cycle - row.cycle, fence=rank[view.fence] - row.fence, epochs=epochs)
+        look = Look(before, view)
+    return e._replace(
+        fence=rank[e.fence],
+        flight=e.flight and e.flight._replace(fence=rank[e.flight.fence]),
+        sight=e.sight and e.sight._replace(fence=rank[e.sight.fence] - row.fence),
+        told=e.told and (rank[e.told[0]] - row.fence, e.told[1]),
+        view=look,
     )
 
 
@@ -298,10 +424,10 @@ def _canonical_ask(ask: Ask, row: Row, origin: Origin) -> Ask:
     return ask._replace(epoch=_epoch(ask.epoch, origin), fence=max(ask.fence - row.fence, -1))
 
 
-def _canonical_cycle(cycle: Cycle, row: Row, origins: tuple[Origin, ...]) -> Cycle:
+def _canonical_cycle(cycle: Cycle, row: Row, origins: tuple[Origin, ...], floor: int = -1) -> Cycle:
     return cycle._replace(
         number=max(cycle.number - row.cycle, 0),
-        fence=max(cycle.fence - row.fence, -1),
+        fence=max(cycle.fence - row.fence, floor),
         epochs=tuple([None if e is None else _epoch(e, o) for e, o in zip(cycle.epochs, origins, strict=True)]),
     )
 
@@ -309,7 +435,7 @@ def _canonical_cycle(cycle: Cycle, row: Row, origins: tuple[Origin, ...]) -> Cyc
 def _canonical_statement(st: Statement, row: Row, origins: tuple[Origin, ...], jobs: tuple[Job, ...]) -> Statement:
     if st.cycle is not None:
         return st._replace(cycle=_canonical_cycle(st.cycle, row, origins))
-    if st.kind == "acquire":
+    if st.kind in ("acquire", "look"):
         return st
     return st._replace(epoch=_epoch(st.epoch, origins[st.origin]), attempt=max(st.attempt - jobs[st.job].attempt, -1))
 
@@ -320,4 +446,4 @@ def _spent(st: Statement, origin: Origin, row: int) -> bool:
         return False
     if st.cycle is not None:
         return st.cycle.number != 1 or st.cycle.fence != 0
-    return st.kind != "acquire" and (st.epoch != 0 or st.attempt != 0 or origin.owner != row)
+    return st.kind == "look" or (st.kind != "acquire" and (st.epoch != 0 or st.attempt != 0 or origin.owner != row))

@@ -14,7 +14,7 @@ Writers that lock an entity's row before they enqueue are modelled by `wait N`. 
 
 from collections.abc import Iterator
 
-from reads_memory import compact, forget_waiting
+from reads_memory import compact, crowded, forget_waiting
 from reads_reader import other_server, reader_steps
 from reads_state import (
     ABORTED,
@@ -180,6 +180,7 @@ class Reads:
             group.queue[0]
             for index, group in enumerate(s.groups)
             if group.queue and index not in busy and not group.held and s.jobs[group.queue[0].job].status != BACKOFF
+            if not crowded(self, s, index) and not any(t[0] == index and t[3] == group.version for t in s.thinned)
         ]
 
     def _commit(self, s: State, cycle: Cycle, heads: list[Row]) -> State:
@@ -198,7 +199,7 @@ class Reads:
             jobs[row.job] = Job(NAMED, jobs[row.job].attempt)
             index = self.specs[row.job].group
             if self.protocol.head == "removed when chosen":
-                groups[index] = groups[index]._replace(queue=groups[index].queue[1:])
+                groups[index] = groups[index]._replace(queue=groups[index].queue[1:], newest=None)
         return s._replace(jobs=tuple(jobs), groups=tuple(groups), cycle=cycle, newest=newest)
 
     def wrong_start(self, s: State, row: Row, cycle: Cycle) -> str:
@@ -255,7 +256,7 @@ class Reads:
     def other_steps(self, s: State) -> Steps:
         if None in s.marks.high:
             high = tuple(h or 0 for h in s.marks.high)
-            yield "the other origin is acquired", s._replace(marks=s.marks._replace(high=high))
+            yield "the other origin is acquired", s._replace(marks=s.marks._replace(high=high), complete=None)
         if s.forgets:
             yield "the executor forgets what waits", forget_waiting(s)._replace(forgets=s.forgets - 1)
         if s.restarts and (s.newest is not None or not self.protocol.undone):
@@ -276,6 +277,8 @@ class Reads:
             next_position=position + 1,
             completed=xid,
             read=None,
+            glance=None,
+            thinned=(),
             ended=(),
             server=s.server + 1,
             newest=None,

@@ -196,7 +196,50 @@ _BUGS = [
     _bug("failover: what is under way is kept", "I2", _scenario(*_TWO_GROUPS, restarts=1), undone=True),
 ]
 
+_GLANCE = [
+    _bug("glance: the snapshot is taken after the read", "LV", _scenario("enqueue g, commit", brisk=True),
+         glance="after the read"),
+    _bug("glance: it does not name the server", "LV",
+         _scenario("xid, commit", "enqueue g, commit", restarts=1, brisk=True), glance="without the server",
+         undone=True, restart="forget everything"),
+    _bug("glance: complete although there was no forward part", "LV",
+         _scenario(*_ONE_GROUP, full=True, brisk=True), glance="before the read", complete="no forward part"),
+    _bug("glance: complete although a page was full", "LV", _scenario(*_TWO_GROUPS, page=1, brisk=True),
+         glance="before the read", complete="a full page"),
+    _bug("glance: complete although an origin was acquired meanwhile", "LV",
+         _scenario(*_TWO_GROUPS, origins=(0, 1), brisk=True), glance="before the read", complete="an origin acquired"),
+    _bug("glance: complete although its rows were forgotten meanwhile", "LV",
+         _scenario("enqueue g, commit", forgets=1, brisk=True), glance="before the read", complete="forgotten"),
+]  # fmt: skip
+
+_SUPERSEDE = [
+    _bug("superseding: while a read is under way", "I2", _scenario("enqueue g, commit", _DEEP, latest=True),
+         supersede="any time"),
+    _bug("superseding: without compaction", "I2", _scenario(_DEEP, latest=True), supersede="without compaction"),
+    _bug("superseding: what runs as well", "I2", _scenario("enqueue g, commit", _DEEP, latest=True),
+         supersede="what runs as well"),
+    _bug("superseding: a lost answer is ignored", "I2", _scenario(_DEEP, latest=True, lost_answers=1),
+         supersede="lost answers are ignored"),
+    _bug("superseding: by position instead of id", "I2",
+         _scenario("delay g, commit", "wait 0, enqueue g, promote g, commit", latest=True), supersede="by position"),
+]  # fmt: skip
+
 RIGHT = [
+    _right("glance: two groups, memory full", _scenario(*_TWO_GROUPS, page=1, full=True, brisk=True), QUICK,
+           glance="before the read"),
+    _right("glance: an origin acquired later, rows forgotten", _scenario(
+        *_TWO_GROUPS, origins=(0, 1), forgets=1, brisk=True), glance="before the read"),
+    _right("glance: a failover", _scenario("xid, commit", "enqueue g, commit", restarts=1, brisk=True), QUICK,
+           glance="before the read", undone=True, restart="forget everything"),
+    _right("glance: a pair of writers and another", _scenario(*_PAIR, keep=1, page=1, brisk=True),
+           glance="before the read"),
+    _right("superseding: a deep group", _scenario(_DEEP, "enqueue g, commit", keep=1, latest=True), QUICK),
+    _right("superseding: three at once, answers get lost", _scenario(
+        "enqueue g, commit", "enqueue g, commit", "enqueue g, commit", latest=True, lost_answers=1, brisk=True)),
+    _right("superseding: failures, rows forgotten", _scenario(
+        _DEEP, "enqueue g, commit", latest=True, fails=(0, 2), forgets=1)),
+    _right("superseding: a promoted job", _scenario(
+        "delay g, commit", "wait 0, enqueue g, promote g, commit", "enqueue g, commit", latest=True)),
     _right("two groups", _scenario(*_TWO_GROUPS), QUICK),
     _right("one deep group, left out", _scenario(_DEEP, "enqueue g, commit", keep=1, page=1), QUICK, leave_out=True),
     _right("two fail", _scenario(*_ONE_GROUP, keep=1, fails=(0, 1)), QUICK),
@@ -256,4 +299,4 @@ RIGHT = [
         "enqueue h, commit", page=3, fails=(0, 2, 3), forgets=1, lost_answers=1), walks=400, leave_out=True),
 ]  # fmt: skip
 
-BUGS = _FIRST_VERSION + _BUGS
+BUGS = _FIRST_VERSION + _BUGS + _GLANCE + _SUPERSEDE

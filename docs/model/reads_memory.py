@@ -3,12 +3,22 @@
 
 from typing import TYPE_CHECKING
 
-from reads_state import BACKOFF, UNDER_WAY, Group, Refill, Row, State, swap
+from reads_state import BACKOFF, ENDED, UNDER_WAY, Group, Job, Refill, Row, State, Thinned, swap
 
 if TYPE_CHECKING:
     from reads import Reads
 
-__all__ = ["add", "apply_refill", "compact", "forget_waiting", "wants_refill"]
+__all__ = [
+    "add",
+    "apply_refill",
+    "compact",
+    "crowded",
+    "forget_waiting",
+    "supersede",
+    "thinned",
+    "unheard",
+    "wants_refill",
+]
 
 
 def add(m: "Reads", s: State, row: Row, *, handed_over: bool = False) -> State:
@@ -90,7 +100,67 @@ def forget_waiting(s: State) -> State:
     """Drop all waiting rows and read from position 0 again; what is under way stays known."""
     high = tuple(None if h is None else 0 for h in s.marks.high)
     groups = tuple(Group(version=group.version + 1) for group in s.groups)
-    return s._replace(groups=groups, marks=s.marks._replace(high=high), version=s.version + 1)
+    return s._replace(groups=groups, marks=s.marks._replace(high=high), version=s.version + 1, complete=None)
+
+
+def crowded(m: "Reads", s: State, index: int) -> bool:
+    """Whether the head of a group may have been superseded: ask the database before it starts."""
+    group = s.groups[index]
+    many = group.more or len(group.queue) > 1
+    return m.scenario.latest and bool(group.queue) and many and group.queue[0].job != group.newest
+
+
+def supersede(m: "Reads", s: State, groups: list[int]) -> State:
+    """`supersede.sql`: end all waiting jobs of these groups but the newest of each, by id."""
+    answers, jobs, broken = [], list(s.jobs), s.broken
+    for index in groups:
+        rows = [(at, row.job) for at, row in m.visible(s) if m.specs[row.job].group == index]
+        if not rows:
+            continue
+        by_position = m.protocol.supersede == "by position"
+        newest = max(rows)[1] if by_position else max((s.born.index(job), job) for _, job in rows)[1]
+        for _, job in rows:
+            if job == newest:
+                continue
+            if jobs[job].status in UNDER_WAY:
+                broken = broken or f"I2: {m.job_name(job)} is superseded while it is {jobs[job].status}"
+            if s.born.index(job) > s.born.index(newest):
+                broken = broken or f"I2: {m.job_name(job)} is superseded by one that was enqueued before it"
+            jobs[job] = Job(ENDED, jobs[job].attempt)
+        answers.append(Thinned(index, newest, len(rows) - 1, s.groups[index].version))
+    return s._replace(jobs=tuple(jobs), thinned=tuple(answers), broken=broken)
+
+
+def thinned(m: "Reads", s: State) -> State:
+    """The answer: the groups of which something was ended are read again, unless they were forgotten."""
+    for index, newest, ended, version in s.thinned:
+        group = s.groups[index]
+        if group.version != version:
+            continue
+        if not ended and group.queue:
+            newest = group.queue[0].job
+        s = _with(s, index, group._replace(newest=newest))
+        if ended and m.protocol.supersede != "without compaction":
+            s = _from_head(m, s, index)
+    return s._replace(thinned=())
+
+
+def unheard(m: "Reads", s: State) -> State:
+    """The answer is lost: what is in memory may have been ended, and asked again the database has nothing to end."""
+    if m.protocol.supersede != "lost answers are ignored":
+        for index, _, _, version in s.thinned:
+            if s.groups[index].version == version:
+                s = _from_head(m, s, index)
+    return s._replace(thinned=())
+
+
+def _from_head(m: "Reads", s: State, index: int) -> State:
+    """Drop the fetched rows of a group, which is read again from its head."""
+    group = s.groups[index]
+    if not group.queue:
+        return s
+    last = m.position(s, group.queue[0].job) - 1
+    return _with(s, index, Group((), True, last, group.held, group.version + 1, group.newest))
 
 
 def _with(s: State, index: int, group: Group) -> State:

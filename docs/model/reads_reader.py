@@ -6,11 +6,12 @@ Compare `read.sql`, `reader.py` and `marks.py`.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from reads_memory import add, apply_refill, forget_waiting, wants_refill
+from reads_memory import add, apply_refill, crowded, forget_waiting, supersede, thinned, unheard, wants_refill
 from reads_state import (
     DUE,
     UNDER_WAY,
     WAITING,
+    Glance,
     Job,
     Marks,
     Read,
@@ -31,11 +32,26 @@ Steps = Iterator[tuple[str, State]]
 def reader_steps(m: "Reads", s: State) -> Steps:
     """One read is under way at a time. Its snapshot is taken now, its result is applied some time later."""
     read = s.read
+    if s.thinned:
+        yield "it hears that superseded jobs have been ended", thinned(m, s)
+        if s.lost_answers:
+            yield "the answer of superseding is lost", unheard(m, s)._replace(lost_answers=s.lost_answers - 1)
+        if read is None:
+            return
+    elif m.scenario.latest and (read is None or m.protocol.supersede == "any time"):
+        yield from _supersedes(m, s)
+    if read is None and m.protocol.glance and s.glance is None:
+        glance = _glance(m, s)
+        if glance != s.complete or any(wants_refill(m, group) for group in s.groups):
+            yield "the reader takes a glance", s._replace(glance=glance, complete=None)
+        return
     if read is None:
         if m.protocol.bound == "before the snapshot" and not s.marks.early:
             yield "the reader asks for the next xid", s._replace(marks=s.marks._replace(early=s.next_xid))
             return
         yield "a read takes its snapshot", _issue(m, s, ())
+        if m.scenario.full and any(group.queue for group in s.groups):
+            yield "a read without a forward part takes its snapshot", _issue(m, s, (), whole=False)
         deep = _deep(m, s) if m.protocol.leave_out else ()
         if deep:
             names = ", ".join(m.group_names[g] for g in deep)
@@ -52,6 +68,23 @@ def reader_steps(m: "Reads", s: State) -> Steps:
         yield "the read is delivered", _deliver(m, s, read)
 
 
+def _glance(m: "Reads", s: State) -> Glance:
+    """Equal for two calls between which nothing has become visible, on the same server."""
+    return Glance(m.snapshot(s), 0 if m.protocol.glance == "without the server" else s.server)
+
+
+def _supersedes(m: "Reads", s: State) -> Steps:
+    """Of groups of which nothing runs, and no outcome is unacknowledged."""
+    cycle = () if s.cycle is None else (*s.cycle.ends, *s.cycle.fails)
+    busy = {m.specs[k].group for k, j in enumerate(s.jobs) if j.status in UNDER_WAY or k in cycle}
+    if m.protocol.supersede == "what runs as well":
+        busy = set()
+    groups = [i for i, group in enumerate(s.groups) if i not in busy and not group.held and crowded(m, s, i)]
+    if groups:
+        names = ", ".join(m.group_names[g] for g in groups)
+        yield f"superseded jobs of {names} are ended", supersede(m, s, groups)
+
+
 def _deep(m: "Reads", s: State) -> tuple[int, ...]:
     """The groups that can be left out of a forward read: the database is known to have more of them, and the mark has
     passed their last row, or rows between the two would be left to nobody."""
@@ -64,13 +97,13 @@ def _deep(m: "Reads", s: State) -> tuple[int, ...]:
     return tuple(deep)
 
 
-def _issue(m: "Reads", s: State, left_out: tuple[int, ...]) -> State:
+def _issue(m: "Reads", s: State, left_out: tuple[int, ...], *, whole: bool = True) -> State:
     """`read.sql`: late rows, refills and forward rows of all held origins, in one snapshot."""
     rows, snapshot, marks = m.visible(s), m.snapshot(s), s.marks
     base = _late_base(m, marks, snapshot)
     late = [] if base is None else [row for at, row in rows if _is_late(m, s, base, at, row)]
     refills = _refills(m, s, rows) if m.protocol.refill == "in the read" else ()
-    forward = _forward(m, s, rows, left_out)
+    forward = _forward(m, s, rows, left_out) if whole else ()
     elsewhere = bool(left_out) and m.protocol.scanned == "another snapshot"
     read = Read(
         late=tuple(late),
@@ -83,7 +116,10 @@ def _issue(m: "Reads", s: State, left_out: tuple[int, ...]) -> State:
         server=s.server,
         version=s.version,
         needs_end=elsewhere,
+        glance=s.glance,
+        whole=whole,
     )
+    s = s._replace(glance=None)
     if m.protocol.marks_of == "issued reads":
         s = s._replace(marks=_advance(m, marks, read))
     return s._replace(read=read)
@@ -172,7 +208,25 @@ def _deliver(m: "Reads", s: State, read: Read) -> State:
     if valid:
         pairs = zip(s.marks.high, read.scanned, strict=True)
         marks = marks._replace(high=tuple(new if new is not None else old for old, new in pairs))
-    return s._replace(marks=marks, read=None, ended=())
+    complete = None
+    if read.glance is not None and _saw_everything(m, s, read):
+        complete = _glance(m, s) if m.protocol.glance == "after the read" else read.glance
+    return s._replace(marks=marks, read=None, ended=(), complete=complete)
+
+
+def _saw_everything(m: "Reads", s: State, read: Read) -> bool:
+    """Whether a read after this one would bring nothing, were nothing committed meanwhile."""
+    rule = m.protocol.complete
+    pages = [sum(m.origin_of(row) == origin for row in read.forward) for origin in range(len(read.scanned))]
+    wrong = {
+        "no forward part": not read.whole,
+        "a full page": any(count == m.scenario.page for count in pages),
+        "an origin acquired": any(
+            old is None and new is not None for old, new in zip(read.scanned, s.marks.high, strict=True)
+        ),
+        "forgotten": read.version != s.version,
+    }
+    return not any(is_so for what, is_so in wrong.items() if what != rule)
 
 
 def _advance(m: "Reads", marks: Marks, read: Read) -> Marks:
@@ -202,7 +256,7 @@ def other_server(m: "Reads", s: State) -> State:
     marks = Marks(tuple(None if h is None else 0 for h in s.marks.high), None, 0, (), 0, s.server)
     if m.protocol.restart == "forget all but the marks":
         marks = s.marks._replace(server=s.server)
-    s = forget_waiting(s)._replace(marks=marks, read=None, ended=())
+    s = forget_waiting(s)._replace(marks=marks, read=None, ended=(), glance=None)
     if m.protocol.restart.startswith(("forget everything", "forget all")):
         s = s._replace(jobs=tuple(_cancelled(j) for j in s.jobs), cycle=None)
     return s

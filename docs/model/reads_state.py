@@ -21,6 +21,7 @@ __all__ = [
     "UNDONE",
     "WAITING",
     "Cycle",
+    "Glance",
     "Group",
     "Job",
     "JobSpec",
@@ -32,6 +33,7 @@ __all__ = [
     "Scenario",
     "Snapshot",
     "State",
+    "Thinned",
     "Writer",
     "swap",
 ]
@@ -111,7 +113,8 @@ class Refill(NamedTuple):
 
 class Read(NamedTuple):
     """A read that is on its way back, with all that it saw. `snapshot`: None for a refill on its own. `needs_end`: how
-    far it may advance is still to be looked up. Both are wrong."""
+    far it may advance is still to be looked up. Both are wrong. `glance`: what the glance before it has shown. `whole`:
+    it has a forward part."""
 
     late: tuple[Row, ...]
     refills: tuple[Refill, ...]
@@ -123,17 +126,20 @@ class Read(NamedTuple):
     server: int
     version: int
     needs_end: bool
+    glance: "Glance | None" = None
+    whole: bool = True
 
 
 class Group(NamedTuple):
     """A group in memory: fetched rows by position. `more`: the database has rows behind `last` that are not here.
-    `held`: backs off. `version` changes when the group is compacted."""
+    `held`: backs off. `version` changes when the group is compacted. `newest`: the job that superseding has left."""
 
     queue: tuple[Row, ...] = ()
     more: bool = False
     last: int = 0
     held: bool = False
     version: int = 0
+    newest: int | None = None
 
 
 class Job(NamedTuple):
@@ -141,6 +147,22 @@ class Job(NamedTuple):
 
     status: str
     attempt: int
+
+
+class Glance(NamedTuple):
+    """`glance.sql`: what identifies the committed state of the database."""
+
+    snapshot: Snapshot
+    server: int
+
+
+class Thinned(NamedTuple):
+    """Of one group all waiting jobs but the newest have been ended; the answer is on its way. `version`: of it."""
+
+    group: int
+    newest: int
+    ended: int
+    version: int
 
 
 class Cycle(NamedTuple):
@@ -153,8 +175,9 @@ class Cycle(NamedTuple):
 
 class State(NamedTuple):
     """Everything. `ended`: jobs that ended, or failed, while a read was under way. `version` changes when the executor
-    forgets what waits. `newest`: the writer whose commit a failover may
-    lose, because nothing that counts has committed since."""
+    forgets what waits. `newest`: the writer whose commit a failover may lose, because nothing that counts has committed
+    since. `glance`: of the next read; `complete`: as of which nothing was left to read. `thinned`: superseding under
+    way. `born`: jobs in the order of their ids, where that matters."""
 
     writers: tuple[Writer, ...]
     next_xid: int
@@ -174,6 +197,10 @@ class State(NamedTuple):
     forgets: int  # how often the executor can still forget what waits
     restarts: int  # how often the server can still restart
     broken: str
+    glance: Glance | None = None
+    complete: Glance | None = None
+    thinned: tuple[Thinned, ...] = ()
+    born: tuple[int, ...] = ()
 
 
 class JobSpec(NamedTuple):
@@ -210,6 +237,11 @@ class Protocol:
     restart: str = "forget the waiting"  # "unnoticed", "forget what is under way", "forget everything", …
     notice: str = "with a read"  # "on connecting": another server is noticed before anything is sent to it
     undone: bool = False  # a restart is a failover that has lost the last commit
+    glance: str = ""  # no glance; "before the read" is right. "after the read", "without the server"
+    complete: str = (
+        "all was seen"  # "no forward part", "a full page", "an origin acquired", "forgotten": … all the same
+    )
+    supersede: str = "between reads"  # "any time", "what runs as well", "by position", …
     strict: bool = True  # a row that is delivered twice is a violation, even if memory would notice
 
 
@@ -222,7 +254,8 @@ class Scenario:
     `promote G` (give that job its position), `commit`, `abort`.
     keep: fetched rows per group. page: rows of a forward read. fails: jobs that fail once. origins: the origin of each
     group; the second one is acquired some time later. brisk: handlers take no time and cycles are acknowledged at once,
-    which keeps the space small where it does not matter.
+    which keeps the space small where it does not matter. latest: of a group's waiting jobs only the newest runs.
+    full: memory may be too full for a forward part.
     """
 
     writers: tuple[tuple[str, ...], ...]
@@ -235,3 +268,5 @@ class Scenario:
     forgets: int = 0
     restarts: int = 0
     brisk: bool = False
+    latest: bool = False
+    full: bool = False

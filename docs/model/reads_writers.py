@@ -55,6 +55,7 @@ def _takes_xid(m: "Reads", s: State, i: int, w: Writer, step: int) -> tuple[str,
 
 def _inserts_delayed(m: "Reads", s: State, i: int, w: Writer) -> State:
     xid = w.xid or s.next_xid
+    s = _born(m, s, next(job for job, spec in enumerate(m.specs) if spec.author == i != spec.placer))
     after = _put(m, s, i, w._replace(step=w.step + 1, xid=xid, newest=max(w.newest, xid)))
     return after if w.xid else after._replace(next_xid=s.next_xid + 1)
 
@@ -67,6 +68,9 @@ def _enqueues(m: "Reads", s: State, i: int, w: Writer, verb: str, arg: str) -> t
             return _takes_xid(m, s, i, w, w.step + 1)
     elif not w.xid:
         return _takes_xid(m, s, i, w, w.step)
+    if verb != "promote":
+        nth = len(w.positions)
+        s = _born(m, s, next(j for j, spec in enumerate(m.specs) if spec.placer == i and spec.nth == nth))
     position, s = _draw(m, s, i)
     w = w._replace(positions=(*w.positions, position))
     if m.protocol.xid_first:
@@ -76,6 +80,11 @@ def _enqueues(m: "Reads", s: State, i: int, w: Writer, verb: str, arg: str) -> t
         s = s._replace(next_xid=s.next_xid + 1)
     done = "promotes the job" if verb == "promote" else "enqueues a job"
     return f"T{i} {done} of {arg} at position {position}", _put(m, s, i, w)
+
+
+def _born(m: "Reads", s: State, job: int) -> State:
+    """A job gets its id; the order of ids matters only for superseding."""
+    return s._replace(born=(*s.born, job)) if m.scenario.latest else s
 
 
 def _draw(m: "Reads", s: State, i: int) -> tuple[int, State]:
