@@ -15,8 +15,9 @@ from . import peers, scenarios
 from .profile import profile
 from .report import html, markdown, put_into, text
 from .results import Report, ScenarioResult
+from .scenarios import SCENARIOS
 from .server import Server, machine
-from .suite import SCENARIOS, SIZES, Scenario, run
+from .suite import SIZES, Scenario, run
 
 log = logging.getLogger("benchmarks")
 

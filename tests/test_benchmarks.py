@@ -13,7 +13,8 @@ import pytest
 from benchmarks.meter import postgres_cpu
 from benchmarks.report import put_into
 from benchmarks.results import Comparison, Report, ScenarioResult, VariantResult
-from benchmarks.suite import SCENARIOS, SIZES, Compare, Scenario, Skip, Variant, run
+from benchmarks.scenarios import SCENARIOS
+from benchmarks.suite import SIZES, Compare, Scenario, Skip, Variant, run
 
 pytestmark = pytest.mark.timeout(300)  # about 20 s; many times that where others work on the machine
 ROOT = Path(__file__).resolve().parents[1]

@@ -185,7 +185,7 @@ PEERS: list[Peer] = [
         _pypi_version("procrastinate"),
         _python("procrastinate_peer.py"),
         {
-            "drain": (5_000, {"concurrency": 10, "delete_jobs": "always", "loop": "uvloop"}),
+            "drain": (3_000, {"concurrency": 10, "delete_jobs": "always", "loop": "uvloop"}),
             "groups": (2_000, {"lock": "a group", "concurrency": 10}),
             "enqueue": (3_000, {}),
             "bulk": (20_000, {"call": "batch_defer_async, 1,000 each"}),
@@ -197,7 +197,7 @@ PEERS: list[Peer] = [
         _pypi_version("chancy"),
         _python("chancy_peer.py"),
         {
-            "drain": (20_000, {"concurrency": 1000, "executor": "async", "loop": "uvloop"}),
+            "drain": (10_000, {"concurrency": 1000, "executor": "async", "loop": "uvloop"}),
             "enqueue": (3_000, {}),
             "bulk": (20_000, {"call": "push_many, 1,000 each"}),
             "latency": (50, {}),

@@ -1,10 +1,21 @@
 """The scenarios, a module for each kind. Importing a module declares its scenarios."""
 
 from .. import peers
-from ..suite import Size
+from ..suite import SCENARIOS, Size
 from . import consumer, drain, enqueue, fleet, latency, outbox, trouble
 
-__all__ = ["Size", "consumer", "drain", "enqueue", "fleet", "latency", "outbox", "trouble", "without_peers"]
+__all__ = [
+    "SCENARIOS",
+    "Size",
+    "consumer",
+    "drain",
+    "enqueue",
+    "fleet",
+    "latency",
+    "outbox",
+    "trouble",
+    "without_peers",
+]
 
 
 def without_peers() -> None:
