@@ -75,5 +75,10 @@ class GroupOffsets:
 
     async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         if offsets:
-            async with asyncio.timeout(self._seconds), self._lock:
-                await self._client.commit(dict(offsets))
+            try:
+                async with asyncio.timeout(self._seconds), self._lock:
+                    await self._client.commit(dict(offsets))
+            except (KafkaError, OSError):
+                raise
+            except Exception as error:  # a mistake inside of the client is no reason to end the service
+                raise KafkaError(f"the client failed unexpectedly: {error!r}") from error
