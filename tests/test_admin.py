@@ -7,13 +7,13 @@ from typing import Any
 import asyncpg
 import pytest
 import pytest_asyncio
-from sidings import ActionRefused, Admin, ConfigurationError, JobNotFound, SchemaTooOld
+from sidings import ActionRefused, Admin, ConfigurationError, JobNotFound, PostgresUnavailable, SchemaTooOld, migrate
 from sidings.jobs import OutcomeName
 from sidings.jobs.admin import JobState
 
 from .admin_support import GROUP, STATES, a_holder, a_job, fence, some_jobs, the_job
 from .guide import DOCS, block, run
-from .support import ORIGIN, SECONDS, connected, fetch, history, jobs_left, value
+from .support import ORIGIN, SECONDS, connected, eventually, fetch, history, jobs_left, value
 
 
 @pytest_asyncio.fixture
@@ -646,6 +646,34 @@ async def test_a_database_without_the_schema_is_named(empty_database: str):
                 await look
     with pytest.raises(ConfigurationError, match="timeout=0"):
         Admin(None, timeout=0)  # type: ignore[arg-type]
+
+
+async def test_a_schema_of_another_name_is_all_that_is_touched(empty_database: str):
+    for schema in ("depot", "sidings"):
+        await migrate(empty_database, service="test", schema=schema)
+    async with connected(empty_database) as connection:
+        heard: list[object] = []
+        await connection.add_listener("depot_committed", lambda *call: heard.append(call[-1]))
+        admin = Admin(connection, actor="alice", schema="depot")
+        insert = "SELECT depot.enqueue('ride', '{}'::json, $1, 'g')"
+        ids = [await connection.fetchval(insert, ORIGIN) for _ in range(3)]
+        await admin.pause(origin=ORIGIN, group="g", reason="x")
+        assert [group.head for group in await admin.blocked_groups()] == ids[:1]
+        await admin.skip_head(ORIGIN, "g")
+        new = await admin.requeue(ids[0])
+        assert [row.id for row in await admin.jobs()] == [*ids[1:], new]
+        assert await admin.clear_group(ORIGIN, "g") == 3
+        assert (await admin.show(new)).attempts[0].outcome == "cancelled"
+        assert len(await admin.audit()) == 4
+        await eventually(lambda: heard == [ORIGIN] * 4, lambda: heard)
+        assert await connection.fetchval("SELECT count(*) FROM sidings.audit") == 0
+
+
+async def test_a_connection_that_was_closed_says_so(database: str):
+    connection = await asyncpg.connect(database)
+    await connection.close()
+    with pytest.raises(PostgresUnavailable, match="is closed"):
+        await Admin(connection).jobs()
 
 
 async def test_actions_need_read_committed(database: str):
