@@ -2,7 +2,8 @@
 --
 -- The fence is the compare-and-set on the executor's own row, and every other part depends on it: a takeover has bumped
 -- `fence`, so a stale cycle is void as a whole; the cycle number makes a repetition after a lost connection safe. Joining
--- origin.epoch instead does not fence (docs/decisions/0002-fence.md).
+-- origin.epoch instead does not fence (docs/decisions/0002-fence.md). It also tests the timeline: after a failover that
+-- has lost commits, ids, attempts and cycle numbers are handed out a second time (docs/decisions/0017-failover.md).
 -- Lock order: executor, then jobs by primary key. Never origin: acquire locks origin before executor.
 -- Plan: index scans on executor_pkey and job_pkey, driven by unnest(); never a scan of job.
 --
@@ -10,11 +11,12 @@
 -- succeeded: $5 ids, $6 attempts (empty: all are first ones), $7 epochs (empty: all are $12), $8 seconds since start,
 -- $9 seconds since end
 -- $10 all other outcomes as jsonb, $11 types that leave no history
+-- $13 the timeline that all this was read from (null: nothing was)
 -- Whole numbers come as the text of an array: asyncpg takes twice as long to encode the array itself, Postgres does not.
 -- Times go as ages, so that only the server's clock stands in the history.
 WITH me AS (
     UPDATE sidings.executor SET running = $4::text::bigint[], cycle = $2
-    WHERE id = $1 AND cycle = $2 - 1 AND fence = $3
+    WHERE id = $1 AND cycle = $2 - 1 AND fence = $3 AND ($13::text IS NULL OR sidings.timeline() = $13)
     RETURNING id
 ), succeeded AS (
     DELETE FROM sidings.job j

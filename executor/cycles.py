@@ -41,17 +41,19 @@ class Deposed(Exception):
 
 @dataclass(slots=True)
 class Batch:
-    """What one cycle records and names."""
+    """What one cycle records and names, and the server's timeline that it was read from."""
 
     finished: list[Finished]
     chosen: list[Entry]
     barriers: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
+    timeline: str | None = None
 
 
 class CycleLoop:
     """Owns the executor's row: its `cycle` number, its `fence`, and the set of jobs that it names.
 
     on_fenced: called with the origins that turned out to be another's, before the rest of the cycle is repeated.
+    on_replaced: the server has been replaced by another one, which may have lost commits; forget all that was read.
     on_changed: a person has changed or paused jobs: the reader should read them anew.
     on_delayed: called with the due time of a job that is to be promoted later. on_hungry: the reader should read.
     """
@@ -67,6 +69,7 @@ class CycleLoop:
         schema: str,
         poison_after: int,
         on_fenced: Callable[[list[str]], None],
+        on_replaced: Callable[[], None],
         on_changed: Callable[[], None],
         on_delayed: Callable[[float], None],
         on_hungry: Callable[[], None],
@@ -82,6 +85,7 @@ class CycleLoop:
         self._registry = registry
         self._poison_after = poison_after
         self._on_fenced = on_fenced
+        self._on_replaced = on_replaced
         self._on_changed = on_changed
         self._on_delayed = on_delayed
         self._on_hungry = on_hungry
@@ -195,7 +199,7 @@ class CycleLoop:
             self._named.pop(f.entry.id, None)
         for entry in chosen:
             self._named[entry.id] = entry
-        return Batch(finished, chosen, barriers)
+        return Batch(finished, chosen, barriers, scheduler.timeline)
 
     def _fill_batches(self, chosen: list[Entry], time: float) -> list[Entry]:
         """More jobs for those that run in batches: a batch takes one worker, however large it is."""
@@ -287,24 +291,28 @@ class CycleLoop:
 
         Returns None if an earlier sending of this batch has committed, else the number to send the rest of it with.
         """
-        cycle = await self._standing(batch)
+        cycle, timeline = await self._standing(batch)
         batch.chosen = [e for e in batch.chosen if self._scheduler.holds(e) and e in e.origin.running]
-        if cycle == number:
+        if cycle == number and batch.timeline in (None, timeline):
             return None
         batch.finished = [f for f in batch.finished if self._scheduler.holds(f.entry)]
+        batch.timeline = self._scheduler.timeline
         return cycle + 1  # not always `number`: a database restored from a backup may have gone back
 
-    async def _standing(self, batch: Batch) -> int:
-        """See what others have done: takeovers, and persons who have changed, ended or paused jobs.
+    async def _standing(self, batch: Batch) -> tuple[int, str]:
+        """See what has happened: a failover, takeovers, and persons who have changed, ended or paused jobs.
 
         When the fence is another one, nothing that waits in memory can be relied on: what has not started is put back,
         and all is read anew, together with what is paused. A read that is under way counts no more.
-        Returns the number of the last cycle that has committed.
+        Returns the number of the last cycle that has committed, and the server's timeline.
         """
         before = list(self._scheduler.origins.values())  # what is acquired meanwhile may be younger than the answer
         row = await self._link.fetchrow(self._standing_sql, self.executor_id)
         if row is None:
             raise Deposed
+        if self._scheduler.timeline not in (None, row["timeline"]):
+            log.warning("Postgres was replaced (timeline %s): nothing of what was read is recorded", row["timeline"])
+            self._on_replaced()
         held = dict(zip(row["origins"], row["epochs"], strict=True))
         lost = [q.name for q in before if held.get(q.name) != q.epoch and self._scheduler.origins.get(q.name) is q]
         if lost:
@@ -317,7 +325,7 @@ class CycleLoop:
             self._put_back([*self._workers.unclaim(), *expired, *batch.chosen], now())
             self._scheduler.forget_waiting(*self._scheduler.origins.values())
             self._on_changed()
-        return row["cycle"]
+        return row["cycle"], row["timeline"]
 
     def _end_gone(self, gone: list[int], batch: Batch) -> None:
         """Jobs that somebody else has ended: stop those that run, and record nothing of the others."""
@@ -333,7 +341,9 @@ class CycleLoop:
 
     def _arguments(self, batch: Batch, number: int, sent: float) -> tuple[object, ...]:
         silent = self._registry.silent()
-        return cycle_arguments(self.executor_id, number, self._fence, list(self._named), batch.finished, silent, sent)
+        return cycle_arguments(
+            self.executor_id, number, self._fence, list(self._named), batch.finished, silent, sent, batch.timeline
+        )
 
     async def _leave_out_locked(self, batch: Batch, backoff: Backoff) -> None:
         """Somebody else's transaction holds a row: record the rest, and that row a little later."""
@@ -428,9 +438,10 @@ def cycle_arguments(
     finished: list[Finished],
     silent: list[str],
     sent: float,
+    timeline: str | None = None,
 ) -> tuple[object, ...]:
     """The arguments of ``cycle.sql``, which is about to be sent. running: ids that it names; silent: types without
-    history. Times are seconds of the executor's clock."""
+    history; timeline: of the server that all of it was read from. Times are seconds of the executor's clock."""
     ids: list[int] = []
     attempts: list[int] = []
     epochs: list[int] = []
@@ -452,7 +463,7 @@ def cycle_arguments(
     return (executor_id, number, fence, _array(running), _array(ids),
             "{}" if attempts.count(1) == len(attempts) else _array(attempts),
             "{}" if one_epoch is not None else _array(epochs), started, ended,
-            json.dumps(other), silent, one_epoch)  # fmt: skip
+            json.dumps(other), silent, one_epoch, timeline)  # fmt: skip
 
 
 def _array(numbers: list[int]) -> str:

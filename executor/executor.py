@@ -77,6 +77,7 @@ class Executor:
             schema=schema,
             poison_after=self.settings.poison_after,
             on_fenced=self._fenced,
+            on_replaced=lambda: self._new_server(True),
             on_changed=lambda: self.reader.wake(),
             on_delayed=self._delayed,
             on_hungry=lambda: self.reader.hungry(),
@@ -319,6 +320,9 @@ class Executor:
     def _new_server(self, replaced: bool) -> None:
         if replaced:  # ids may be handed out a second time: not even what runs may be recorded under them
             self._fenced(list(self.scheduler.origins))
+            self.scheduler.timeline = None
+            for link in self._links.values():  # some may still lead to the former server
+                link.renew()
         self._reconciler.distrust_expiry()
 
     def _reread(self, queue: OriginQueue) -> None:

@@ -156,6 +156,7 @@ class LeaseThread:
                 complete = False  # its row was locked; again soon
             else:
                 self._report(self._events.lost, queue.name, queue.epoch)
+                link.drop()  # it may lead to a former primary that the others have left
             if row["wanted_generation"] is not None:
                 self._report(self._events.wanted, queue.name, row["wanted_generation"])
         if complete:

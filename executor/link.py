@@ -74,6 +74,7 @@ class Link:
         self._settings = settings
         self._on_error = on_error
         self._connection: asyncpg.Connection | None = None
+        self._outdated = False
 
     async def fetch(self, query: str, *args: object) -> list[asyncpg.Record]:
         """Run one statement in autocommit and return its rows.
@@ -81,6 +82,8 @@ class Link:
         Raises `PostgresUnavailable` when the connection failed or the call took too long: whether the statement has
         committed is unknown then. Errors that Postgres reports for the statement itself pass through: it has not.
         """
+        if self._outdated:
+            self.drop()
         connection = self._connection
         try:
             if connection is None or connection.is_closed():
@@ -109,9 +112,14 @@ class Link:
         rows = await self.fetch(query, *args)
         return rows[0] if rows else None
 
+    def renew(self) -> None:
+        """Let the next call open another connection. A call that is under way goes on: terminated from outside, it
+        could fail with anything."""
+        self._outdated = True
+
     def drop(self) -> None:
         """Throw the connection away without a word to the server, which may be gone."""
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._outdated = self._connection, None, False
         if connection is not None:
             connection.terminate()
 

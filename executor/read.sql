@@ -23,8 +23,7 @@ WITH s AS MATERIALIZED (
 )
 SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id,
        CASE WHEN pg_is_in_recovery() THEN 'standby'
-            ELSE pg_postmaster_start_time()::text || ' timeline '
-                 || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS type,
+            ELSE pg_postmaster_start_time()::text || ' timeline ' || sidings.timeline() END AS type,
        NULL::text AS "group", late.mark AS position, NULL::int AS attempt, NULL::int AS failures, NULL::smallint AS losses,
        NULL::smallint AS priority, NULL::smallint AS policy, date_part('epoch', clock_timestamp()) AS run_at, NULL::float8 AS enqueued_at,
        NULL::float8 AS first_started_at,

@@ -72,6 +72,7 @@ class Reader:
         self._on_rows = on_rows
         self._on_new_server = on_new_server
         self._on_fence = on_fence
+        self._timeline = ""
         self._complete: str | None = None  # the snapshot as of which there is nothing left to read
         self._standing: tuple[str, int | None, Pauses] = "", None, NOTHING_PAUSED  # as the last read gave it
         self._marks = ReadMarks()
@@ -253,7 +254,9 @@ class Reader:
         if header["type"] == "standby" or (self.server is not None and header["type"] != self.server):
             self._new_server(header["type"], plan)
             return
-        self.server = header["type"]
+        if header["type"] != self.server:
+            self.server, self._timeline = header["type"], _timeline(header["type"])
+        scheduler.read_from(self._timeline)
         if header["headers"] != self._standing[0]:
             standing = json.loads(header["headers"])
             self._standing = header["headers"], standing["fence"], Pauses.of(standing["pauses"])
@@ -333,7 +336,7 @@ class Reader:
         else:
             what = "replaced" if replaced else "restarted"
             log.warning("Postgres was %s (%s): reading everything anew", what, server)
-            self.server = server
+            self.server, self._timeline = server, _timeline(server)
         self._marks.reset()
         self._give_up(plan)
         self._scheduler.forget_waiting(*self._scheduler.origins.values())

@@ -158,7 +158,8 @@ class Lane:
 
 class OriginQueue:
     """What the executor knows of one origin. `high` is the position up to which it has been read; `deadline` is the
-    executor's clock time until which jobs of it may start (kept by the lease thread)."""
+    executor's clock time until which jobs of it may start (kept by the lease thread); `timeline` is the server's from
+    which its jobs have been read, None before the first read."""
 
     __slots__ = (
         "backlogged",
@@ -170,12 +171,14 @@ class OriginQueue:
         "lanes",
         "name",
         "running",
+        "timeline",
         "version",
     )
 
-    def __init__(self, name: str, epoch: int) -> None:
+    def __init__(self, name: str, epoch: int, timeline: str | None = None) -> None:
         self.name = name
         self.epoch = epoch
+        self.timeline = timeline
         self.fence = Fence(name, epoch)
         self.deadline = inf
         self.high = 0
@@ -205,6 +208,7 @@ class Scheduler:
         payload_budget: int = 64_000_000,
     ) -> None:
         self.origins: dict[str, OriginQueue] = {}
+        self.timeline: str | None = None  # of the server that everything here was read from
         self.suspect: Entry | None = None  # at most one job that may have killed an executor runs at a time
         self.unknown: dict[str, int] = {}  # jobs seen of types that this process does not know
         self.reading = False
@@ -234,8 +238,15 @@ class Scheduler:
     def add_origin(self, name: str, epoch: int) -> OriginQueue:
         """Start with an origin that has just been acquired; its jobs are read from position 0."""
         self.remove_origin(name)
-        queue = self.origins[name] = OriginQueue(name, epoch)
+        queue = self.origins[name] = OriginQueue(name, epoch, self.timeline)
         return queue
+
+    def read_from(self, timeline: str) -> None:
+        """What follows has been read from this timeline; of another one nothing is left here."""
+        if timeline != self.timeline:
+            self.timeline = timeline
+            for queue in self.origins.values():
+                queue.timeline = timeline
 
     def remove_origin(self, name: str) -> None:
         """Forget an origin and everything of it."""

@@ -106,10 +106,11 @@ class Transactional:
         """Fence, end the job, commit. From the fence on, the origin cannot be taken over before the transaction ends;
         should this process be paused there, PostgreSQL rolls it back after a second."""
         origin = entry.origin.name.replace("'", "''")
+        timeline = "NULL" if entry.origin.timeline is None else f"'{entry.origin.timeline}'"
         finish = (
             f"SET LOCAL idle_in_transaction_session_timeout = '1s'; "
             f"SELECT {self._postgres.schema_name}.finish('{self.executor_id}', '{origin}', {entry.origin.epoch}, "
-            f"{entry.id}, {entry.attempt}, {now() - started:.6f}, {str(job_type.history).lower()})"
+            f"{entry.id}, {entry.attempt}, {now() - started:.6f}, {str(job_type.history).lower()}, {timeline})"
         )
         try:
             async with asyncio.timeout(self._postgres.call_seconds):

@@ -86,6 +86,9 @@ class FaultyProxy:
         self.dsn = ""
         self.refusing = False
         self.silent = False
+        self.waiting = 0  # connections that are held
+        self._passing = asyncio.Event()
+        self._passing.set()
         self.faults: list[Fault] = []
 
     def arm(self, kind: str, moment: Moment, times: int = 1) -> Fault:
@@ -111,6 +114,19 @@ class FaultyProxy:
             if session.swallow or session.deaf:
                 session.abort()
 
+    def hold(self) -> None:
+        """New connections are accepted and lead nowhere until `pass_on`."""
+        self._passing.clear()
+
+    def pass_on(self) -> None:
+        """Held and new connections lead to the server."""
+        self._passing.set()
+
+    def switch(self, dsn: str) -> None:
+        """New connections lead to another server, those that are held included."""
+        parts = urlsplit(dsn)
+        self._upstream = (parts.hostname or "127.0.0.1", parts.port or 5432)
+
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
@@ -134,9 +150,12 @@ class FaultyProxy:
         if self.refusing:
             writer.transport.abort()
             return
+        self.waiting += 1
         try:
+            await self._passing.wait()
+            self.waiting -= 1
             upstream = await asyncio.open_connection(*self._upstream)
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # cancelled by `stop` only
             writer.transport.abort()
             return
         session = _Session((reader, writer), upstream)

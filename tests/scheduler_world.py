@@ -334,6 +334,7 @@ class World:
             schema="sidings",
             poison_after=5,
             on_fenced=_ignore,
+            on_replaced=_ignore,
             on_changed=_ignore,
             on_delayed=_ignore,
             on_hungry=_ignore,
@@ -808,6 +809,7 @@ class Standing:
         return {
             "cycle": 0,
             "fence": database.fence,
+            "timeline": self.world.scheduler.timeline,
             "origins": origins,
             "epochs": [self.world.scheduler.origins[name].epoch for name in origins],
             "gone": [id for id in self.world.named if id not in database.rows],

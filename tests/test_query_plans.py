@@ -229,6 +229,7 @@ async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
         schema="sidings",
         poison_after=5,
         on_fenced=nothing,
+        on_replaced=nothing,
         on_changed=nothing,
         on_delayed=nothing,
         on_hungry=nothing,

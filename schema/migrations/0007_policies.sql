@@ -1,4 +1,4 @@
--- Policies, unique keys and blocked groups.
+-- Policies, unique keys and blocked groups; failovers.
 
 -- 0 serial, 1 latest, 2 parallel: sidings.jobs.Policy.
 ALTER TABLE sidings.job ADD CONSTRAINT job_policy CHECK (policy BETWEEN 0 AND 2);
@@ -110,4 +110,44 @@ BEGIN
             RETURN new_id;
     END CASE;
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = problem, HINT = remedy;
+END $$;
+
+-- The timeline that this server writes: the promotion of a standby begins a new one. Ids, attempts and cycle numbers of commits
+-- that were lost with the former primary are handed out again there, so what was read on one timeline says nothing on another.
+-- Fails on a standby.
+CREATE FUNCTION sidings.timeline() RETURNS text
+LANGUAGE sql VOLATILE AS $$ SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) $$;
+
+-- The end of a transactional handler: fence, then delete, the last thing before COMMIT (fencing first would block renewals for
+-- as long as the handler runs). KEY SHARE conflicts with a takeover, not with a renewal; the caller sets a short
+-- idle_in_transaction_session_timeout with it, so that a pause before its COMMIT ends in a rollback.
+-- SD001: the origin has another owner or epoch, or the job was read from another timeline (null: it is not known).
+-- SD002: this attempt is over already.
+DROP FUNCTION sidings.finish(uuid, text, bigint, bigint, integer, float8, boolean);
+CREATE FUNCTION sidings.finish(me uuid, its_origin text, its_epoch bigint, its_id bigint, its_attempt integer,
+                               started_ago float8, keep_history boolean, its_timeline text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '2s' SET enable_seqscan = off AS $$
+DECLARE
+    ended sidings.job;
+BEGIN
+    PERFORM 1 FROM sidings.origin o
+    WHERE o.origin = its_origin AND o.owner = me AND o.epoch = its_epoch
+    FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'epoch % of origin % is superseded', its_epoch, its_origin USING ERRCODE = 'SD001';
+    END IF;
+    IF its_timeline <> sidings.timeline() THEN
+        RAISE EXCEPTION 'attempt % of job % was read before a failover', its_attempt, its_id USING ERRCODE = 'SD001';
+    END IF;
+    DELETE FROM sidings.job j WHERE j.id = its_id AND j.attempt = its_attempt RETURNING j.* INTO ended;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'attempt % of job % is over already', its_attempt, its_id USING ERRCODE = 'SD002';
+    END IF;
+    IF keep_history THEN
+        INSERT INTO sidings.job_history (job_id, epoch, enqueued_at, due_at, started_at, finished_at, executor, attempt,
+                                         outcome, priority, type, origin, "group", correlation_id)
+        VALUES (ended.id, its_epoch, ended.enqueued_at, ended.run_at,
+                clock_timestamp() - started_ago * interval '1 second', clock_timestamp(), me, ended.attempt, 'succeeded',
+                ended.priority, ended.type, ended.origin, ended."group", ended.headers ->> 'correlation_id');
+    END IF;
 END $$;

@@ -1,0 +1,289 @@
+"""Postgres fails over to an asynchronous standby that has lost commits: ids are handed out a second time there."""
+
+import asyncio
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from sidings.devstack import Postgres
+from sidings.devstack.accounts import open_directory, server_account
+from sidings.devstack.binaries import postgres_program
+from sidings.devstack.databases import create_database, ensure_template
+from sidings.devstack.process import clean_environment
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings
+from sidings.jobs import Job, Registry
+
+from .faulty_proxy import FaultyProxy, Moment, proxied
+from .support import SECONDS, connected, drained, enqueue, eventually, fetch, value
+
+ORIGINS = ["t/0", "t/1"]
+LOST = 60  # more than the 32 values by which a sequence is ahead on a standby, so that ids of lost commits come again
+SETTINGS = {"fsync": "off", "shared_buffers": "32MB"}
+
+
+class Line:
+    """A primary, and its successors: each a copy that follows it asynchronously until it takes its place."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.primary = Postgres(directory / "first", settings=SETTINGS)
+        self.made = [self.primary]
+        directory.mkdir()
+        self.primary.start()
+        self._account = urlsplit(self.primary.dsn).netloc.rpartition("@")[0]
+
+    def dsn(self, server: Postgres, database: str = "postgres") -> str:
+        return f"postgresql://{self._account}@127.0.0.1:{server.port}/{database}"
+
+    def add_standby(self) -> Postgres:
+        folder = self._directory / token_hex(4)
+        folder.mkdir()
+        account = server_account()
+        data = open_directory(folder / "data", account)
+        subprocess.run(
+            [
+                *(postgres_program("pg_basebackup"), "--pgdata", str(data), "--dbname", self.dsn(self.primary)),
+                *("--write-recovery-conf", "--checkpoint", "fast", "--wal-method", "stream", "--no-sync"),
+            ],
+            check=True,
+            capture_output=True,
+            env=clean_environment(LC_ALL="C"),
+            cwd=data,
+            user=account.uid if account else None,
+            group=account.gid if account else None,
+            extra_groups=[] if account else None,
+            timeout=120,
+        )
+        standby = Postgres(folder, settings=SETTINGS)
+        self.made.append(standby)
+        standby.start()
+        return standby
+
+
+@pytest.fixture(scope="module")
+def line(sidings_devstack_directory: Path) -> Iterator[Line]:
+    line = Line(sidings_devstack_directory / f"line-{token_hex(4)}")
+    try:
+        yield line
+    finally:
+        for server in line.made:
+            server.remove()
+
+
+class Failover:
+    """Executors talk to `proxy`, which leads to the primary until `happen` or `switch`."""
+
+    def __init__(self, line: Line, standby: Postgres, database: str, proxy: FaultyProxy) -> None:
+        self.line = line
+        self.proxy = proxy
+        self.former, self.standby = line.primary, standby
+        self.old, self.new = line.dsn(line.primary, database), line.dsn(standby, database)
+
+    async def lose_what_follows(self) -> None:
+        """What was committed until now is on the standby; what is committed from now on will be lost."""
+        reached = await value(self.old, "SELECT pg_current_wal_flush_lsn()::text")
+        async with connected(self.line.dsn(self.standby)) as standby:
+            caught_up = f"SELECT pg_last_wal_replay_lsn() >= '{reached}'"
+            await eventually(lambda: standby.fetchval(caught_up), "the standby has caught up")
+            await standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
+            await standby.execute("SELECT pg_reload_conf()")
+            gone = "SELECT count(*) = 0 FROM pg_stat_wal_receiver"
+            await eventually(lambda: standby.fetchval(gone), "the standby receives nothing more")
+
+    async def switch(self) -> None:
+        """The standby is promoted, and new connections lead to it. The former primary lives on."""
+        assert await value(self.new, "SELECT pg_promote(true, 60)")
+        self.proxy.switch(self.new)
+        self.line.primary = self.standby
+
+    async def happen(self) -> None:
+        """The primary dies, then `switch`. Until `proxy.heal`, nobody gets a connection."""
+        self.proxy.cut()
+        await asyncio.to_thread(self.former.kill)
+        await self.switch()
+
+    @asynccontextmanager
+    async def executor(self, registry: Registry, origins: list[str], **options: Any) -> AsyncIterator[Executor]:
+        postgres = PostgresSettings(dsn=self.proxy.dsn, call_seconds=SECONDS, connect_seconds=SECONDS)
+        settings = ExecutorSettings(**{"poll_seconds": 0.02, "shutdown_seconds": 2.0, "lease_seconds": 60.0, **options})
+        executor = Executor("test", registry, postgres, settings, prometheus=None)
+        await executor.start()
+        try:
+            executor.assign(origins, 1)
+            await executor.settled(SECONDS)
+            yield executor
+        finally:
+            async with asyncio.timeout(SECONDS):
+                await executor.stop()
+
+
+@pytest.fixture
+async def failover(line: Line) -> AsyncIterator[Failover]:
+    standby = await asyncio.to_thread(line.add_standby)
+    database = f"failover_{token_hex(4)}"
+    template = await ensure_template(line.dsn(line.primary), service="test")
+    await create_database(line.dsn(line.primary), database, template=template)
+    async with proxied(line.dsn(line.primary, database)) as proxy:
+        there = Failover(line, standby, database, proxy)
+        async with connected(there.old) as connection:
+            await connection.execute("CREATE TABLE effect (token text)")
+            await connection.execute("CREATE TABLE ledger (job bigint, token text, type text)")
+        yield there
+        await asyncio.to_thread((standby if line.primary is there.former else there.former).kill)
+
+
+def quiet(executor: Executor) -> bool:
+    return not (executor.workers.running() or executor.workers.finished or executor.cycles.busy_seconds())
+
+
+async def succeeded(dsn: str) -> Counter[int]:
+    rows = await fetch(dsn, "SELECT job_id FROM sidings.job_history WHERE outcome = 'succeeded'")
+    return Counter(row["job_id"] for row in rows)
+
+
+@pytest.mark.parametrize("when", ["they ran", "the cycle that names them was under way"])
+async def test_outcomes_of_lost_jobs_end_no_jobs_that_have_got_their_ids(failover: Failover, when: str):
+    registry, ran, gate = Registry(), [], asyncio.Event()
+
+    @registry.job()
+    async def step(job: Job[str]) -> None:
+        ran.append(job.payload)
+        if job.payload.startswith("lost"):
+            await gate.wait()
+
+    proxy = failover.proxy
+    async with failover.executor(registry, ORIGINS[:1]) as executor:
+        await failover.lose_what_follows()
+        epoch = executor.held[ORIGINS[0]]
+        naming = None if when == "they ran" else proxy.arm("cycle", Moment.SILENT_BEFORE)
+        lost = await enqueue(failover.old, step, [f"lost {n}" for n in range(LOST)], origin=ORIGINS[0])
+        await eventually(lambda: naming.hits if naming else executor.workers.running() == LOST)
+        await failover.happen()
+        kept = await enqueue(failover.new, step, [f"kept {n}" for n in range(LOST)], origin=ORIGINS[0])
+        assert set(lost) & set(kept)
+        reading = proxy.arm("read", Moment.SILENT_BEFORE)  # so that a cycle is the first to meet the new server
+        proxy.heal()
+        await eventually(lambda: reading.hits)
+        gate.set()
+        await eventually(lambda: executor.held.get(ORIGINS[0]) != epoch or (len(ran) == LOST and quiet(executor)))
+        proxy.heal()
+        await drained(failover.new)
+        assert Counter(token for token in ran if "kept" in token) == Counter(f"kept {n}" for n in range(LOST))
+        assert ("lost 0" in ran) == (when == "they ran")
+        assert await succeeded(failover.new) == Counter(kept)
+
+
+async def test_a_transactional_handler_commits_nothing_for_a_job_that_has_got_the_id_of_its_own(failover: Failover):
+    registry, ran = Registry(), []
+
+    @registry.job()
+    async def filler(job: Job[str]) -> None:
+        ran.append(job.payload)
+
+    @registry.job(transactional=True)
+    async def move(job: Job[str]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1)", job.payload)
+
+    async with failover.executor(registry, ORIGINS[:1]) as executor:
+        await failover.lose_what_follows()
+        await enqueue(failover.old, filler, ["filler"] * LOST, origin=ORIGINS[0])
+        await eventually(lambda: len(ran) == LOST)
+        failover.proxy.hold()  # the handlers are about to open their transactions
+        lost = await enqueue(failover.old, move, [f"lost {n}" for n in range(3)], origin=ORIGINS[0])
+        await eventually(lambda: executor.workers.running() == len(lost) <= failover.proxy.waiting)
+        await failover.happen()
+        kept = await enqueue(failover.new, move, [f"kept {n}" for n in range(2 * LOST)], origin=ORIGINS[0])
+        assert set(lost) < set(kept)
+        reading = failover.proxy.arm("read", Moment.SILENT_BEFORE)
+        failover.proxy.heal()
+        failover.proxy.pass_on()  # they begin on the new server, before anything has noticed that it is another one
+        await eventually(lambda: reading.hits and not executor.workers.running())
+        failover.proxy.heal()
+        await drained(failover.new)
+        rows = await fetch(failover.new, "SELECT token FROM effect")
+        assert Counter(row["token"] for row in rows) == Counter(f"kept {n}" for n in range(2 * LOST))
+        assert await succeeded(failover.new) == Counter(kept)
+
+
+async def test_all_that_the_new_timeline_has_ends_there_exactly_once(failover: Failover):
+    registry, ran = Registry(), []
+
+    @registry.job(group="group")
+    async def step(job: Job[dict[str, str]]) -> None:
+        ran.append(job.payload["token"])
+        await asyncio.sleep(0.01)
+
+    @registry.job(group="group", transactional=True)
+    async def move(job: Job[dict[str, str]]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1)", job.payload["token"])
+        ran.append(job.payload["token"])
+
+    async def write(dsn: str, label: str) -> set[int]:
+        """Enqueue jobs; what has committed stands in the ledger."""
+        written: set[int] = set()
+        for number in range(LOST // 5):
+            async with connected(dsn) as connection, connection.transaction():
+                for job_type in (step, move):
+                    tokens = [f"{label} {job_type.name} {number} {n}" for n in range(5)]
+                    payloads = [{"group": f"g{number % 3}", "token": token} for token in tokens]
+                    ids = await job_type.enqueue_many(connection, payloads, origin=ORIGINS[number % 2])
+                    rows = [(id, token, job_type.name) for id, token in zip(ids, tokens, strict=True)]
+                    await connection.executemany("INSERT INTO ledger VALUES ($1, $2, $3)", rows)
+                    written |= set(ids)
+        return written
+
+    async with (
+        failover.executor(registry, ORIGINS[:1], concurrency=8),
+        failover.executor(registry, ORIGINS[1:], concurrency=8),
+    ):
+        await write(failover.old, "early")
+        await eventually(lambda: len(ran) >= LOST // 2)
+        await failover.lose_what_follows()
+        lost = await write(failover.old, "lost")
+        await eventually(lambda: sum("lost" in token for token in ran) >= LOST)
+        await failover.happen()
+        failover.proxy.heal()
+        late = await write(failover.new, "late")
+        assert lost & late
+        await drained(failover.new)
+        ledger = await fetch(failover.new, "SELECT * FROM ledger")
+        assert await succeeded(failover.new) == Counter(row["job"] for row in ledger)
+        assert {row["token"] for row in ledger} <= set(ran)
+        effects = await fetch(failover.new, "SELECT token FROM effect")
+        moved = Counter(row["token"] for row in ledger if row["type"] == "move")
+        assert Counter(row["token"] for row in effects) == moved
+
+
+async def test_when_one_connection_has_met_the_new_server_all_work_goes_on_there(failover: Failover):
+    """The former primary lives on, as it may behind a proxy that moves new connections only."""
+    registry, ran = Registry(), []
+
+    @registry.job()
+    async def step(job: Job[str]) -> None:
+        ran.append(job.payload)
+
+    async with failover.executor(registry, ORIGINS, lease_seconds=2.0):
+        await enqueue(failover.old, step, ["early"], origin=ORIGINS[0])
+        await drained(failover.old)
+        await failover.lose_what_follows()
+        await failover.switch()
+        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        cycles = f"SELECT pg_terminate_backend(pid) {others} AND query ~ 'THE CYCLE'"
+        assert len(await fetch(failover.old, cycles)) == 1
+        await enqueue(failover.old, step, ["lost"], origin=ORIGINS[0])  # has the next cycle sent
+        await enqueue(failover.new, step, ["late"], origin=ORIGINS[1])
+        await drained(failover.new)
+        assert ran == ["early", "late"]
+        seen: dict[tuple[str, int], Any] = {}
+
+        async def renewed() -> bool:
+            leases = await fetch(failover.new, "SELECT origin, epoch, lease_until FROM sidings.origin")
+            return all(row[2] > seen.setdefault((row[0], row[1]), row[2]) for row in leases)
+
+        await eventually(renewed, "the leases are renewed there")
