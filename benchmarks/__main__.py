@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import signal
 import sys
 import tempfile
 import time
@@ -91,6 +92,9 @@ def _run(chosen: argparse.Namespace) -> int:
 
 async def _measure(picked: list[Scenario], size: scenarios.Size, only: list[str], json: Path | None) -> Report:
     relax_collector()  # as Service.run() does, for the floors too
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # the servers must not stay behind
     with tempfile.TemporaryDirectory(prefix="sidings-bench-") as folder:
         async with Server(Path(folder) / "postgres", durable=size.name != "tiny") as server:
             report = Report(machine(await server.admin.fetchval("SHOW server_version")))
