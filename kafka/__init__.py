@@ -2,7 +2,7 @@
 
 Reading order: `settings`, `message`, `subscription` and `typed_subscription` (what a service author declares),
 `assignment` (from a consumer group to the executor's origins), then the consumer from the inside out: `transactions`,
-`offsets` with ``advance_offsets.sql`` (the compare-and-set), `parking`, `seen` (ids, for dedup), `partition`, `handling`
+`offsets` with ``advance_offsets.sql`` (the compare-and-set), `parking`, `seen` (dedup), `partition`, `handling`
 (one batch, one transaction; `patience` limits each call), `backlog` (back-pressure), `reset` (offsets moved by order),
 `topic_loop` (the main line), `siding` (what fails, and is tried alone), `placing` (where to read on), `lag`,
 `membership` and `vitals`, and `consumer`, which puts them together. Its other half, `stateless`, needs no Postgres:
