@@ -1,9 +1,9 @@
 """The lease model's administration: what a person does to jobs while executors run. Compare `0006_administration.sql`.
 
-An action locks the origin (its `changes` grow), then the row of its owner (waits for the cycle in flight; its fence
+An action locks the origin, then the row of its owner (waits for the cycle in flight; its fence
 grows), then changes jobs and commits: two steps here, since nothing of the owner can come between the last ones. The
 person learns which jobs are named; one that is not, and was cancelled or paused, must not start after the commit (I8).
-The pause of a type locks all executors at once, and changes no origin.
+The pause of a type locks all executors at once, and no origin.
 
 Here all actions are on origin X. What an executor makes of them is `learns`, at a look, and `delivered`, at a read.
 """
@@ -101,8 +101,6 @@ def _second_step(m: "Lease", s: State, action: Action) -> Steps:
         running = row.running if action.running is None else action.running
         if rule not in ("no fence", "fence first"):
             rows = swap(s.rows, origin.owner, row._replace(fence=row.fence + 1))
-    if rule != "no changes":
-        s = s._replace(origins=swap(s.origins, _X, origin._replace(changes=origin.changes + 1)))
     yield f"{who}: locks the holder's row, commits", _changed(m, s, action, running, rows)
 
 
@@ -132,34 +130,26 @@ def view_of(m: "Lease", s: State, i: int) -> View:
     row = s.rows[e.row]
     epochs = tuple(o.epoch if o.owner == e.row else None for o in s.origins)
     gone = tuple(job for job in row.running if not s.jobs[job].present)
-    return View(row.cycle, row.fence, epochs, tuple(o.changes for o in s.origins), gone, s.paused)
+    return View(row.cycle, row.fence, epochs, gone, s.paused)
 
 
 def learns(m: "Lease", e: Executor, look: Look) -> Executor:
-    """Jobs that are gone are stopped. What is changed or paused and has not started is put back, to be read anew."""
+    """Jobs that are gone are stopped. At another fence nothing that waits in memory can be relied on: what has not
+    started is put back, and all is read anew. (In the scenarios without a person, it is left where it is.)"""
     view, rule = look.view, m.protocol.put_back
     assert view is not None
     e = e._replace(memory=tuple(DONE if k == RUNNING and job in view.gone else k for job, k in enumerate(e.memory)))
-    changed = []
-    for origin, hold in enumerate(e.holds):
-        if hold is None or view.epochs[origin] != hold.epoch:
-            continue
-        if look.before[origin] is None and m.protocol.stale_look == "spares what is newer":
-            continue
-        if hold.changes != view.changes[origin]:
-            e = e._replace(holds=swap(e.holds, origin, hold._replace(changes=view.changes[origin])))
-            changed.append(origin)
-    if view.paused != e.paused:
+    news = False
+    if m.protocol.pause != "from every read":
+        news = view.paused != e.paused
         e = e._replace(paused=view.paused)
-        changed = [origin for origin, hold in enumerate(e.holds) if hold is not None]
-    if rule == "nothing":
+    if not m.scenario.administered or rule == "nothing" or (view.fence == e.fence and not news):
         return e
-    for origin in changed:
-        e = forget(e, m.jobs_of(origin), QUEUED, BLOCKED, *([NAMED] if rule != "what waits" else []))
-    if rule == "what is changed or paused":
-        for job, known in enumerate(e.memory):
-            if known == NAMED and withheld(m, e, job):
-                e = forget(e, m.jobs_of(m.scenario.origin_of[job]), QUEUED, BLOCKED, NAMED)
+    chosen = rule == "everything" or (rule == "if the pause is news" and news)
+    for origin, hold in enumerate(e.holds):
+        newer = look.before[origin] is None
+        if hold is not None and not (newer and m.protocol.stale_look == "spares what is newer"):
+            e = forget(e, m.jobs_of(origin), QUEUED, BLOCKED, *([NAMED] if chosen else []))
     return e
 
 
@@ -173,20 +163,15 @@ def sight_of(m: "Lease", s: State, i: int) -> Sight:
 
 
 def delivered(m: "Lease", e: Executor, sight: Sight) -> Executor:
-    """Apply a read, unless it is older than what the cycles know, or tells of another pause: then read again."""
-    rule, says = m.protocol.stale_read, (sight.fence, sight.paused)
+    """Apply a read, unless it tells of another pause than is known here: then forget what waits, and read again."""
+    says, always = (sight.fence, sight.paused), m.protocol.pause == "from every read"
     e = e._replace(sight=None)
-    if rule == "given up" or (rule == "given up if it says something new" and says != e.told):
-        if sight.fence < e.fence:
-            return e
+    if always or says != e.told:
         e = e._replace(look=e.look or sight.fence > e.fence)
+        if not always:
+            e = e._replace(told=says)
         if sight.paused != e.paused:
-            everything = tuple(range(len(e.memory)))
-            return forget(e._replace(paused=sight.paused), everything, QUEUED, BLOCKED)
-    elif rule == "applied":
-        e = e._replace(paused=sight.paused, look=e.look or sight.fence > e.fence)
-    if rule == "given up if it says something new":
-        e = e._replace(told=says)
+            return forget(e._replace(paused=sight.paused), tuple(range(len(e.memory))), QUEUED, BLOCKED)
     memory = list(e.memory)
     for job in sight.jobs:
         if memory[job] == UNKNOWN:

@@ -234,8 +234,7 @@ def hears_of_leases(m: "Lease", s: State, i: int) -> Steps:
         left = m.scenario.lease - m.scenario.margin - age
         mine = hold is not None and hold.epoch == ask.epoch
         if ask.kind == "acquire" and ask.answer == OK and left > 0:
-            known = -1 if m.scenario.administered else 0
-            holding = heard._replace(holds=swap(heard.holds, origin, Hold(ask.epoch, left, "", known)))
+            holding = heard._replace(holds=swap(heard.holds, origin, Hold(ask.epoch, left, "")))
             if p.new_fence == "from acquire":
                 holding = holding._replace(fence=ask.fence)
             yield f"{m.names(i)} holds {what}", with_executor(s, i, holding)

@@ -88,7 +88,7 @@ def _take_over(m: "Lease", s: State, st: Statement) -> Steps:
 def _grant(m: "Lease", s: State, st: Statement) -> State:
     me = s.executors[st.by].row
     old = s.origins[st.origin]
-    new = Origin(me, old.epoch + 1, m.scenario.lease, old.since if old.owner == me else old.epoch + 1, old.changes)
+    new = Origin(me, old.epoch + 1, m.scenario.lease, old.since if old.owner == me else old.epoch + 1)
     s = s._replace(origins=swap(s.origins, st.origin, new))
     if old.owner == me and m.protocol.own_origin == "fenced first":
         s = s._replace(rows=swap(s.rows, me, s.rows[me]._replace(fence=s.rows[me].fence + 1)))
@@ -115,7 +115,7 @@ def _release(m: "Lease", s: State, st: Statement) -> Steps:
         return
     who = f"server: release by {m.names(st.by)} of {m.origin_name(st.origin)}"
     if (origin.owner, origin.epoch) == (me, st.epoch):
-        free = Origin(None, origin.epoch + 1, 0, origin.epoch + 1, origin.changes)
+        free = Origin(None, origin.epoch + 1, 0, origin.epoch + 1)
         yield who, s._replace(origins=swap(s.origins, st.origin, free))
     else:
         yield f"{who} matches nothing", s

@@ -79,14 +79,12 @@ def swap(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
 
 
 class Origin(NamedTuple):
-    """A row of `origin`. `lease`: ticks left. `since`: the epoch at which the present owner became it; not a column.
-    `changes` grows with every action of a person on its jobs."""
+    """A row of `origin`. `lease`: ticks left. `since`: the epoch at which the present owner became it; not a column."""
 
     owner: int | None
     epoch: int
     lease: int
     since: int
-    changes: int = 0
 
 
 class Row(NamedTuple):
@@ -112,12 +110,11 @@ class Job(NamedTuple):
 
 class Hold(NamedTuple):
     """An origin that an executor believes to hold. `left`: ticks until its own deadline. `draining`: why nothing of it
-    is started any more, or an empty string. `changes`: those of its jobs by a person that are known here."""
+    is started any more, or an empty string."""
 
     epoch: int
     left: int
     draining: str
-    changes: int = 0
 
 
 class Cycle(NamedTuple):
@@ -163,7 +160,6 @@ class View(NamedTuple):
     cycle: int
     fence: int
     epochs: tuple[int | None, ...]
-    changes: tuple[int, ...]
     gone: tuple[int, ...]
     paused: bool
 
@@ -296,10 +292,10 @@ class Protocol:
     release: str = "after a cycle"  # "at once"
     cancelled: str = "recorded"  # "forgotten": no cycle says that a cancelled attempt is over
     outage: str = "forget the waiting"  # "forget what is under way"
-    action: str = "origin, executor, jobs"  # "no fence", "no changes", "fence first", "one snapshot", …
-    put_back: str = "what is changed or paused"  # "what is changed", "what waits", "nothing"
-    stale_read: str = "given up"  # "applied", "given up if it says something new"
-    stale_look: str = "covers what it has seen"  # "spares what is newer": than its sending
+    action: str = "origin, executor, jobs"  # "no fence", "fence first", "one snapshot", …
+    put_back: str = "everything"  # "if the pause is news", "what waits", "nothing"
+    pause: str = "from every read"  # "from looks and from reads that say something new"
+    stale_look: str = "covers all"  # "spares what is newer": than its sending
     look_up: str = "until it succeeds"  # "once": a failure, or the answer to an earlier one, ends it
 
     @property
@@ -353,7 +349,7 @@ def canonical(state: State, prune: bool) -> State:
     if moved:
         server = tuple([_canonical_statement(st, rows[executors[st.by].row], origins, jobs) for st in server])
         executors = tuple([_canonical_executor(e, rows[e.row], origins) for e in executors])
-        origins = tuple([Origin(o.owner, 0, o.lease, 0 if o.since == o.epoch else -1, o.changes) for o in origins])
+        origins = tuple([Origin(o.owner, 0, o.lease, 0 if o.since == o.epoch else -1) for o in origins])
     rows = tuple([Row(0, 0, tuple([job for job in row.running if jobs[job].present])) for row in rows])
     jobs = tuple([job._replace(attempt=0) if job.attempt else job for job in jobs])
     if prune:
@@ -380,10 +376,7 @@ def _canonical_executor(e: Executor, row: Row, origins: tuple[Origin, ...]) -> E
         cycle=e.cycle - row.cycle,
         fence=max(e.fence - row.fence, floor),
         holds=tuple(
-            [
-                h and Hold(_epoch(h.epoch, o), h.left, h.draining, h.changes)
-                for h, o in zip(e.holds, origins, strict=True)
-            ]
+            [h and Hold(_epoch(h.epoch, o), h.left, h.draining) for h, o in zip(e.holds, origins, strict=True)]
         ),
         flight=e.flight and _canonical_cycle(e.flight, row, origins, floor),
         asks=tuple([a and _canonical_ask(a, row, o) for a, o in zip(e.asks, origins, strict=True)]),
