@@ -56,17 +56,16 @@ class SeenUpkeep:
 
     async def run(self) -> None:
         """Do it every hour, for ever."""
-        try:
-            while True:
-                try:
-                    await self._link.fetch(self._sql, self._keep_days)
-                    seconds = _MAINTAIN_SECONDS
-                except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                    log.warning("the days of message ids could not be maintained, trying again: %s", error)
-                    seconds = _AGAIN_SECONDS
-                await asyncio.sleep(seconds)
-        finally:
-            await self._link.close()
+        while True:
+            try:
+                await self._link.fetch(self._sql, self._keep_days)
+                seconds = _MAINTAIN_SECONDS
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                log.warning("the days of message ids could not be maintained, trying again: %s", error)
+                seconds = _AGAIN_SECONDS
+            finally:
+                await self._link.close()
+            await asyncio.sleep(seconds)
 
 
 def _columns(items: Sequence[Item]) -> tuple[list[bytes | None], list[int], list[int]]:

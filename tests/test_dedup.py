@@ -306,6 +306,22 @@ async def test_repeats_across_a_rebalance_change_nothing(effects, topic, sidings
     assert sorted(await numbers(effects)) == list(range(count))
 
 
+async def test_days_are_made_ahead_and_old_ones_dropped_while_a_consumer_runs(effects, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "dedup_days": 3})
+    service.consumer(name, model=Number, dedup=True)(record)
+    day = "SELECT sidings.make_seen_day((now() AT TIME ZONE 'UTC')::date - $1::int)"
+    for ago in (3, 4, 5):
+        await value(effects, day, ago)
+    days = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'sidings.message_seen'::regclass"
+
+    async def maintained() -> bool:
+        return await value(effects, days) == 4  # three days ago, today and the two days to come
+
+    async with service:
+        await eventually(maintained)
+
+
 def test_wrong_declarations_are_refused_with_the_remedy():
     service = a_service("postgresql://localhost/nowhere", "127.0.0.1:1")
     for options, text in [
