@@ -130,6 +130,7 @@ class Backlog:
 
     def __init__(self, window: int) -> None:
         self.window = window
+        self.timeline = ""  # of the server that all this was read from
         self.slots: dict[int, Slot] = {}
         self.lanes: dict[str, Lane] = {}
 

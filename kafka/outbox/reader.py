@@ -149,6 +149,7 @@ class Reader:
             self._new_server(server)
             return
         self.server = server
+        backlog.timeline = server.rpartition(" ")[2]
         high_before = max(plan.highs)
         refills: list[list[Row]] = [[] for _ in plan.shares]
         forward: list[tuple[str, Row]] = []

@@ -117,6 +117,7 @@ class Recorder:
             [row.slot.number for row, _ in parks],
             [row.id for row, _ in parks],
             [error for _, error in parks],
+            self._backlog.timeline,
         )
         mine = {row["slot"] for row in answer}
         for slot in slots:
