@@ -17,9 +17,10 @@ from typing import Any
 
 import httpx
 from sidings.devstack.databases import create_database, drop_database
-from sidings.devstack.topics import create_topic, delete_topics
+from sidings.devstack.topics import delete_topics
 
-from examples.tenants.settings import Topics
+from examples.tenants.settings import Settings, Topics
+from examples.tenants.topics import make_topics
 
 from .consumer_support import producing
 from .outbox_support import records
@@ -163,13 +164,8 @@ def staged(postgres: str, kafka: str, folder: Path) -> Iterator[Stage]:
     dsn = asyncio.run(create_database(postgres, f"tenants_{secrets.token_hex(4)}"))
     stage = Stage(dsn, kafka, folder)
 
-    async def make_topics() -> None:
-        config = {"cleanup.policy": "compact"}
-        made = (create_topic(kafka, name, partitions=2, config=config) for name in stage.topics.all())
-        await asyncio.gather(*made)
-
     try:
-        asyncio.run(make_topics())
+        asyncio.run(make_topics(Settings(postgres=dsn, kafka=kafka, prefix=stage.prefix), partitions=2))
         yield stage
     finally:
         stage.close()

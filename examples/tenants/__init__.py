@@ -9,6 +9,6 @@ Reading order:
 * `users`      the second vertical, whole in one module; transactions of several events
 * `payment`    the client of the payment provider; `provider` is the provider, with its bad days
 * `client`     the client library
-* `serve`      a process of the system; `settings`; `crash` is for the tests
+* `serve`      a process of the system; `settings`, `topics`; `crash` is for the tests
 * `__main__`   everything in one process, and a story
 """

@@ -11,12 +11,13 @@ from typing import Any
 import httpx
 from sidings import devstack
 from sidings.devstack.databases import create_database, drop_database
-from sidings.devstack.topics import create_topic, delete_topics
+from sidings.devstack.topics import delete_topics
 
 from .client import Refused, TenantFailed, TenantsClient
 from .provider import Mode, serving
 from .serve import run
 from .settings import Settings
+from .topics import make_topics
 
 BEGAN = time.monotonic()
 
@@ -39,10 +40,7 @@ async def main() -> None:
 
 
 async def _with_topics(settings: Settings) -> None:
-    topics = settings.topics.all()
-    await asyncio.gather(
-        *(create_topic(settings.kafka, name, partitions=3, config={"cleanup.policy": "compact"}) for name in topics)
-    )
+    await make_topics(settings)
     try:
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         system = asyncio.create_task(run(settings, url.set_result))
@@ -55,7 +53,7 @@ async def _with_topics(settings: Settings) -> None:
             system.cancel()
             await asyncio.gather(system, return_exceptions=True)
     finally:
-        await delete_topics(settings.kafka, topics)
+        await delete_topics(settings.kafka, settings.topics.all())
 
 
 async def story(url: str, payment: str) -> None:
