@@ -8,7 +8,7 @@ Reading order: `scheduler` (which job next; pure), `marks` and `reader` with `re
 from .clock import now
 from .executor import Executor
 from .leases import Leased, LeaseEvents, LeaseThread
-from .link import Backoff, Link, connect
+from .link import Backoff, Link, check_schema, connect
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics, gauge
 from .settings import ExecutorSettings, PostgresSettings
@@ -24,6 +24,7 @@ __all__ = [
     "Link",
     "PostgresSettings",
     "ReadMarks",
+    "check_schema",
     "connect",
     "gauge",
     "now",

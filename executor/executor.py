@@ -14,11 +14,11 @@ from prometheus_client.metrics_core import Metric
 
 from ..errors import ConfigurationError, PostgresUnavailable
 from ..jobs import Registry
-from ..schema import check, load_sql
+from ..schema import load_sql
 from .clock import now
 from .cycles import CycleLoop, Deposed
 from .leases import LeaseEvents, LeaseThread
-from .link import BROKEN, Backoff, Link, connect
+from .link import Backoff, Link, check_schema
 from .metrics import ExecutorMetrics, gauge
 from .notify import Notifier
 from .periodic import PeriodicLoop
@@ -176,7 +176,7 @@ class Executor:
         Raises `SchemaError` at once if the database answers and its schema does not fit.
         """
         try:
-            await self._check_schema()
+            await check_schema(self.postgres, self._service)
         except PostgresUnavailable as error:
             log.warning("starting without Postgres: %s", error)
         self._leases.start()
@@ -278,7 +278,7 @@ class Executor:
         backoff = Backoff()
         while True:
             try:
-                await self._check_schema()
+                await check_schema(self.postgres, self._service)
                 sql = load_sql(__package__, "register", self.postgres.schema_name)
                 await self._links["control"].fetch(sql, self.id, socket.gethostname(), os.getpid())
                 break
@@ -293,17 +293,6 @@ class Executor:
             self._promoter.executor_id
         ) = self.reader.executor_id = self.id
         self._registered.set()
-
-    async def _check_schema(self) -> None:
-        connection = await connect(self.postgres)
-        try:
-            async with asyncio.timeout(self.postgres.call_seconds):
-                await check(connection, service=self._service, schema=self.postgres.schema_name)
-                await connection.close()
-        except BROKEN as error:
-            raise PostgresUnavailable(f"the schema could not be checked: {error!r}") from error
-        finally:
-            connection.terminate()
 
     # -- between the parts ------------------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import asyncpg
 
 from ..errors import PostgresUnavailable
+from ..schema import check
 from .settings import PostgresSettings
 
-__all__ = ["BROKEN", "Backoff", "Link", "connect"]
+__all__ = ["BROKEN", "Backoff", "Link", "check_schema", "connect"]
 
 # Nothing that a query's result depends on, only guards against plans and waits that must not happen. A sequential
 # scan is what a generic plan made on an empty table would choose; jit costs more than these statements take.
@@ -135,3 +136,19 @@ class Link:
 
 def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+async def check_schema(settings: PostgresSettings, service: str) -> None:
+    """`schema.check` over a connection of its own.
+
+    Raises `SchemaError` if the database answers and its schema does not fit, `PostgresUnavailable` if it does not.
+    """
+    connection = await connect(settings)
+    try:
+        async with asyncio.timeout(settings.call_seconds):
+            await check(connection, service=service, schema=settings.schema_name)
+            await connection.close()
+    except BROKEN as error:
+        raise PostgresUnavailable(f"the schema could not be checked: {error!r}") from error
+    finally:
+        connection.terminate()

@@ -275,7 +275,7 @@ async def test_what_was_read_from_another_timeline_deletes_nothing(
 
     monkeypatch.setattr(recorder.Recorder, "call", call)
     async with relaying(database, sidings_kafka):
-        await publish(database, etas, numbered(0, 20))
+        await publish(database, etas, numbered(0, 400))
         await emptied(database)
     assert answers[0] == 0  # void: the slots were acquired again, and the messages sent once more
-    assert_complete(await records(sidings_kafka, etas), 20)
+    assert_complete(await records(sidings_kafka, etas), 400)

@@ -10,8 +10,8 @@ import asyncpg
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from ...errors import PostgresUnavailable
-from ...executor import Backoff, ExecutorSettings, LeaseEvents, LeaseThread, Link, PostgresSettings, connect, now
-from ...schema import check, load_sql
+from ...executor import Backoff, ExecutorSettings, LeaseEvents, LeaseThread, Link, PostgresSettings, check_schema, now
+from ...schema import load_sql
 from ..settings import KafkaSettings
 from .backlog import Backlog, Slot
 from .lanes import LaneWorker
@@ -124,7 +124,7 @@ class Relay:
         Raises `SchemaError` at once if the database answers and its schema does not fit.
         """
         try:
-            await self._check_schema()
+            await check_schema(self._postgres, self._service)
         except PostgresUnavailable as error:
             log.warning("the relay starts without Postgres: %s", error)
         self._main = asyncio.create_task(self._run(), name="sidings relay")
@@ -193,7 +193,7 @@ class Relay:
         backoff = Backoff()
         while True:
             try:
-                await self._check_schema()
+                await check_schema(self._postgres, self._service)
                 break
             except PostgresUnavailable as error:
                 log.warning("the relay waits for Postgres: %s", error)
@@ -219,13 +219,6 @@ class Relay:
             raise
         finally:
             self._group = None
-
-    async def _check_schema(self) -> None:
-        connection = await connect(self._postgres)
-        try:
-            await check(connection, service=self._service, schema=self._postgres.schema_name)
-        finally:
-            await connection.close(timeout=1.0)
 
     # -- between the parts ------------------------------------------------------------------------------------------
 
