@@ -172,6 +172,8 @@ class Reader:
             )
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
             log.warning("superseded jobs could not be ended, trying again: %s: %s", type(error).__name__, error)
+            for lane, _ in lanes:
+                scheduler.read_anew(lane)
             return
         for row in rows:
             ref: int = row["ref"]

@@ -488,6 +488,17 @@ class Scheduler:
         self._check_hunger(lane)
         return head
 
+    def read_anew(self, lane: Lane) -> None:
+        """Whether jobs of a crowded lane have been ended is not known: none of those in memory may run."""
+        if lane.crowded is None:
+            return
+        lane.crowded = None
+        del self.crowded[lane]
+        if lane.queue:
+            self._compact(lane, lane.queue[0].position)
+            self._check_hunger(lane)
+        self._drop_if_empty(lane)
+
     def _may_be_followed(self, lane: Lane, head: Entry) -> bool:
         return lane.more or any(entry.type == head.type for entry in islice(lane.queue, 1, None))
 

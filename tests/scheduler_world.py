@@ -473,6 +473,7 @@ class World:
         """Superseded jobs are ended, while no read is under way."""
         if self.read_in_flight is not None:
             return
+        answered = self.random.random() < 0.8
         for lane in list(self.scheduler.crowded):
             alike = [
                 row
@@ -484,7 +485,10 @@ class World:
             older = [row for row in alike if row.id < newest]
             for row in older:
                 self._end(row)
-            self.scheduler.thinned(lane, newest, len(older), self.clock)
+            if answered:
+                self.scheduler.thinned(lane, newest, len(older), self.clock)
+            else:
+                self.scheduler.read_anew(lane)
 
     def send_read(self) -> None:
         if self.read_in_flight is None and any(not q.draining for q in self.scheduler.origins.values()):
