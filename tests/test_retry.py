@@ -245,7 +245,7 @@ def test_tenacitys_asynchronous_strategies_are_refused():
         Retry(retry=tenacity.asyncio.retry_if_exception(temporary))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{"wait": 5}, {"stop": 3}, {"retry": "always"}, {"on_exhausted": "block"}])
+@pytest.mark.parametrize("options", [{"wait": 5}, {"stop": 3}, {"retry": "always"}, {"on_exhausted": "explode"}])
 def test_a_policy_that_makes_no_sense_is_refused_when_it_is_declared(options: dict[str, Any]):
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         Retry(**options)
