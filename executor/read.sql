@@ -5,6 +5,7 @@
 -- $5 snapshot of the previous read (null at first), $6 ids open in it, $7 their marks, $8 mark of the ids from its xmax on,
 -- $9 origins, $10 groups, $11 after, $12 up to: the lanes to refill, $13 rows a refill,
 -- $14 lanes to leave out of the forward part, written origin || chr(31) || group; null: none
+-- $16 most late rows of an origin: one transaction may have stored a million jobs; the origin is read from 0 again then
 -- $15 executor: its fence and what is paused come in the same snapshot as the jobs, so no job is known before its pause
 --
 -- Plan: nested loops from unnest() into index scans on job_scan (forward, late) and job_group (refill), each with its
@@ -38,7 +39,7 @@ FROM late, unnest($1::text[], $2::bigint[]) WITH ORDINALITY o (origin, high, ref
      LATERAL (SELECT * FROM sidings.job j
               WHERE j.origin = o.origin AND j.position > late.mark AND j.position <= o.high
                 AND NOT pg_visible_in_snapshot(j.txid, $5::text::pg_snapshot)
-              ORDER BY j.position) j
+              ORDER BY j.position LIMIT $16) j
 WHERE late.mark IS NOT NULL
 UNION ALL
 SELECT 2, g.ref::int, j.id, j.type, j."group", j.position, j.attempt, j.failures, j.losses, j.priority, j.policy,

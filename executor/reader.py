@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
@@ -26,6 +27,7 @@ log = logging.getLogger("sidings.executor")
 _REFILLS = 500  # lanes a read refills
 _LEFT_OUT = 16  # lanes that the server leaves out of the forward part
 _IDLE_PAGE = 16
+_MOST_LATE = 2_000  # late rows of one origin in a read
 _LOOK_AHEAD = 500  # rows read forward at a poll while memory holds enough
 _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
 
@@ -76,6 +78,7 @@ class Reader:
         self._complete: str | None = None  # the snapshot as of which there is nothing left to read
         self._standing: tuple[str, int | None, Pauses] = "", None, NOTHING_PAUSED  # as the last read gave it
         self._marks = ReadMarks()
+        self._most_late = _MOST_LATE
         self._silent = silent
         self._sql = load_sql(__package__, "read", schema)
         self._supersede_sql = load_sql(__package__, "supersede", schema)
@@ -240,6 +243,7 @@ class Reader:
             plan.size,
             [f"{lane.origin.name}\x1f{lane.group}" for lane in plan.left_out] or None,
             self.executor_id,
+            self._most_late,
         )
 
     def _give_up(self, plan: _Plan) -> None:
@@ -275,6 +279,9 @@ class Reader:
             parts[row[0]].append(row)
         high_before = max((queue.high for queue, _ in plan.origins), default=0)
 
+        for ref, count in Counter(row[1] for row in parts[_LATE]).items():
+            if count >= self._most_late and (queue := self._live(plan, ref)) is not None:
+                scheduler.forget_waiting(queue)  # there may be more; a read from 0 finds them page by page, in order
         for row in parts[_LATE]:
             queue = self._live(plan, row[1])
             if queue is not None:

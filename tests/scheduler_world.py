@@ -129,7 +129,7 @@ class Database:
 
     def read(self, arguments: tuple[Any, ...], now: float) -> list[Record]:
         """`read.sql`."""
-        (origins, highs, pages, report, previous, xids, marks, unseen, *lanes, size, left_out, _) = arguments
+        (origins, highs, pages, report, previous, xids, marks, unseen, *lanes, size, left_out, _, most_late) = arguments
         snapshot = self.snapshot()
         candidates = [mark for xid, mark in zip(xids, marks, strict=True) if snapshot.shows(xid)]
         before = None if previous is None else Snapshot.parse(previous)
@@ -152,7 +152,7 @@ class Database:
         if late is not None and before is not None:
             for ref, (name, high) in enumerate(zip(origins, highs, strict=True), start=1):
                 missed = [r for r in by_origin[name] if late < r.position <= high and not before.shows(r.txid)]
-                answer += [row.delivered(1, ref) for row in missed]
+                answer += [row.delivered(1, ref) for row in missed[:most_late]]
         for ref, (name, group, after, upto) in enumerate(zip(*lanes, strict=True), start=1):
             rows = [row for row in by_origin[name] if row.group == group and after < (row.position or 0) <= upto]
             answer += [row.delivered(2, ref) for row in rows[:size]]
@@ -245,6 +245,7 @@ class Life:
     failing: float = 0.3
     latest: float = 0.0
     parallel: float = 0.0
+    most_late: int = 3  # rows of an origin in a read
 
 
 def life(changed: dict[str, int] | None = None, **options: Any) -> Life:
@@ -325,6 +326,7 @@ class World:
             on_new_server=_ignore,
             on_fence=lambda fence: self.cycles.fence_read(fence),
         )
+        self.reader._most_late = self.life.most_late
         self.cycles = CycleLoop(
             Standing(self),  # type: ignore[arg-type]
             self.scheduler,

@@ -18,7 +18,7 @@ from sidings.jobs import Job, OutcomeName, Registry, Retry
 from sidings.schema import load_sql
 from tenacity import wait_none
 
-from .support import Ledger, Ride, connected, drained, history, running, value
+from .support import Ledger, Ride, connected, drained, enqueue, history, running, value
 
 ORIGINS = ("t/0", "t/1", "t/2")
 ENTITIES = 12
@@ -138,7 +138,7 @@ async def test_no_commit_is_missed_or_run_twice_or_out_of_order(
 async def test_a_read_tells_the_first_transaction_id_that_has_not_been_handed_out(database: str):
     """And not xmax, which is the last *completed* one + 1: a transaction at work may have that id, and a position."""
     query = load_sql("sidings.executor", "read")
-    nothing: tuple[Any, ...] = ([], [], [], [], None, [], [], 0, [], [], [], [], 4, None, None)
+    nothing: tuple[Any, ...] = ([], [], [], [], None, [], [], 0, [], [], [], [], 4, None, None, 100)
     async with connected(database) as reader, connected(database) as one, connected(database) as other:
         await one.execute("BEGIN")
         await one.execute("SELECT pg_current_xact_id()")
@@ -194,3 +194,27 @@ async def test_no_commit_is_missed_while_origins_change_hands(database: str):
     assert ledger.overlaps == []
     first_starts = {group: list(dict.fromkeys(ids)) for group, ids in ledger.by_group().items()}
     assert first_starts == {group: ids for group, ids in writers.committed.items() if ids}
+
+
+async def test_a_transaction_of_many_jobs_that_commits_late_is_read_page_by_page(database: str):
+    """All at once they would not fit into memory, nor into the time of a call, were they a million."""
+    registry = Registry()
+    ledger = Ledger()
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        ledger.start(job)
+        ledger.end(job)
+
+    async with running(database, registry, ORIGINS[:1], poll_seconds=0.005) as executor, connected(database) as late:
+        async with late.transaction():
+            payloads = [Ride(transport=f"t{n % 50}", number=n) for n in range(6_000)]
+            ids = await ride.enqueue_many(late, payloads, origin=ORIGINS[0])
+            for _ in range(3):  # with positions behind theirs, committed and run before them
+                await enqueue(database, ride, [Ride(transport="other")], origin=ORIGINS[0])
+                await drained(database)
+        await drained(database)
+        assert executor.metrics.late_rows._value.get() < 2_000
+    assert ledger.overlaps == []
+    assert sorted(id for _, id in ledger.ended)[:6_000] == ids
+    assert all(runs == sorted(runs) for runs in ledger.by_group().values())
