@@ -27,6 +27,7 @@ log = logging.getLogger("sidings.executor")
 _REFILLS = 500  # lanes a read refills
 _LEFT_OUT = 16  # lanes that the server leaves out of the forward part
 _IDLE_PAGE = 16
+_MOST_SUPERSEDED, _FEWEST_SUPERSEDED = 20_000, 40  # jobs that a statement ends: of all lanes, of each
 _MOST_LATE = 2_000  # late rows of one origin in a read
 _LOOK_AHEAD = 500  # rows read forward at a poll while memory holds enough
 _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
@@ -172,6 +173,7 @@ class Reader:
                 [lane.group for lane, _ in lanes],
                 [kind for _, kind in lanes],
                 self._silent(),
+                max(_FEWEST_SUPERSEDED, _MOST_SUPERSEDED // len(lanes)),
             )
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
             log.warning("superseded jobs could not be ended, trying again: %s: %s", type(error).__name__, error)

@@ -1,10 +1,10 @@
--- Of the waiting jobs of one type in one group only the newest is left; the others end as superseded, however many they
--- are. It inherits the failures of those: else a steady stream of new jobs would never back off.
+-- Of the waiting jobs of one type in one group only the newest is left; the others end as superseded, so many at a time
+-- that the call ends in its time. It inherits the failures of those: else a steady stream of new jobs would never back off.
 --
 -- Called for lanes of which nothing runs, while no read is under way: what it deletes is in no answer that is still to come.
 -- The key-share lock on (origin, epoch) keeps a superseded owner out. Newest is the largest id: a job that commits late has
 -- a smaller id, and runs, if it has not been seen here. A row that somebody else has locked is left for another time.
--- $1 executor; of each lane: $2 origin, $3 epoch, $4 group, $5 type; $6 types that leave no history
+-- $1 executor; of each lane: $2 origin, $3 epoch, $4 group, $5 type; $6 types that leave no history, $7 most jobs of a lane
 -- Plan: job_group for each lane, then job_pkey.
 WITH mine AS MATERIALIZED (
     SELECT m.* FROM unnest($2::text[], $3::bigint[], $4::text[], $5::text[]) WITH ORDINALITY m (origin, epoch, "group", type, ref)
@@ -20,7 +20,7 @@ WITH mine AS MATERIALIZED (
          LATERAL (SELECT j.id FROM sidings.job j
                   WHERE j.origin = n.origin AND j."group" = n."group" AND j.position IS NOT NULL
                     AND j.type = n.type AND j.policy = 1 AND j.id < n.id
-                  FOR UPDATE SKIP LOCKED) o
+                  ORDER BY j.position LIMIT $7 FOR UPDATE SKIP LOCKED) o
 ), superseded AS (
     DELETE FROM sidings.job j USING older o WHERE j.id = o.id
     RETURNING j.*, o.ref, o.epoch

@@ -161,7 +161,7 @@ class _Drainer:
         await self._fetch(_EXECUTOR, "promote", self._id, names, epochs, _MOST_DUE, self._registry.silent())
         known = [job_type.name for job_type in self._registry]
         rows = await self._fetch(_HERE, "next", known, names)
-        if rows and rows[0]["policy"] == Policy.LATEST and await self._supersede(rows[0]):
+        while rows and rows[0]["policy"] == Policy.LATEST and await self._supersede(rows[0]):
             rows = await self._fetch(_HERE, "next", known, names)
         if not rows:
             return None
@@ -187,7 +187,7 @@ class _Drainer:
     async def _supersede(self, row: asyncpg.Record) -> bool:
         """End the waiting jobs that a newer one of their group and type has followed; whether there were any."""
         lane = [row["origin"]], [self._held[row["origin"]].epoch], [row["group"]], [row["type"]]
-        [thinned] = await self._fetch(_EXECUTOR, "supersede", self._id, *lane, self._registry.silent())
+        [thinned] = await self._fetch(_EXECUTOR, "supersede", self._id, *lane, self._registry.silent(), _MOST_DUE)
         return thinned["superseded"] > 0
 
     async def _acquire(self) -> None:

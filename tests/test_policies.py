@@ -69,6 +69,20 @@ async def test_of_the_waiting_jobs_of_a_latest_type_only_the_newest_runs(databas
     }
 
 
+async def test_more_jobs_than_one_statement_ends_are_superseded_by_several(database: str):
+    registry = Registry()
+    seen: list[int] = []
+
+    @registry.job(group="transport", policy="latest", history=False)
+    async def locate(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+
+    await enqueue(database, locate, [Ride(transport="a", number=n) for n in range(20_500)])
+    async with running(database, registry):
+        await drained(database)
+    assert seen == [20_499]
+
+
 async def test_a_latest_job_that_commits_late_is_not_lost_and_supersedes_nothing_newer(database: str):
     registry = Registry()
     seen: list[int] = []

@@ -248,7 +248,7 @@ async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
 
 async def test_superseded_jobs_are_found_in_their_groups(filled: str):
     lanes = (["t/1", "t/2"], [1, 1], ["g1", "g2"], ["x", "x"])
-    plans = await Plans.of(filled, "sidings.executor", "supersede", uuid4(), *lanes, [])
+    plans = await Plans.of(filled, "sidings.executor", "supersede", uuid4(), *lanes, [], 1_000)
     for used in plans.indexes().values():
         assert {"job_group", "job_pkey"} <= used <= {"job_group", "job_pkey", *BY_ORIGIN}, str(plans)
     plans.must_not_scan_a_table()
