@@ -13,7 +13,7 @@ from sidings.testing import NotDrained, advance, drain, enqueued
 from tenacity import stop_after_attempt, stop_after_delay, wait_fixed
 
 from .guide import run
-from .support import ORIGIN, SECONDS, Ride, connected, enqueue, fetch, history, jobs_left, running, value
+from .support import ORIGIN, SECONDS, Ride, connected, enqueue, fetch, history, jobs_left, outcomes, running, value
 
 
 def declare(handler: Any, **options: Any) -> tuple[Registry, Any]:
@@ -233,3 +233,22 @@ async def test_the_examples_of_the_guide_pass(database: str, heading: str):
     async with connected(database) as connection:
         fixtures = {"database": database, "connection": connection}
         await test(**{name: fixtures[name] for name in test.__code__.co_varnames[: test.__code__.co_argcount]})
+
+
+async def test_policies_and_batches_are_drained_as_an_executor_runs_them(database: str):
+    registry = Registry()
+
+    @registry.job(group="transport", policy="latest")
+    async def locate(job: Job[Ride]) -> None: ...
+
+    @registry.job(group="transport", policy="parallel")
+    async def notify(job: Job[Ride]) -> None: ...
+
+    @registry.job(batch=10)
+    async def post(jobs: list[Job[Ride]]) -> None: ...
+
+    for job_type in (locate, notify, post):
+        await enqueue(database, job_type, [Ride(transport="a", number=n) for n in range(3)])
+    attempts = [(attempt.type, attempt.payload.number) for attempt in await drain(database, registry)]
+    assert sorted(attempts) == [("locate", 2), *(("notify", n) for n in range(3)), *(("post", n) for n in range(3))]
+    assert sorted(await outcomes(database)) == ["succeeded"] * 7 + ["superseded"] * 2
