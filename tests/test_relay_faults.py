@@ -274,7 +274,7 @@ async def test_what_was_read_from_another_timeline_deletes_nothing(
         return answer
 
     monkeypatch.setattr(recorder.Recorder, "call", call)
-    async with relaying(database, sidings_kafka):
+    async with relaying(database, sidings_kafka, lease_seconds=1.0):
         await publish(database, etas, numbered(0, 400))
         await emptied(database)
     assert answers[0] == 0  # void: the slots were acquired again, and the messages sent once more
