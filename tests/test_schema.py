@@ -315,16 +315,26 @@ async def days(connection: asyncpg.Connection, first: int, last: int) -> list[st
     return [f"job_history_{row[0]}" for row in await connection.fetch(query, first, last)]
 
 
-async def test_partitions_of_the_history_are_made_ahead(database: str):
+@pytest.fixture
+async def undivided(database: str) -> str:
+    """A database whose history has no days yet, as one that has not been maintained for long."""
     async with connected(database) as connection:
+        for name in await names(connection):
+            if name != "job_history_default":
+                await connection.execute(f"DROP TABLE sidings.{name}")
+    return database
+
+
+async def test_partitions_of_the_history_are_made_ahead(undivided: str):
+    async with connected(undivided) as connection:
         assert await names(connection) == ["job_history_default"]
         for _ in range(2):
             await connection.execute("SELECT sidings.maintain(30)")
             assert await names(connection) == [*await days(connection, 0, 2), "job_history_default"]
 
 
-async def test_rows_that_fell_into_the_default_partition_move_to_their_day(database: str):
-    async with connected(database) as connection:
+async def test_rows_that_fell_into_the_default_partition_move_to_their_day(undivided: str):
+    async with connected(undivided) as connection:
         now = await connection.fetchval("SELECT now()")
         for n in range(5):
             await connection.execute(ATTEMPT, n, now)
@@ -348,8 +358,8 @@ async def an_old_partition(connection: asyncpg.Connection, days_ago: int) -> str
     return name
 
 
-async def test_retention_drops_whole_days_and_only_those_that_are_over(database: str):
-    async with connected(database) as connection:
+async def test_retention_drops_whole_days_and_only_those_that_are_over(undivided: str):
+    async with connected(undivided) as connection:
         kept, dropped = await an_old_partition(connection, 7), await an_old_partition(connection, 8)
         now = await connection.fetchval("SELECT now()")
         await connection.execute(ATTEMPT, 7, now - timedelta(days=7))
@@ -365,8 +375,8 @@ async def test_retention_drops_whole_days_and_only_those_that_are_over(database:
         assert ids == [6, 7]
 
 
-async def test_two_may_maintain_at_once(database: str):
-    async with connected(database) as one, connected(database) as other:
+async def test_two_may_maintain_at_once(undivided: str):
+    async with connected(undivided) as one, connected(undivided) as other:
         async with one.transaction():
             await one.execute("SELECT sidings.maintain(30)")
             async with asyncio.timeout(SECONDS):
@@ -377,8 +387,8 @@ async def test_two_may_maintain_at_once(database: str):
         assert len(await names(other)) == 4
 
 
-async def test_maintenance_that_fails_leaves_no_table_behind(database: str):
-    async with connected(database) as connection, connected(database) as reader, reader.transaction():
+async def test_maintenance_that_fails_leaves_no_table_behind(undivided: str):
+    async with connected(undivided) as connection, connected(undivided) as reader, reader.transaction():
         await reader.fetch("SELECT count(*) FROM sidings.job_history_default")  # attaching needs the default's lock
         before = await names(connection, TABLES)
         with pytest.raises(asyncpg.LockNotAvailableError):
@@ -386,15 +396,15 @@ async def test_maintenance_that_fails_leaves_no_table_behind(database: str):
         assert await names(connection, TABLES) == before
 
 
-async def test_partitions_are_made_while_outcomes_are_being_written(database: str):
+async def test_partitions_are_made_while_outcomes_are_being_written(undivided: str):
     """Until the day has a partition its rows go to the default one, and keep coming while it is made."""
-    async with connected(database) as connection, asyncio.TaskGroup() as group:
+    async with connected(undivided) as connection, asyncio.TaskGroup() as group:
         now = await connection.fetchval("SELECT now()")
         written = 0
 
         async def write() -> None:
             nonlocal written
-            async with connected(database) as writer:
+            async with connected(undivided) as writer:
                 while not over.is_set():
                     await writer.execute(ATTEMPT, 1, now)
                     written += 1
@@ -409,14 +419,14 @@ async def test_partitions_are_made_while_outcomes_are_being_written(database: st
             await eventually(lambda: written > seen + 50)
         finally:
             over.set()
-    async with connected(database) as connection:
+    async with connected(undivided) as connection:
         [today] = await days(connection, 0, 0)
         assert await connection.fetchval(f"SELECT count(*) FROM sidings.{today}") == written
         assert await connection.fetchval("SELECT count(*) FROM sidings.job_history_default") == 0
 
 
-async def test_a_long_query_over_the_history_delays_retention_but_not_the_partitions_ahead(database: str):
-    async with connected(database) as connection, connected(database) as analyst:
+async def test_a_long_query_over_the_history_delays_retention_but_not_the_partitions_ahead(undivided: str):
+    async with connected(undivided) as connection, connected(undivided) as analyst:
         old = await an_old_partition(connection, 9)
         async with analyst.transaction():
             await analyst.fetch(f"SELECT count(*) FROM sidings.{old}")

@@ -208,7 +208,7 @@ END $$;
 -- SD001: the origin has another owner or epoch. SD002: this attempt is over already.
 CREATE FUNCTION sidings.finish(me uuid, its_origin text, its_epoch bigint, its_id bigint, its_attempt integer,
                                started_ago float8, keep_history boolean) RETURNS void
-LANGUAGE plpgsql SET lock_timeout = '2s' SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 DECLARE
     ended sidings.job;
 BEGIN
@@ -278,3 +278,6 @@ BEGIN
     WHERE e.started_at < now() - interval '1 day'
       AND NOT EXISTS (SELECT FROM sidings.origin o WHERE o.owner = e.id);
 END $$;
+
+-- The first days, so that no row begins its life in the default partition.
+SELECT sidings.maintain(30);

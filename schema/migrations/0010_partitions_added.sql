@@ -51,9 +51,13 @@ LANGUAGE sql VOLATILE AS $$
     WHERE t.topic = $2
 $$;
 
--- As in 0007_policies.sql, but for its first statement: from SQL nobody knows in advance whether the topic has grown, so
--- each call looks.
-CREATE OR REPLACE FUNCTION sidings.enqueue(
+-- What 0004_enqueue.sql describes, and:
+--   origin      where the group has jobs already, if its topic has grown: from SQL nobody knows that in advance
+--   unique_key  until the job ends, no other job of its type with this key is stored: the id returned is then that one's
+--   policy      'serial', 'latest' (of the group's waiting jobs of this type only the newest runs) or 'parallel';
+--               it has to be that of the type's handler
+DROP FUNCTION sidings.enqueue(text, json, text, text, interval, timestamptz, integer, jsonb);
+CREATE FUNCTION sidings.enqueue(
     type       text,
     payload    json,
     origin     text,
