@@ -5,27 +5,28 @@ load, latency stays low when idle.
 """
 
 import asyncio
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
 from uuid import UUID
 
 import asyncpg
 
 from ..errors import PostgresUnavailable
-from ..jobs import Again, Committed, End, ErrorInfo, Hold, OutcomeName, Registry
+from ..jobs import Again, Committed, ErrorInfo, Hold, OutcomeName, Registry
 from ..schema import load_sql
+from .attempts import Finished
 from .clock import now
 from .link import Backoff, Link
 from .metrics import ExecutorMetrics
-from .scheduler import Entry, Scheduler
-from .workers import Finished, Workers
+from .queues import Entry
+from .recording import cycle_arguments, plain
+from .scheduler import Scheduler
+from .workers import Workers
 
-__all__ = ["Batch", "CycleLoop", "Deposed", "cycle_arguments"]
+__all__ = ["Batch", "CycleLoop", "Deposed"]
 
 log = logging.getLogger("sidings.executor")
 
@@ -388,12 +389,12 @@ class CycleLoop:
             return
         if not batch.finished:
             raise RuntimeError("a cycle without any outcome was refused") from error
-        plain = _plain(batch.finished[0])
-        if plain.outcome == batch.finished[0].outcome:
+        without_texts = plain(batch.finished[0])
+        if without_texts.outcome == batch.finished[0].outcome:
             self._defer(batch.finished, _REFUSED_RETRY_SECONDS)
             batch.finished = []
         else:
-            batch.finished = [plain]
+            batch.finished = [without_texts]
 
     def _defer(self, finished: list[Finished], seconds: float) -> None:
         for f in filter(lambda f: self._scheduler.holds(f.entry), finished):
@@ -428,87 +429,3 @@ class CycleLoop:
         for reached in batch.barriers:
             if not reached.done():
                 reached.set_result(None)
-
-
-def cycle_arguments(
-    executor_id: UUID | None,
-    number: int,
-    fence: int,
-    running: list[int],
-    finished: list[Finished],
-    silent: list[str],
-    sent: float,
-    timeline: str | None = None,
-) -> tuple[object, ...]:
-    """The arguments of ``cycle.sql``, which is about to be sent. running: ids that it names; silent: types without
-    history; timeline: of the server that all of it was read from. Times are seconds of the executor's clock."""
-    ids: list[int] = []
-    attempts: list[int] = []
-    epochs: list[int] = []
-    started: list[float] = []
-    ended: list[float] = []
-    other: list[dict[str, Any]] = []
-    for entry, outcome, start, finish in finished:
-        if isinstance(outcome, Committed):
-            continue
-        if outcome.name is OutcomeName.SUCCEEDED:
-            ids.append(entry.id)
-            attempts.append(entry.attempt)
-            epochs.append(entry.origin.epoch)
-            started.append(sent - start)
-            ended.append(sent - finish)
-        else:
-            other.append(_record(entry, outcome, sent - start, sent - finish, sent))
-    one_epoch = epochs[0] if epochs and epochs.count(epochs[0]) == len(epochs) else None
-    return (executor_id, number, fence, _array(running), _array(ids),
-            "{}" if attempts.count(1) == len(attempts) else _array(attempts),
-            "{}" if one_epoch is not None else _array(epochs), started, ended,
-            json.dumps(other), silent, one_epoch, timeline)  # fmt: skip
-
-
-def _array(numbers: list[int]) -> str:
-    """As Postgres writes an array."""
-    return "{" + str(numbers)[1:-1] + "}"
-
-
-def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished: float, sent: float) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "id": entry.id,
-        "attempt": entry.attempt,
-        "epoch": entry.origin.epoch,
-        "outcome": outcome.name.value,
-        "started": started,
-        "finished": finished,
-        "due": None if entry.due is None else sent - entry.due,
-    }
-    if outcome.error is not None:
-        record["error_class"] = outcome.error.error_class
-        record["error_message"] = outcome.error.message
-        record["error_fingerprint"] = outcome.error.fingerprint
-    match outcome:
-        case End():
-            record["action"] = "end"
-        case Again():
-            record["action"] = "again"
-            record["delay"] = outcome.delay
-            record["failed"] = 1 if outcome.name is OutcomeName.RETRIED else 0
-        case Hold():
-            record["action"] = "block" if outcome.blocks else "hold"
-            record["reason"] = outcome.reason
-            record["failed"] = 1
-    return record
-
-
-def _plain(f: Finished) -> Finished:
-    """The same outcome with an error text that can give no offence."""
-    error = ErrorInfo("unrecordable", "the error's text could not be stored", "unrecordable")
-    match f.outcome:
-        case End(name):
-            outcome = End(name, None if name is OutcomeName.SUCCEEDED else error)
-        case Again(name, delay):
-            outcome = Again(name, delay, error)
-        case Committed():
-            outcome = f.outcome
-        case Hold(blocks=blocks):
-            outcome = Hold("its reason could not be stored", error, blocks=blocks)
-    return f._replace(outcome=outcome)

@@ -23,9 +23,10 @@ from .metrics import ExecutorMetrics, gauge
 from .notify import Notifier
 from .periodic import PeriodicLoop
 from .promoter import Promoter
+from .queues import OriginQueue
 from .reader import Reader
 from .reconcile import Reconciler
-from .scheduler import OriginQueue, Scheduler
+from .scheduler import Scheduler
 from .settings import ExecutorSettings, PostgresSettings
 from .transactional import Transactional
 from .upkeep import Upkeep

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..jobs import Outcome, OutcomeName
-from .scheduler import Entry
+from .queues import Entry
 
 __all__ = ["ExecutorMetrics", "Gauges"]
 

@@ -20,7 +20,8 @@ from ..jobs import JobType, Periodic, Registry, Tick
 from ..schema import load_sql
 from .clock import now
 from .link import Backoff, Link
-from .scheduler import OriginQueue, Scheduler
+from .queues import OriginQueue
+from .scheduler import Scheduler
 
 __all__ = ["PeriodicLoop"]
 

@@ -18,7 +18,8 @@ from .glance import GLANCE_FROM, Glance
 from .link import Backoff, Link
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
-from .scheduler import NOTHING_PAUSED, Entry, Lane, OriginQueue, Pauses, Scheduler
+from .queues import NOTHING_PAUSED, Entry, Lane, OriginQueue, Pauses
+from .scheduler import Scheduler
 
 __all__ = ["Reader"]
 

@@ -20,8 +20,9 @@ from .cycles import CycleLoop
 from .leases import LeaseThread
 from .link import Backoff, Link
 from .metrics import ExecutorMetrics
+from .queues import OriginQueue
 from .reader import Reader
-from .scheduler import OriginQueue, Scheduler
+from .scheduler import Scheduler
 from .settings import ExecutorSettings
 from .workers import CancelReason, Workers
 

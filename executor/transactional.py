@@ -14,7 +14,7 @@ from ..jobs import Again, Committed, ErrorInfo, Job, JobType, Outcome, OutcomeNa
 from ..jobs.middleware import Call, Middleware, call_through
 from .clock import now
 from .link import BROKEN, connect
-from .scheduler import Entry
+from .queues import Entry
 from .settings import PostgresSettings
 
 __all__ = ["Transactional"]

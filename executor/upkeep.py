@@ -10,7 +10,8 @@ from ..errors import PostgresUnavailable
 from ..schema import load_sql
 from .link import Link
 from .metrics import ExecutorMetrics
-from .scheduler import OriginQueue, Scheduler
+from .queues import OriginQueue
+from .scheduler import Scheduler
 from .settings import ExecutorSettings
 
 __all__ = ["Upkeep"]

@@ -6,41 +6,35 @@ them into `finished`, from where the next cycle collects it.
 
 import asyncio
 import inspect
-import json
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-from ..errors import Fenced
 from ..jobs import (
     SUCCEEDED,
     Again,
     Committed,
-    Discard,
-    End,
     ErrorInfo,
-    Hold,
     Job,
-    JobId,
     JobType,
     Outcome,
     OutcomeName,
     Registry,
-    Snooze,
     current_origin,
 )
 from ..jobs.context import current_work
 from ..jobs.middleware import Call, call_through
+from .attempts import Finished, call_in_thread, failed, invalid, job_of, judged, raised, results
 from .clock import now
-from .scheduler import Entry, OriginQueue
+from .queues import Entry, OriginQueue
 from .transactional import Transactional
 
-__all__ = ["CancelReason", "Finished", "Worker", "Workers"]
+__all__ = ["CancelReason", "Worker", "Workers"]
 
 log = logging.getLogger("sidings.executor")
 
@@ -56,15 +50,6 @@ class CancelReason(Enum):
     STOPPING = "its executor gives the origin up"  # runs again elsewhere, no failure
     FENCED = "another executor has the origin"  # nothing: the attempt is not ours any more
     ENDED = "somebody has ended the job"  # nothing: it is recorded already
-
-
-class Finished(NamedTuple):
-    """An attempt that is over. Times are seconds of the executor's clock."""
-
-    entry: Entry
-    outcome: Outcome
-    started: float
-    finished: float
 
 
 class Worker:
@@ -314,9 +299,9 @@ class Workers:
     async def _run(self, worker: Worker, job_type: JobType[Any], entry: Entry, started: float) -> Outcome | None:
         """One attempt, from the stored payload to an outcome. Only cancellation comes out as an exception."""
         try:
-            job = _job(job_type, entry)
+            job = job_of(job_type, entry)
         except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
-            return _invalid(entry, error)
+            return invalid(entry, error)
         current_work.set(job)
         try:
             if job_type.transactional:
@@ -330,8 +315,8 @@ class Workers:
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
-            return _raised(job_type, entry, error, started)
-        return _judged(job_type, entry, result, started) if job_type.retry.judges_results else SUCCEEDED
+            return raised(job_type, entry, error, started)
+        return judged(job_type, entry, result, started) if job_type.retry.judges_results else SUCCEEDED
 
     async def _run_batch(
         self, worker: Worker, job_type: JobType[Any], entries: list[Entry], started: float
@@ -341,9 +326,9 @@ class Workers:
         jobs: dict[Entry, Job[Any]] = {}
         for entry in entries:
             try:
-                jobs[entry] = _job(job_type, entry)
+                jobs[entry] = job_of(job_type, entry)
             except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
-                outcomes[entry] = _invalid(entry, error)
+                outcomes[entry] = invalid(entry, error)
         argument = list(jobs.values())
         current_work.set(argument)
         try:
@@ -358,12 +343,12 @@ class Workers:
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
-            outcomes |= {entry: _raised(job_type, entry, error, started) for entry in jobs}
+            outcomes |= {entry: raised(job_type, entry, error, started) for entry in jobs}
         else:
-            results = _results(result, len(jobs))
-            for entry, each in zip(jobs, results, strict=True):
-                raised = isinstance(each, BaseException)
-                outcomes[entry] = _raised(job_type, entry, each, started) if raised else SUCCEEDED
+            for entry, each in zip(jobs, results(result, len(jobs)), strict=True):
+                outcomes[entry] = SUCCEEDED
+                if isinstance(each, BaseException):
+                    outcomes[entry] = raised(job_type, entry, each, started)
         return [outcomes[entry] for entry in entries]
 
     async def _handle_inside(
@@ -387,7 +372,7 @@ class Workers:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="sidings-job")
         context, handler = copy_context(), cast(Callable[[Any], object], job_type.handler)
-        worker.call = self._threads.submit(context.run, _call, handler, argument)
+        worker.call = self._threads.submit(context.run, call_in_thread, handler, argument)
         call = asyncio.wrap_future(worker.call)
         while not call.done():
             try:
@@ -405,7 +390,7 @@ class Workers:
         match worker.reason:
             case CancelReason.TIMEOUT:
                 error = TimeoutError(f"the handler ran longer than {job_type.timeout} s")
-                return _failed(job_type, entry, error, started)
+                return failed(job_type, entry, error, started)
             case CancelReason.STOPPING:
                 info = ErrorInfo.from_text("Interrupted", "the executor gave the origin up; the job runs again")
                 return Again(OutcomeName.SNOOZED, 0.0, info)
@@ -414,7 +399,7 @@ class Workers:
             case CancelReason.ENDED:
                 return Committed(OutcomeName.CANCELLED)
             case None:
-                return _failed(job_type, entry, RuntimeError("the handler raised CancelledError"), started)
+                return failed(job_type, entry, RuntimeError("the handler raised CancelledError"), started)
 
     async def _sweep(self) -> None:
         """Enforce timeouts for all workers with one timer."""
@@ -425,92 +410,3 @@ class Workers:
                 if worker.stop_at is not None and time >= worker.stop_at:
                     worker.stop_at = None
                     worker.cancel(CancelReason.TIMEOUT)
-
-
-def _job(job_type: JobType[Any], entry: Entry) -> Job[Any]:
-    return Job(
-        job_type.load(entry.payload),
-        JobId(entry.id),
-        entry.type,
-        entry.origin.name,
-        entry.group,
-        entry.attempt,
-        entry.failures,
-        entry.priority,
-        entry.enqueued,
-        json.loads(entry.headers) if entry.headers else {},
-        entry.origin.fence,
-    )
-
-
-def _call(handler: Callable[[Any], object], argument: Any) -> object:
-    try:
-        return handler(argument)
-    except (StopIteration, SystemExit) as error:  # no future can carry the one; the other ends nothing in a thread
-        raise RuntimeError(f"the handler raised {error!r}") from error
-
-
-def _invalid(entry: Entry, error: Exception) -> Outcome:
-    log.error("job %s %s: its payload does not validate, held: %s", entry.id, entry.type, error)
-    return Hold("the payload does not validate", ErrorInfo.of(error))
-
-
-def _raised(job_type: JobType[Any], entry: Entry, error: BaseException, started: float) -> Outcome | None:
-    """What a handler's exception means for one job."""
-    match error:
-        case Fenced():
-            return None
-        case Discard():
-            return End(OutcomeName.DISCARDED, ErrorInfo.of(error))
-        case Snooze():
-            return Again(OutcomeName.SNOOZED, error.seconds, ErrorInfo.of(error))
-        case Exception():
-            return _failed(job_type, entry, error, started)
-        case _:
-            info = ErrorInfo.of(error)
-            return _failed(
-                job_type, entry, RuntimeError(f"the handler raised {info.error_class}: {info.message}"), started
-            )
-
-
-def _results(result: object, count: int) -> Sequence[object]:
-    """What a handler of a list says of each of its jobs: nothing, or an exception."""
-    if result is None:
-        return [None] * count
-    if isinstance(result, list | tuple) and len(cast(Sequence[object], result)) == count:
-        return cast(Sequence[object], result)
-    what = f"it returned {type(cast(object, result)).__name__}"
-    error = TypeError(f"the handler of a batch returns None, or for each of its {count} jobs None or an error; {what}")
-    return [error] * count
-
-
-def _failed(job_type: JobType[Any], entry: Entry, error: Exception, started: float) -> Outcome:
-    try:
-        outcome = job_type.retry.decide(error, failures=entry.failures, elapsed=_elapsed(entry, started))
-    except Exception as broken:  # noqa: BLE001 - a user's own strategy
-        return _undecided(entry, broken)
-    what = f"again in {outcome.delay:.1f} s" if isinstance(outcome, Again) else outcome.name.value
-    log.warning(
-        "job %s %s %s: attempt %s failed, %s: %r", entry.id, entry.type, entry.group, entry.attempt, what, error
-    )
-    return outcome
-
-
-def _judged(job_type: JobType[Any], entry: Entry, result: object, started: float) -> Outcome:
-    """The policy asks for the result as well."""
-    try:
-        rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry, started))
-    except Exception as broken:  # noqa: BLE001 - a user's own strategy
-        return _undecided(entry, broken)
-    return SUCCEEDED if rejected is None else rejected
-
-
-def _undecided(entry: Entry, broken: Exception) -> Outcome:
-    """The retry policy itself has failed: the job must not be lost over it."""
-    log.error("job type %s: its retry policy failed; retrying in 60 s", entry.type, exc_info=broken)
-    return Again(OutcomeName.RETRIED, 60.0, ErrorInfo.of(broken))
-
-
-def _elapsed(entry: Entry, started: float) -> float:
-    """Seconds since the first attempt that failed began; that may be the one that has just failed."""
-    return now() - (started if entry.first_started is None else entry.first_started)

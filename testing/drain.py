@@ -12,11 +12,12 @@ import asyncpg
 
 from ..errors import SidingsError
 from ..executor import PostgresSettings, connect
+from ..executor.attempts import Finished
 from ..executor.clock import now
-from ..executor.cycles import cycle_arguments
-from ..executor.scheduler import Entry, OriginQueue
+from ..executor.queues import Entry, OriginQueue
+from ..executor.recording import cycle_arguments
 from ..executor.transactional import Transactional
-from ..executor.workers import Finished, Workers
+from ..executor.workers import Workers
 from ..jobs import Again, ErrorInfo, OutcomeName, Policy, Registry
 from ..schema import load_sql
 from .look import advance, seconds_of

@@ -15,11 +15,12 @@ from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from sidings.executor import cycles, reader
+from sidings.executor.attempts import Finished
 from sidings.executor.cycles import Batch, CycleLoop
 from sidings.executor.metrics import ExecutorMetrics
+from sidings.executor.queues import Entry, OriginQueue
 from sidings.executor.reader import Reader
-from sidings.executor.scheduler import Entry, OriginQueue, Scheduler
-from sidings.executor.workers import Finished
+from sidings.executor.scheduler import Scheduler
 from sidings.jobs import SUCCEEDED, Again, Committed, End, Hold, Outcome, OutcomeName, Policy, Registry
 
 COLUMNS = (

@@ -19,11 +19,12 @@ import asyncpg
 import pytest
 from sidings.devstack.databases import create_database, drop_database
 from sidings.executor import PostgresSettings, connect
+from sidings.executor.attempts import Finished
 from sidings.executor.cycles import Batch, CycleLoop
 from sidings.executor.metrics import ExecutorMetrics
+from sidings.executor.queues import Entry
 from sidings.executor.reader import Reader
-from sidings.executor.scheduler import Entry, Scheduler
-from sidings.executor.workers import Finished
+from sidings.executor.scheduler import Scheduler
 from sidings.jobs import SUCCEEDED, Again, ErrorInfo, Hold, OutcomeName, Registry
 from sidings.schema import load_sql, migrations
 

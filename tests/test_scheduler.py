@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from sidings.executor.scheduler import Entry, OriginQueue, Scheduler
+from sidings.executor.queues import Entry, OriginQueue
+from sidings.executor.scheduler import Scheduler
 
 UNKNOWN_SECONDS = 60.0
 

@@ -1,0 +1,114 @@
+"""What an attempt begins with and what becomes of it: the job that its handler receives, and the outcome of what the
+handler has returned or raised. Pure but for the log."""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+from ..errors import Fenced
+from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobId, JobType, Outcome, OutcomeName, Snooze
+from .clock import now
+from .queues import Entry
+
+__all__ = ["Finished", "call_in_thread", "failed", "invalid", "job_of", "judged", "raised", "results"]
+
+log = logging.getLogger("sidings.executor")
+
+
+class Finished(NamedTuple):
+    """An attempt that is over. Times are seconds of the executor's clock."""
+
+    entry: Entry
+    outcome: Outcome
+    started: float
+    finished: float
+
+
+def job_of(job_type: JobType[Any], entry: Entry) -> Job[Any]:
+    return Job(
+        job_type.load(entry.payload),
+        JobId(entry.id),
+        entry.type,
+        entry.origin.name,
+        entry.group,
+        entry.attempt,
+        entry.failures,
+        entry.priority,
+        entry.enqueued,
+        json.loads(entry.headers) if entry.headers else {},
+        entry.origin.fence,
+    )
+
+
+def call_in_thread(handler: Callable[[Any], object], argument: Any) -> object:
+    try:
+        return handler(argument)
+    except (StopIteration, SystemExit) as error:  # no future can carry the one; the other ends nothing in a thread
+        raise RuntimeError(f"the handler raised {error!r}") from error
+
+
+def invalid(entry: Entry, error: Exception) -> Outcome:
+    log.error("job %s %s: its payload does not validate, held: %s", entry.id, entry.type, error)
+    return Hold("the payload does not validate", ErrorInfo.of(error))
+
+
+def raised(job_type: JobType[Any], entry: Entry, error: BaseException, started: float) -> Outcome | None:
+    """What a handler's exception means for one job."""
+    match error:
+        case Fenced():
+            return None
+        case Discard():
+            return End(OutcomeName.DISCARDED, ErrorInfo.of(error))
+        case Snooze():
+            return Again(OutcomeName.SNOOZED, error.seconds, ErrorInfo.of(error))
+        case Exception():
+            return failed(job_type, entry, error, started)
+        case _:
+            info = ErrorInfo.of(error)
+            return failed(
+                job_type, entry, RuntimeError(f"the handler raised {info.error_class}: {info.message}"), started
+            )
+
+
+def results(result: object, count: int) -> Sequence[object]:
+    """What a handler of a list says of each of its jobs: nothing, or an exception."""
+    if result is None:
+        return [None] * count
+    if isinstance(result, list | tuple) and len(cast(Sequence[object], result)) == count:
+        return cast(Sequence[object], result)
+    what = f"it returned {type(cast(object, result)).__name__}"
+    error = TypeError(f"the handler of a batch returns None, or for each of its {count} jobs None or an error; {what}")
+    return [error] * count
+
+
+def failed(job_type: JobType[Any], entry: Entry, error: Exception, started: float) -> Outcome:
+    try:
+        outcome = job_type.retry.decide(error, failures=entry.failures, elapsed=_elapsed(entry, started))
+    except Exception as broken:  # noqa: BLE001 - a user's own strategy
+        return _undecided(entry, broken)
+    what = f"again in {outcome.delay:.1f} s" if isinstance(outcome, Again) else outcome.name.value
+    log.warning(
+        "job %s %s %s: attempt %s failed, %s: %r", entry.id, entry.type, entry.group, entry.attempt, what, error
+    )
+    return outcome
+
+
+def judged(job_type: JobType[Any], entry: Entry, result: object, started: float) -> Outcome:
+    """The policy asks for the result as well."""
+    try:
+        rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry, started))
+    except Exception as broken:  # noqa: BLE001 - a user's own strategy
+        return _undecided(entry, broken)
+    return SUCCEEDED if rejected is None else rejected
+
+
+def _undecided(entry: Entry, broken: Exception) -> Outcome:
+    """The retry policy itself has failed: the job must not be lost over it."""
+    log.error("job type %s: its retry policy failed; retrying in 60 s", entry.type, exc_info=broken)
+    return Again(OutcomeName.RETRIED, 60.0, ErrorInfo.of(broken))
+
+
+def _elapsed(entry: Entry, started: float) -> float:
+    """Seconds since the first attempt that failed began; that may be the one that has just failed."""
+    return now() - (started if entry.first_started is None else entry.first_started)

@@ -1,0 +1,95 @@
+"""Outcomes as the arguments of ``cycle.sql``."""
+
+import json
+from typing import Any
+from uuid import UUID
+
+from ..jobs import Again, Committed, End, ErrorInfo, Hold, OutcomeName
+from .attempts import Finished
+from .queues import Entry
+
+__all__ = ["cycle_arguments", "plain"]
+
+
+def cycle_arguments(
+    executor_id: UUID | None,
+    number: int,
+    fence: int,
+    running: list[int],
+    finished: list[Finished],
+    silent: list[str],
+    sent: float,
+    timeline: str | None = None,
+) -> tuple[object, ...]:
+    """The arguments of ``cycle.sql``, which is about to be sent. running: ids that it names; silent: types without
+    history; timeline: of the server that all of it was read from. Times are seconds of the executor's clock."""
+    ids: list[int] = []
+    attempts: list[int] = []
+    epochs: list[int] = []
+    started: list[float] = []
+    ended: list[float] = []
+    other: list[dict[str, Any]] = []
+    for entry, outcome, start, finish in finished:
+        if isinstance(outcome, Committed):
+            continue
+        if outcome.name is OutcomeName.SUCCEEDED:
+            ids.append(entry.id)
+            attempts.append(entry.attempt)
+            epochs.append(entry.origin.epoch)
+            started.append(sent - start)
+            ended.append(sent - finish)
+        else:
+            other.append(_record(entry, outcome, sent - start, sent - finish, sent))
+    one_epoch = epochs[0] if epochs and epochs.count(epochs[0]) == len(epochs) else None
+    return (executor_id, number, fence, _array(running), _array(ids),
+            "{}" if attempts.count(1) == len(attempts) else _array(attempts),
+            "{}" if one_epoch is not None else _array(epochs), started, ended,
+            json.dumps(other), silent, one_epoch, timeline)  # fmt: skip
+
+
+def _array(numbers: list[int]) -> str:
+    """As Postgres writes an array."""
+    return "{" + str(numbers)[1:-1] + "}"
+
+
+def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished: float, sent: float) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "id": entry.id,
+        "attempt": entry.attempt,
+        "epoch": entry.origin.epoch,
+        "outcome": outcome.name.value,
+        "started": started,
+        "finished": finished,
+        "due": None if entry.due is None else sent - entry.due,
+    }
+    if outcome.error is not None:
+        record["error_class"] = outcome.error.error_class
+        record["error_message"] = outcome.error.message
+        record["error_fingerprint"] = outcome.error.fingerprint
+    match outcome:
+        case End():
+            record["action"] = "end"
+        case Again():
+            record["action"] = "again"
+            record["delay"] = outcome.delay
+            record["failed"] = 1 if outcome.name is OutcomeName.RETRIED else 0
+        case Hold():
+            record["action"] = "block" if outcome.blocks else "hold"
+            record["reason"] = outcome.reason
+            record["failed"] = 1
+    return record
+
+
+def plain(f: Finished) -> Finished:
+    """The same outcome with an error text that can give no offence."""
+    error = ErrorInfo("unrecordable", "the error's text could not be stored", "unrecordable")
+    match f.outcome:
+        case End(name):
+            outcome = End(name, None if name is OutcomeName.SUCCEEDED else error)
+        case Again(name, delay):
+            outcome = Again(name, delay, error)
+        case Committed():
+            outcome = f.outcome
+        case Hold(blocks=blocks):
+            outcome = Hold("its reason could not be stored", error, blocks=blocks)
+    return f._replace(outcome=outcome)
