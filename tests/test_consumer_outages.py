@@ -314,6 +314,11 @@ async def grown(dsn: str, size: int) -> bool:
     return len(await numbers(dsn)) >= size
 
 
+def postgres_failures(service: Any) -> float:
+    """How often the consumer has found Postgres away."""
+    return sample(service, "sidings_consumer_errors_total", server="postgres")
+
+
 async def test_effects_happen_once_while_postgres_is_killed_and_paused(own_postgres, topic, sidings_kafka):
     postgres = own_postgres()
     await migrate(postgres.dsn, service="test")
@@ -331,10 +336,10 @@ async def test_effects_happen_once_while_postgres_is_killed_and_paused(own_postg
         ]:
             before = len(await numbers(postgres.dsn))
             await eventually(lambda before=before: grown(postgres.dsn, before + 100))
+            failures = postgres_failures(service)
             await asyncio.to_thread(disturb)
-            await asyncio.sleep(0.5)
+            await eventually(lambda failures=failures: postgres_failures(service) > failures, "it notices the outage")
             await asyncio.to_thread(restore)
-        await eventually(lambda: sample(service, "sidings_consumer_errors_total", server="postgres") >= 1)
         before = len(await numbers(postgres.dsn))
         await eventually(lambda: grown(postgres.dsn, before + 100))
         await eventually(lambda: service.problems() == [], service.problems)
@@ -348,6 +353,12 @@ async def test_effects_happen_once_while_postgres_is_killed_and_paused(own_postg
     expected = [(p, n) for index, (p, n) in enumerate(sent) if index // 2 < stored[p]]
     assert sorted(tuple(row) for row in rows) == sorted(expected)  # each once, none missing up to what is stored
     assert await value(postgres.dsn, "SELECT count(*) FROM sidings.job") == 0  # an outage is no message's fault
+
+
+def silence(service: Any) -> float:
+    """For how many seconds Kafka has said nothing about any partition."""
+    vitals = service._consumer.vitals
+    return min((vitals._silence(partition) for partition in vitals._consumed()), default=0.0)
 
 
 async def test_it_works_over_tls_and_sasl_and_survives_the_broker(effects, own_kafka):
@@ -375,7 +386,7 @@ async def test_it_works_over_tls_and_sasl_and_survives_the_broker(effects, own_k
         await eventually(offset_reaches(effects, "positions", 10))
         held = dict(service.executor.held)
         await asyncio.to_thread(kafka.kill)
-        await asyncio.sleep(0.5)
+        await eventually(lambda: silence(service) > secured["session_seconds"], "Kafka's silence outlasts the session")
         assert service.executor.held == held  # nothing is revoked because Kafka is away
         await asyncio.to_thread(kafka.start)
         await produce(kafka.bootstrap, "positions", range(10, 20))

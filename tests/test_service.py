@@ -307,32 +307,38 @@ async def test_a_stop_lets_running_handlers_and_the_current_batch_end(database, 
 async def test_signals_stop_gracefully_and_then_firmly(database, topic, sidings_kafka):
     name = await topic()
     service = a_service(database, sidings_kafka, executor={"shutdown_seconds": 600.0})
-    begun, consumed = asyncio.Event(), asyncio.Event()
+    begun = asyncio.Event()
+    meeting = asyncio.Barrier(3)  # of both handlers and the test: it takes place only while both still run
+
+    async def meet_for_ever() -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            await meeting.wait()
 
     @service.job()
     async def endless(job: Job[Ride]) -> None:
         begun.set()
-        await asyncio.Event().wait()
+        await meet_for_ever()
 
     @service.consumer(name, timeout=None)
     async def handle(message: Message[Number], tx: Transaction) -> None:
         if message.value.n == 0:
             await endless.enqueue(tx, Ride())
             return
-        consumed.set()
-        await asyncio.Event().wait()
+        await meet_for_ever()
 
     await produce(sidings_kafka, name, [0])
     running = asyncio.create_task(service.run())
     await asyncio.wait_for(begun.wait(), SECONDS)
     await produce(sidings_kafka, name, [1])
-    await asyncio.wait_for(consumed.wait(), SECONDS)
+    await asyncio.wait_for(meeting.wait(), SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
     await eventually(service._consumer._stopping.is_set)
-    await asyncio.sleep(0.2)
+    for _ in range(5):
+        await asyncio.wait_for(meeting.wait(), SECONDS)
     assert not running.done()
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, SECONDS)
     assert await value(database, "SELECT next_offset FROM sidings.consumer_offset") == 1  # undone, and not lost
     assert await value(database, "SELECT count(*) FROM sidings.job") == 1
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -400,8 +406,8 @@ async def test_a_foreign_schema_that_appears_after_the_start_ends_the_service(ow
     await asyncio.to_thread(postgres.stop)
     service = a_service(postgres.dsn, assignment=HERE)
     running = asyncio.create_task(service.run())
-    await asyncio.sleep(0.2)
-    assert not running.done()
+    await eventually(lambda: running.done() or service._stack is not None)
+    assert not running.done()  # it has started without Postgres
     await asyncio.to_thread(postgres.start)
     with pytest.raises(ForeignSchema):
         await asyncio.wait_for(running, SECONDS)
@@ -438,17 +444,18 @@ async def test_health_answers_and_turns_bad_while_the_event_loop_hangs(database)
         host, port = service.http_address
         answers: list[tuple[int, str]] = []
 
-        def ask() -> None:
-            time.sleep(0.7)  # inside of the second that the loop hangs
-            try:
-                urllib.request.urlopen(f"http://{host}:{port}/health", timeout=5)
-            except urllib.error.HTTPError as error:
-                answers.append((error.code, error.read().decode()))
+        def ask_until_it_is_bad() -> None:
+            deadline = time.monotonic() + SECONDS
+            while not answers and time.monotonic() < deadline:
+                try:
+                    urllib.request.urlopen(f"http://{host}:{port}/health", timeout=5).close()
+                    time.sleep(0.02)
+                except urllib.error.HTTPError as error:
+                    answers.append((error.code, error.read().decode()))
 
-        asking = threading.Thread(target=ask)
+        asking = threading.Thread(target=ask_until_it_is_bad)
         asking.start()
-        time.sleep(1.5)  # noqa: ASYNC251 - this is the hanging event loop
-        await asyncio.to_thread(asking.join)
+        asking.join()  # this is the hanging event loop
         ((status, body),) = answers
         assert status == 503
         assert "the event loop has not answered" in json.loads(body)["problems"][0]
