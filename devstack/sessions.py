@@ -1,5 +1,6 @@
 """A directory for the servers of one test session, and the removal of what killed sessions left behind."""
 
+import fcntl
 import logging
 import os
 import secrets
@@ -21,24 +22,35 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def session_directory() -> Generator[Path]:
-    """A new directory under the devstack's home, deleted at the end."""
+    """A new directory under the devstack's home, deleted at the end. Sessions may begin and end at the same time, as
+    the workers of one test run do."""
     sessions = home() / "sessions"
     sessions.mkdir(parents=True, exist_ok=True)
-    _sweep(sessions)
-    directory = sessions / f"{os.getpid()}-{secrets.token_hex(3)}"
-    directory.mkdir()
-    (directory / OWNER).write_text(f"{os.getpid()} {birth(os.getpid())}")
+    with _alone(sessions):
+        _sweep(sessions)
+        directory = sessions / f"{os.getpid()}-{secrets.token_hex(3)}"
+        directory.mkdir()
+        (directory / OWNER).write_text(f"{os.getpid()} {birth(os.getpid())}")
     try:
         yield directory
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        with _alone(sessions):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _alone(sessions: Path) -> Generator[None]:
+    # Else two would remove the same leftovers, or one would look into a directory that another is deleting.
+    with sessions.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _sweep(sessions: Path) -> None:
     """A session that was killed could not stop its servers: kill them now, and delete their data."""
     for directory in sessions.iterdir():
         if not (directory / OWNER).exists():
-            continue  # just being made
+            continue  # its session was killed before it started a server
         pid, noted = (directory / OWNER).read_text().split(" ", 1)
         if birth(int(pid)) == noted:
             continue

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -329,6 +330,33 @@ def test_the_servers_of_a_killed_test_session_are_removed_by_the_next_one(
     with session_directory() as directory:
         assert gone(left)
         assert list(directory.parent.iterdir()) == [directory]
+
+
+def test_sessions_that_begin_at_the_same_time_remove_what_is_left_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SIDINGS_DEVSTACK_HOME", str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait(SECONDS)
+    for number in range(200):
+        left = tmp_path / "sessions" / f"left-{number}"
+        left.mkdir(parents=True)
+        (left / "owner").write_text(f"{dead.pid} long ago")
+    together = threading.Barrier(4)
+
+    def session(_: int) -> list[str]:
+        together.wait(SECONDS)
+        with session_directory() as mine:
+            together.wait(SECONDS)
+            seen = sorted(path.name for path in mine.parent.iterdir())
+            together.wait(SECONDS)
+            return seen
+
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(session, range(4), timeout=2 * SECONDS)
+    assert len(first) == 4
+    assert others == [first] * 3
+    assert list((tmp_path / "sessions").iterdir()) == []
 
 
 # -- Kafka
