@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
+from sidings.devstack.locations import free_port
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry, Retry
 from tenacity import wait_fixed
@@ -40,9 +40,7 @@ def bouncer(database: str, tmp_path: Path) -> Iterator[str]:
     """DSN of the test's database through a PgBouncer with two server connections in transaction mode."""
     binary = find_pgbouncer()
     server = urlsplit(database)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     name = server.path.lstrip("/")
     tmp_path.chmod(0o755)
     config = tmp_path / "pgbouncer.ini"
