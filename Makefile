@@ -9,6 +9,9 @@ LOCKS := requirements/build.lock requirements/dev.lock
 # What pip says is shown only when it fails.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 LOG := $(VENV)/setup.log
+# Tests mostly wait, so two run at once, each worker with servers of its own. 0: one after the other, in one process;
+# so too where the environment names servers, which the workers would share.
+WORKERS ?= $(if $(SIDINGS_POSTGRES)$(SIDINGS_KAFKA),0,2)
 SHOW_LOG := (tail -n 40 $(LOG); exit 1)
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-options \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
@@ -24,8 +27,8 @@ setup: $(READY) $(KAFKA_READY) ## virtual environment, locked dependencies, Kafk
 demo: setup ## the acceptance demo: three instances, kills, takeovers; about a minute
 	$(BIN)/python -m examples.transports
 
-test: setup ## all tests but the long ones, on a real Postgres and a real Kafka
-	$(BIN)/python -m pytest -q -m "not chaos" tests
+test: setup ## all tests but the long ones, on a real Postgres and a real Kafka; WORKERS=0: one after the other
+	$(BIN)/python -m pytest -q -m "not chaos" -n $(WORKERS) --dist loadfile tests
 
 chaos: setup ## the long tests, which kill servers and processes again and again
 	$(BIN)/python -m pytest -q -m chaos tests
