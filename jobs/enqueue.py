@@ -14,6 +14,7 @@ from .transaction import current_origin
 __all__ = ["UNSET", "Unset", "When", "many_jobs", "one_job", "when"]
 
 _MAX_NAME_BYTES = 1_000  # an index entry must fit (2,704 bytes): origin and group stand in one
+_SEPARATOR = "\x1f"  # stands in no name
 
 
 class Unset:
@@ -92,26 +93,29 @@ def many_jobs(
     type_name: str,
     home: str | None,
     origin: str | None,
-    groups: Sequence[str | None],
-    payloads: Sequence[str],
+    groups: Sequence[str] | None,
+    payloads: Sequence[bytes],
     policy: int,
     when: When,
     priority: int,
     headers: Mapping[str, str] | None,
     has_grown: Callable[[str], bool],
 ) -> Statement:
-    """The statement that inserts many jobs of one type, in order; see `JobType.enqueue_many`. Raises `EnqueueError`."""
+    """The statement that inserts many jobs of one type, in order; see `JobType.enqueue_many`. Raises `EnqueueError`.
+
+    groups: one for each payload, none of them empty; or None for all. payloads: the JSON of each.
+    """
     at_home = home is not None and origin is None
     chosen = "" if at_home or not payloads else _origin(type_name, origin)
     arguments = (
         type_name,
-        [home if at_home else chosen] * len(payloads),
-        [_short("group", group) for group in groups],
+        home if at_home else chosen,
+        None if groups is None else _joined(groups),
         _priority(priority),
         when.run_at,
         when.delay_seconds,
         _headers(headers),
-        payloads,
+        (b"[" + b",".join(payloads) + b"]").decode(),
         policy,
     )
     where = _where(at_home, chosen, has_grown)
@@ -148,10 +152,25 @@ def _short(field: str, text: str | None) -> str | None:
     if text is not None:
         if len(text) * 4 > _MAX_NAME_BYTES and len(text.encode()) > _MAX_NAME_BYTES:
             raise EnqueueError(f"{field} is longer than {_MAX_NAME_BYTES} bytes ({text[:40]!r}...): use a shorter name")
-        if "\0" in text or "\x1f" in text:
+        if "\0" in text or _SEPARATOR in text:
             raise EnqueueError(f"{field}={text!r} holds a control character that cannot be stored: remove it")
         if not _encodable(text):
             raise EnqueueError(f"{field}={text!r} holds half a character (a lone surrogate): correct its decoding")
+    return text
+
+
+def _joined(groups: Sequence[str]) -> str:
+    """The groups as one text, checked as one: only what does not pass is looked at one by one, for the error's sake."""
+    text = _SEPARATOR.join(groups)
+    longest = max(map(len, groups), default=0)
+    if (
+        longest * 4 > _MAX_NAME_BYTES
+        or text.count(_SEPARATOR) != len(groups) - 1
+        or "\0" in text
+        or not _encodable(text)
+    ):
+        for group in groups:
+            _short("group", group)
     return text
 
 

@@ -73,7 +73,9 @@ class JobType(Generic[P]):
         self._registry = registry
         self._group = group
         self._adapter: TypeAdapter[P] = TypeAdapter(payload)
-        self._to_json = self._adapter.serializer.to_json  # as `dump_json`, in half the time
+        # As `validate_python` and `dump_json`, in less than half the time.
+        self._validate = self._adapter.validator.validate_python
+        self._to_json = self._adapter.serializer.to_json
         self._check_group(payload)
         if home is not None and (group is None or not home):
             raise ConfigurationError(
@@ -205,7 +207,7 @@ class JobType(Generic[P]):
             self.home,
             origin,
             self.group_of(checked) if isinstance(group, Unset) else self.checked_group(group),
-            text,
+            text.decode(),
             self.policy,
             _enqueue.when(delay, run_at),
             priority,
@@ -224,12 +226,13 @@ class JobType(Generic[P]):
         headers: Mapping[str, str] | None,
     ) -> Statement:
         items = [self._prepared(payload) for payload in payloads]
+        groups = [self.group_of(checked) for checked, _ in items] if self.grouped else None
         return _enqueue.many_jobs(
             self._registry.schema,
             self.name,
             self.home,
             origin,
-            [self.group_of(checked) for checked, _ in items],
+            cast(list[str] | None, groups),  # a type with groups has refused a payload without
             [text for _, text in items],
             self.policy,
             _enqueue.when(delay, run_at),
@@ -250,7 +253,7 @@ class JobType(Generic[P]):
 
     def dump(self, payload: P) -> str:
         """Serialise `payload` to JSON. Raises `InvalidPayload`."""
-        return self._prepared(payload)[1]
+        return self._prepared(payload)[1].decode()
 
     def load(self, text: str | None) -> P:
         """Parse a stored payload. Raises pydantic's `ValidationError`."""
@@ -269,11 +272,11 @@ class JobType(Generic[P]):
             value = getattr(payload, self._group, None)
         return self.checked_group(None if value is None else str(value))
 
-    def _prepared(self, payload: P) -> tuple[P, str]:
+    def _prepared(self, payload: P) -> tuple[P, bytes]:
         """The payload as its model makes it, which also decides its group, and as JSON that `load` can read back."""
         try:
-            checked = self._adapter.validate_python(payload, by_name=True, by_alias=True)
-            return checked, self._to_json(checked, round_trip=True, by_alias=False).decode()
+            checked = self._validate(payload, by_name=True, by_alias=True)
+            return checked, self._to_json(checked, round_trip=True, by_alias=False)
         except (ValidationError, ValueError, TypeError) as error:
             raise InvalidPayload(f"the payload of {self.name!r} does not fit {self._adapter}: {error}") from error
 

@@ -138,6 +138,40 @@ async def test_enqueue_many_keeps_the_order_of_the_payloads(database: str):
     assert [row["group"] for row in rows] == [f"t{n % 7}" for n in range(500)]
 
 
+async def test_enqueue_many_takes_each_payload_as_it_is_when_it_is_yielded(database: str):
+    def reused():
+        payload: dict[str, Any] = {}
+        for number in range(3):
+            payload.update(transport=f"t{number}", number=number)
+            yield payload
+
+    async with connected(database) as connection, connection.transaction():
+        await declare(payload=dict[str, Any]).enqueue_many(connection, reused(), origin=ORIGIN)
+    rows = await fetch(database, ROWS)
+    assert [json.loads(row["payload"])["number"] for row in rows] == [0, 1, 2]
+
+
+async def test_enqueue_many_stores_what_enqueue_stores(database: str):
+    """To the letter: also what JSON escapes, what is no object, and groups that have to be told apart."""
+
+    async def anything(job: Job[Any]) -> None: ...
+
+    payloads: list[Any] = ["a\0b", "\x1f", ",", "][", {"a": [1.0, None, {"ä\n": "\U0001f682"}]}, [], None, 0, "null"]
+    groups = ["a", "NULL", "null", "{}", ",", "ä", '"', "\\", " "]
+    grouped = Registry().job(payload=Any, group=lambda payload: groups[payloads.index(payload)])(anything)
+    alone = Registry().job(payload=Any)(anything)
+    async with connected(database) as connection, connection.transaction():
+        for declared in (grouped, alone):
+            for payload in payloads:
+                await declared.enqueue(connection, payload, origin=ORIGIN)
+            await declared.enqueue_many(connection, payloads, origin=ORIGIN)
+    rows = [(row["group"], row["payload"]) for row in await fetch(database, ROWS)]
+    count = len(payloads)
+    assert rows[:count] == rows[count : 2 * count]
+    assert [group for group, _ in rows[:count]] == groups
+    assert rows[2 * count : 3 * count] == rows[3 * count :] == [(None, text) for _, text in rows[:count]]
+
+
 async def test_enqueue_many_without_payloads_does_nothing(database: str):
     async with connected(database) as connection, connection.transaction():
         assert await declare().enqueue_many(connection, [], origin=ORIGIN) == []
