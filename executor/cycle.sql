@@ -4,6 +4,8 @@
 -- `fence`, so a stale cycle is void as a whole; the cycle number makes a repetition after a lost connection safe. Joining
 -- origin.epoch instead does not fence (docs/decisions/0002-fence.md). It also tests the timeline: after a failover that
 -- has lost commits, ids, attempts and cycle numbers are handed out a second time (docs/decisions/0017-failover.md).
+-- The row is locked by its id alone and compared afterwards: a cycle that is sent while the one before it is at work waits
+-- for it then. Compared at once, the row would be passed over, for in this statement's snapshot it has the older number.
 -- Lock order: executor, then jobs by primary key. Never origin: acquire locks origin before executor.
 -- Plan: index scans on executor_pkey and job_pkey, driven by unnest(); never a scan of job.
 --
@@ -14,10 +16,13 @@
 -- $13 the timeline that all this was read from (null: nothing was)
 -- Whole numbers come as the text of an array: asyncpg takes twice as long to encode the array itself, Postgres does not.
 -- Times go as ages, so that only the server's clock stands in the history.
-WITH me AS (
-    UPDATE sidings.executor SET running = $4::text::bigint[], cycle = $2
-    WHERE id = $1 AND cycle = $2 - 1 AND fence = $3 AND ($13::text IS NULL OR sidings.timeline() = $13)
-    RETURNING id
+WITH mine AS MATERIALIZED (
+    SELECT e.id, e.cycle, e.fence FROM sidings.executor e WHERE e.id = $1 FOR NO KEY UPDATE
+), me AS (
+    UPDATE sidings.executor e SET running = $4::text::bigint[], cycle = $2
+    FROM mine
+    WHERE e.id = mine.id AND mine.cycle = $2 - 1 AND mine.fence = $3 AND ($13::text IS NULL OR sidings.timeline() = $13)
+    RETURNING e.id
 ), succeeded AS (
     DELETE FROM sidings.job j
     USING me, unnest($5::text::bigint[], $6::text::int[], $7::text::bigint[], $8::float8[], $9::float8[])

@@ -1,15 +1,19 @@
 """The cycle loop: one statement after the other, each recording what has finished and naming what runs next.
 
 The next cycle starts when the last one has returned and gathers all that has happened meanwhile: batches grow under
-load, latency stays low when idle.
+load, latency stays low when idle. Where a good deal has finished before the answer is there, a second cycle follows the
+first on another connection; the server lets it wait for the first, so neither side stands idle while the other works.
+Their answers count in the order of their numbers. As soon as one is void, refused or missing, nothing new is sent until
+it is known what has become of both (docs/decisions/0018-two-cycles.md).
 """
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -26,11 +30,12 @@ from .recording import cycle_arguments, plain
 from .scheduler import Scheduler
 from .workers import Workers
 
-__all__ = ["Batch", "CycleLoop", "Deposed"]
+__all__ = ["Batch", "CycleLoop", "Deposed", "Flight", "merged"]
 
 log = logging.getLogger("sidings.executor")
 
 _MAX_AHEAD = 900  # jobs named beyond the free workers; `running` has to stay within a page
+_ENOUGH = 200  # outcomes that are worth a second cycle while the first is under way
 _LOCKED_RETRY_SECONDS = 1.0
 _REFUSED_RETRY_SECONDS = 30.0
 _LOOK_AGAIN_SECONDS = 0.5
@@ -50,9 +55,30 @@ class Batch:
     timeline: str | None = None
 
 
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A cycle that has been sent, until its answer has been dealt with. contents: what has been sent of it so far, also
+    where `batch` has become less since."""
+
+    batch: Batch
+    number: int
+    sent: float
+    answer: asyncio.Task[asyncpg.Record | None]
+    contents: list[tuple[list[Finished], list[Entry]]]
+
+    def applied(self) -> bool:
+        """Whether the server has said that it is committed."""
+        return self.answer.exception() is None and _applied(self.answer.result())
+
+    def unknown(self) -> bool:
+        """Whether it may yet be committed, or be so already, although there is no answer."""
+        return isinstance(self.answer.exception(), PostgresUnavailable)
+
+
 class CycleLoop:
     """Owns the executor's row: its `cycle` number, its `fence`, and the set of jobs that it names.
 
+    links: one for each cycle that may be in flight at once.
     on_fenced: called with the origins that turned out to be another's, before the rest of the cycle is repeated.
     on_replaced: the server has been replaced by another one, which may have lost commits; forget all that was read.
     on_changed: a person has changed or paused jobs: the reader should read them anew.
@@ -61,7 +87,7 @@ class CycleLoop:
 
     def __init__(
         self,
-        link: Link,
+        links: Sequence[Link],
         scheduler: Scheduler,
         workers: Workers,
         registry: Registry,
@@ -77,9 +103,9 @@ class CycleLoop:
     ) -> None:
         self.executor_id: UUID | None = None
         self.paused = False  # choose nothing new: the executor is stopping
-        self.under_way: set[str] = set()  # origins of the cycle whose fate is not known yet
         self.last_answer = now()
-        self._link = link
+        self._links = links
+        self._link = links[0]
         self._scheduler = scheduler
         self._workers = workers
         self._metrics = metrics
@@ -92,23 +118,25 @@ class CycleLoop:
         self._on_hungry = on_hungry
         self._sql = load_sql(__package__, "cycle", schema)
         self._standing_sql = load_sql(__package__, "standing", schema)
+        self._disown_sql = load_sql(__package__, "disown", schema)
         self._locked_sql = load_sql(__package__, "locked", schema)
         self._cycle = 0
         self._fence = 0
         self._look = False  # the fence has grown: see why
         self._ahead = 0.0
-        self._uncounted: list[Finished] = []
+        self._uncounted: list[list[Finished]] = []
         self._named: dict[int, Entry] = {}
         self._deferred: list[tuple[float, Finished]] = []  # outcomes to record later than their cycle
         self._barriers: list[asyncio.Future[None]] = []
         self._signal = asyncio.Event()
-        self._busy_since: float | None = None
+        self._flights: deque[Flight] = deque()
 
     def begin(self, executor_id: UUID) -> None:
         """Start with a fresh row."""
         self.executor_id, self._cycle, self._fence, self._look = executor_id, 0, 0, False
         self._named.clear()
         self._deferred.clear()
+        self._flights.clear()
 
     def signal(self) -> None:
         """Something has finished or become ready."""
@@ -121,8 +149,14 @@ class CycleLoop:
             self._signal.set()
 
     def busy_seconds(self) -> float:
-        """How long the cycle that is under way has been waiting for its answer; 0 when none is."""
-        return 0.0 if self._busy_since is None else now() - self._busy_since
+        """How long the oldest cycle that is under way has been waiting for its end; 0 when none is."""
+        return now() - self._flights[0].sent if self._flights else 0.0
+
+    def under_way(self) -> set[str]:
+        """Origins of the cycles whose fate is not known yet."""
+        contents = [content for flight in self._flights for content in flight.contents]
+        ending = {f.entry.origin.name for finished, _ in contents for f in finished}
+        return ending | {entry.origin.name for _, chosen in contents for entry in chosen}
 
     async def barrier(self) -> None:
         """Return when a cycle that started after this call has been acknowledged."""
@@ -133,38 +167,45 @@ class CycleLoop:
 
     async def run(self) -> None:
         """Cycle for ever. Raises `Deposed` when the executor's row is gone."""
-        while True:
-            if not self._signal.is_set():
-                await self._wait()
-            self._signal.clear()
-            if self._deferred:
-                await self._recall()
-            if self._look:
-                await self._look_up()
-            batch = self._gather()
-            if batch is None:
-                self._count()
-                continue
-            self._busy_since = now()
-            self.under_way = {f.entry.origin.name for f in batch.finished} | {e.origin.name for e in batch.chosen}
-            try:
-                await self._commit(batch)
-            finally:
-                self._busy_since = None
-                self.under_way = set()
-            self.last_answer = now()
-            if batch.finished or batch.chosen:
-                self._signal.set()
-                if not self._workers.finished:
-                    await asyncio.sleep(0)  # let the workers that were just given jobs run before the next gathering
+        try:
+            while True:
+                if not self._signal.is_set():
+                    await self._wait()
+                self._signal.clear()
+                if self._flights and self._flights[0].answer.done():
+                    await self._land()
+                if not self._flights:
+                    if self._deferred:
+                        await self._recall()
+                    if self._look:
+                        await self._look_up()
+                if self._may_send():
+                    batch = self._gather()
+                    if batch is None:
+                        self._count()
+                    else:
+                        self._send(batch)
+        finally:
+            for flight in self._flights:
+                flight.answer.cancel()
+            await asyncio.gather(*(flight.answer for flight in self._flights), return_exceptions=True)
+
+    def _may_send(self) -> bool:
+        """The second of two cycles has to be worth it; and what has to wait for a quiet moment must get one."""
+        if not self._flights:
+            return True
+        if len(self._flights) == len(self._links) or self._look or self._deferred or self._barriers:
+            return False
+        return len(self._workers.finished) >= _ENOUGH
 
     def _count(self) -> None:
-        self._metrics.record(self._uncounted)
-        self._uncounted = []
+        for finished in self._uncounted:
+            self._metrics.record(finished)
+        self._uncounted.clear()
 
     async def _wait(self) -> None:
         due = self._scheduler.next_due()
-        if due is None:
+        if due is None or self._flights:
             await self._signal.wait()
             return
         try:
@@ -185,8 +226,10 @@ class CycleLoop:
         scheduler.wake_due(time)
         chosen: list[Entry] = []
         if not self.paused:
-            self._ahead = min(_MAX_AHEAD, max(2.0 * len(finished), self._ahead * 0.9 - 1))
-            limit = workers.capacity() + int(self._ahead)
+            flying = [flight.batch for flight in self._flights]
+            recent = len(finished) + sum(len(batch.finished) for batch in flying)
+            self._ahead = min(_MAX_AHEAD, max(2.0 * recent, self._ahead * 0.9 - 1))
+            limit = workers.capacity() + int(self._ahead) - sum(len(batch.chosen) for batch in flying)
             if limit > 0 and scheduler.runnable():
                 chosen = self._without_poison(scheduler.choose(limit, time), finished)
                 if workers.batch_sizes:
@@ -244,22 +287,81 @@ class CycleLoop:
 
     # -- sending it -----------------------------------------------------------------------------------------------
 
-    async def _commit(self, batch: Batch) -> None:
-        """Send the batch until it is known to be committed, then act on it."""
-        number = self._cycle + 1
-        backoff = Backoff()
+    def _send(self, batch: Batch) -> None:
+        number, sent = self._cycle + 1 + len(self._flights), now()
+        answer = asyncio.create_task(self._ask(batch, number, sent), name="sidings cycle")
+        answer.add_done_callback(lambda _: self._signal.set())
+        self._flights.append(Flight(batch, number, sent, answer, [(batch.finished, batch.chosen)]))
         asyncio.get_running_loop().call_soon(self._count)  # while the statement is under way
+
+    def _ask(self, batch: Batch, number: int, sent: float) -> Coroutine[Any, Any, asyncpg.Record | None]:
+        link = self._links[number % len(self._links)]
+        return link.fetchrow(self._sql, *self._arguments(batch, number, sent))
+
+    async def _land(self) -> None:
+        """Deal with the answer of the oldest cycle."""
+        flight = self._flights[0]
+        if flight.applied():
+            self._landed(flight)
+        elif len(self._flights) == 1:
+            flight.number = await self._commit(flight.batch, flight.number, flight.answer)
+            self._landed(flight)
+        else:
+            await self._settle()
+        self._signal.set()
+        if not self._flights and not self._workers.finished:
+            await asyncio.sleep(0)  # let the workers that were just given jobs run before the next gathering
+
+    async def _settle(self) -> None:
+        """The first of two cycles in flight has gone wrong: find out what has become of both, then record in one cycle
+        what has not been recorded. The second one needs the first; if it is committed, both are."""
+        flights = list(self._flights)
+        await asyncio.wait([flight.answer for flight in flights])
+        if not flights[-1].applied() and any(flight.unknown() for flight in flights):
+            reached, timeline = await self._disown([flight.batch for flight in flights])
+        elif flights[-1].applied():
+            reached, timeline = flights[-1].number, flights[-1].batch.timeline
+        else:
+            reached, timeline = self._cycle, None
+        while flights and flights[0].number <= reached and flights[0].batch.timeline in (None, timeline):
+            self._landed(flights.pop(0))
+        if flights:
+            first = flights[0]
+            first.batch = merged([flight.batch for flight in flights])
+            first.contents = [content for flight in flights for content in flight.contents]
+            self._flights = deque([first])
+            number, sent = self._cycle + 1, now()
+            first.number = await self._commit(first.batch, number, self._ask(first.batch, number, sent))
+            self._landed(first)
+
+    def _landed(self, flight: Flight) -> None:
+        """It is committed, and so are all before it."""
+        self._flights.remove(flight)
+        self._cycle = flight.number
+        self.last_answer = now()
+        self._metrics.cycle_seconds.observe(self.last_answer - flight.sent)
+        if flight.applied():
+            self._count_unmatched(flight.batch, flight.answer.result())
+        self._acknowledged(flight.batch)
+
+    def _count_unmatched(self, batch: Batch, row: asyncpg.Record | None) -> None:
+        if row is not None:
+            recorded = sum(not isinstance(f.outcome, Committed) for f in batch.finished)
+            self._metrics.unmatched.inc(recorded - row["succeeded"] - row["other"])
+
+    async def _commit(self, batch: Batch, number: int, answer: Awaitable[asyncpg.Record | None]) -> int:
+        """Send the batch again until it is known to be committed; `answer` is that of the first sending. Returns its
+        number then. It is the only cycle under way."""
+        backoff = Backoff()
         while True:
-            sent = now()
             try:
-                row = await self._link.fetchrow(self._sql, *self._arguments(batch, number, sent))
-                if row is not None and row["applied"] == 1:
-                    recorded = sum(not isinstance(f.outcome, Committed) for f in batch.finished)
-                    self._metrics.unmatched.inc(recorded - row["succeeded"] - row["other"])
-                    break
+                row = await answer
+                if _applied(row):
+                    self._count_unmatched(batch, row)
+                    return number
                 following = await self._resolve(batch, number)
                 if following is None:
-                    break
+                    return number
                 number = following
             except PostgresUnavailable as error:
                 # Whether it has committed is unknown. The same number goes out again: only one of the two can apply.
@@ -273,15 +375,29 @@ class CycleLoop:
                 self._metrics.database_errors.inc()
                 log.error("cycle %s failed: %s: %s", number, type(error).__name__, error)
                 await backoff.sleep()
-        self._cycle = number
-        self._metrics.cycle_seconds.observe(now() - sent)
-        self._acknowledged(batch)
+            answer = self._ask(batch, number, now())
+
+    async def _disown(self, batches: list[Batch]) -> tuple[int, str]:
+        """Bump our own fence: no cycle that was sent before can apply from then on, wherever it is. Returns what
+        `_standing` does."""
+        backoff = Backoff()
+        while True:
+            try:
+                row = await self._link.fetchrow(self._disown_sql, self.executor_id)
+                if row is None:
+                    raise Deposed
+                if row["fence"] == self._fence + 1:  # else somebody else has bumped it as well, and all is read anew
+                    self._fence = row["fence"]
+                return await self._standing(batches)
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                log.warning("what has become of two cycles is unknown, asking again: %s", error)
+                await backoff.sleep()
 
     async def _look_up(self) -> None:
         """The fence has grown while no cycle was under way."""
         self._look = False  # what a read tells meanwhile is to be looked up again
         try:
-            await self._standing(Batch([], []))
+            await self._standing([])
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
             log.warning("why the fence has grown could not be looked up, trying again: %s", error)
             self._look = True
@@ -292,15 +408,14 @@ class CycleLoop:
 
         Returns None if an earlier sending of this batch has committed, else the number to send the rest of it with.
         """
-        cycle, timeline = await self._standing(batch)
-        batch.chosen = [e for e in batch.chosen if self._scheduler.holds(e) and e in e.origin.running]
+        cycle, timeline = await self._standing([batch])
         if cycle == number and batch.timeline in (None, timeline):
             return None
         batch.finished = [f for f in batch.finished if self._scheduler.holds(f.entry)]
         batch.timeline = self._scheduler.timeline
         return cycle + 1  # not always `number`: a database restored from a backup may have gone back
 
-    async def _standing(self, batch: Batch) -> tuple[int, str]:
+    async def _standing(self, batches: list[Batch]) -> tuple[int, str]:
         """See what has happened: a failover, takeovers, and persons who have changed, ended or paused jobs.
 
         When the fence is another one, nothing that waits in memory can be relied on: what has not started is put back,
@@ -319,25 +434,29 @@ class CycleLoop:
         if lost:
             self._metrics.fenced.inc(len(lost))
             self._on_fenced(lost)
-        self._end_gone(row["gone"], batch)
+        self._end_gone(row["gone"], batches)
         if row["fence"] != self._fence:
             self._fence = row["fence"]
             expired, self._workers.expired = self._workers.expired, []
-            self._put_back([*self._workers.unclaim(), *expired, *batch.chosen], now())
+            chosen = [entry for batch in batches for entry in batch.chosen]
+            self._put_back([*self._workers.unclaim(), *expired, *chosen], now())
             self._scheduler.forget_waiting(*self._scheduler.origins.values())
             self._on_changed()
+        for batch in batches:
+            batch.chosen = [e for e in batch.chosen if self._scheduler.holds(e) and e in e.origin.running]
         return row["cycle"], row["timeline"]
 
-    def _end_gone(self, gone: list[int], batch: Batch) -> None:
+    def _end_gone(self, gone: list[int], batches: list[Batch]) -> None:
         """Jobs that somebody else has ended: stop those that run, and record nothing of the others."""
         if not gone:
             return
         ids = set(gone)
         over = Committed(OutcomeName.CANCELLED)
-        batch.finished = [
-            f._replace(outcome=over) if f.entry.id in ids and not isinstance(f.outcome, Committed) else f
-            for f in batch.finished
-        ]
+        for batch in batches:
+            batch.finished = [
+                f._replace(outcome=over) if f.entry.id in ids and not isinstance(f.outcome, Committed) else f
+                for f in batch.finished
+            ]
         self._workers.cancel_jobs(ids)
 
     def _arguments(self, batch: Batch, number: int, sent: float) -> tuple[object, ...]:
@@ -406,7 +525,7 @@ class CycleLoop:
 
     def _acknowledged(self, batch: Batch) -> None:
         scheduler, time = self._scheduler, now()
-        self._uncounted = batch.finished
+        self._uncounted.append(batch.finished)
         for entry, outcome, _, _ in batch.finished:
             if isinstance(outcome, Again):
                 due = time + outcome.delay
@@ -429,3 +548,17 @@ class CycleLoop:
         for reached in batch.barriers:
             if not reached.done():
                 reached.set_result(None)
+
+
+def _applied(row: asyncpg.Record | None) -> bool:
+    return row is not None and row["applied"] == 1
+
+
+def merged(batches: list[Batch]) -> Batch:
+    """One batch of several, none of which has been committed."""
+    return Batch(
+        [f for batch in batches for f in batch.finished],
+        [entry for batch in batches for entry in batch.chosen],
+        [reached for batch in batches for reached in batch.barriers],
+        batches[-1].timeline,
+    )

@@ -64,13 +64,13 @@ class Executor:
         schema = postgres.schema_name
         self._links = {
             name: Link(postgres, count)
-            for name in ("cycle", "read", "control", "promote", "upkeep", "notify", "periodic")
+            for name in ("cycle", "second cycle", "read", "control", "promote", "upkeep", "notify", "periodic")
         }
         self.scheduler = Scheduler(lambda name: registry.get(name) is not None)
         self._transactional = Transactional(postgres, lambda name: self._fenced([name]), self.committed)
         self.workers = Workers(registry, self.settings.concurrency, self._transactional, self._worked)
         self.cycles = CycleLoop(
-            self._links["cycle"],
+            [self._links["cycle"], self._links["second cycle"]],
             self.scheduler,
             self.workers,
             registry,

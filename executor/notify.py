@@ -7,6 +7,7 @@ most once every few milliseconds per process, and only for origins that this pro
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from typing import NoReturn
 
 import asyncpg
 
@@ -25,7 +26,8 @@ _CHECK_SECONDS = 15.0
 
 
 class Notifier:
-    """Sends and receives. What it misses, polling finds: it is a matter of latency only."""
+    """Sends and receives, over one connection: so this process is not woken on a second one by what it sends itself.
+    What it misses, polling finds: it is a matter of latency only. link: sends while nothing listens."""
 
     def __init__(
         self, postgres: PostgresSettings, link: Link, scheduler: Scheduler, *, on_notified: Callable[[], None]
@@ -37,6 +39,8 @@ class Notifier:
         self._channel = f"{postgres.schema_name}_committed"
         self._pending: set[str] = set()
         self._some = asyncio.Event()
+        self._listening: asyncpg.Connection | None = None
+        self._turn = asyncio.Lock()  # one statement at a time on the connection that listens
 
     def announce(self, origins: Collection[str]) -> None:
         """Jobs of these origins have been committed."""
@@ -46,7 +50,7 @@ class Notifier:
             self._some.set()
 
     async def send(self) -> None:
-        """Send for ever."""
+        """Send for ever: at once after a pause, and what comes within a few milliseconds as one."""
         while True:
             await self._some.wait()
             self._some.clear()
@@ -55,34 +59,68 @@ class Notifier:
             if len(payload.encode()) > _MAX_PAYLOAD_BYTES:
                 payload = ""  # to all
             try:
-                await self._link.fetch("SELECT pg_notify($1, $2)", self._channel, payload)
-            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                await self._notify(payload)
+            except (PostgresUnavailable, *BROKEN, asyncpg.PostgresError) as error:
                 log.debug("a notification was not sent: %s", error)
             await asyncio.sleep(_COALESCE_SECONDS)
 
+    async def _notify(self, payload: str) -> None:
+        connection = self._listening
+        if connection is None:
+            await self._link.fetch("SELECT pg_notify($1, $2)", self._channel, payload)
+            return
+        async with self._turn:
+            try:
+                # Not pg_notify: a query takes longer to be bound and run. Its commit waits for no disk.
+                await connection.execute(
+                    f"NOTIFY {self._channel}, {_literal(payload)}", timeout=self._postgres.call_seconds
+                )
+            except BROKEN:
+                connection.terminate()  # which wakes `listen`
+                raise
+
     async def listen(self) -> None:
-        """Listen for ever, over a connection of its own."""
+        """Listen for ever."""
         backoff = Backoff()
         while True:
             try:
-                connection = await connect(self._postgres)
+                await self._listen_over(await connect(self._postgres), backoff)
             except PostgresUnavailable:
-                await backoff.sleep()
-                continue
-            try:
-                await connection.add_listener(self._channel, self._heard)
-                self._on_notified()  # something may have been sent while nobody listened
-                backoff.reset()
-                while True:  # a connection that has died silently is found out
-                    await asyncio.sleep(_CHECK_SECONDS)
-                    await connection.execute("SELECT 1", timeout=self._postgres.call_seconds)
+                pass
             except (*BROKEN, asyncpg.PostgresError) as error:
                 log.warning("notifications are interrupted: %s", error)
-                await backoff.sleep()
-            finally:
-                connection.terminate()
+            await backoff.sleep()
+
+    async def _listen_over(self, connection: asyncpg.Connection, backoff: Backoff) -> NoReturn:
+        ended = asyncio.Event()
+        try:
+            connection.add_termination_listener(lambda _: ended.set())
+            await connection.add_listener(self._channel, self._heard)
+            self._listening = connection
+            self._on_notified()  # something may have been sent while nobody listened
+            backoff.reset()
+            while True:
+                await _wait(ended, _CHECK_SECONDS)
+                async with self._turn:  # a connection that has died silently is found out
+                    await connection.execute("SELECT 1", timeout=self._postgres.call_seconds)
+        finally:
+            self._listening = None
+            connection.terminate()
 
     def _heard(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         origins = str(payload).split("\n") if payload else []
         if not origins or any(origin in self._scheduler.origins for origin in origins):
             self._on_notified()
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
+def _literal(text: str) -> str:
+    """As a constant of SQL, whatever `standard_conforming_strings` says."""
+    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -150,7 +150,7 @@ class Reconciler:
         await self._release()
         # Neither a handler of a former epoch that could not be stopped, nor a cycle under way that may yet end or name
         # its jobs, may meet its successor in this very process: taking what is recorded as ours bumps no fence.
-        unsettled = self._workers.busy_origins() | self._cycles.under_way
+        unsettled = self._workers.busy_origins() | self._cycles.under_way()
         absent = sorted(wanted - self._scheduler.origins.keys() - unsettled)
         if absent:
             await self._acquire(absent)

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from sidings.executor import cycles, reader
 from sidings.executor.attempts import Finished
-from sidings.executor.cycles import Batch, CycleLoop
+from sidings.executor.cycles import Batch, CycleLoop, Flight, merged
 from sidings.executor.metrics import ExecutorMetrics
 from sidings.executor.queues import Entry, OriginQueue
 from sidings.executor.reader import Reader
@@ -298,7 +298,7 @@ class World:
         self.step = 0
         self.clock = 100.0
         self.read_in_flight: InFlight | None = None
-        self.cycle_in_flight: Batch | None = None
+        self.cycles_in_flight: list[tuple[Batch, bool]] = []  # and whether it has committed
         self.shown: dict[str, frozenset[int]] = {}  # by origin: what the last read that counts has shown
         self.running_rows: dict[int, int] = {}  # id -> attempt
         self.over: set[int] = set()
@@ -329,7 +329,7 @@ class World:
         )
         self.reader._most_late = self.life.most_late
         self.cycles = CycleLoop(
-            Standing(self),  # type: ignore[arg-type]
+            [Standing(self)],  # type: ignore[list-item]
             self.scheduler,
             self.handlers,  # type: ignore[arg-type]
             registry,
@@ -524,27 +524,40 @@ class World:
     # -- the cycle ------------------------------------------------------------------------------------------------
 
     def send_cycle(self) -> None:
-        """Gather and commit; the acknowledgement comes later."""
-        if self.cycle_in_flight is not None:
+        """Gather, and commit or be void; the answer comes later. A second cycle may follow before that."""
+        flying = self.cycles_in_flight
+        if len(flying) == 2 or (flying and self.cycles._look):
             return
         if self.cycles._look:
             run(self.cycles._look_up())
+        self.cycles._flights = deque(Flight(batch, 1, self.clock, None, []) for batch, _ in flying)  # type: ignore[arg-type]
         batch = self.cycles._gather()
-        if batch is None:
+        self.cycles._flights.clear()
+        if batch is not None:
+            committed = self.cycles._fence == self.database.fence and all(before for _, before in flying)
+            flying.append((batch, committed))
+            if committed:
+                self._commit_cycle(batch)
+
+    def acknowledge_cycle(self) -> None:
+        """The oldest answer arrives. What is void is sent once more, all of it in one cycle."""
+        if not self.cycles_in_flight:
             return
-        if self.cycles._fence != self.database.fence:  # the cycle is void
-            run(self.cycles._resolve(batch, 1))
+        batch, committed = self.cycles_in_flight.pop(0)
+        if committed:
+            self.cycles._acknowledged(batch)
+            return
+        batch = merged([batch, *(second for second, _ in self.cycles_in_flight)])
+        run(self.cycles._resolve(batch, 1))
+        self.cycles_in_flight = [(batch, True)]
+        self._commit_cycle(batch)
+
+    def _commit_cycle(self, batch: Batch) -> None:
         self.named = set(self.cycles._named)
         for f in batch.finished:
             self._record(f.entry, f.outcome)
         for entry in batch.chosen:
             self._check_choice(entry)
-        self.cycle_in_flight = batch
-
-    def acknowledge_cycle(self) -> None:
-        batch, self.cycle_in_flight = self.cycle_in_flight, None
-        if batch is not None:
-            self.cycles._acknowledged(batch)
 
     def _record(self, entry: Entry, outcome: Outcome) -> None:
         row = self.database.rows.get(entry.id)
@@ -649,7 +662,7 @@ class World:
     def release(self) -> None:
         """A drained origin is given back, after a cycle that names none of its jobs."""
         for queue in list(self.scheduler.origins.values()):
-            if queue.draining and not queue.running and self.cycle_in_flight is None:
+            if queue.draining and not queue.running and not self.cycles_in_flight:
                 assert not any(entry.origin is queue for entry in self.handlers.busy)
                 assert not any(entry.origin is queue for entry in self.cycles._named.values())
                 self.scheduler.remove_origin(queue.name)
@@ -745,7 +758,7 @@ class World:
                 assert positions == sorted(positions)
             if queue.draining:
                 assert not any(entry.origin is queue for entry in self.handlers.claimed)
-        if self.read_in_flight is not None or self.cycle_in_flight is not None:
+        if self.read_in_flight is not None or self.cycles_in_flight:
             return
         for row in self.database.rows.values():
             if row.position is None or row.type == "unknown" or row.id not in self.shown.get(row.origin, ()):
@@ -761,7 +774,8 @@ class World:
         for xid in list(self.database.open):
             self.commit(xid)
         self.deliver_read()
-        self.acknowledge_cycle()
+        while self.cycles_in_flight:
+            self.acknowledge_cycle()
         while self.database.pauses:
             self.resume()
         quiet = 0
@@ -781,7 +795,8 @@ class World:
             self.send_read()
             self.deliver_read()
             self.send_cycle()
-            self.acknowledge_cycle()
+            while self.cycles_in_flight:
+                self.acknowledge_cycle()
             while self.handlers.claimed and len(self.handlers.busy) < self.handlers.concurrency:
                 self.start()
             while self.handlers.busy:

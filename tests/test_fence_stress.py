@@ -15,17 +15,18 @@ ORIGIN = "t/0"
 LEASE = "25 milliseconds"
 ACQUIRE = f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '{LEASE}', true)"
 CYCLE = load_sql("sidings.executor", "cycle")
-FENCE = "AND fence = $3"
+FENCE = "AND mine.fence = $3"
 
 
 def widened(cycle: str) -> str:
     """The cycle with a pause between its snapshot and its first write, so that races are frequent."""
-    pause = "WITH w AS MATERIALIZED (SELECT pg_sleep(random() * 0.02) IS NULL AS never), me AS ("
+    pause = "WITH w AS MATERIALIZED (SELECT pg_sleep(random() * 0.02) IS NULL AS never), mine AS MATERIALIZED ("
     wider, found = re.subn(
-        r"WITH me AS \((\s+UPDATE sidings\.executor SET [^)]+?)\sWHERE ",
-        rf"{pause}\1 FROM w WHERE NOT w.never AND ",
+        r"WITH mine AS MATERIALIZED \((\s+SELECT [^)]+?)\sWHERE ",
+        rf"{pause}\1, w WHERE NOT w.never AND ",
         cycle,
     )
+    wider = wider.replace("FOR NO KEY UPDATE", "FOR NO KEY UPDATE OF e")
     assert found == 1
     return wider
 

@@ -222,7 +222,7 @@ async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
     scheduler = Scheduler(lambda kind: True)
     queue = scheduler.add_origin("t/0", 1)
     cycle = CycleLoop(
-        None,  # type: ignore[arg-type]
+        [None],  # type: ignore[list-item]
         scheduler,
         None,  # type: ignore[arg-type]
         registry,
