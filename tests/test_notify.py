@@ -1,7 +1,8 @@
 """Waking other instances with NOTIFY."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import asyncpg
 import pytest
@@ -9,6 +10,8 @@ from prometheus_client import CollectorRegistry
 from sidings.errors import ConfigurationError
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry
+
+from .support import connected, eventually, running
 
 
 async def test_a_commit_of_one_instance_wakes_the_owner_of_the_origin_and_nobody_else(database: str) -> None:
@@ -42,6 +45,56 @@ async def test_a_commit_of_one_instance_wakes_the_owner_of_the_origin_and_nobody
         executors[0].committed({"t/1"})
         async with asyncio.timeout(20):
             await ran.wait()
+
+
+LISTENING = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+
+
+@asynccontextmanager
+async def heard_of(database: str) -> AsyncIterator[tuple[Executor, asyncpg.Connection, list[str]]]:
+    """An executor that holds `t/0` and listens; a connection; and the payloads of the notifications that it hears."""
+    heard: list[str] = []
+    async with (
+        running(database, Registry(), ["t/0"], notify=True) as executor,
+        connected(database) as connection,
+    ):
+        await eventually(lambda: connection.fetchval(LISTENING), "the executor listens")
+        await connection.add_listener("sidings_committed", lambda *call: heard.append(str(call[-1])))
+        yield executor, connection, heard
+
+
+async def test_commits_at_once_are_told_of_by_one_notification_and_those_of_own_origins_by_none(database: str) -> None:
+    odd = ["t/1", "it's \\ 'odd'", "ä/2"]
+    async with heard_of(database) as (executor, _, heard):
+        executor.committed({"t/0"})
+        for _ in range(100):
+            for origin in odd:
+                executor.committed({origin})
+        await eventually(lambda: heard, "something is heard")
+        executor.committed({"last/0"})
+        await eventually(lambda: heard[-1] == "last/0", "the last is heard")
+    assert [sorted(payload.split("\n")) for payload in heard] == [sorted(odd), ["last/0"]]
+
+
+async def test_commits_in_more_origins_than_a_notification_can_name_are_told_to_all(database: str) -> None:
+    async with heard_of(database) as (executor, _, heard):
+        executor.committed({f"{'x' * 100}/{number}" for number in range(100)})
+        await eventually(lambda: heard, "something is heard")
+    assert heard == [""]
+
+
+async def test_a_connection_that_was_cut_is_replaced_at_once_for_both_directions(database: str) -> None:
+    async with heard_of(database) as (executor, connection, heard):
+        former = await connection.fetchval(LISTENING)
+        await connection.execute(f"SELECT pg_terminate_backend({former})")
+        again = f"{LISTENING} AND pid <> {former}"
+        await eventually(lambda: connection.fetchval(again), "the executor listens again")
+
+        async def told() -> bool:
+            executor.committed({"t/1"})
+            return "t/1" in heard
+
+        await eventually(told, "it sends again")
 
 
 def test_notify_is_refused_behind_pgbouncer() -> None:
