@@ -12,10 +12,12 @@ no memory and no reads, and the others go on.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 __all__ = ["Backlog", "Lane", "Row", "Slot"]
@@ -39,7 +41,8 @@ class Slot:
 
 
 class Row(NamedTuple):
-    """A message as it was read. timestamp_ms: of the Kafka record; published_us: microseconds since 1970."""
+    """A message as it was read. timestamp_ms: of the Kafka record, None: when it was published; published_us:
+    microseconds since 1970."""
 
     id: int
     slot: Slot
@@ -47,8 +50,11 @@ class Row(NamedTuple):
     partition_key: bytes | None
     value: bytes | None
     headers: str | None
-    timestamp_ms: int
+    timestamp_ms: int | None
     published_us: int
+
+
+_slot_of = attrgetter("slot")
 
 
 @dataclass(eq=False)
@@ -74,16 +80,19 @@ class Lane:
         else:
             self.queue.append(row)
 
+    def peek(self, count: int) -> list[Row]:
+        """What `take` would return."""
+        return list(islice(self.queue, count))
+
     def take(self, count: int) -> list[Row]:
         """The next messages to send; from now on they are unaccounted for."""
-        queue, out = self.queue, list[Row]()
-        taken = self.taken
-        while queue and len(out) < count:
-            row = queue.popleft()
+        queue, taken = self.queue, self.taken
+        out = [queue.popleft() for _ in range(min(count, len(queue)))]
+        for row in out:
             if taken.get(row.slot, 0) < row.id:
                 taken[row.slot] = row.id
-            row.slot.under_way += 1
-            out.append(row)
+        for slot, messages in Counter(map(_slot_of, out)).items():
+            slot.under_way += messages
         self.unaccounted += len(out)
         return out
 
@@ -98,7 +107,7 @@ class Lane:
         self.queue = kept
         self._changed()
 
-    def give_back(self, rows: list[Row]) -> None:
+    def give_back(self, rows: Sequence[Row]) -> None:
         """These could not be sent, and nothing else is unaccounted for: put them, and all that waits, behind."""
         for row in (*rows, *self.queue):
             self.behind[row.slot] = min(self.behind.get(row.slot, row.id - 1), row.id - 1)
@@ -107,11 +116,11 @@ class Lane:
         self.account(rows)
         self._changed()
 
-    def account(self, rows: Iterable[Row]) -> None:
+    def account(self, rows: Collection[Row]) -> None:
         """These are recorded in the database, or given up."""
-        for row in rows:
-            row.slot.under_way -= 1
-            self.unaccounted -= 1
+        for slot, messages in Counter(map(_slot_of, rows)).items():
+            slot.under_way -= messages
+        self.unaccounted -= len(rows)
         self.event.set()
 
     @property
@@ -218,8 +227,14 @@ class Backlog:
         moves."""
         self.lane(topic).behind.setdefault(slot, slot.high)
 
-    def forward(self, topic: str, row: Row) -> None:
-        """A message above the slot's mark."""
+    def forward(self, topic: str, slot: Slot, rows: Sequence[Row]) -> None:
+        """Messages of one slot above its mark, in order."""
         lane = self.lane(topic)
-        if row.slot not in lane.behind:
-            lane.put(row)
+        if slot in lane.behind:
+            return
+        if not lane.paused:
+            lane.queue.extend(rows)
+            return
+        for row in rows:
+            if slot not in lane.behind:
+                lane.put(row)

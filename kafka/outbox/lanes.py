@@ -1,10 +1,16 @@
-"""Sends the messages of each topic, in order: one batch of a topic at a time, and each topic for itself."""
+"""Sends the messages of each topic, in order, and each topic for itself: in rounds of one batch for each partition.
+
+While Kafka has a round, the next one is packed. It is handed over when all of the round is acknowledged: of a partition
+there is never more than one batch under way, so that none can overtake another that has failed.
+"""
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 
 import asyncpg
 from aiokafka.errors import (
@@ -24,7 +30,7 @@ from ...errors import KafkaUnavailable, PostgresUnavailable
 from ...executor import now
 from .backlog import Backlog, Lane, Row
 from .metrics import OutboxMetrics
-from .packing import Packer
+from .packing import Packed, Packer
 from .recorder import Recorder, clean
 from .senders import Sender, Senders
 from .settings import OutboxSettings
@@ -39,6 +45,7 @@ NEVER = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidTimestampErro
 NO_TOPIC = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError, InvalidTopicError)
 _DOUBTS = 3  # failures after which an error that aiokafka does not know is taken for the fault of a message
 _CAREFUL_SECONDS = 60.0  # after a refusal the topic keeps a producer of its own for so long
+_TURNS = 5  # of the event loop, after which aiokafka has written what it was handed
 _GRACE_SECONDS = 1.0  # for the batches of other topics, before a producer whose batch has no answer is killed
 
 
@@ -51,6 +58,19 @@ class _Failed(Exception):
         self.error = error
         self.cut = cut
         self.unreachable = unreachable
+
+
+_id_of, _slot_of = attrgetter("id"), attrgetter("slot")
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A round that is packed but not taken: its rows are still in the lane, and may be put behind or forgotten."""
+
+    sender: Sender
+    partitions: list[int]
+    rows: list[Row]
+    batches: dict[int, Packed]
 
 
 class LaneWorker:
@@ -81,8 +101,11 @@ class LaneWorker:
         self._on_room = on_room
         self._own: Sender | None = None
         self._careful_until = -inf
-        self._outstanding: dict[int, Row] = {}  # of the batch under way
+        self._prepared: _Prepared | None = None
+        self._taken: list[Row] = []  # of the round under way
+        self._settled: set[int] = set()  # ids of those that were acknowledged, refused or lost
         self._accepted = 0
+        self._most = settings.batch_size  # messages of a round, until the number of partitions is known
         self._kills: set[asyncio.Task[None]] = set()
 
     def retry_now(self) -> None:
@@ -101,7 +124,7 @@ class LaneWorker:
             while True:
                 await self._ready()
                 try:
-                    await self._send(self.lane.take(self._settings.batch_size))
+                    await self._send(self.lane.take(self._most))
                 except _Failed as failed:
                     await self._fail(failed)
                 else:
@@ -130,21 +153,40 @@ class LaneWorker:
     # -- sending ----------------------------------------------------------------------------------------------------
 
     async def _send(self, rows: list[Row]) -> None:
-        """Send one batch. Raises `_Failed`; what was not acknowledged is left in `_outstanding` then."""
-        self._outstanding = {row.id: row for row in rows}
-        self._accepted = 0
+        """Send one round. Raises `_Failed`; what was not acknowledged is in `_outstanding()` then."""
+        self._taken, self._settled, self._accepted = rows, set(), 0
+        prepared, self._prepared = self._prepared, None
         sender = await self._sender()
         partitions = await self._partitions(sender)
         self._metrics.batch(self.lane.topic, len(rows))
-        self._refuse_giants(rows)
-        groups = self._packer.by_partition(list(self._outstanding.values()), partitions)
+        batches: Mapping[int, Packed] = {}
+        if prepared and (prepared.sender, prepared.partitions, prepared.rows) == (sender, partitions, rows):
+            batches = prepared.batches
+        groups = {partition: packed.all_rows for partition, packed in batches.items()}
+        groups = groups or self._packer.by_partition(rows, partitions)
         sender.users += 1
         try:
             while groups:
-                groups = await self._round(sender, groups)
+                groups = await self._round(sender, partitions, groups, batches)
+                batches = {}
         finally:
             sender.users -= 1
             self._senders.released(sender)
+
+    async def _prepare(self, sender: Sender, partitions: list[int]) -> None:
+        """Kafka has a round: pack the next one, if there are enough messages for a full one."""
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        settings = self._settings
+        self._most = min(len(partitions) * settings.batch_size, max(settings.batch_size, settings.window // 4))
+        if self._prepared is not None or len(self.lane.queue) < self._most:
+            return
+        rows = self.lane.peek(self._most)
+        batches: dict[int, Packed] = {}
+        for partition, group in self._packer.by_partition(rows, partitions).items():
+            batches[partition] = self._packer.pack(sender.batch(), group)
+            await asyncio.sleep(0)  # acknowledgements, and other topics
+        self._prepared = _Prepared(sender, partitions, rows, batches)
 
     async def _sender(self) -> Sender:
         """The shared producer; one of its own for a topic that fails, or has had a message refused."""
@@ -174,17 +216,21 @@ class LaneWorker:
         except KafkaError as error:
             raise _Failed(error, cut=sender.closed) from error
 
-    async def _round(self, sender: Sender, groups: dict[int, list[Row]]) -> dict[int, list[Row]]:
-        """One batch for each partition, all at once. Returns what did not fit into them."""
+    async def _round(
+        self, sender: Sender, partitions: list[int], groups: Mapping[int, list[Row]], batches: Mapping[int, Packed]
+    ) -> dict[int, list[Row]]:
+        """One batch for each partition, all at once. batches: those that are packed already. Returns what did not fit
+        into them."""
         under_way: dict[asyncio.Future[object], tuple[int, list[Row]]] = {}
         rest: dict[int, list[Row]] = {}
         for partition, group in groups.items():
-            rows = self._still_ours(group)
-            packed, future = await self._hand_over(sender, partition, rows)
+            packed, future = await self._hand_over(sender, partition, group, batches.get(partition))
             if future is not None:
-                under_way[future] = (partition, packed)
-            if left := [row for row in rows[len(packed) :] if row.id in self._outstanding and row not in packed]:
-                rest[partition] = left
+                under_way[future] = (partition, packed.rows)
+            if packed.rest:
+                rest[partition] = packed.rest
+        if under_way:
+            await self._prepare(sender, partitions)
         unanswered = await self._answers(set(under_way))
         failure: _Failed | None = None
         refused: list[tuple[int, list[Row]]] = []
@@ -213,17 +259,18 @@ class LaneWorker:
         return rest
 
     async def _hand_over(
-        self, sender: Sender, partition: int, rows: list[Row]
-    ) -> tuple[list[Row], asyncio.Future[object] | None]:
-        """One batch for one partition. Returns what is in it and the future of its acknowledgement."""
-        batch = sender.batch()
-        packed, bad = self._packer.pack(batch, rows)
-        for row, reason in bad:
+        self, sender: Sender, partition: int, rows: list[Row], packed: Packed | None = None
+    ) -> tuple[Packed, asyncio.Future[object] | None]:
+        """One batch for one partition, packed already or now. Returns it and the future of its acknowledgement."""
+        ours = self._still_ours(rows)
+        if packed is None or ours is not rows:
+            packed = self._packer.pack(sender.batch(), ours)
+        for row, reason in packed.bad:
             self._refuse(row, reason)
-        if not packed:
-            return [], None
+        if not packed.rows:
+            return packed, None
         try:
-            return packed, await sender.send(batch, self.lane.topic, partition)
+            return packed, await sender.send(packed.batch, self.lane.topic, partition)
         except (KafkaError, AssertionError, TypeError) as error:  # the topic has just been deleted or recreated
             raise self._failure(sender, error) from error
 
@@ -236,6 +283,7 @@ class LaneWorker:
         if pending:
             # Its place in memory is for the others until it goes on.
             self.lane.paused = True
+            self._prepared = None
             self.lane.shelve()
             self._on_room()
             _, pending = await asyncio.wait(
@@ -247,7 +295,7 @@ class LaneWorker:
         """Find the messages that Kafka refuses by halving, in order, and park them; all others are sent."""
         error = await self._try(partition, rows)
         if error is None:
-            self._accept(rows)
+            self._accept(self._unsettled(rows))
         elif len(rows) == 1:
             self._refuse(rows[0], _text(error))
         else:
@@ -274,25 +322,18 @@ class LaneWorker:
     # -- what becomes of messages -----------------------------------------------------------------------------------
 
     def _still_ours(self, rows: list[Row]) -> list[Row]:
-        """Leave out messages of slots that were lost; they are their new owner's. The last look before sending."""
+        """Leave out messages of slots that were lost; they are their new owner's. The last look before sending. The
+        same list if all are ours."""
         time = now()
-        live = [row for row in rows if row.slot.deadline > time and self._backlog.has(row.slot)]
-        if len(live) < len(rows):
-            kept = {row.id for row in live}
-            gone = [row for row in rows if row.id not in kept]
-            self._settle(gone)
-            self.lane.account(gone)
-        return live
-
-    def _refuse_giants(self, rows: Iterable[Row]) -> None:
-        """A request beyond the broker's own limit would only break the connection, again and again."""
-        limit = self._settings.max_message_bytes
-        for row in rows:
-            if row.value is not None and len(row.value) > limit:
-                self._refuse(row, f"its value has {len(row.value)} bytes, more than max_message_bytes={limit}")
+        lost = {slot for slot in set(map(_slot_of, rows)) if slot.deadline <= time or not self._backlog.has(slot)}
+        if not lost:
+            return rows
+        gone = [row for row in rows if row.slot in lost]
+        self._settle(gone)
+        self.lane.account(gone)
+        return [row for row in rows if row.slot not in lost]
 
     def _accept(self, rows: list[Row]) -> None:
-        rows = [row for row in rows if row.id in self._outstanding]
         self._accepted += len(rows)
         self._settle(rows)
         self._recorder.acknowledged(self.lane, rows)
@@ -302,8 +343,13 @@ class LaneWorker:
         self._recorder.refused(self.lane, row, reason)
 
     def _settle(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            self._outstanding.pop(row.id, None)
+        self._settled.update(map(_id_of, rows))
+
+    def _unsettled(self, rows: Collection[Row]) -> list[Row]:
+        return [row for row in rows if row.id not in self._settled]
+
+    def _outstanding(self) -> list[Row]:
+        return self._unsettled(self._taken)
 
     # -- failing ----------------------------------------------------------------------------------------------------
 
@@ -331,11 +377,13 @@ class LaneWorker:
         """Give back what was not acknowledged, and back off."""
         lane = self.lane
         lane.paused = not failed.cut
-        while lane.unaccounted > len(self._outstanding):  # else a refill would bring what is about to be deleted
+        self._prepared = None
+        outstanding = self._outstanding()
+        while lane.unaccounted > len(outstanding):  # else a refill would bring what is about to be deleted
             lane.event.clear()
             await lane.event.wait()
-        lane.give_back(list(self._outstanding.values()))
-        self._outstanding = {}
+        lane.give_back(outstanding)
+        self._taken = []
         if failed.cut:
             log.info("%s: the producer was closed, sending again: %s", lane.topic, failed)
         else:

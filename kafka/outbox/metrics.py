@@ -11,7 +11,7 @@ from ...executor import gauge
 __all__ = ["OutboxMetrics"]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
-_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 class OutboxMetrics(Collector):

@@ -2,7 +2,9 @@
 
 import random
 import struct
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from aiokafka.partitioner import murmur2  # pyright: ignore[reportUnknownVariableType]
@@ -10,61 +12,92 @@ from aiokafka.partitioner import murmur2  # pyright: ignore[reportUnknownVariabl
 from .backlog import Row
 from .message import headers_from_text
 
-__all__ = ["MESSAGE_ID", "Packer"]
+__all__ = ["MESSAGE_ID", "Packed", "Packer"]
 
 MESSAGE_ID = "sidings-id"  # a repeat of a message carries the same id
 
 _REMEMBERED = 100_000  # hashes of keys; aiokafka's murmur2 is Python, and keys come again
 
 
-class Packer:
-    """Chooses partitions as Kafka's own clients do, and fills batches. service: stands in the message ids."""
+@dataclass(slots=True)
+class Packed:
+    """A batch for one partition. all_rows: what was to go into it; rows: what is in it; bad: what cannot be sent, with
+    the reason; rest: what had no room."""
 
-    def __init__(self, service: str) -> None:
-        self._service = service
+    batch: Any
+    all_rows: list[Row]
+    rows: list[Row]
+    bad: list[tuple[Row, str]]
+    rest: list[Row]
+
+
+class Packer:
+    """Chooses partitions as Kafka's own clients do, and fills batches.
+
+    service: stands in the message ids. most: messages of a batch. max_bytes: of a value; a request beyond the broker's
+    own limit would only break the connection, again and again.
+    """
+
+    def __init__(self, service: str, *, most: int = sys.maxsize, max_bytes: int = sys.maxsize) -> None:
+        self._most = most
+        self._prefix = f"{service}:".encode()
+        self._max_bytes = max_bytes
         self._hashes: dict[bytes, int] = {}
 
     def partition_of(self, key: bytes | None, partitions: Sequence[int]) -> int:
         """The partition of a key; any one without."""
         if key is None:
             return random.choice(partitions)
-        hashed = self._hashes.get(key)
-        if hashed is None:
-            hashed = self._hashes[key] = int(murmur2(key)) & 0x7FFFFFFF
-        return partitions[hashed % len(partitions)]
+        return partitions[self._hash(key) % len(partitions)]
 
     def by_partition(self, rows: Sequence[Row], partitions: Sequence[int]) -> dict[int, list[Row]]:
         """The rows of each partition, in order. Those without a key go to one partition, another for each batch."""
-        groups: dict[int, list[Row]] = {}
-        keyless = random.choice(partitions)
-        if len(self._hashes) > _REMEMBERED:
-            self._hashes.clear()
+        count, hashes = len(partitions), self._hashes
+        groups: list[list[Row]] = [[] for _ in partitions]
+        keyless = groups[random.randrange(count)]
         for row in rows:
-            key = row.key if row.partition_key is None else row.partition_key
-            partition = keyless if key is None else self.partition_of(key, partitions)
-            group = groups.get(partition)
-            if group is None:
-                groups[partition] = [row]
-            else:
-                group.append(row)
-        return groups
+            key = row.partition_key
+            if key is None:
+                key = row.key
+                if key is None:
+                    keyless.append(row)
+                    continue
+            hashed = hashes.get(key)
+            groups[(self._hash(key) if hashed is None else hashed) % count].append(row)
+        return {partition: group for partition, group in zip(partitions, groups, strict=True) if group}
 
-    def pack(self, batch: Any, rows: Sequence[Row]) -> tuple[list[Row], list[tuple[Row, str]]]:
-        """Append `rows` to `batch` until it is full. Returns those that are in it, and those that cannot be, with the
-        reason."""
-        packed: list[Row] = []
-        bad: list[tuple[Row, str]] = []
-        append = batch.append
-        prefix = f"{self._service}:"
-        for row in rows:
-            name = (MESSAGE_ID, f"{prefix}{row.id:x}.{row.published_us:x}".encode())
+    def pack(self, batch: Any, rows: list[Row]) -> Packed:
+        """Append `rows` to `batch` until it is full."""
+        all_rows, bad = rows, list[tuple[Row, str]]()
+        rows, rest = rows[: self._most], rows[self._most :]
+        append, prefix, limit = batch.append, self._prefix, self._max_bytes
+        for index, row in enumerate(rows):
+            id, _, key, _, value, text, timestamp_ms, published_us = row
+            if value is not None and len(value) > limit:
+                bad.append((row, f"its value has {len(value)} bytes, more than max_message_bytes={limit}"))
+                continue
+            headers = [(MESSAGE_ID, b"%b%x.%x" % (prefix, id, published_us))]
+            if timestamp_ms is None:
+                timestamp_ms = published_us // 1000
             try:
-                headers = [name] if row.headers is None else [*headers_from_text(row.headers), name]
-                added = append(timestamp=row.timestamp_ms, key=row.key, value=row.value, headers=headers)
+                if text is not None:
+                    headers = [*headers_from_text(text), *headers]
+                added = append(timestamp=timestamp_ms, key=key, value=value, headers=headers)
             except (TypeError, ValueError, OverflowError, struct.error) as error:
                 bad.append((row, f"it cannot be encoded: {error!r}"))
                 continue
             if added is None:
+                rows, rest = rows[:index], rows[index:] + rest
                 break
-            packed.append(row)
-        return packed, bad
+        if bad:
+            unfit = {row.id for row, _ in bad}
+            rows = [row for row in rows if row.id not in unfit]
+        return Packed(batch, all_rows, rows, bad, rest)
+
+    def _hash(self, key: bytes) -> int:
+        hashed = self._hashes.get(key)
+        if hashed is None:
+            if len(self._hashes) >= _REMEMBERED:
+                self._hashes.clear()
+            hashed = self._hashes[key] = int(murmur2(key)) & 0x7FFFFFFF
+        return hashed

@@ -28,7 +28,7 @@ SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id, s.snapshot::text AS topi
 FROM s, late
 UNION ALL
 SELECT 1, o.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,
-       (date_part('epoch', coalesce(m.stamped_at, m.published_at)) * 1e3)::bigint,
+       (date_part('epoch', m.stamped_at) * 1e3)::bigint,
        (date_part('epoch', m.published_at) * 1e6)::bigint
 FROM late, unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY o (slot, high, ref),
      LATERAL (SELECT * FROM sidings.outbox m
@@ -38,7 +38,7 @@ FROM late, unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY o (slot, high, r
 WHERE late.mark IS NOT NULL
 UNION ALL
 SELECT 2, g.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,
-       (date_part('epoch', coalesce(m.stamped_at, m.published_at)) * 1e3)::bigint,
+       (date_part('epoch', m.stamped_at) * 1e3)::bigint,
        (date_part('epoch', m.published_at) * 1e6)::bigint
 FROM unnest($9::smallint[], $10::text[], $11::bigint[], $12::bigint[]) WITH ORDINALITY g (slot, topic, after, upto, ref),
      LATERAL (SELECT * FROM sidings.outbox m
@@ -46,7 +46,7 @@ FROM unnest($9::smallint[], $10::text[], $11::bigint[], $12::bigint[]) WITH ORDI
               ORDER BY m.id LIMIT $13) m
 UNION ALL
 SELECT 3, o.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,
-       (date_part('epoch', coalesce(m.stamped_at, m.published_at)) * 1e3)::bigint,
+       (date_part('epoch', m.stamped_at) * 1e3)::bigint,
        (date_part('epoch', m.published_at) * 1e6)::bigint
 FROM unnest($1::smallint[], $2::bigint[], $3::int[]) WITH ORDINALITY o (slot, high, page, ref),
      LATERAL (SELECT * FROM sidings.outbox m

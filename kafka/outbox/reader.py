@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import asyncpg
@@ -152,7 +153,7 @@ class Reader:
         backlog.timeline = server.rpartition(" ")[2]
         high_before = max(plan.highs)
         refills: list[list[Row]] = [[] for _ in plan.shares]
-        forward: list[tuple[str, Row]] = []
+        forward: list[defaultdict[str, list[Row]]] = [defaultdict(list) for _ in plan.slots]  # by slot and topic
         tops: dict[int, int] = {}
         size = 0
         live = [backlog.has(slot) for slot in plan.slots]
@@ -161,8 +162,11 @@ class Reader:
         for part, ref, id, topic, key, partition_key, value, headers, timestamp_ms, published_us in rows:
             if part == _FORWARD:
                 slot = plan.slots[ref - 1]
-                forward.append((topic, Row(id, slot, key, partition_key, value, headers, timestamp_ms, published_us)))
-                size += len(value or b"") + 100
+                forward[ref - 1][topic].append(
+                    Row(id, slot, key, partition_key, value, headers, timestamp_ms, published_us)
+                )
+                if value:
+                    size += len(value)
             elif part == _REFILL:
                 slot = plan.shares[ref - 1][2]
                 refills[ref - 1].append(Row(id, slot, key, partition_key, value, headers, timestamp_ms, published_us))
@@ -178,30 +182,30 @@ class Reader:
             for index, slot in enumerate(plan.slots):
                 if live[index]:
                     backlog.skipped(topic, slot)
-        self._forward(plan, forward, tops, live)
-        if forward:
-            self._row_bytes += 0.2 * (max(100.0, size / len(forward)) - self._row_bytes)
+        if count := self._forward(plan, forward, tops, live):
+            self._row_bytes += 0.2 * (100.0 + size / count - self._row_bytes)
         self._marks.delivered(header["topic"], header["id"], high_before)
         if self.hungry():
             self._woken.set()
 
-    def _forward(self, plan: _Plan, rows: list[tuple[str, Row]], tops: dict[int, int], live: list[bool]) -> None:
-        counts: dict[Slot, int] = {}
-        add = self._backlog.forward
-        alive = {slot for index, slot in enumerate(plan.slots) if live[index]}
-        for topic, row in rows:
-            slot = row.slot
-            counts[slot] = counts.get(slot, 0) + 1
-            if slot in alive:
-                add(topic, row)
-                slot.high = row.id
-        for ref, slot in enumerate(plan.slots, start=1):
-            page = plan.pages[ref - 1]
-            if slot not in alive or not page:
+    def _forward(
+        self, plan: _Plan, found: Sequence[Mapping[str, list[Row]]], tops: dict[int, int], live: list[bool]
+    ) -> int:
+        """Apply the forward rows, and move the slots' marks. Returns how many rows there were."""
+        total = 0
+        for index, (slot, topics) in enumerate(zip(plan.slots, found, strict=True)):
+            count = sum(map(len, topics.values()))
+            total += count
+            page = plan.pages[index]
+            if not live[index] or not page:
                 continue
-            slot.backlogged = counts.get(slot, 0) >= page
-            if not slot.backlogged and ref in tops:
-                slot.high = max(slot.high, tops[ref])  # past the messages of topics that were left out
+            for topic, rows in topics.items():
+                self._backlog.forward(topic, slot, rows)
+                slot.high = max(slot.high, rows[-1].id)
+            slot.backlogged = count >= page
+            if not slot.backlogged and index + 1 in tops:
+                slot.high = max(slot.high, tops[index + 1])  # past the messages of topics that were left out
+        return total
 
     def _new_server(self, server: str) -> None:
         """Ids and transaction ids may have gone back: nothing that was read can be relied on."""

@@ -53,7 +53,7 @@ class Relay:
         schema = postgres.schema_name
         self._links = {name: Link(postgres) for name in ("read", "record", "slots", "figures")}
         self._senders = Senders(kafka, self.settings)
-        self._packer = Packer(service)
+        self._packer = Packer(service, most=self.settings.batch_size, max_bytes=self.settings.max_message_bytes)
         self.reader = Reader(
             self._links["read"],
             self.backlog,

@@ -16,10 +16,12 @@ class OutboxSettings(BaseModel):
     routes: topic -> ``"direct"`` sends at once, without Postgres, and waits for the acknowledgement, whatever becomes
     of
         the transaction; the default is ``"outbox"``.
-    relay: whether this process sends messages of the outbox. batch_size: most messages of a topic sent at once.
+    relay: whether this process sends messages of the outbox. batch_size: most messages for one partition in one
+        request.
     batch_bytes: most bytes for one partition in one request; a larger single message is sent alone.
     max_message_bytes: larger messages are refused in `publish`; raise it where brokers and topics take more.
-    poll_seconds: how often to look for messages that others published. window: most messages in memory.
+    poll_seconds: how often to look for messages that others published. window: most messages in memory; a quarter of
+        it, and at least `batch_size`, may be under way of one topic.
     lease_seconds: how long a slot stays ours without a renewal; a takeover after a kill takes that long.
     delivery_seconds: how long Kafka may leave a batch unacknowledged before its topic counts as failing.
     metadata_seconds: how long to look for a topic before it counts as missing.

@@ -1,0 +1,147 @@
+"""Rounds: the next one is packed while Kafka has the one before, and nothing is sent that should no longer be; what was
+acknowledged is deleted slot by slot."""
+
+import asyncio
+from collections import Counter, defaultdict
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sidings.kafka.outbox import lanes, packing, senders
+from sidings.schema import load_sql
+
+from .outbox_support import assert_complete, emptied, firsts, numbered, publish, publishing, records, relaying
+from .support import connected, eventually, fetch, value
+
+
+class Watch:
+    """Looks at what is packed, and handed to Kafka, by the real things. partitions: of the only topic."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, partitions: int) -> None:
+        self.sizes: list[int] = []  # of the batches, as they were handed over
+        self.most: Counter[tuple[str, int]] = Counter()  # batches under way at once
+        self.packed_ahead = 0  # batches, while Kafka had one of each partition
+        self._under_way: defaultdict[tuple[str, int], set[asyncio.Future[object]]] = defaultdict(set)
+        send, pack = senders.Sender.send, packing.Packer.pack
+
+        async def watched_send(sender: Any, batch: Any, topic: str, partition: int) -> asyncio.Future[object]:
+            self.sizes.append(batch.record_count())
+            future = await send(sender, batch, topic, partition)
+            pending = self._under_way[topic, partition]
+            pending.add(future)
+            future.add_done_callback(pending.discard)
+            self.most[topic, partition] = max(self.most[topic, partition], sum(not f.done() for f in pending))
+            return future
+
+        def watched_pack(packer: Any, batch: Any, rows: Any) -> packing.Packed:
+            busy = [any(not future.done() for future in some) for some in self._under_way.values()]
+            self.packed_ahead += sum(busy) == partitions
+            return pack(packer, batch, rows)
+
+        monkeypatch.setattr(senders.Sender, "send", watched_send)
+        monkeypatch.setattr(packing.Packer, "pack", watched_pack)
+
+
+async def test_the_next_round_is_packed_while_kafka_has_one_and_a_partition_has_one_batch_at_a_time(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch(monkeypatch, partitions=3)
+    etas = await topic("etas", partitions=3)
+    await publish(database, etas, numbered(0, 12_000))
+    async with relaying(database, sidings_kafka):
+        await emptied(database)
+    assert watch.packed_ahead
+    assert set(watch.most.values()) == {1}, "one of them could fail, and the other overtake it"
+    assert max(watch.sizes) <= 1_000
+    found = await records(sidings_kafka, etas)
+    assert len(found) == 12_000
+    assert_complete(found, 12_000)
+
+
+async def test_a_round_that_was_packed_ahead_is_sent_without_the_messages_of_a_slot_that_was_lost_since(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch(monkeypatch, partitions=3)
+    etas = await topic("etas", partitions=3)
+    lost: list[int] = []
+    prepare = lanes.LaneWorker._prepare
+
+    async def prepare_and_lose(worker: lanes.LaneWorker, *args: Any) -> None:
+        await prepare(worker, *args)
+        if (prepared := worker._prepared) is not None and not lost:
+            slot = prepared.rows[0].slot
+            lost.extend((len(watch.sizes), len(prepared.rows), sum(row.slot is slot for row in prepared.rows)))
+            lost.append(len(prepared.batches))
+            del worker._backlog.slots[slot.number]  # nobody else has noticed yet
+
+    monkeypatch.setattr(lanes.LaneWorker, "_prepare", prepare_and_lose)
+    await publish(database, etas, numbered(0, 12_000))
+    async with relaying(database, sidings_kafka):
+        await eventually(lambda: bool(lost) and len(watch.sizes) >= lost[0] + lost[3])
+    before, rows, of_the_slot, batches = lost
+    assert of_the_slot
+    assert sum(watch.sizes[before : before + batches]) == rows - of_the_slot
+
+
+async def test_messages_that_are_refused_in_one_round_of_many_are_parked_and_no_other_is_held_up_or_overtaken(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    small = await topic("small", partitions=2, config={"max.message.bytes": "40000"})
+    giants = {100, 101, 2_500, 5_999}
+    sizes = [50_000 if n in giants else 20 for n in range(6_000)]
+    await publish(database, small, [(f"k{n % 10}", b"%d " % n + b"x" * size) for n, size in enumerate(sizes)])
+    async with relaying(database, sidings_kafka, window=4_000), publishing(database) as (outbox, _):
+        await emptied(database)
+        assert {int(p.value.split()[0]) for p in await outbox.parked(small) if p.value} == giants
+    for key, values in firsts(await records(sidings_kafka, small)).items():
+        assert [int(v.split()[0]) for v in values] == [n for n in range(int(key[1:]), 6_000, 10) if n not in giants]
+
+
+async def test_a_deletion_takes_only_its_own_ids_from_slots_that_are_still_ours(database: str) -> None:
+    """Three slots in one statement, the one in the middle taken over by another relay."""
+    await publish(database, "etas", numbered(0, 400))
+    stored = await fetch(database, "SELECT slot, array_agg(id ORDER BY id) ids FROM sidings.outbox GROUP BY slot")
+    shares: dict[int, list[int]] = {row["slot"]: row["ids"] for row in stored}
+    first, taken_over, last = sorted(shares, key=lambda slot: -len(shares[slot]))[:3]
+    mine = uuid4()
+    async with connected(database) as connection:
+        for slot in (first, taken_over, last):
+            await connection.execute(
+                "INSERT INTO sidings.origin (origin, owner, epoch) VALUES ($1, $2, 1) ON CONFLICT (origin) DO UPDATE "
+                "SET owner = excluded.owner, epoch = excluded.epoch",
+                f"outbox/{slot}",
+                uuid4() if slot == taken_over else mine,
+            )
+        numbers = (first, taken_over, last)
+        acknowledged = {slot: shares[slot][::2] for slot in numbers}
+        ends = [sum(len(acknowledged[slot]) for slot in numbers[: index + 1]) for index in range(3)]
+        starts = [1, *(end + 1 for end in ends[:-1])]
+        ids = ",".join(str(id) for slot in numbers for id in acknowledged[slot])
+        origins = [f"outbox/{slot}" for slot in numbers]
+        answer = await connection.fetch(
+            load_sql("sidings.kafka.outbox", "record", "sidings"),
+            *(mine, numbers, origins, [1, 1, 1], starts, ends, f"{{{ids}}}", [], [], []),
+            await connection.fetchval("SELECT sidings.timeline()"),
+        )
+    assert {row["slot"] for row in answer} == {first, last}
+    left = await fetch(database, "SELECT slot, array_agg(id ORDER BY id) ids FROM sidings.outbox GROUP BY slot")
+    expected = shares | {slot: shares[slot][1::2] for slot in (first, last)}
+    assert {row["slot"]: row["ids"] for row in left} == expected
+
+
+async def test_a_deletion_finds_its_rows_by_the_index_and_each_slots_in_one_scan(database: str) -> None:
+    await publish(database, "etas", numbered(0, 4_000))
+    async with connected(database) as connection:
+        await connection.execute("ANALYZE sidings.outbox")
+        for setting in ("enable_seqscan = off", "enable_bitmapscan = off", "plan_cache_mode = force_generic_plan"):
+            await connection.execute(f"SET {setting}")  # as the relay's own connections have it
+        ids = ",".join(str(n) for n in range(1, 4_001))
+        rows = await connection.fetch(
+            "EXPLAIN " + load_sql("sidings.kafka.outbox", "record", "sidings"),
+            *(uuid4(), [1], ["outbox/1"], [1], [1], [4_000], f"{{{ids}}}", [], [], []),
+            "0",
+        )
+    plan = "\n".join(row[0] for row in rows)
+    assert "Index Cond: ((slot = s.slot) AND (id = ANY (s.ids)))" in plan, plan
+    assert "Seq Scan" not in plan
+    assert await value(database, "SELECT count(*) FROM sidings.outbox") == 4_000
