@@ -1,16 +1,18 @@
 """What a job is, and how it gets into the database in the caller's transaction.
 
 Reading order: `job` (what a handler sees), `outcome` (how an attempt ends), `retry` (what a failure leads to),
-`registry` (declaring a type), `periodic` (schedules), `enqueue` and its SQL files (what is stored), `connections`
-(through what), `transaction`; `context` (what travels along), `middleware` and `tracing` (what goes around handlers).
+`job_type` (what a type is), `registry` (declaring one), `periodic` (schedules), `enqueue` and its SQL files (what is
+stored), `connections` (through what), `transaction`; `context` (what travels along), `middleware` and `tracing` (what
+goes around handlers).
 """
 
 from .context import LogContext, correlated, current_headers
 from .job import Fence, Job, JobId
+from .job_type import JobType, Policy
 from .middleware import Call, Middleware, Next
 from .outcome import SUCCEEDED, Again, Committed, End, ErrorInfo, Hold, Outcome, OutcomeName
 from .periodic import Periodic, Tick, Upcoming, upcoming
-from .registry import JobType, Policy, Registry
+from .registry import Registry
 from .retry import Discard, Retry, RetryAfter, Snooze
 from .transaction import Connection, Transaction, current_origin
 

@@ -1,0 +1,335 @@
+"""A job type: a named handler, and how its jobs are stored. Declared through a `Registry`."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from enum import IntEnum
+from typing import Any, Generic, Literal, NoReturn, Protocol, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from ..errors import ConfigurationError, InvalidPayload, MissingGroup, MissingOrigin
+from . import enqueue as _enqueue
+from .connections import AnyConnection, AnySyncConnection, Rows, Statement, store, store_sync
+from .enqueue import UNSET, Unset
+from .job import Job, JobId, P
+from .periodic import Periodic
+from .retry import Retry
+from .transaction import Transaction
+
+__all__ = ["GroupOf", "Handler", "JobType", "Policy", "PolicyName"]
+
+Handler = Callable[[Job[P]], Awaitable[object] | object] | Callable[[list[Job[P]]], Awaitable[object] | object]
+PolicyName = Literal["serial", "latest", "parallel"]
+GroupOf = str | Callable[[P], str | None] | None
+
+_MAX_BATCH = 500  # jobs that run are named in one row of the executor, which has to stay small
+
+
+class Policy(IntEnum):
+    """How jobs of one group relate; stored in `job.policy`. A job without a group is a group of its own."""
+
+    SERIAL = 0
+    LATEST = 1
+    PARALLEL = 2
+
+
+class Destination(Protocol):
+    """Where a type's jobs are stored, as its registry knows it when they are: a service that includes the registry
+    decides it later than the type is declared."""
+
+    @property
+    def schema(self) -> str:
+        """The database schema."""
+        ...
+
+    @property
+    def has_grown(self) -> Callable[[str], bool]:
+        """Whether partitions were added to a topic."""
+        ...
+
+
+class JobType(Generic[P]):
+    """A named handler with its payload model, group, retry policy and timeout. Made by ``Service.job`` or
+    ``Registry.job``; call its `enqueue` to store a job. Calling the type calls the handler."""
+
+    def __init__(
+        self,
+        destination: Destination,
+        handler: Handler[P],
+        *,
+        name: str,
+        payload: Any,
+        group: GroupOf[P],
+        retry: Retry,
+        timeout: float | None,
+        history: bool,
+        transactional: bool,
+        home: str | None = None,
+        policy: PolicyName = "serial",
+        batch: int | None = None,
+    ) -> None:
+        self.name = name
+        self.handler = handler
+        self.retry = retry
+        self.timeout = timeout
+        self.history = history
+        self.transactional = transactional
+        self.batch = batch
+        self.periodic: Periodic | None = None  # its schedule, if it has one
+        self.wrapped = True  # by the service's middleware; stored messages have theirs further in
+        self.policy = _policy(name, policy, group)
+        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
+        )
+        self.grouped = group is not None
+        self._destination = destination
+        self._group = group
+        self._adapter: TypeAdapter[P] = TypeAdapter(payload)
+        # As `validate_python` and `dump_json`, in less than half the time.
+        self._validate = self._adapter.validator.validate_python
+        self._to_json = self._adapter.serializer.to_json
+        self._check_group(payload)
+        if home is not None and (group is None or not home):
+            raise ConfigurationError(
+                f"{name}: home={home!r} needs a topic's name and group=: its hash is the partition"
+            )
+        self.home = home
+        if transactional and not self.is_async:
+            raise ConfigurationError(f"{name}: a transactional handler has to be `async def`")
+        if retry.on_exhausted == "block" and (group is None or self.policy == Policy.PARALLEL):
+            raise ConfigurationError(f"{name}: on_exhausted='block' needs group=, and a policy that keeps its order")
+        if batch is not None:
+            _check_batch(name, batch, transactional, retry)
+
+    @property
+    def schema(self) -> str:
+        """The schema that its jobs are stored in."""
+        return self._destination.schema
+
+    def __call__(self, job: Any) -> Awaitable[object] | object:
+        return self.handler(job)
+
+    def __repr__(self) -> str:
+        return f"JobType({self.name!r})"
+
+    async def enqueue(
+        self,
+        tx: Transaction | AnyConnection,
+        payload: P,
+        *,
+        origin: str | None = None,
+        group: str | Unset | None = UNSET,
+        delay: timedelta | float | None = None,
+        run_at: datetime | None = None,
+        priority: int = 0,
+        headers: Mapping[str, str] | None = None,
+        unique_key: str | None = None,
+    ) -> JobId:
+        """Store one job in the caller's transaction, which this call neither commits nor rolls back.
+
+        tx: a consumer's or service's `Transaction`; or a connection with a transaction open: asyncpg's, psycopg's
+        ``AsyncConnection``, SQLAlchemy's ``AsyncConnection`` or ``AsyncSession`` (docs/enqueueing.md).
+        origin: default: where the group is at home, for a type with a `home`; else the partition of the message, or the
+        origin of the job, whose handler makes the call.
+        group: default: what the type's `group` yields for the payload. delay: seconds or a timedelta, or run_at:
+        an aware datetime. priority: -100 to 100, larger first, between groups only.
+        headers: texts that the handler finds in `job.headers`; the current correlation id and trace are added to them.
+        unique_key: until the job ends, no other job of its type with this key is stored. It stands while the job waits,
+        runs, backs off or is held; an enqueue whose transaction is still open is waited for.
+
+        Returns the job's id; with a `unique_key`, that of the job which has it. The job exists if and only if the
+        transaction commits; jobs of one group run in the order of their commits where writers lock the entity's row
+        before they enqueue.
+
+        Raises `InvalidPayload`, `MissingOrigin`, `MissingGroup`, `NotInTransaction`; nothing is written then.
+        """
+        statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
+        rows = await store(tx.connection if isinstance(tx, Transaction) else tx, statement)
+        if isinstance(tx, Transaction):
+            _note(tx, statement, rows)
+        return rows[0][0] if rows else self._homeless()
+
+    async def enqueue_many(
+        self,
+        tx: Transaction | AnyConnection,
+        payloads: Iterable[P],
+        *,
+        origin: str | None = None,
+        delay: timedelta | float | None = None,
+        run_at: datetime | None = None,
+        priority: int = 0,
+        headers: Mapping[str, str] | None = None,
+    ) -> list[JobId]:
+        """Store many jobs with one statement, in the order of `payloads`; see `enqueue`. All or none are stored."""
+        statement = self._many(payloads, origin, delay, run_at, priority, headers)
+        rows = await store(tx.connection if isinstance(tx, Transaction) else tx, statement)
+        if isinstance(tx, Transaction):
+            _note(tx, statement, rows)
+        return self._ids(statement, rows)
+
+    def enqueue_sync(
+        self,
+        connection: AnySyncConnection,
+        payload: P,
+        *,
+        origin: str | None = None,
+        group: str | Unset | None = UNSET,
+        delay: timedelta | float | None = None,
+        run_at: datetime | None = None,
+        priority: int = 0,
+        headers: Mapping[str, str] | None = None,
+        unique_key: str | None = None,
+    ) -> JobId:
+        """`enqueue` for synchronous code, with psycopg's ``Connection``, SQLAlchemy's ``Connection`` or ``Session``, or
+        ``django.db.connection``."""
+        statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
+        rows = store_sync(connection, statement)
+        return rows[0][0] if rows else self._homeless()
+
+    def enqueue_many_sync(
+        self,
+        connection: AnySyncConnection,
+        payloads: Iterable[P],
+        *,
+        origin: str | None = None,
+        delay: timedelta | float | None = None,
+        run_at: datetime | None = None,
+        priority: int = 0,
+        headers: Mapping[str, str] | None = None,
+    ) -> list[JobId]:
+        """`enqueue_many` for synchronous code; see `enqueue_sync`."""
+        statement = self._many(payloads, origin, delay, run_at, priority, headers)
+        return self._ids(statement, store_sync(connection, statement))
+
+    def _one(
+        self,
+        payload: P,
+        origin: str | None,
+        group: str | Unset | None,
+        delay: timedelta | float | None,
+        run_at: datetime | None,
+        priority: int,
+        headers: Mapping[str, str] | None,
+        unique_key: str | None,
+    ) -> Statement:
+        checked, text = self._prepared(payload)
+        return _enqueue.one_job(
+            self._destination.schema,
+            self.name,
+            self.home,
+            origin,
+            self.group_of(checked) if isinstance(group, Unset) else self.checked_group(group),
+            text.decode(),
+            self.policy,
+            _enqueue.when(delay, run_at),
+            priority,
+            headers,
+            unique_key,
+            self._destination.has_grown,
+        )
+
+    def _many(
+        self,
+        payloads: Iterable[P],
+        origin: str | None,
+        delay: timedelta | float | None,
+        run_at: datetime | None,
+        priority: int,
+        headers: Mapping[str, str] | None,
+    ) -> Statement:
+        items = [self._prepared(payload) for payload in payloads]
+        groups = [self.group_of(checked) for checked, _ in items] if self.grouped else None
+        return _enqueue.many_jobs(
+            self._destination.schema,
+            self.name,
+            self.home,
+            origin,
+            cast(list[str] | None, groups),  # a type with groups has refused a payload without
+            [text for _, text in items],
+            self.policy,
+            _enqueue.when(delay, run_at),
+            priority,
+            headers,
+            self._destination.has_grown,
+        )
+
+    def _ids(self, statement: Statement, rows: Rows) -> list[JobId]:
+        return [row[0] for row in rows] if rows or not statement.jobs else [self._homeless()]
+
+    def _homeless(self) -> NoReturn:
+        raise MissingOrigin(
+            f"the job {self.name!r} has its home in {self.home!r}, whose partitions are not known yet: start a service "
+            "that consumes it, or names it in topics=, once while Kafka is up; or insert its row into "
+            f"{self._destination.schema}.topic; or give origin='topic/partition'"
+        )
+
+    def dump(self, payload: P) -> str:
+        """Serialise `payload` to JSON. Raises `InvalidPayload`."""
+        return self._prepared(payload)[1].decode()
+
+    def load(self, text: str | None) -> P:
+        """Parse a stored payload. Raises pydantic's `ValidationError`."""
+        # By name, as `_prepared` writes it, and by alias, as a Kafka message or another program may have it.
+        return self._adapter.validate_json("null" if text is None else text, by_name=True, by_alias=True)
+
+    def group_of(self, payload: P) -> str | None:
+        """The group of a job with this payload; None where the type has no groups. Raises `MissingGroup`."""
+        if self._group is None:
+            return None
+        if callable(self._group):
+            value = self._group(payload)
+        elif isinstance(payload, Mapping):
+            value = cast(Mapping[str, object], payload).get(self._group)
+        else:
+            value = getattr(payload, self._group, None)
+        return self.checked_group(None if value is None else str(value))
+
+    def _prepared(self, payload: P) -> tuple[P, bytes]:
+        """The payload as its model makes it, which also decides its group, and as JSON that `load` can read back."""
+        try:
+            checked = self._validate(payload, by_name=True, by_alias=True)
+            return checked, self._to_json(checked, round_trip=True, by_alias=False)
+        except (ValidationError, ValueError, TypeError) as error:
+            raise InvalidPayload(f"the payload of {self.name!r} does not fit {self._adapter}: {error}") from error
+
+    def checked_group(self, group: str | None) -> str | None:
+        """Refuse an empty group where the type is serial. Raises `MissingGroup`."""
+        if not group and self.grouped:
+            raise MissingGroup(
+                f"{self.name!r} runs serially by group, but {self._group!r} gave {group!r}: fill that field, "
+                "or declare the type without group="
+            )
+        return group
+
+    def _check_group(self, payload: Any) -> None:
+        fields = getattr(payload, "model_fields", None)
+        if isinstance(self._group, str) and isinstance(fields, dict) and self._group not in fields:
+            names = ", ".join(cast(dict[str, object], fields))
+            if not hasattr(payload, self._group):
+                raise ConfigurationError(f"{self.name}: group={self._group!r} is no field of its payload ({names})")
+
+
+def _note(tx: Transaction, statement: Statement, rows: Rows) -> None:
+    """Their executors are woken when the transaction has committed."""
+    if statement.origin:
+        tx.enqueued.add(statement.origin)
+    else:
+        tx.enqueued.update(row[1] for row in rows)
+
+
+def _policy(name: str, policy: str, group: object) -> int:
+    if policy.upper() not in Policy.__members__:
+        raise ConfigurationError(f"{name}: policy={policy!r}: give 'serial', 'latest' or 'parallel'")
+    if policy != "serial" and group is None:
+        raise ConfigurationError(f"{name}: policy={policy!r} needs group=: it says how the jobs of a group relate")
+    return Policy[policy.upper()].value
+
+
+def _check_batch(name: str, batch: int, transactional: bool, retry: Retry) -> None:
+    if not 1 < batch <= _MAX_BATCH:
+        raise ConfigurationError(f"{name}: batch={batch!r}: give 2 to {_MAX_BATCH}, or leave it out")
+    if transactional:
+        raise ConfigurationError(f"{name}: batch= and transactional=True exclude each other: leave one of them out")
+    if retry.judges_results:
+        raise ConfigurationError(f"{name}: batch= and a retry by result exclude each other: return errors instead")
