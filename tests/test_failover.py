@@ -275,7 +275,7 @@ async def test_when_one_connection_has_met_the_new_server_all_work_goes_on_there
         await failover.switch()
         others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         cycles = f"SELECT pg_terminate_backend(pid) {others} AND query ~ 'THE CYCLE'"
-        assert len(await fetch(failover.old, cycles)) == 1
+        assert await fetch(failover.old, cycles)  # one or two: cycles alternate between two connections
         await enqueue(failover.old, step, ["lost"], origin=ORIGINS[0])  # has the next cycle sent
         await enqueue(failover.new, step, ["late"], origin=ORIGINS[1])
         await drained(failover.new)
