@@ -13,13 +13,15 @@ NM  a running set names no job of an origin that does not belong to its executor
 LO  a run that died with its executor is recorded as lost before the job runs again
 LV  from every state all jobs can still end (checked on the whole graph)
 
-The parts: `lease_state` (the state), `lease_server` (statements), `lease_executor` (processes), `lease_cycle`,
-`lease_admin` (a person's actions), and here time, the server's restarts, and the properties.
+The parts: `lease_state` (the state), `lease_canonical`, `lease_server` (statements), `lease_executor` (processes),
+`lease_cycle` (cycles; in trouble: `lease_resolve`, `lease_settle`, `lease_look`), `lease_admin` (a person's actions),
+and here time, the server's restarts, and the properties.
 """
 
 from collections.abc import Iterator
 
 from lease_admin import administer
+from lease_canonical import canonical
 from lease_executor import answers, hears_of_leases, steps
 from lease_server import is_taken_over, run
 from lease_state import (
@@ -45,7 +47,6 @@ from lease_state import (
     Row,
     Scenario,
     State,
-    canonical,
     swap,
 )
 
@@ -91,7 +92,7 @@ class Lease:
     def blank(self, status: str, row: int) -> Executor:
         """A process that knows nothing yet."""
         nothing = (None,) * self._origins
-        return Executor(status, row, 0, 0, nothing, (UNKNOWN,) * len(self.scenario.origin_of), None, nothing, ())
+        return Executor(status, row, 0, 0, nothing, (UNKNOWN,) * len(self.scenario.origin_of), (), nothing, ())
 
     def initial(self) -> State:
         shared = self.protocol.identity == "shared"
@@ -110,6 +111,7 @@ class Lease:
         hold = Hold(0, self.scenario.lease - self.scenario.margin, "")
         memory = [QUEUED if self.scenario.origin_of[job] == origin else k for job, k in enumerate(executor.memory)]
         memory = [BLOCKED if job in self.scenario.blocked and k == QUEUED else k for job, k in enumerate(memory)]
+        memory = [UNKNOWN if job in self.scenario.unread else k for job, k in enumerate(memory)]
         return executor._replace(holds=swap(executor.holds, origin, hold), memory=tuple(memory))
 
     def successors(self, state: State) -> Steps:
@@ -187,16 +189,15 @@ class Lease:
         after = {QUEUED: UNKNOWN, BLOCKED: UNKNOWN, ENDING: AGAIN}
         if self.protocol.outage == "forget what is under way":
             after |= {NAMED: UNKNOWN, DONE: UNKNOWN}
-        flight = e.flight
-        if flight is not None and flight.answer == WAITING:
-            flight = flight._replace(answer=UNANSWERED)
+        flights = tuple(f._replace(answer=UNANSWERED) if f.answer == WAITING else f for f in e.flights)
         return e._replace(
             memory=tuple(after.get(known, known) for known in e.memory),
-            flight=flight,
+            flights=flights,
             asks=tuple(None if a is not None and a.answer == WAITING else a for a in e.asks),
             sight=None,
             view=None,
             look=e.look or e.view is not None,
+            disown=None,
         )
 
     # -- properties ----------------------------------------------------------------------------------------------

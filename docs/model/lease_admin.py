@@ -146,10 +146,13 @@ def learns(m: "Lease", e: Executor, look: Look) -> Executor:
     if not m.scenario.administered or rule == "nothing" or (view.fence == e.fence and not news):
         return e
     chosen = rule == "everything" or (rule == "if the pause is news" and news)
+    spared = {job for flight in e.flights[1:] for job in flight.names} if m.protocol.put_back_of == "the older" else ()
     for origin, hold in enumerate(e.holds):
         newer = look.before[origin] is None
         if hold is not None and not (newer and m.protocol.stale_look == "spares what is newer"):
-            e = forget(e, m.jobs_of(origin), QUEUED, BLOCKED, *([NAMED] if chosen else []))
+            e = forget(e, m.jobs_of(origin), QUEUED, BLOCKED)
+            if chosen:
+                e = forget(e, tuple(job for job in m.jobs_of(origin) if job not in spared), NAMED)
     return e
 
 

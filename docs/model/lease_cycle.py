@@ -1,31 +1,27 @@
 """The lease model's cycles, as an executor sees them. Compare `cycles.py`.
 
-What goes into a cycle, what follows from its answer, and what to do when there is none.
+What goes into a cycle, and what follows from its commit. What to do when there is no answer, or another one:
+`lease_resolve`, and `lease_settle` where two are under way.
 """
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lease_admin import learns, view_of, withheld
-from lease_server import drop
+from lease_admin import withheld
 from lease_state import (
     AGAIN,
     BLOCKED,
     COMMITTED,
     DONE,
     ENDING,
-    HALF_SEEN,
     NAMED,
     QUEUED,
     RUNNING,
-    UNANSWERED,
     UNASSIGNED,
     UNKNOWN,
-    VOID,
     WAITING,
     Cycle,
     Executor,
-    Look,
     State,
     Statement,
     forget,
@@ -36,7 +32,7 @@ from lease_state import (
 if TYPE_CHECKING:
     from lease import Lease
 
-__all__ = ["hears_of_its_cycle", "looks_up", "sends_cycle"]
+__all__ = ["acknowledged", "put_together_anew", "sends_cycle"]
 
 Steps = Iterator[tuple[str, State]]
 
@@ -63,23 +59,27 @@ def _start(m: "Lease", s: State, i: int, executor: Executor, job: int) -> tuple[
 
 
 def _compose(m: "Lease", s: State, i: int, number: int, fence: int) -> Cycle | None:
-    """Everything that is to be said now: what has finished, and what is to run next. None: there is nothing to say."""
+    """Everything that is to be said now: what has finished, and what is to run next. None: there is nothing to say.
+
+    What an older cycle under way ends is not ended again. What it names is named on, whatever becomes of it."""
     e = s.executors[i]
+    told = {job for flight in e.flights for job in flight.ends + flight.again}
+    runs = (RUNNING, ENDING, NAMED) if e.flights and m.protocol.carries == "what the older named" else (RUNNING, ENDING)
     ends, again, names, stays, news = [], [], [], [], False
     for origin, hold in enumerate(e.holds):
         if hold is None:
             continue
         jobs = m.jobs_of(origin)
-        ends += [job for job in jobs if e.memory[job] == DONE]
-        again += [job for job in jobs if e.memory[job] == AGAIN]
-        stays += [job for job in jobs if e.memory[job] in (RUNNING, ENDING)]
-        busy = any(e.memory[job] in (RUNNING, ENDING, NAMED, AGAIN, BLOCKED) for job in jobs)
+        ends += [job for job in jobs if e.memory[job] == DONE and job not in told]
+        again += [job for job in jobs if e.memory[job] == AGAIN and job not in told]
+        stays += [job for job in jobs if e.memory[job] in runs]
+        busy = any(e.memory[job] in (RUNNING, ENDING, NAMED, AGAIN, BLOCKED) or job in told for job in jobs)
         queued = [job for job in jobs if e.memory[job] == QUEUED]
         if queued and not busy and not hold.draining and not withheld(m, e, queued[0]):
             names.append(queued[0])
         # To let go of an origin, a cycle must leave out the jobs of it that were named and do not run.
         left_over = any(job in s.rows[e.row].running and job not in stays for job in jobs)
-        news |= hold.draining == UNASSIGNED and left_over
+        news |= hold.draining == UNASSIGNED and left_over and not e.flights
     if not (ends or again or names or news):
         return None
     epochs = tuple(hold and hold.epoch for hold in e.holds)
@@ -90,58 +90,43 @@ def _compose(m: "Lease", s: State, i: int, number: int, fence: int) -> Cycle | N
 def _named(e: Executor, cycle: Cycle) -> Executor:
     """The executor with this cycle on its way."""
     memory = tuple(NAMED if job in cycle.names else known for job, known in enumerate(e.memory))
-    return e._replace(flight=cycle, memory=memory)
+    return e._replace(flights=(*e.flights, cycle), memory=memory)
+
+
+def _takes_a_second(m: "Lease", e: Executor) -> bool:
+    """Whether the cycle that is under way may be followed by another. Where it was sent twice, void would not mean that
+    it has not committed."""
+    older = e.flights[0]
+    first = not older.troubled or m.protocol.second == "after a repetition"
+    return first and older.answer in (WAITING, COMMITTED) and not e.look
 
 
 def sends_cycle(m: "Lease", s: State, i: int) -> Steps:
-    """One cycle at a time is on its way. Its number is the next one."""
+    """So many cycles are on their way at a time as the protocol allows. The number of each is the next one."""
     e = s.executors[i]
-    cycle = _compose(m, s, i, e.cycle + 1, e.fence) if e.flight is None and e.view is None else None
+    if e.view is not None or len(e.flights) == m.protocol.in_flight:
+        return
+    if e.flights and not _takes_a_second(m, e):
+        return
+    cycle = _compose(m, s, i, (e.flights[-1].number if e.flights else e.cycle) + 1, e.fence)
     if cycle is None:
         return
     sender, broken = _named(e, cycle), s.broken
     if m.protocol.successor == "at once":
         for job in cycle.names:
             sender, broken = _start(m, s, i, sender, job)
+    which = "a second cycle" if e.flights else "a cycle"
     yield (
-        f"{m.names(i)} sends a cycle that {m.cycle_name(cycle)}",
+        f"{m.names(i)} sends {which} that {m.cycle_name(cycle)}",
         with_executor(s, i, sender, Statement(i, "cycle", cycle=cycle))._replace(broken=broken),
     )
 
 
-def hears_of_its_cycle(m: "Lease", s: State, i: int) -> Steps:
-    """The answer to the cycle; or its connection was lost, and the executor finds out."""
-    e = s.executors[i]
-    if e.flight is None or e.flight.answer == WAITING:
-        return
-    if e.view is not None:
-        if e.view.view is not None:
-            yield from _resolves(m, with_executor(s, i, e._replace(view=None)), i, e.view)
-        return
-    if e.flight.answer == COMMITTED:
-        yield _acknowledged(m, s, i)
-        return
-    if e.flight.answer == UNANSWERED:
-        yield _repeated(m, s, i, m.protocol.retry == "the same")
-    if e.flight.answer == VOID and m.protocol.void == "do not look":
-        yield _repeated(m, s, i, same=True)
-    elif m.scenario.slow and e.flight.answer == VOID:
-        yield _asks(m, s, i)
-    elif m.protocol.cycle_number and not m.scenario.slow:
-        yield from _looks(m, s, i)
-    elif e.flight.answer == VOID:
-        lost = e._replace(flight=None)
-        for origin in range(len(e.holds)):
-            lost = drop(m, lost, origin)
-        yield f"{m.names(i)} hears that it is fenced, gives everything up", with_executor(s, i, lost)
-
-
-def _acknowledged(m: "Lease", s: State, i: int) -> tuple[str, State]:
-    """The cycle has committed: what it ended is over, and what it named starts if the deadline still stands."""
+def acknowledged(m: "Lease", s: State, i: int, place: int = 0) -> tuple[str, State]:
+    """A cycle has committed: what it ended is over, and what it named starts if the deadline still stands."""
     e, broken = s.executors[i], s.broken
-    flight = e.flight
-    assert flight is not None
-    e = e._replace(cycle=flight.number, flight=None)
+    flight = e.flights[place]
+    e = e._replace(cycle=flight.number, flights=e.flights[:place] + e.flights[place + 1 :])
     for job in flight.ends:
         if e.memory[job] == DONE:
             e = forget(e, (job,), DONE)
@@ -156,121 +141,18 @@ def _acknowledged(m: "Lease", s: State, i: int) -> tuple[str, State]:
             e, broken = _start(m, s, i, e, job)
         else:
             e = e._replace(memory=swap(e.memory, job, UNKNOWN if hold.draining else QUEUED))
-    return f"{m.names(i)} hears that its cycle has committed", with_executor(s, i, e)._replace(broken=broken)
+    which = "its younger cycle" if place else "its cycle"
+    return f"{m.names(i)} hears that {which} has committed", with_executor(s, i, e)._replace(broken=broken)
 
 
-def _repeated(m: "Lease", s: State, i: int, same: bool) -> tuple[str, State]:
-    """Send the cycle again: the same statement, word for word. The number makes sure that only one of them counts."""
+def put_together_anew(m: "Lease", s: State, i: int) -> tuple[str, State]:
+    """A wrong protocol only: an unanswered cycle is sent again with what has happened since."""
     e = s.executors[i]
-    flight = e.flight
-    assert flight is not None
-    cycle = flight._replace(answer=WAITING)
-    e = e._replace(flight=cycle)
-    if not same:
-        unnamed = e._replace(memory=tuple(QUEUED if known == NAMED else known for known in e.memory))
-        cycle = _compose(m, with_executor(s, i, unnamed), i, flight.number, flight.fence) or cycle
-        e = _named(unnamed, cycle)
-    statement = Statement(i, "cycle", cycle=cycle)
-    return f"{m.names(i)} sends a cycle again that {m.cycle_name(cycle)}", with_executor(s, i, e, statement)
-
-
-def _looks(m: "Lease", s: State, i: int) -> Steps:
-    """`standing.sql`, a new statement: the cycle number, the fence, and the origins that are its own, in one snapshot.
-
-    If the number is the cycle's, it had committed. If the fence has changed, what is no longer its own is given up,
-    what a person has changed is put back, and the rest of the cycle is sent again with the new fence.
-    """
-    e, flight = s.executors[i], s.executors[i].flight
-    assert flight is not None
-    look = _look(m, s, i)
-    if m.protocol.void == "origins, then fence" and flight.answer == VOID:
-        kept = _keep_its_own(m, e, look)._replace(flight=flight._replace(answer=HALF_SEEN))
-        yield f"{m.names(i)} looks at its origins", with_executor(s, i, kept)
-    else:
-        yield from _resolves(m, s, i, look)
-
-
-def _look(m: "Lease", s: State, i: int) -> Look:
-    """A look that takes no time."""
-    return Look(_epochs(s.executors[i]), view_of(m, s, i))
-
-
-def _epochs(e: Executor) -> tuple[int | None, ...]:
-    return tuple(hold and hold.epoch for hold in e.holds)
-
-
-def _asks(m: "Lease", s: State, i: int) -> tuple[str, State]:
-    """A look that takes time."""
-    e = s.executors[i]
-    asking = e._replace(view=Look(_epochs(e), None), look=e.look and m.protocol.look_up == "once")
-    return f"{m.names(i)} sends a look at its row", with_executor(s, i, asking, Statement(i, "look"))
-
-
-def looks_up(m: "Lease", s: State, i: int) -> Steps:
-    """The fence has grown while no cycle was under way: why?"""
-    e, name = s.executors[i], m.names(i)
-    if e.flight is not None:
-        return
-    if e.view is not None:
-        if e.view.view is not None:
-            seen = e._replace(view=None, look=e.look and m.protocol.look_up != "once")
-            yield f"{name} hears what its look has found", with_executor(s, i, _learned(m, seen, e.view))
-    elif e.look and m.scenario.slow:
-        yield _asks(m, s, i)
-    elif e.look:
-        seen = _learned(m, e._replace(look=False), _look(m, s, i))
-        yield f"{name} looks why the fence has grown", with_executor(s, i, seen)
-
-
-def _learned(m: "Lease", e: Executor, look: Look) -> Executor:
-    assert look.view is not None
-    return learns(m, _keep_its_own(m, e, look), look)._replace(fence=look.view.fence)
-
-
-def _resolves(m: "Lease", s: State, i: int, look: Look) -> Steps:
-    """What a look says of a cycle that was void or unanswered."""
-    e, rule, name, view = s.executors[i], m.protocol.void, m.names(i), look.view
-    flight = e.flight
-    assert flight is not None
-    assert view is not None
-    fenced = view.fence != flight.fence
-    if fenced and rule == "one look":
-        e = _keep_its_own(m, e, look)
-    e = learns(m, e, look)._replace(fence=view.fence)
-    if view.cycle == flight.number:
-        committed = e._replace(flight=flight._replace(answer=COMMITTED))
-        yield f"{name} looks at its row: the cycle had committed", with_executor(s, i, committed)
-    elif fenced:
-        cycle = _rest(m, e, flight._replace(fence=view.fence, answer=WAITING), whole=rule == "send all again")
-        if cycle.ends or cycle.again or cycle.running:
-            label = f"{name} looks at its row: another fence; sends again a cycle that {m.cycle_name(cycle)}"
-            yield label, with_executor(s, i, e._replace(flight=cycle), Statement(i, "cycle", cycle=cycle))
-        else:
-            yield (
-                f"{name} looks at its row: another fence; nothing is left to send",
-                with_executor(s, i, e._replace(flight=None)),
-            )
-
-
-def _keep_its_own(m: "Lease", e: Executor, look: Look) -> Executor:
-    """Give up all that the database does not say is held by this executor under this epoch. Not what has been acquired
-    since the look was sent: that may be younger than the answer."""
-    assert look.view is not None
-    for origin, hold in enumerate(e.holds):
-        if hold is not None and look.before[origin] == hold.epoch != look.view.epochs[origin]:
-            e = drop(m, e, origin)
-    return e
-
-
-def _rest(m: "Lease", e: Executor, cycle: Cycle, whole: bool) -> Cycle:
-    """What remains of a cycle when some of its origins have been given up, and some of its jobs put back."""
-    back = [job for job in cycle.names if e.memory[job] != NAMED]
-
-    def stays(job: int) -> bool:
-        origin = m.scenario.origin_of[job]
-        hold = e.holds[origin]
-        return whole or (job not in back and hold is not None and hold.epoch == cycle.epochs[origin])
-
-    parts = (cycle.ends, cycle.again, cycle.names, cycle.running)
-    ends, again, names, running = (tuple(filter(stays, part)) for part in parts)
-    return cycle._replace(ends=ends, again=again, names=names, running=running)
+    flight = e.flights[0]
+    waiting = e._replace(flights=(flight._replace(answer=WAITING),))
+    unnamed = e._replace(flights=(), memory=tuple(QUEUED if known == NAMED else known for known in e.memory))
+    cycle = _compose(m, with_executor(s, i, unnamed), i, flight.number, flight.fence)
+    sender = _named(unnamed, cycle) if cycle else waiting
+    cycle = sender.flights[0]
+    what = f"{m.names(i)} sends a cycle again that {m.cycle_name(cycle)}"
+    return what, with_executor(s, i, sender, Statement(i, "cycle", cycle=cycle))

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lease_admin import delivered, sight_of
-from lease_cycle import hears_of_its_cycle, looks_up, sends_cycle
+from lease_cycle import sends_cycle
+from lease_look import looks_up
+from lease_resolve import hears_of_its_cycle
 from lease_server import drop
 from lease_state import (
     AGAIN,
@@ -111,15 +113,19 @@ def die(m: "Lease", s: State, i: int) -> State:
 def _lost_connections(m: "Lease", s: State, i: int) -> Steps:
     """Each statement whose answer can get lost; the executor acts upon it: see `_deaf` for the statement itself."""
     e = s.executors[i]
-    if e.flight is not None and e.flight.answer != UNANSWERED:
-        lost = e._replace(flight=e.flight._replace(answer=UNANSWERED))
-        yield "its cycle", _deaf(s, i, "cycle", lost)
+    for place, flight in enumerate(e.flights):
+        if flight.answer != UNANSWERED:
+            lost = e._replace(flights=swap(e.flights, place, flight._replace(answer=UNANSWERED)))
+            which = "its younger cycle" if place else "its cycle"
+            yield which, _deaf(s, i, "cycle", lost, number=flight.number)
     for origin, ask in enumerate(e.asks):
         if ask is not None:
             lost = e._replace(asks=swap(e.asks, origin, None))
             yield f"its {ask.kind} of {m.origin_name(origin)}", _deaf(s, i, ask.kind, lost, origin)
+    if e.disown is not None:
+        yield "its disowning", _deaf(s, i, "disown", e._replace(disown=None))
     if e.view is not None:
-        kept = e.look or (e.flight is None and m.protocol.look_up != "once")
+        kept = e.look or (not e.flights and m.protocol.look_up != "once")
         lost = e._replace(view=None, look=kept and m.protocol.look_up != "once")
         yield "its look", _deaf(s, i, "look", lost)
     for job, known in enumerate(e.memory):
@@ -128,11 +134,21 @@ def _lost_connections(m: "Lease", s: State, i: int) -> Steps:
             yield f"finish of {m.job_name(job)}", _deaf(s, i, "finish", lost, job=job)
 
 
-def _deaf(s: State, i: int, kind: str, executor: Executor, origin: int | None = None, job: int | None = None) -> State:
+def _deaf(
+    s: State,
+    i: int,
+    kind: str,
+    executor: Executor,
+    origin: int | None = None,
+    job: int | None = None,
+    number: int | None = None,
+) -> State:
     """Nobody listens any more to the statements of this kind; they may still commit."""
 
     def meant(st: Statement) -> bool:
-        return st.by == i and st.kind == kind and origin in (None, st.origin) and job in (None, st.job)
+        if st.by != i or st.kind != kind or (number is not None and st.cycle is not None and st.cycle.number != number):
+            return False
+        return origin in (None, st.origin) and job in (None, st.job)
 
     server = tuple(st._replace(heard=False) if meant(st) else st for st in s.server)
     return s._replace(executors=swap(s.executors, i, executor), server=server)
@@ -216,7 +232,9 @@ def _may_ask(m: "Lease", s: State, i: int, origin: int) -> bool:
     e, jobs, rule = s.executors[i], m.jobs_of(origin), m.protocol.reacquire
     if rule != "with handlers running" and any(job in e.strays for job in jobs):
         return False
-    if rule != "with a cycle under way" and e.flight is not None and e.flight.mentions(jobs):
+    under_way = e.flights[:1] if m.protocol.under_way == "the older" else e.flights
+    whole = m.protocol.under_way == "both, with what runs on"
+    if rule != "with a cycle under way" and any(flight.mentions(jobs, whole) for flight in under_way):
         return False
     owner = s.origins[origin].owner
     return i not in m.scenario.ideal or owner in (None, e.row) or s.origins[origin].lease <= 0
@@ -330,6 +348,8 @@ def _may_release(m: "Lease", s: State, i: int, origin: int) -> bool:
         return False
     if m.protocol.release == "at once":
         return True
-    unresolved = e.flight is not None and e.flight.mentions(jobs)
+    unresolved = any(flight.mentions(jobs) for flight in e.flights)
+    if m.protocol.barrier == "one that was under way":
+        return not unresolved and all(e.memory[job] in (UNKNOWN, QUEUED, BLOCKED) for job in jobs)
     named = any(job in s.rows[e.row].running for job in jobs if s.jobs[job].present)
     return not unresolved and not named and all(e.memory[job] in (UNKNOWN, QUEUED, BLOCKED) for job in jobs)

@@ -14,12 +14,14 @@ from lease_state import (
     ENDING,
     NO,
     OK,
+    REFUSED,
     RUNNING,
     SKIPPED,
     UNKNOWN,
     VOID,
     WAITING,
     Cycle,
+    Disown,
     Executor,
     Origin,
     Row,
@@ -143,6 +145,9 @@ def _cycle(m: "Lease", s: State, st: Statement) -> Steps:
     if void:
         yield f"{who} is void", _tell(s, st, VOID)
         return
+    if ends and s.budget.refusals:
+        refused = s._replace(budget=s.budget._replace(refusals=s.budget.refusals - 1))
+        yield f"{who} is refused", _tell(refused, st, REFUSED)
     for job in ends:
         s = _end(m, s, job, me, cycle.epochs[m.scenario.origin_of[job]])
     for job in cycle.again:
@@ -210,6 +215,19 @@ def _look(m: "Lease", s: State, st: Statement) -> Steps:
         yield "server: nobody waits for the look", s
 
 
+def _disown(m: "Lease", s: State, st: Statement) -> Steps:
+    """`disown.sql`: the executor bumps its own fence, so that nothing that it has sent before can commit any more."""
+    e = s.executors[st.by]
+    row = s.rows[e.row]
+    if _row_locked(s, e.row):
+        return
+    after = s._replace(rows=swap(s.rows, e.row, row._replace(fence=row.fence + 1)))
+    if st.heard and e.disown is not None:
+        answer = Disown(OK, row.fence + 1, row.fence == e.fence)
+        after = after._replace(executors=swap(s.executors, st.by, e._replace(disown=answer)))
+    yield f"server: {m.names(st.by)} bumps its own fence", after
+
+
 # -- what the client gets to know --------------------------------------------------------------------------------
 
 
@@ -226,10 +244,13 @@ def _answer(s: State, st: Statement, answer: str, epoch: int = 0, fence: int = 0
 def _tell(s: State, st: Statement, answer: str) -> State:
     """The answer to a cycle stands in the client's socket."""
     executor = s.executors[st.by]
-    if not st.heard or executor.flight is None or executor.flight.answer != WAITING:
+    cycle = st.cycle
+    if not st.heard or cycle is None:
         return s
-    flight = executor.flight._replace(answer=answer)
-    return s._replace(executors=swap(s.executors, st.by, executor._replace(flight=flight)))
+    flights = tuple(
+        f._replace(answer=answer) if f.number == cycle.number and f.answer == WAITING else f for f in executor.flights
+    )
+    return s._replace(executors=swap(s.executors, st.by, executor._replace(flights=flights)))
 
 
 def _ended(s: State, st: Statement) -> State:
@@ -274,4 +295,12 @@ def is_taken_over(s: State, origin: int) -> bool:
     return any(st.kind == "acquire" and st.begun and st.origin == origin for st in s.server)
 
 
-_KINDS = {"acquire": _acquire, "renew": _renew, "release": _release, "cycle": _cycle, "finish": _finish, "look": _look}
+_KINDS = {
+    "acquire": _acquire,
+    "renew": _renew,
+    "release": _release,
+    "cycle": _cycle,
+    "finish": _finish,
+    "look": _look,
+    "disown": _disown,
+}

@@ -1,7 +1,7 @@
 """The state of the lease model: what stands in the database, what the executors remember, what is on its way.
 
 Numbers that only grow (epochs, fences, cycle numbers) would make the space infinite. Only their relation to the present
-value matters, so `canonical` replaces each by its distance from it. Of time, only what is left of a lease is kept.
+value matters, so `lease_canonical` puts its distance from it there. Of time, only what is left of a lease is kept.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,13 @@ __all__ = [
     "ENDING",
     "EXPIRED",
     "HALF_SEEN",
+    "MISLAID",
     "NAMED",
     "NO",
     "OK",
     "PAUSED",
     "QUEUED",
+    "REFUSED",
     "RUNNING",
     "SKIPPED",
     "UNANSWERED",
@@ -33,6 +35,7 @@ __all__ = [
     "Ask",
     "Budget",
     "Cycle",
+    "Disown",
     "Executor",
     "Hold",
     "Job",
@@ -45,7 +48,6 @@ __all__ = [
     "State",
     "Statement",
     "View",
-    "canonical",
     "forget",
     "swap",
     "with_executor",
@@ -57,16 +59,18 @@ UP, PAUSED, DEAD = "up", "paused", "dead"
 # What an executor knows of a job. NAMED: it stands in the `running` of the cycle that is on its way. DONE: its handler
 # has returned, no cycle that ends it has been acknowledged. ENDING: its transactional handler has sent finish + COMMIT.
 # AGAIN: it was cancelled, or its end is unknown; a cycle has to record that this attempt is over, the job runs again.
-# BLOCKED: it has given up, its group waits until a person releases it.
+# BLOCKED: it has given up, its group waits until a person releases it. MISLAID: by a wrong protocol.
 UNKNOWN, QUEUED, NAMED, RUNNING, DONE = "-", "queued", "named", "running", "done"
-ENDING, AGAIN, BLOCKED = "ending", "again", "blocked"
+ENDING, AGAIN, BLOCKED, MISLAID = "ending", "again", "blocked", "mislaid"
 
 # Why an executor lets go of an origin: its lease could not be renewed in time; it is not assigned any more.
 EXPIRED, UNASSIGNED = "expired", "unassigned"
 
 # The answer to a cycle, as its sender knows it. VOID: 0 rows. UNANSWERED: the connection was lost, it may still commit.
-# HALF_SEEN (a wrong protocol): void, and the origins have been looked at, the fence not yet.
+# REFUSED: Postgres takes one of its values for wrong. HALF_SEEN (a wrong protocol): void, and the origins have been
+# looked at, the fence not yet.
 WAITING, COMMITTED, VOID, UNANSWERED, HALF_SEEN = "waiting", "committed", "void", "unanswered", "half seen"
+REFUSED = "refused"
 # The answer to an acquire or renew. SKIPPED: a takeover had the row locked just then.
 OK, NO, SKIPPED = "ok", "no", "skipped"
 
@@ -118,7 +122,8 @@ class Hold(NamedTuple):
 
 
 class Cycle(NamedTuple):
-    """A cycle: what it ends, what it names. `epochs`: those under which the origins were held when it was composed."""
+    """A cycle: what it ends, what it names. `epochs`: those under which the origins were held when it was composed.
+    `troubled`: it has been looked up or sent again; not noted where one is under way at a time."""
 
     number: int
     fence: int
@@ -128,10 +133,12 @@ class Cycle(NamedTuple):
     running: tuple[int, ...]
     epochs: tuple[int | None, ...]
     answer: str
+    troubled: bool = False
 
-    def mentions(self, jobs: tuple[int, ...]) -> bool:
-        """Whether it ends or names any of these jobs."""
-        return any(job in self.ends or job in self.again or job in self.running for job in jobs)
+    def mentions(self, jobs: tuple[int, ...], running: bool = True) -> bool:
+        """Whether it ends or names any of these jobs, or (`running`) has it in its running set."""
+        named = self.running if running else self.names
+        return any(job in self.ends or job in self.again or job in named for job in jobs)
 
 
 class Ask(NamedTuple):
@@ -182,6 +189,14 @@ class Action(NamedTuple):
     running: tuple[int, ...] | None
 
 
+class Disown(NamedTuple):
+    """An executor bumps its own fence; or the answer. `alone`: nobody else has bumped it since it last knew it."""
+
+    answer: str
+    fence: int = 0
+    alone: bool = False
+
+
 class Executor(NamedTuple):
     """A process. `strays`: jobs whose handlers have yet to stop although the process has given up their origin.
     `paused`: the person's pause, as far as it is known here. `look`: the fence has grown, see why. `told`: what the
@@ -193,7 +208,7 @@ class Executor(NamedTuple):
     fence: int
     holds: tuple[Hold | None, ...]
     memory: tuple[str, ...]
-    flight: Cycle | None
+    flights: tuple[Cycle, ...]  # on their way or unresolved, the oldest first
     asks: tuple[Ask | None, ...]
     strays: tuple[int, ...]
     paused: bool = False
@@ -201,6 +216,7 @@ class Executor(NamedTuple):
     sight: Sight | None = None
     view: Look | None = None
     told: tuple[int, bool] | None = None
+    disown: Disown | None = None
 
 
 class Statement(NamedTuple):
@@ -235,6 +251,7 @@ class Budget(NamedTuple):
     halts: int = 0  # a person pauses something
     resumes: int = 0
     releases: int = 0  # of a blocked job
+    refusals: int = 0  # of a cycle that ends something
 
 
 _NO_FAULTS = Budget()
@@ -297,6 +314,19 @@ class Protocol:
     pause: str = "from every read"  # "from looks and from reads that say something new"
     stale_look: str = "covers all"  # "spares what is newer": than its sending
     look_up: str = "until it succeeds"  # "once": a failure, or the answer to an earlier one, ends it
+    in_flight: int = 1  # cycles; with two, the younger is sent while the older is unanswered
+    second: str = "after a first sending"  # "after a repetition": when the younger may be sent
+    carries: str = "what the older named"  # "what runs": the younger's running set
+    order: str = "oldest first"  # "as they come": answers
+    settles: str = "when both are answered"  # "when the older is"
+    disowns: str = "if one is unknown"  # "if the older is unknown", "never": only looks
+    disowned: str = "if nobody else has"  # "in any case": takes the new fence for its own doing
+    committed: str = "up to the row's number"  # "the row's number": after a disowning
+    merged: str = "both"  # "the older": what is sent again
+    merged_without: str = "what is lost"  # "nothing": of origins that are another's by then
+    put_back_of: str = "both"  # "the older": of the cycles under way
+    under_way: str = "both, with what runs on"  # "both" is as right, "the older": what holds up an acquire
+    barrier: str = "a cycle gathered since"  # "one that was under way": what a release waits for
 
     @property
     def stale_is_harmless(self) -> bool:
@@ -313,7 +343,8 @@ class Scenario:
     statements take no time, which keeps the space small. renews, faulty: the executors that renew leases, that suffer
     pauses, crashes and lost connections. lease, margin: in ticks. targets: the jobs that a person may cancel or
     release. paused: those that the pause holds back; `by_type`: it is one of a type, which no origin tells of.
-    blocked: jobs that have given up at first. slow: reads and looks take time.
+    blocked: jobs that have given up at first. unread: of what is held at first, they have yet to be read. slow: reads
+    and looks take time.
     """
 
     origin_of: tuple[int, ...] = (0, 0)
@@ -331,6 +362,7 @@ class Scenario:
     paused: tuple[int, ...] = (0,)
     by_type: bool = False
     blocked: tuple[int, ...] = ()
+    unread: tuple[int, ...] = ()
     slow: bool = False
     budget: Budget = _NO_FAULTS
 
@@ -339,104 +371,3 @@ class Scenario:
         """Whether a person does anything."""
         b = self.budget
         return bool(b.cancels or b.halts or b.resumes or b.releases)
-
-
-def canonical(state: State, prune: bool) -> State:
-    """One state for all that differ only in absolute numbers, in what a running set says of jobs that are over, or
-    (`prune`) in statements that can do nothing any more."""
-    origins, rows, jobs, executors, server = state[:5]
-    moved = any(o.epoch for o in origins) or any(r.cycle or r.fence for r in rows) or any(j.attempt for j in jobs)
-    if moved:
-        server = tuple([_canonical_statement(st, rows[executors[st.by].row], origins, jobs) for st in server])
-        executors = tuple([_canonical_executor(e, rows[e.row], origins) for e in executors])
-        origins = tuple([Origin(o.owner, 0, o.lease, 0 if o.since == o.epoch else -1) for o in origins])
-    rows = tuple([Row(0, 0, tuple([job for job in row.running if jobs[job].present])) for row in rows])
-    jobs = tuple([job._replace(attempt=0) if job.attempt else job for job in jobs])
-    if prune:
-        server = tuple([st for st in server if not _spent(st, origins[st.origin], executors[st.by].row)])
-    if len(server) > 1:
-        server = tuple(sorted(server, key=repr))
-    return State(origins, rows, jobs, executors, server, *state[5:])
-
-
-def _epoch(epoch: int, origin: Origin) -> int:
-    """0: the present epoch; -1: an earlier one of the same owner; -2: before its time."""
-    if epoch == origin.epoch:
-        return 0
-    return -1 if epoch >= origin.since else -2
-
-
-def _canonical_executor(e: Executor, row: Row, origins: tuple[Origin, ...]) -> Executor:
-    if e.status == DEAD:
-        return e
-    floor = -1
-    if e.sight or e.view or e.told:
-        e, floor = _ranked(e, row, origins), -9
-    return e._replace(
-        cycle=e.cycle - row.cycle,
-        fence=max(e.fence - row.fence, floor),
-        holds=tuple(
-            [h and Hold(_epoch(h.epoch, o), h.left, h.draining) for h, o in zip(e.holds, origins, strict=True)]
-        ),
-        flight=e.flight and _canonical_cycle(e.flight, row, origins, floor),
-        asks=tuple([a and _canonical_ask(a, row, o) for a, o in zip(e.asks, origins, strict=True)]),
-    )
-
-
-def _ranked(e: Executor, row: Row, origins: tuple[Origin, ...]) -> Executor:
-    """Of the fences that an executor compares with each other, only the order matters."""
-    view = e.view and e.view.view
-    fences = [
-        e.fence,
-        e.flight and e.flight.fence,
-        e.sight and e.sight.fence,
-        e.told and e.told[0],
-        view and view.fence,
-    ]
-    past = sorted({f for f in fences if f is not None and f < row.fence}, reverse=True)
-    rank = {fence: row.fence - 1 - place for place, fence in enumerate(past)} | {row.fence: row.fence}
-    look = e.view
-    if look is not None:
-        before = tuple([None if b is None else _epoch(b, o) for b, o in zip(look.before, origins, strict=True)])
-        if view is not None:
-            epochs = tuple([None if b is None else _epoch(b, o) for b, o in zip(view.epochs, origins, strict=True)])
-            view = view._replace(cycle=view.cycle - row.cycle, fence=rank[view.fence] - row.fence, epochs=epochs)
-        look = Look(before, view)
-    return e._replace(
-        fence=rank[e.fence],
-        flight=e.flight and e.flight._replace(fence=rank[e.flight.fence]),
-        sight=e.sight and e.sight._replace(fence=rank[e.sight.fence] - row.fence),
-        told=e.told and (rank[e.told[0]] - row.fence, e.told[1]),
-        view=look,
-    )
-
-
-def _canonical_ask(ask: Ask, row: Row, origin: Origin) -> Ask:
-    if ask.kind == "acquire" and ask.answer != OK:
-        return ask
-    return ask._replace(epoch=_epoch(ask.epoch, origin), fence=max(ask.fence - row.fence, -1))
-
-
-def _canonical_cycle(cycle: Cycle, row: Row, origins: tuple[Origin, ...], floor: int = -1) -> Cycle:
-    return cycle._replace(
-        number=max(cycle.number - row.cycle, 0),
-        fence=max(cycle.fence - row.fence, floor),
-        epochs=tuple([None if e is None else _epoch(e, o) for e, o in zip(cycle.epochs, origins, strict=True)]),
-    )
-
-
-def _canonical_statement(st: Statement, row: Row, origins: tuple[Origin, ...], jobs: tuple[Job, ...]) -> Statement:
-    if st.cycle is not None:
-        return st._replace(cycle=_canonical_cycle(st.cycle, row, origins))
-    if st.kind in ("acquire", "look"):
-        return st
-    return st._replace(epoch=_epoch(st.epoch, origins[st.origin]), attempt=max(st.attempt - jobs[st.job].attempt, -1))
-
-
-def _spent(st: Statement, origin: Origin, row: int) -> bool:
-    """Nobody listens to it, and it can no longer change anything."""
-    if st.heard or st.begun:
-        return False
-    if st.cycle is not None:
-        return st.cycle.number != 1 or st.cycle.fence != 0
-    return st.kind == "look" or (st.kind != "acquire" and (st.epoch != 0 or st.attempt != 0 or origin.owner != row))
