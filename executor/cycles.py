@@ -328,6 +328,7 @@ class CycleLoop:
         if flights:
             first = flights[0]
             first.batch = merged([flight.batch for flight in flights])
+            first.batch.finished = [f for f in first.batch.finished if self._scheduler.holds(f.entry)]
             first.contents = [content for flight in flights for content in flight.contents]
             self._flights = deque([first])
             number, sent = self._cycle + 1, now()

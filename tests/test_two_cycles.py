@@ -1,0 +1,302 @@
+"""The executor's own cycle loop with two cycles in flight, against a server that answers late, in another order or not
+at all. What counts is what stands in the executor's row and in the jobs at any moment."""
+
+import asyncio
+import re
+from random import Random
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+from sidings.errors import PostgresUnavailable
+from sidings.executor import cycles
+from sidings.executor.attempts import Finished
+from sidings.executor.cycles import CycleLoop
+from sidings.executor.metrics import ExecutorMetrics
+from sidings.executor.queues import Entry
+from sidings.executor.scheduler import Scheduler
+from sidings.jobs import SUCCEEDED, Registry
+from sidings.schema import load_sql
+
+from .scheduler_world import Handlers
+from .support import eventually
+
+CYCLE = load_sql("sidings.executor", "cycle")
+LIVES = 25
+JOBS = 60
+
+
+class Server:
+    """The executor's row and its jobs. A statement arrives, waits for the row, and commits, each at a time of its own;
+    whoever sent it may have given up by then."""
+
+    def __init__(self, random: Random, faults: float) -> None:
+        self.random = random
+        self.faults = faults
+        self.cycle = 0
+        self.fence = 0
+        self.running: set[int] = set()
+        self.jobs: set[int] = set()
+        self.succeeded: list[int] = []
+        self.cancelled: set[int] = set()
+        self.stopped: set[int] = set()  # cancelled when they were named
+        self.alive: set[int] = set()  # jobs whose handlers have started and whose outcomes are not recorded
+        self.row = asyncio.Lock()  # fair: who comes first is served first
+        self.statements: set[asyncio.Task[Any]] = set()
+        self.trouble = 0
+
+    async def pause(self) -> None:
+        for _ in range(self.random.choice((0, 0, 1, 2, 5, 20))):
+            await asyncio.sleep(0)
+
+    async def execute(self, kind: str, args: tuple[Any, ...]) -> dict[str, Any]:
+        await self.pause()
+        async with self.row:
+            await self.pause()
+            return getattr(self, kind)(*args)
+
+    def apply(self, _: object, number: int, fence: int, running: str, ids: str, *rest: object) -> dict[str, Any]:
+        if self.cycle != number - 1 or self.fence != fence:
+            return {"applied": 0, "succeeded": 0, "other": 0}
+        self.cycle, self.running = number, numbers(running)
+        ended = numbers(ids) & self.jobs
+        self.jobs -= ended
+        self.alive -= ended
+        self.succeeded += ended
+        missing = self.alive - self.running
+        assert not missing, f"cycle {number} names {self.running}: nobody could account for {missing}"
+        return {"applied": 1, "succeeded": len(ended), "other": 0}
+
+    def disown(self, _: object) -> dict[str, Any]:
+        self.fence += 1
+        return {"fence": self.fence}
+
+    def standing(self, _: object) -> dict[str, Any]:
+        gone = [id for id in self.running if id not in self.jobs]
+        origins = {"origins": ["t/0", "t/1"], "epochs": [1, 1]}
+        return {"cycle": self.cycle, "fence": self.fence, "timeline": None, "gone": gone, **origins}
+
+    async def cancel(self) -> None:
+        """A person cancels a job: what was planned before is void."""
+        async with self.row:
+            if not self.jobs:
+                return
+            id = self.random.choice(sorted(self.jobs))
+            self.jobs.remove(id)
+            self.alive.discard(id)
+            self.cancelled.add(id)
+            if id in self.running:
+                self.stopped.add(id)
+            self.fence += 1
+
+
+class Line:
+    """Takes the place of `Link`: an answer may be lost, before or after the statement has been at work."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    async def fetchrow(self, sql: str, *args: Any) -> dict[str, Any]:
+        server = self.server
+        kind = "apply" if "SET running" in sql else "disown" if "fence + 1" in sql else "standing"
+        refused = kind == "apply" and server.random.random() < server.faults / 4
+        if refused:
+            server.trouble += 1
+            await server.pause()
+            raise asyncpg.DeadlockDetectedError("refused")
+        statement = asyncio.create_task(server.execute(kind, args))
+        server.statements.add(statement)
+        statement.add_done_callback(server.statements.discard)
+        if server.random.random() < server.faults:
+            server.trouble += 1
+            await server.pause()  # it may be at work, or over, or on its way
+            raise PostgresUnavailable("no answer")
+        return await statement
+
+    async def fetch(self, *_: object) -> list[Any]:
+        return []
+
+
+def numbers(array: str) -> set[int]:
+    return {int(number) for number in re.findall(r"\d+", array)}
+
+
+class Service:
+    """A cycle loop with a scheduler full of jobs, and handlers that end when they like."""
+
+    def __init__(self, seed: int, faults: float) -> None:
+        self.random = Random(seed)
+        self.server = Server(self.random, faults)
+        self.scheduler = Scheduler(lambda kind: True)
+        self.queues = [self.scheduler.add_origin(name, 1) for name in ("t/0", "t/1")]
+        self.handlers = Handlers(6)
+        self.started: list[int] = []
+        registry = Registry()
+        registry.job(name="known", payload=object)(_handler)
+        self.loop = CycleLoop(
+            [Line(self.server), Line(self.server)],  # type: ignore[list-item]
+            self.scheduler,
+            self.handlers,  # type: ignore[arg-type]
+            registry,
+            ExecutorMetrics("test", None),
+            schema="sidings",
+            poison_after=5,
+            on_fenced=_ignore,
+            on_replaced=_ignore,
+            on_changed=self.read,
+            on_delayed=_ignore,
+            on_hungry=_ignore,
+        )
+        self.loop.begin(uuid4())
+        self.server.jobs = set(range(1, JOBS + 1))
+        self.most_in_flight = 0
+
+    def read(self) -> None:
+        """What the reader would do: all that stands in the database, in order."""
+        for id in sorted(self.server.jobs):
+            group = f"g{id % 7}" if id % 2 else None
+            queue = self.queues[id % 3 == 0]
+            if not queue.draining:
+                self.scheduler.insert(Entry(id, queue, "known", group, id), 0.0)
+        self.loop.signal()
+
+    async def live(self) -> None:
+        """Until all jobs have ended."""
+        self.read()
+        tasks = [
+            asyncio.create_task(work) for work in (self.loop.run(), self.drain_and_resume(), self.stop_and_go_on())
+        ]
+        try:
+            async with asyncio.timeout(20):
+                while self.server.jobs:
+                    await self.step()
+                    await asyncio.sleep(0)
+                    for task in tasks:
+                        assert not task.done(), task.exception()
+            await asyncio.gather(*self.server.statements)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def drain_and_resume(self) -> None:
+        """An origin is given up, and comes back when it could have been released."""
+        queue = self.queues[1]
+        while True:
+            await asyncio.sleep(0)
+            if self.random.random() < 0.98:
+                continue
+            self.loop.unname(self.handlers.unclaim(queue))
+            self.scheduler.drain(queue)
+            while queue.running:
+                await asyncio.sleep(0)
+            await self.loop.barrier()
+            named = {id for id in self.server.running if id % 3 == 0}
+            assert not named, f"an origin could be released although {named} are named"
+            self.scheduler.resume(queue)
+            self.read()
+
+    async def stop_and_go_on(self) -> None:
+        """Nothing new is started, and what runs ends: then nothing is named any more."""
+        while True:
+            await asyncio.sleep(0)
+            if self.random.random() < 0.98:
+                continue
+            self.loop.paused = True
+            self.loop.unname(self.handlers.unclaim())
+            while self.handlers.busy:
+                await asyncio.sleep(0)
+            await self.loop.barrier()
+            assert not self.server.running, f"{self.server.running} are still named"
+            self.loop.paused = False
+            self.loop.signal()
+
+    async def step(self) -> None:
+        handlers, server, random = self.handlers, self.server, self.random
+        self.most_in_flight = max(self.most_in_flight, len(self.loop._flights))
+        if handlers.claimed and len(handlers.busy) < handlers.concurrency and random.random() < 0.5:
+            entry = handlers.claimed.popleft()
+            assert entry.id in server.running, f"{entry} starts although no committed cycle names it"
+            assert entry.id in server.jobs | server.stopped, f"{entry} starts although it is over"
+            assert entry.id not in self.started, f"{entry} starts twice"
+            if entry.id in server.jobs:
+                server.alive.add(entry.id)
+            handlers.busy.append(entry)
+            self.started.append(entry.id)
+        if handlers.busy and random.random() < 0.5:
+            entry = handlers.busy.pop(random.randrange(len(handlers.busy)))
+            handlers.finished.append(Finished(entry, SUCCEEDED, 0.0, 0.0))
+            self.loop.signal()
+        if random.random() < server.faults / 30:
+            await server.cancel()
+        self.loop.fence_read(server.fence)
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second cycle for each outcome, and no waiting between attempts."""
+    monkeypatch.setattr(cycles, "_ENOUGH", 1)
+    monkeypatch.setattr(cycles.Backoff, "sleep", lambda _: asyncio.sleep(0))
+
+
+@pytest.mark.parametrize("faults", [0.0, 0.1, 0.4])
+async def test_whatever_becomes_of_two_cycles_each_job_runs_and_ends_once(faults: float):
+    most, trouble = 0, 0
+    for seed in range(LIVES):
+        service = Service(seed, faults)
+        await service.live()
+        ended = sorted([*service.server.succeeded, *service.server.cancelled])
+        assert ended == list(range(1, JOBS + 1)), f"seed {seed}"
+        assert set(service.started) - service.server.cancelled == set(service.server.succeeded), f"seed {seed}"
+        most = max(most, service.most_in_flight)
+        trouble += service.server.trouble
+    assert most == 2
+    assert (trouble > LIVES) == (faults > 0)
+
+
+@pytest.mark.parametrize("bumped", [False, True], ids=["", "and a person changes something"])
+async def test_a_cycle_that_is_sent_while_the_one_before_is_at_work_waits_for_it(database: str, bumped: bool):
+    first, second = await asyncpg.connect(database), await asyncpg.connect(database)
+    me = uuid4()
+    await first.execute("INSERT INTO sidings.executor (id) VALUES ($1)", me)
+    insert = (
+        "INSERT INTO sidings.job (type, origin, payload) VALUES ('x', 't/0', '{}'), ('x', 't/0', '{}') RETURNING id"
+    )
+    ids = await first.fetch(insert)
+    one, two = (row["id"] for row in ids)
+    async with first.transaction():
+        row = await first.fetchrow(CYCLE, *_arguments(me, 1, running=[two], ended=[one]))
+        assert row is not None
+        assert row["applied"] == row["succeeded"] == 1
+        following = asyncio.create_task(second.fetchrow(CYCLE, *_arguments(me, 2, running=[], ended=[two])))
+        await eventually(lambda: _waits(first, second), "the second waits for the row")
+        if bumped:
+            await first.execute("UPDATE sidings.executor SET fence = fence + 1")
+    row = await following
+    assert row is not None
+    assert row["applied"] == row["succeeded"] == (0 if bumped else 1)
+    assert await first.fetchval("SELECT count(*) FROM sidings.job") == (1 if bumped else 0)
+    await first.close()
+    await second.close()
+
+
+async def _waits(observer: asyncpg.Connection, of: asyncpg.Connection) -> bool:
+    found = await observer.fetchval("SELECT pg_blocking_pids($1) <> '{}'", of.get_server_pid())
+    return bool(found)
+
+
+def _arguments(me: UUID, number: int, *, running: list[int], ended: list[int]) -> tuple[object, ...]:
+    """Of ``cycle.sql``."""
+    ages = [0.0] * len(ended)
+    return me, number, 0, _array(running), _array(ended), "{}", "{}", ages, ages, "[]", [], 1, None
+
+
+def _array(numbers: list[int]) -> str:
+    return f"{{{','.join(map(str, numbers))}}}"
+
+
+async def _handler(job: object) -> None: ...
+
+
+def _ignore(*_: object) -> None: ...
