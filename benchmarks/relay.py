@@ -8,9 +8,13 @@ the figures as a dict. Rates are messages a second; of several rounds the median
 
 Backlogs that are drained:
 
-* ``one topic``         full batches of one topic: both wait for the producer, which is the same
+* ``one topic``         full batches of one topic
 * ``many topics``       a hundred topics with a few messages each: a service that publishes all sorts of events
-* ``open transaction``  one topic, while somebody's transaction (a backup, a report) keeps vacuum from its work
+* ``open transaction``  one topic, while somebody's transaction (a backup, a report) keeps vacuum from its work; the
+                        backlog is larger, as what such a transaction costs grows with what was deleted since it began
+
+The bare producers show what the client library and the broker allow: message by message, and, faster, in whole batches,
+which is as a relay sends.
 
 The Deimos algorithm runs with one sender and with four, as its article says: "a specified number of threads".
 """
@@ -36,13 +40,14 @@ from sidings.kafka.settings import KafkaSettings
 
 from .deimos import TABLES, Deimos
 
-__all__ = ["measure"]
+__all__ = ["MANY", "measure"]
 
 _PARTITIONS = 12
 _KEYS = 1_000
 _VALUE = b"x" * 200
 _TOPICS = 100  # of "many topics"
 _EACH = 100  # messages in each of them
+MANY = _TOPICS * _EACH
 _BARE = """CREATE TABLE bare_outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, topic text, key bytea,
            value bytea, created_at timestamptz NOT NULL DEFAULT now())"""
 
@@ -50,10 +55,12 @@ _BARE = """CREATE TABLE bare_outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIM
 class _Stage:
     """A database and topics of this run's own."""
 
-    def __init__(self, dsn: str, kafka: str, messages: int) -> None:
+    def __init__(self, dsn: str, kafka: str, messages: int, held: int | None = None) -> None:
+        """held: messages while a transaction is left open; default: the same."""
         self.dsn = dsn
         self.kafka = kafka
         self.messages = messages
+        self.held = held or messages
         self.topics: list[str] = []
         self.small: list[str] = []  # of one partition each
 
@@ -82,12 +89,15 @@ class _Stage:
         return relay, Outbox(postgres, wake=relay.wake)
 
 
-async def measure(messages: int = 100_000, rounds: int = 3, endpoints: Endpoints | None = None) -> dict[str, Any]:
-    """All figures. messages: in each round; rounds: of each variant, in turns."""
+async def measure(
+    messages: int = 100_000, rounds: int = 3, endpoints: Endpoints | None = None, *, held: int | None = None
+) -> dict[str, Any]:
+    """All figures. messages: in each round; held: the same while a transaction is left open, default four times as
+    many; rounds: of each variant, in turns."""
     ends = endpoints or await asyncio.to_thread(ensure)
     template = await ensure_template(ends.postgres, service="benchmark")
     dsn = await create_database(ends.postgres, f"relay_benchmark_{time.time_ns()}", template=template)
-    stage = _Stage(dsn, ends.kafka, messages)
+    stage = _Stage(dsn, ends.kafka, messages, held or 4 * messages)
     try:
         connection = await asyncpg.connect(dsn)
         await connection.execute(TABLES)
@@ -98,6 +108,7 @@ async def measure(messages: int = 100_000, rounds: int = 3, endpoints: Endpoints
         variants: dict[str, Callable[[_Stage], Awaitable[float]]] = {
             "bare producer": _bare_producer,
             "bare producer, idempotent": _idempotent_producer,
+            "bare producer, whole batches": _whole_batches,
             "relay": _relay,
             "deimos": _deimos,
             "many topics: relay": partial(_relay, many=True),
@@ -106,11 +117,14 @@ async def measure(messages: int = 100_000, rounds: int = 3, endpoints: Endpoints
             "open transaction: relay": partial(_relay, hold=True),
             "open transaction: deimos": partial(_deimos, hold=True),
         }
+        for warm_up in (_bare_producer, _relay):  # a broker that has just been started is slow at first
+            await warm_up(stage)
         for _ in range(rounds):
             for name, variant in variants.items():
                 _cpu.clear()
                 rates.setdefault(name, []).append(await variant(stage))
-                busy.setdefault(name, []).append((_cpu[-1] - _cpu[0]) / _count(stage, "many" in name) * 1e6)
+                count = _count(stage, many="many" in name, hold="open" in name)
+                busy.setdefault(name, []).append((_cpu[-1] - _cpu[0]) / count * 1e6)
         costs: dict[str, list[float]] = {}
         for _ in range(rounds):
             for name, cost in (await _publish_cost(stage)).items():
@@ -123,6 +137,7 @@ async def measure(messages: int = 100_000, rounds: int = 3, endpoints: Endpoints
             "client_cpu_microseconds": {name: round(statistics.median(us), 1) for name, us in busy.items()},
             "relay_to_bare_producer": round(median["relay"] / median["bare producer"], 2),
             "relay_to_idempotent_producer": round(median["relay"] / median["bare producer, idempotent"], 2),
+            "relay_to_whole_batches": round(median["relay"] / median["bare producer, whole batches"], 2),
             "relay_to_deimos": {
                 "one topic": round(median["relay"] / median["deimos"], 2),
                 "many topics": round(median["many topics: relay"] / median["many topics: deimos"], 2),
@@ -175,21 +190,49 @@ async def _idempotent_producer(stage: _Stage) -> float:
     return await _bare(stage, enable_idempotence=True)
 
 
-def _count(stage: _Stage, many: bool) -> int:
-    return _TOPICS * _EACH if many else stage.messages
+async def _whole_batches(stage: _Stage) -> float:
+    """Batches of one partition each, packed while Kafka has those before: aiokafka's fastest public way."""
+    topic = await stage.topic()
+    async with AIOKafkaProducer(bootstrap_servers=stage.kafka, acks="all", max_batch_size=512 * 1024) as producer:
+        await producer.partitions_for(topic)
+        keys: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]
+        for n in range(_KEYS):
+            keys[n % _PARTITIONS].append(b"k%d" % n)
+        under_way: list[asyncio.Future[object]] = []
+        started = _clock()
+        for first in range(0, stage.messages, 10_000):
+            sent: list[asyncio.Future[object]] = []
+            for partition, of_partition in enumerate(keys):
+                batch, share = (
+                    producer.create_batch(),
+                    range(partition, min(10_000, stage.messages - first), _PARTITIONS),
+                )
+                for n in share:
+                    batch.append(timestamp=None, key=of_partition[n % len(of_partition)], value=_VALUE)
+                if share:
+                    batch.close()
+                    sent.append(await producer.send_batch(batch, topic, partition=partition))
+            await asyncio.gather(*under_way)
+            under_way = sent
+        await asyncio.gather(*under_way)
+        return stage.messages / (_clock() - started)
 
 
-async def _backlog(stage: _Stage, many: bool) -> dict[str, int]:
+def _count(stage: _Stage, *, many: bool, hold: bool = False) -> int:
+    return MANY if many else stage.held if hold else stage.messages
+
+
+async def _backlog(stage: _Stage, *, many: bool, hold: bool) -> dict[str, int]:
     """Topics, and how many messages wait for each."""
     if not many:
-        return {await stage.topic(): stage.messages}
+        return {await stage.topic(): _count(stage, many=many, hold=hold)}
     while len(stage.small) < _TOPICS:
         stage.small += await asyncio.gather(*(stage.topic(partitions=1) for _ in range(10)))
     return dict.fromkeys(stage.small, _EACH)
 
 
 async def _relay(stage: _Stage, *, many: bool = False, hold: bool = False) -> float:
-    backlog = await _backlog(stage, many)
+    backlog = await _backlog(stage, many=many, hold=hold)
     relay, outbox = stage.relay()
     connection = await asyncpg.connect(stage.dsn)
     async with AsyncExitStack() as stack:
@@ -229,7 +272,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def _deimos(stage: _Stage, *, many: bool = False, hold: bool = False, senders: int = 1) -> float:
-    backlog = await _backlog(stage, many)
+    backlog = await _backlog(stage, many=many, hold=hold)
     connection = await asyncpg.connect(stage.dsn)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(connection.close)
