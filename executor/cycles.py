@@ -19,7 +19,7 @@ from uuid import UUID
 import asyncpg
 
 from ..errors import PostgresUnavailable
-from ..jobs import Again, Committed, ErrorInfo, Hold, OutcomeName, Registry
+from ..jobs import SUCCEEDED, Again, Committed, ErrorInfo, Hold, OutcomeName, Registry
 from ..schema import load_sql
 from .attempts import Finished
 from .clock import now
@@ -222,7 +222,8 @@ class CycleLoop:
             self._put_back(workers.expired, time)
             workers.expired = []
         finished, workers.finished = workers.finished, []
-        finished = [f for f in finished if scheduler.holds(f.entry)]
+        held = set(scheduler.origins.values())
+        finished = [f for f in finished if f.entry.origin in held]
         scheduler.wake_due(time)
         chosen: list[Entry] = []
         if not self.paused:
@@ -528,7 +529,9 @@ class CycleLoop:
         scheduler, time = self._scheduler, now()
         self._uncounted.append(batch.finished)
         for entry, outcome, _, _ in batch.finished:
-            if isinstance(outcome, Again):
+            if outcome is SUCCEEDED:
+                scheduler.ended(entry, time)
+            elif isinstance(outcome, Again):
                 due = time + outcome.delay
                 scheduler.again(entry, due)
                 if entry.lane is None:
@@ -537,13 +540,11 @@ class CycleLoop:
                 scheduler.again(entry, inf)
             else:
                 scheduler.ended(entry, time)
-        start: list[Entry] = []
-        back: list[Entry] = []
-        for entry in batch.chosen:
-            live = scheduler.holds(entry) and not entry.origin.draining and not self.paused
-            (start if live and time < entry.origin.deadline else back).append(entry)
-        if back:
-            self.unname(back)
+        queues = scheduler.origins.values()
+        live = {queue for queue in queues if not queue.draining and time < queue.deadline and not self.paused}
+        start = [entry for entry in batch.chosen if entry.origin in live]
+        if len(start) < len(batch.chosen):
+            self.unname([entry for entry in batch.chosen if entry.origin not in live])
         if start:
             self._workers.claim(start)
         for reached in batch.barriers:

@@ -319,25 +319,26 @@ class Reader:
         skew: float,
         time: float,
     ) -> None:
-        counts = [0] * len(plan.origins)
-        highs: dict[OriginQueue, int] = {}
+        counts = [0] * (len(plan.origins) + 1)
+        highs = counts.copy()
+        live = [None if ref == 0 else self._live(plan, ref) for ref in range(len(counts))]
         insert = self._scheduler.insert
         for row in rows:
-            ref = row[1]
-            counts[ref - 1] += 1
-            if (queue := self._live(plan, ref)) is not None:
+            ref: int = row[1]
+            counts[ref] += 1
+            if (queue := live[ref]) is not None:
                 insert(_entry(row, queue, skew), time)
-                if row[5] > highs.get(queue, 0):
-                    highs[queue] = row[5]
+                if row[5] > highs[ref]:
+                    highs[ref] = row[5]
         tops = {row[1]: row[5] for row in scanned}
-        for index, page in enumerate(plan.pages):
-            queue = self._live(plan, index + 1)
+        for ref, page in enumerate(plan.pages, start=1):
+            queue = live[ref]
             if queue is None or not page:
                 continue
-            queue.backlogged = counts[index] >= page
-            queue.high = max(queue.high, highs.get(queue, 0))
-            if not queue.backlogged and tops.get(index + 1) is not None:
-                queue.high = max(queue.high, tops[index + 1])  # past the rows of lanes that were left out
+            queue.backlogged = counts[ref] >= page
+            queue.high = max(queue.high, highs[ref])
+            if not queue.backlogged and tops.get(ref) is not None:
+                queue.high = max(queue.high, tops[ref])  # past the rows of lanes that were left out
 
     def _new_server(self, server: str, plan: _Plan) -> None:
         """Positions, transaction ids and leases may have gone back: nothing read so far can be relied on."""
@@ -360,41 +361,30 @@ def _timeline(server: str | None) -> str:
 
 
 def _entry(row: asyncpg.Record, queue: OriginQueue, skew: float) -> Entry:
+    entry = Entry.__new__(Entry)  # its `__init__` takes as long again, and there is one for each job
     (
         _,
         _,
-        id,
-        type,
-        group,
-        position,
-        attempt,
-        failures,
-        losses,
-        priority,
-        policy,
+        entry.id,
+        entry.type,
+        entry.group,
+        entry.position,
+        entry.attempt,
+        entry.failures,
+        entry.losses,
+        entry.priority,
+        entry.policy,
         run_at,
-        enqueued,
+        entry.enqueued,
         first,
-        headers,
-        payload,
+        entry.headers,
+        entry.payload,
     ) = row
-    return Entry(
-        id,
-        queue,
-        type,
-        group,
-        position,
-        attempt,
-        failures,
-        losses,
-        priority,
-        policy,
-        None if run_at is None else run_at - skew,
-        enqueued,
-        None if first is None else first - skew,
-        headers,
-        payload,
-    )
+    entry.origin = queue
+    entry.due = None if run_at is None else run_at - skew
+    entry.first_started = None if first is None else first - skew
+    entry.lane = None
+    return entry
 
 
 def _text(value: str) -> str:

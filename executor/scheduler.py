@@ -69,6 +69,7 @@ class Scheduler:
         self.keep = keep
         self.ready = 0
         self._known_type = known_type
+        self._types: set[str] = set()  # those that it has said yes to
         self._max_keep = keep
         self._budget = budget
         self._payload_budget = payload_budget
@@ -167,7 +168,7 @@ class Scheduler:
             if known.position == entry.position:
                 return
             self._discard_waiting(known)  # it was given a new place
-        if entry.attempt <= self._ended.get(entry.id, 0):
+        if self._ended and entry.attempt <= self._ended.get(entry.id, 0):
             return
         if entry.group is None or entry.policy == _PARALLEL:
             self._insert_single(entry, now)
@@ -175,7 +176,7 @@ class Scheduler:
             self._insert_grouped(entry, now)
 
     def _insert_single(self, entry: Entry, now: float) -> None:
-        if not self._known_type(entry.type):
+        if entry.type not in self._types and not self._knows_type(entry.type):
             self.unknown[entry.type] = self.unknown.get(entry.type, 0) + 1
             return
         if self.pauses is not NOTHING_PAUSED and self.withholds(entry.type, entry.origin.name, entry.group):
@@ -407,8 +408,10 @@ class Scheduler:
         lane = entry.lane
         if lane is not None and self.holds(entry):
             lane.running = None
-            self._arm(lane, now)
-            self._drop_if_empty(lane)
+            if lane.queue:
+                self._arm(lane, now)
+            if not lane.queue:
+                self._drop_if_empty(lane)
         if early is not None and self.holds(early):
             self.insert(early, now)
 
@@ -427,7 +430,10 @@ class Scheduler:
                 self._stick(lane, entry.position, due)
 
     def _forget(self, entry: Entry) -> Entry | None:
-        self._unlearn(entry)
+        if self._known.get(entry.id) is entry:  # `_unlearn`, without the call: this is done for each job
+            del self._known[entry.id]
+            if entry.payload is not None:
+                self._payload -= len(entry.payload)
         entry.origin.running.discard(entry)
         if self.reading:
             self._ended[entry.id] = entry.attempt
@@ -499,6 +505,11 @@ class Scheduler:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
+    def _knows_type(self, type: str) -> bool:
+        if self._known_type(type):
+            self._types.add(type)
+        return type in self._types
+
     def _learn(self, entry: Entry) -> None:
         self._known[entry.id] = entry
         if entry.payload is not None:
@@ -535,7 +546,7 @@ class Scheduler:
         if self.pauses is not NOTHING_PAUSED and self.withholds(head.type, lane.origin.name, lane.group):
             self._stick(lane, head.position, inf)
             return False
-        if not self._known_type(head.type):
+        if head.type not in self._types and not self._knows_type(head.type):
             if lane.blocked_by != head.id:
                 self.unknown[head.type] = self.unknown.get(head.type, 0) + 1
             self._stick(lane, head.position, now + _UNKNOWN_SECONDS)

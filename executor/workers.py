@@ -221,7 +221,7 @@ class Workers:
     async def _work(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()
         claimed = self.claimed
-        streak = 0
+        streak, time = 0, now()
         current_origin.set(None)  # jobs have their own, whatever the executor was started in
         while not self._stopping:  # a handler may have swallowed the cancellation that was to end this
             if not claimed:
@@ -229,38 +229,58 @@ class Workers:
                 worker.wake = loop.create_future()
                 self._idle.append(worker)
                 await worker.wake
-                streak = 0
+                streak, time = 0, now()
                 if len(claimed) > 1:
                     self._wake()
                 continue
             item = claimed.popleft()
             if isinstance(item, Entry):
-                await self._attempt(worker, item)
+                time = await self._attempt(worker, item, time)
             else:
-                await self._attempt_batch(worker, item)
+                time = await self._attempt_batch(worker, item, time)
             streak += 1
             if streak >= _STREAK:
                 streak = 0
                 await asyncio.sleep(0)
+                time = now()
 
-    async def _attempt(self, worker: Worker, entry: Entry) -> None:
-        job_type, started = self._begin(worker, entry)
+    async def _attempt(self, worker: Worker, entry: Entry, started: float) -> float:
+        """One attempt, from the stored payload to an outcome, from `started` to the time that is returned. A coroutine
+        function without anything around it is awaited right here: each call in between costs as much as the rest."""
+        job_type = self._begin(worker, entry, started)
         if job_type is None:
             self.expired.append(entry)
-        else:
+            self._on_change()
+            return started
+        try:
             try:
-                outcome = await self._run(worker, job_type, entry, started)
-            except asyncio.CancelledError:
-                outcome = self._cancelled(worker, job_type, entry, started)
-            self._end(worker)
-            if outcome is None:
-                self.expired.append(entry)
+                job = job_of(job_type, entry)
+            except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
+                outcome = invalid(entry, error)
             else:
-                self.finished.append(Finished(entry, outcome, started, now()))
+                current_work.set(job)
+                if job_type.is_async and not job_type.transactional and not self._middleware:
+                    result = await cast(Any, job_type.handler)(job)
+                    outcome = judged(job_type, entry, result, started) if job_type.judges_results else SUCCEEDED
+                else:
+                    outcome = await self._run(worker, job_type, job, entry, started)
+        except asyncio.CancelledError:
+            outcome = self._cancelled(worker, job_type, entry, started)
+        except (GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
+            outcome = raised(job_type, entry, error, started)
+        self._end(worker)
+        finished = now()
+        if outcome is None:
+            self.expired.append(entry)
+        else:
+            self.finished.append(Finished(entry, outcome, started, finished))
         self._on_change()
+        return finished
 
-    async def _attempt_batch(self, worker: Worker, entries: list[Entry]) -> None:
-        job_type, started = self._begin(worker, entries[0])
+    async def _attempt_batch(self, worker: Worker, entries: list[Entry], started: float) -> float:
+        job_type = self._begin(worker, entries[0], started)
         if job_type is None:
             self.expired += entries
         else:
@@ -275,19 +295,19 @@ class Workers:
                 else:
                     self.finished.append(Finished(entry, outcome, started, now()))
         self._on_change()
+        return now()
 
-    def _begin(self, worker: Worker, entry: Entry) -> tuple[JobType[Any] | None, float]:
-        """The type to run and the time; no type if the lease ran out before a worker came to it."""
-        started = now()
+    def _begin(self, worker: Worker, entry: Entry, started: float) -> JobType[Any] | None:
+        """The type to run; none if the lease ran out before a worker came to it."""
         if started >= entry.origin.deadline:
-            return None, started
+            return None
         job_type = self._registry.get(entry.type)
         assert job_type is not None  # the scheduler passes known types only
         worker.started = started
         worker.entry = entry
         if job_type.timeout is not None:
             worker.stop_at = started + job_type.timeout
-        return job_type, started
+        return job_type
 
     def _end(self, worker: Worker) -> None:
         if worker.reason is not None and worker.task is not None:
@@ -296,27 +316,17 @@ class Workers:
         worker.entry = worker.call = None
         worker.stop_at = worker.reason = None
 
-    async def _run(self, worker: Worker, job_type: JobType[Any], entry: Entry, started: float) -> Outcome | None:
-        """One attempt, from the stored payload to an outcome. Only cancellation comes out as an exception."""
-        try:
-            job = job_of(job_type, entry)
-        except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
-            return invalid(entry, error)
-        current_work.set(job)
-        try:
-            if job_type.transactional:
-                return await self._transactional.run(job_type, job, entry, started)
-            if self._middleware:
-                result = await self._handle_inside(worker, job_type, [job], job)
-            elif job_type.is_async:
-                result = await cast(Any, job_type.handler)(job)
-            else:
-                result = await self._handle_plain(worker, job_type, job)
-        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
-            return raised(job_type, entry, error, started)
-        return judged(job_type, entry, result, started) if job_type.retry.judges_results else SUCCEEDED
+    async def _run(
+        self, worker: Worker, job_type: JobType[Any], job: Job[Any], entry: Entry, started: float
+    ) -> Outcome:
+        """Call a handler that is transactional, a plain function, or inside of middleware. What it raises comes out."""
+        if job_type.transactional:
+            return await self._transactional.run(job_type, job, entry, started)
+        if self._middleware:
+            result = await self._handle_inside(worker, job_type, [job], job)
+        else:
+            result = await self._handle_plain(worker, job_type, job)
+        return judged(job_type, entry, result, started) if job_type.judges_results else SUCCEEDED
 
     async def _run_batch(
         self, worker: Worker, job_type: JobType[Any], entries: list[Entry], started: float

@@ -72,6 +72,7 @@ class JobType(Generic[P]):
         self.name = name
         self.handler = handler
         self.retry = retry
+        self.judges_results = retry.judges_results
         self.timeout = timeout
         self.history = history
         self.transactional = transactional
@@ -86,7 +87,8 @@ class JobType(Generic[P]):
         self._destination = destination
         self._group = group
         self._adapter: TypeAdapter[P] = TypeAdapter(payload)
-        # As `validate_python` and `dump_json`, in less than half the time.
+        # As `validate_json`, `validate_python` and `dump_json`, in less time.
+        self._parse = self._adapter.validator.validate_json
         self._validate = self._adapter.validator.validate_python
         self._to_json = self._adapter.serializer.to_json
         self._check_group(payload)
@@ -271,7 +273,7 @@ class JobType(Generic[P]):
     def load(self, text: str | None) -> P:
         """Parse a stored payload. Raises pydantic's `ValidationError`."""
         # By name, as `_prepared` writes it, and by alias, as a Kafka message or another program may have it.
-        return self._adapter.validate_json("null" if text is None else text, by_name=True, by_alias=True)
+        return self._parse("null" if text is None else text, by_name=True, by_alias=True)
 
     def group_of(self, payload: P) -> str | None:
         """The group of a job with this payload; None where the type has no groups. Raises `MissingGroup`."""
