@@ -20,6 +20,9 @@ _TAKEN = two_origins(unread=(0,), renews=(1,))  # B takes X over
 _WALKS = Scenario(
     origin_of=(0, 0, 1), wants=((0, 1), (0, 1)), faulty=(0, 1), lease=3, budget=Budget(2, 1, 3, 2, 0, 1, refusals=2)
 )
+_PERSON_WALKS = changed(
+    _WALKS, slow=True, targets=(0, 1), pauses=1, losses=4, drains=1, refusals=1, cancels=1, halts=1, resumes=1
+)
 
 
 def _bug(name: str, breaks: str, scenario: Scenario, **wrong: Any) -> Check:
@@ -77,13 +80,14 @@ RIGHT_OF_TWO = [
     _right("a person cancels, connection lost, a refusal", changed(_X_LATER, cancels=1, losses=1, refusals=1)),
     _right("a person cancels twice, connection lost", changed(_THREE, cancels=2, losses=1)),
     _right("a person pauses and resumes, connection lost", changed(_X_LATER, halts=1, resumes=1, losses=1)),
-    _right("a person cancels, looks take time, connection lost", changed(_SLOW, cancels=1, losses=1)),
+    _right("a person cancels, slow looks, connection lost", changed(_SLOW, cancels=1, losses=1)),
     _right("drain and release, connection lost", changed(_X_LATER, drains=1, losses=1)),
     _right("expired leases are given up", changed(_PAIR, steady=(1,)), expired="give up and acquire", under_way="both"),
-    _right("a takeover, connection lost", changed(_TAKEN, losses=1)),
-    _right("takeovers, crash", changed(_TAKEN, steady=(), wants=((0, 1), (0, 1)), crashes=1), FULL),
+    _right("a takeover", _TAKEN),
+    _right("a takeover, connection lost", changed(_TAKEN, losses=1), FULL),
     _right("a takeover, a person cancels", changed(_TAKEN, cancels=1), FULL),
     _right("a rival", two_origins(unread=(0,)), FULL),
     _right("a rival, connection lost", two_origins(unread=(1,), losses=1), FULL),
-    _right("walks: everything at once", _WALKS, walks=200),
+    _right("walks: everything at once, transactional", changed(_WALKS, transactional=(1,)), walks=200),
+    _right("walks: everything at once, a person", _PERSON_WALKS, walks=200),
 ]
