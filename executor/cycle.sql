@@ -4,8 +4,7 @@
 -- `fence`, so a stale cycle is void as a whole; the cycle number makes a repetition after a lost connection safe. Joining
 -- origin.epoch instead does not fence (docs/decisions/0002-fence.md). It also tests the timeline: after a failover that
 -- has lost commits, ids, attempts and cycle numbers are handed out a second time (docs/decisions/0017-failover.md).
--- The row is locked by its id alone and compared afterwards: a cycle that is sent while the one before it is at work waits
--- for it then. Compared at once, the row would be passed over, for in this statement's snapshot it has the older number.
+-- begin_cycle() locks the row and compares afterwards: a cycle that is sent while the one before it is at work waits for it.
 -- Lock order: executor, then jobs by primary key. Never origin: acquire locks origin before executor.
 -- Plan: index scans on executor_pkey and job_pkey, driven by unnest(); never a scan of job.
 --
@@ -15,61 +14,56 @@
 -- $10 all other outcomes as jsonb, $11 types that leave no history
 -- $13 the timeline that all this was read from (null: nothing was)
 -- Whole numbers come as the text of an array: asyncpg takes twice as long to encode the array itself, Postgres does not.
--- Times go as ages, so that only the server's clock stands in the history.
-WITH mine AS MATERIALIZED (
-    SELECT e.id, e.cycle, e.fence FROM sidings.executor e WHERE e.id = $1 FOR NO KEY UPDATE
-), me AS (
-    UPDATE sidings.executor e SET running = $4::text::bigint[], cycle = $2
-    FROM mine
-    WHERE e.id = mine.id AND mine.cycle = $2 - 1 AND mine.fence = $3 AND ($13::text IS NULL OR sidings.timeline() = $13)
-    RETURNING e.id
+-- Times go as ages, so that only the server's clock stands in the history; they count from the arrival of the statement, whatever
+-- it has waited for.
+WITH me AS MATERIALIZED (
+    SELECT date_part('epoch', statement_timestamp()) AS sent
+    FROM sidings.begin_cycle($1, $2, $3, $4::text::bigint[], $13::text) AS b (applied) WHERE b.applied
 ), succeeded AS (
     DELETE FROM sidings.job j
     USING me, unnest($5::text::bigint[], $6::text::int[], $7::text::bigint[], $8::float8[], $9::float8[])
               AS f (id, attempt, epoch, started, finished)
     WHERE j.id = f.id AND j.attempt = coalesce(f.attempt, 1)
-    RETURNING j.id, coalesce(f.epoch, $12::bigint) AS epoch, j.enqueued_at, j.run_at, f.started, f.finished, j.attempt, j.priority, j.type, j.origin,
-              j."group", j.headers
+    RETURNING j.id, coalesce(f.epoch, $12::bigint) AS epoch, j.enqueued_at, j.run_at, to_timestamp(me.sent - f.started) AS started_at,
+              to_timestamp(me.sent - f.finished) AS finished_at, j.attempt, j.priority, j.type, j.origin, j."group", j.headers
 ), other AS MATERIALIZED (
-    SELECT o.* FROM me, jsonb_to_recordset($10::jsonb)
+    SELECT o.*, me.sent FROM me, jsonb_to_recordset($10::jsonb)
         AS o (id bigint, attempt int, epoch bigint, action text, outcome text, started float8, finished float8, due float8, delay float8,
               failed int, reason text, error_class text, error_message text, error_fingerprint text)
 ), gone AS (
     DELETE FROM sidings.job j USING other o
     WHERE o.action = 'end' AND j.id = o.id AND j.attempt = o.attempt
-    RETURNING j.*, o.epoch, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, true AS keep
+    RETURNING j.*, o.epoch, o.sent, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, true AS keep
 ), again AS (   -- a job that is in no group's order is delayed: promoted when due. 'block': its group waits for a person
     UPDATE sidings.job j
     SET attempt = j.attempt + 1, failures = j.failures + o.failed, losses = 0,
         run_at = CASE WHEN o.action = 'block' THEN 'infinity' ELSE clock_timestamp() + o.delay * interval '1 second' END,
         error = CASE WHEN o.failed = 0 THEN j.error ELSE left(concat_ws(': ', o.error_class, o.error_message), 1000) END,
         first_started_at = CASE WHEN o.failed = 0 THEN j.first_started_at
-                                ELSE coalesce(j.first_started_at,
-                                              clock_timestamp() - o.started * interval '1 second') END,
+                                ELSE coalesce(j.first_started_at, to_timestamp(o.sent - o.started)) END,
         position = CASE WHEN j."group" IS NULL OR j.policy = 2 THEN NULL ELSE j.position END
     FROM other o
     WHERE o.action IN ('again', 'block') AND j.id = o.id AND j.attempt = o.attempt
-    RETURNING j.*, o.epoch, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, false AS keep
+    RETURNING j.*, o.epoch, o.sent, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, false AS keep
 ), held AS (
     UPDATE sidings.job j
     SET attempt = j.attempt + 1, held = o.reason, position = NULL, losses = 0,
         error = left(concat_ws(': ', o.error_class, o.error_message), 1000)
     FROM other o
     WHERE o.action = 'hold' AND j.id = o.id AND j.attempt = o.attempt
-    RETURNING j.*, o.epoch, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, false AS keep
+    RETURNING j.*, o.epoch, o.sent, o.outcome, o.started, o.finished, o.due, o.error_class, o.error_message, o.error_fingerprint, false AS keep
 ), unsuccessful AS (
     SELECT * FROM gone UNION ALL SELECT * FROM again UNION ALL SELECT * FROM held
 ), history AS (
     INSERT INTO sidings.job_history
         (job_id, epoch, enqueued_at, due_at, started_at, finished_at, executor, attempt, outcome, priority, type, origin,
          "group", error_class, error_message, error_fingerprint, correlation_id, payload)
-    SELECT s.id, s.epoch, s.enqueued_at, s.run_at, clock_timestamp() - s.started * interval '1 second',
-           clock_timestamp() - s.finished * interval '1 second', $1, s.attempt, 'succeeded', s.priority, s.type, s.origin,
+    SELECT s.id, s.epoch, s.enqueued_at, s.run_at, s.started_at, s.finished_at, $1, s.attempt, 'succeeded', s.priority, s.type, s.origin,
            s."group", NULL, NULL, NULL, s.headers ->> 'correlation_id', NULL
     FROM succeeded s WHERE s.type <> ALL ($11::text[])
     UNION ALL
-    SELECT u.id, u.epoch, u.enqueued_at, clock_timestamp() - u.due * interval '1 second',
-           clock_timestamp() - u.started * interval '1 second', clock_timestamp() - u.finished * interval '1 second', $1,
+    SELECT u.id, u.epoch, u.enqueued_at, to_timestamp(u.sent - u.due), to_timestamp(u.sent - u.started),
+           to_timestamp(u.sent - u.finished), $1,
            CASE WHEN u.keep THEN u.attempt ELSE u.attempt - 1 END, u.outcome::sidings.outcome, u.priority, u.type, u.origin,
            u."group", u.error_class, u.error_message, u.error_fingerprint, u.headers ->> 'correlation_id',
            CASE WHEN u.keep THEN u.payload END

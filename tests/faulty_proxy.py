@@ -16,7 +16,7 @@ __all__ = ["KINDS", "FaultyProxy", "Moment", "proxied"]
 
 # What tells our statements apart.
 KINDS = {
-    "cycle": re.compile(r"UPDATE sidings\.executor e? ?SET running"),
+    "cycle": re.compile(r"sidings\.begin_cycle\("),
     "standing": re.compile(r"SELECT e\.cycle, e\.fence"),
     "read": re.compile(r"pg_current_snapshot\(\) AS snapshot"),
     "acquire": re.compile(r"FROM sidings\.acquire\("),

@@ -15,20 +15,16 @@ ORIGIN = "t/0"
 LEASE = "25 milliseconds"
 ACQUIRE = f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '{LEASE}', true)"
 CYCLE = load_sql("sidings.executor", "cycle")
-FENCE = "AND mine.fence = $3"
+FENCE = " AND e.fence = its_fence"
 
 
 def widened(cycle: str) -> str:
     """The cycle with a pause between its snapshot and its first write, so that races are frequent."""
-    pause = "WITH w AS MATERIALIZED (SELECT pg_sleep(random() * 0.02) IS NULL AS never), mine AS MATERIALIZED ("
-    wider, found = re.subn(
-        r"WITH mine AS MATERIALIZED \((\s+SELECT [^)]+?)\sWHERE ",
-        rf"{pause}\1, w WHERE NOT w.never AND ",
-        cycle,
-    )
-    wider = wider.replace("FOR NO KEY UPDATE", "FOR NO KEY UPDATE OF e")
+    pause = "WITH w AS MATERIALIZED (SELECT pg_sleep(random() * 0.02) IS NULL AS never), me AS MATERIALIZED ("
+    begin = r"FROM (sidings\.begin_cycle\([^)]*\)) AS b"
+    wider, found = re.subn(begin, r"FROM w, LATERAL (SELECT \1 WHERE NOT w.never) AS b", cycle)
     assert found == 1
-    return wider
+    return wider.replace("WITH me AS MATERIALIZED (", pause)
 
 
 def array(numbers: Iterable[int]) -> str:
@@ -38,9 +34,9 @@ def array(numbers: Iterable[int]) -> str:
 class Stress:
     """Three executors fight over one origin with a lease of 25 ms, and often go on after it has run out."""
 
-    def __init__(self, dsn: str, cycle: str) -> None:
+    def __init__(self, dsn: str) -> None:
         self.dsn = dsn
-        self.cycle = widened(cycle)
+        self.cycle = widened(CYCLE)
         self.seen: dict[int, set[int]] = {}  # what each epoch found waiting
         self.count: Counter[str] = Counter()
         self.done = False
@@ -113,7 +109,7 @@ class Stress:
 
 
 async def test_no_superseded_epoch_ends_a_job(database: str):
-    stress = Stress(database, CYCLE)
+    stress = Stress(database)
     history = await stress.run(takeovers=80)
     assert stress.superseded(history) == []
     assert len({row["job_id"] for row in history if row["outcome"] == "succeeded"}) == stress.count["ended"]
@@ -123,7 +119,11 @@ async def test_no_superseded_epoch_ends_a_job(database: str):
 
 
 async def test_without_the_fence_this_stress_would_notice(database: str):
-    assert FENCE in CYCLE
-    stress = Stress(database, CYCLE.replace(FENCE, "AND $3::bigint IS NOT NULL"))
+    connection = await asyncpg.connect(database)
+    begin = await connection.fetchval("SELECT pg_get_functiondef('sidings.begin_cycle'::regproc)")
+    assert FENCE in begin
+    await connection.execute(begin.replace(FENCE, ""))
+    await connection.close()
+    stress = Stress(database)
     found = stress.superseded(await stress.run(takeovers=80))
     assert found != []

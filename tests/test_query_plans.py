@@ -241,7 +241,7 @@ async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
     entries = [Entry(number, queue, "x", f"g{number}", number) for number in range(1, 301)]
     batch = Batch([Finished(entry, outcomes[entry.id % 3], 0.0, 1.0) for entry in entries], [])
     plans = await Plans.of(filled, "sidings.executor", "cycle", *cycle._arguments(batch, 1, 2.0))
-    plans.must_use("executor_pkey", "job_pkey")
+    plans.must_use("job_pkey")
     plans.must_not_scan_a_table()
     plans.must_not_sort_jobs()
     plans.must_probe_by("job_pkey", "id")

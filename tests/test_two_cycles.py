@@ -99,7 +99,7 @@ class Line:
 
     async def fetchrow(self, sql: str, *args: Any) -> dict[str, Any]:
         server = self.server
-        kind = "apply" if "SET running" in sql else "disown" if "fence + 1" in sql else "standing"
+        kind = "apply" if "begin_cycle" in sql else "disown" if "fence + 1" in sql else "standing"
         refused = kind == "apply" and server.random.random() < server.faults / 4
         if refused:
             server.trouble += 1
