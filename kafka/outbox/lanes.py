@@ -175,12 +175,12 @@ class LaneWorker:
 
     async def _prepare(self, sender: Sender, partitions: list[int]) -> None:
         """Kafka has a round: pack the next one, if there are enough messages for a full one."""
-        for _ in range(_TURNS):
-            await asyncio.sleep(0)
         settings = self._settings
         self._most = min(len(partitions) * settings.batch_size, max(settings.batch_size, settings.window // 4))
         if self._prepared is not None or len(self.lane.queue) < self._most:
             return
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
         rows = self.lane.peek(self._most)
         batches: dict[int, Packed] = {}
         for partition, group in self._packer.by_partition(rows, partitions).items():

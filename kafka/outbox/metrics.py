@@ -65,8 +65,12 @@ class OutboxMetrics(Collector):
         """Messages were refused."""
         self._parked.labels(self.service, topic).inc(count)
 
-    def count(self, name: str, topic: str) -> float:
-        """The value of a counter: ``sent``, ``failed`` or ``parked``."""
+    def count(self, name: str, topic: str | None = None) -> float:
+        """The value of a counter: ``sent``, ``failed`` or ``parked``; without a topic: of all."""
+        if topic is None:
+            counter = {"sent": self._sent, "failed": self._failed, "parked": self._parked}[name]
+            samples = (sample for metric in counter.collect() for sample in metric.samples)
+            return sum(sample.value for sample in samples if sample.name.endswith("_total"))
         labels = {"service": self.service, "topic": topic}
         return self._own.get_sample_value(f"sidings_outbox_{name}_total", labels) or 0.0
 
