@@ -7,7 +7,7 @@
 -- $9 slots, $10 topics, $11 after, $12 up to: the shares to refill, $13 rows a refill
 --
 -- Plan: index scans of outbox_pkey, each with its LIMIT inside; never a sequential scan, never a sort over the table;
--- tests/test_relay_reading.py holds that. Nothing at or below the marks is touched but late rows, so dead entries there cost
+-- tests/test_relay.py holds that. Nothing at or below the marks is touched but late rows, so dead entries there cost
 -- nothing, however long some transaction keeps vacuum from removing them.
 WITH s AS MATERIALIZED (
     SELECT pg_current_snapshot() AS snapshot,
