@@ -63,6 +63,7 @@ class Flight:
     batch: Batch
     number: int
     sent: float
+    link: Link
     answer: asyncio.Task[asyncpg.Record | None]
     contents: list[tuple[list[Finished], list[Entry]]]
 
@@ -290,13 +291,14 @@ class CycleLoop:
 
     def _send(self, batch: Batch) -> None:
         number, sent = self._cycle + 1 + len(self._flights), now()
-        answer = asyncio.create_task(self._ask(batch, number, sent), name="sidings cycle")
+        taken = [flight.link for flight in self._flights]
+        link = next(link for link in self._links if link not in taken)  # the second only where there are two cycles
+        answer = asyncio.create_task(self._ask(link, batch, number, sent), name="sidings cycle")
         answer.add_done_callback(lambda _: self._signal.set())
-        self._flights.append(Flight(batch, number, sent, answer, [(batch.finished, batch.chosen)]))
+        self._flights.append(Flight(batch, number, sent, link, answer, [(batch.finished, batch.chosen)]))
         asyncio.get_running_loop().call_soon(self._count)  # while the statement is under way
 
-    def _ask(self, batch: Batch, number: int, sent: float) -> Coroutine[Any, Any, asyncpg.Record | None]:
-        link = self._links[number % len(self._links)]
+    def _ask(self, link: Link, batch: Batch, number: int, sent: float) -> Coroutine[Any, Any, asyncpg.Record | None]:
         return link.fetchrow(self._sql, *self._arguments(batch, number, sent))
 
     async def _land(self) -> None:
@@ -333,7 +335,7 @@ class CycleLoop:
             first.contents = [content for flight in flights for content in flight.contents]
             self._flights = deque([first])
             number, sent = self._cycle + 1, now()
-            first.number = await self._commit(first.batch, number, self._ask(first.batch, number, sent))
+            first.number = await self._commit(first.batch, number, self._ask(self._link, first.batch, number, sent))
             self._landed(first)
 
     def _landed(self, flight: Flight) -> None:
@@ -377,7 +379,7 @@ class CycleLoop:
                 self._metrics.database_errors.inc()
                 log.error("cycle %s failed: %s: %s", number, type(error).__name__, error)
                 await backoff.sleep()
-            answer = self._ask(batch, number, now())
+            answer = self._ask(self._link, batch, number, now())
 
     async def _disown(self, batches: list[Batch]) -> tuple[int, str]:
         """Bump our own fence: no cycle that was sent before can apply from then on, wherever it is. Returns what

@@ -530,7 +530,7 @@ class World:
             return
         if self.cycles._look:
             run(self.cycles._look_up())
-        self.cycles._flights = deque(Flight(batch, 1, self.clock, None, []) for batch, _ in flying)  # type: ignore[arg-type]
+        self.cycles._flights = deque(Flight(batch, 1, self.clock, None, None, []) for batch, _ in flying)  # type: ignore[arg-type]
         batch = self.cycles._gather()
         self.cycles._flights.clear()
         if batch is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -35,6 +36,10 @@ async def ended(database: str) -> dict[int, str]:
     final = [(row["job_id"], row["outcome"]) for row in rows if row["outcome"] not in ("retried", "snoozed", "held")]
     assert len(dict(final)) == len(final), "a job ended twice"
     return dict(final)
+
+
+async def has_ended(database: str, count: int) -> bool:
+    return len(await ended(database)) == count
 
 
 # -- latest ---------------------------------------------------------------------------------------------------------
@@ -182,6 +187,7 @@ async def test_a_delay_of_a_latest_type_debounces(database: str):
     )
     async with running(database, registry):
         await eventually(lambda: seen == [9])
+        await eventually(partial(has_ended, database, 3))
         assert Counter((await ended(database)).values()) == {"superseded": 2, "succeeded": 1}
         await fetch(database, "UPDATE sidings.job SET run_at = now()")
         await drained(database)
