@@ -275,7 +275,8 @@ class Workers:
         if outcome is None:
             self.expired.append(entry)
         else:
-            self.finished.append(Finished(entry, outcome, started, finished))
+            # As `Finished(…)`, in half the time.
+            self.finished.append(tuple.__new__(Finished, (entry, outcome, started, finished)))
         self._on_change()
         return finished
 
