@@ -34,8 +34,8 @@ __all__ = ["Batch", "CycleLoop", "Deposed", "Flight", "merged"]
 
 log = logging.getLogger("sidings.executor")
 
-_MAX_AHEAD = 900  # jobs named beyond the free workers; `running` has to stay within a page
-_ENOUGH = 200  # outcomes that are worth a second cycle while the first is under way
+_MAX_AHEAD = 1350  # jobs named beyond the free workers; a kill charges them all
+_ENOUGH = 300  # outcomes that are worth a second cycle while the first is under way
 _LOCKED_RETRY_SECONDS = 1.0
 _REFUSED_RETRY_SECONDS = 30.0
 _LOOK_AGAIN_SECONDS = 0.5

@@ -12,3 +12,8 @@ BEGIN
     RETURN FOUND;
 END
 $$;
+
+-- From 250 ids on PostgreSQL would compress `running` in each cycle, for more than all else that begin_cycle() does: 0.4 ms for 900 ids.
+-- Out of line and as they are, they cost less than the bytes in the row do.
+ALTER TABLE sidings.executor ALTER COLUMN running SET STORAGE EXTERNAL;
+ALTER TABLE sidings.executor SET (toast.autovacuum_vacuum_threshold = 500, toast.autovacuum_vacuum_scale_factor = 0);
