@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -168,6 +169,7 @@ class CycleLoop:
 
     async def run(self) -> None:
         """Cycle for ever. Raises `Deposed` when the executor's row is gone."""
+        await self._warm_up()
         try:
             while True:
                 if not self._signal.is_set():
@@ -190,6 +192,12 @@ class CycleLoop:
             for flight in self._flights:
                 flight.answer.cancel()
             await asyncio.gather(*(flight.answer for flight in self._flights), return_exceptions=True)
+
+    async def _warm_up(self) -> None:
+        """Connect and have the statement planned while the origins are being acquired, by cycles of nobody."""
+        nothing = cycle_arguments(None, 0, 0, [], [], [], 0.0)
+        with suppress(PostgresUnavailable, asyncpg.PostgresError):
+            await asyncio.gather(*(link.fetchrow(self._sql, *nothing) for link in self._links))
 
     def _may_send(self) -> bool:
         """The second of two cycles has to be worth it; and what has to wait for a quiet moment must get one."""
