@@ -357,9 +357,9 @@ class CycleLoop:
         self._acknowledged(flight.batch)
 
     def _count_unmatched(self, batch: Batch, row: asyncpg.Record | None) -> None:
-        if row is not None:
-            recorded = sum(not isinstance(f.outcome, Committed) for f in batch.finished)
-            self._metrics.unmatched.inc(recorded - row["succeeded"] - row["other"])
+        if row is not None and (missing := len(batch.finished) - row["succeeded"] - row["other"]):
+            missing -= sum(isinstance(f.outcome, Committed) for f in batch.finished)
+            self._metrics.unmatched.inc(missing)
 
     async def _commit(self, batch: Batch, number: int, answer: Awaitable[asyncpg.Record | None]) -> int:
         """Send the batch again until it is known to be committed; `answer` is that of the first sending. Returns its
