@@ -12,7 +12,6 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 from uuid import UUID
@@ -24,6 +23,7 @@ from ..jobs import SUCCEEDED, Again, Committed, ErrorInfo, Hold, OutcomeName, Re
 from ..schema import load_sql
 from .attempts import Finished
 from .clock import now
+from .flights import Batch, Flight, applied, merged
 from .link import Backoff, Link
 from .metrics import ExecutorMetrics
 from .queues import Entry
@@ -31,7 +31,7 @@ from .recording import cycle_arguments, plain
 from .scheduler import Scheduler
 from .workers import Workers
 
-__all__ = ["Batch", "CycleLoop", "Deposed", "Flight", "merged"]
+__all__ = ["CycleLoop", "Deposed"]
 
 log = logging.getLogger("sidings.executor")
 
@@ -44,37 +44,6 @@ _LOOK_AGAIN_SECONDS = 0.5
 
 class Deposed(Exception):
     """This executor's row is gone from the database: start again under a new id."""
-
-
-@dataclass(slots=True)
-class Batch:
-    """What one cycle records and names, and the server's timeline that it was read from."""
-
-    finished: list[Finished]
-    chosen: list[Entry]
-    barriers: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
-    timeline: str | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A cycle that has been sent, until its answer has been dealt with. contents: what has been sent of it so far, also
-    where `batch` has become less since."""
-
-    batch: Batch
-    number: int
-    sent: float
-    link: Link
-    answer: asyncio.Task[asyncpg.Record | None]
-    contents: list[tuple[list[Finished], list[Entry]]]
-
-    def applied(self) -> bool:
-        """Whether the server has said that it is committed."""
-        return self.answer.exception() is None and _applied(self.answer.result())
-
-    def unknown(self) -> bool:
-        """Whether it may yet be committed, or be so already, although there is no answer."""
-        return isinstance(self.answer.exception(), PostgresUnavailable)
 
 
 class CycleLoop:
@@ -368,7 +337,7 @@ class CycleLoop:
         while True:
             try:
                 row = await answer
-                if _applied(row):
+                if applied(row):
                     self._count_unmatched(batch, row)
                     return number
                 following = await self._resolve(batch, number)
@@ -560,17 +529,3 @@ class CycleLoop:
         for reached in batch.barriers:
             if not reached.done():
                 reached.set_result(None)
-
-
-def _applied(row: asyncpg.Record | None) -> bool:
-    return row is not None and row["applied"] == 1
-
-
-def merged(batches: list[Batch]) -> Batch:
-    """One batch of several, none of which has been committed."""
-    return Batch(
-        [f for batch in batches for f in batch.finished],
-        [entry for batch in batches for entry in batch.chosen],
-        [reached for batch in batches for reached in batch.barriers],
-        batches[-1].timeline,
-    )

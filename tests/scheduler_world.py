@@ -16,7 +16,8 @@ from uuid import uuid4
 
 from sidings.executor import cycles, reader
 from sidings.executor.attempts import Finished
-from sidings.executor.cycles import Batch, CycleLoop, Flight, merged
+from sidings.executor.cycles import CycleLoop
+from sidings.executor.flights import Batch, Flight, merged
 from sidings.executor.metrics import ExecutorMetrics
 from sidings.executor.queues import Entry, OriginQueue
 from sidings.executor.reader import Reader

@@ -20,7 +20,8 @@ import pytest
 from sidings.devstack.databases import create_database, drop_database
 from sidings.executor import PostgresSettings, connect
 from sidings.executor.attempts import Finished
-from sidings.executor.cycles import Batch, CycleLoop
+from sidings.executor.cycles import CycleLoop
+from sidings.executor.flights import Batch
 from sidings.executor.metrics import ExecutorMetrics
 from sidings.executor.queues import Entry
 from sidings.executor.reader import Reader
