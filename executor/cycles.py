@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
 from math import inf
 from typing import Any
 from uuid import UUID
@@ -163,10 +162,10 @@ class CycleLoop:
             await asyncio.gather(*(flight.answer for flight in self._flights), return_exceptions=True)
 
     async def _warm_up(self) -> None:
-        """Connect and have the statement planned while the origins are being acquired, by cycles of nobody."""
+        """Connect and have the statement planned while the origins are being acquired, by cycles of nobody. What
+        hinders them will hinder the first cycle too, which tells of it."""
         nothing = cycle_arguments(None, 0, 0, [], [], [], 0.0)
-        with suppress(PostgresUnavailable, asyncpg.PostgresError):
-            await asyncio.gather(*(link.fetchrow(self._sql, *nothing) for link in self._links))
+        await asyncio.gather(*(link.fetchrow(self._sql, *nothing) for link in self._links), return_exceptions=True)
 
     def _may_send(self) -> bool:
         """The second of two cycles has to be worth it; and what has to wait for a quiet moment must get one."""
