@@ -137,7 +137,7 @@ PEERS: list[Peer] = [
         _npm_version("graphile-worker"),
         _node("graphile.js"),
         {
-            "drain": (50_000, {"concurrentJobs": 24, "localQueue": 500, "refetchDelay": "10 ms", "batch delays": 0}),
+            "drain": (200_000, {"concurrentJobs": 24, "localQueue": 500, "refetchDelay": "10 ms", "batch delays": 0}),
             "open": (200_000, {}),
             "groups": (50_000, {"concurrentJobs": 100, "localQueue": 500, "refetchDelay": 0, "pollInterval": "50 ms"}),
             "enqueue": (5_000, {}),
@@ -150,7 +150,7 @@ PEERS: list[Peer] = [
         _pypi_version("pgqueuer"),
         _python("pgqueuer_peer.py"),
         {
-            "drain": (50_000, {"instances": 2, "batch_size": 200, "loop": "uvloop"}),
+            "drain": (100_000, {"instances": 2, "batch_size": 200, "loop": "uvloop"}),
             "open": (200_000, {}),
             "enqueue": (5_000, {}),
             "bulk": (50_000, {"call": "enqueue with lists of 1,000"}),
@@ -162,7 +162,7 @@ PEERS: list[Peer] = [
         _npm_version("pg-boss"),
         _node("pgboss.js"),
         {
-            "drain": (50_000, {"batchSize": 1000, "localConcurrency": 4, "burstWhenBatchFull": True}),
+            "drain": (100_000, {"batchSize": 1000, "localConcurrency": 4, "burstWhenBatchFull": True}),
             "groups": (50_000, {"policy": "key_strict_fifo", "batchSize": 500, "localConcurrency": 2}),
             "enqueue": (3_000, {}),
             "bulk": (50_000, {"call": "insert, 1,000 each"}),
@@ -174,7 +174,7 @@ PEERS: list[Peer] = [
         _go_version("riverqueue/river"),
         lambda: [_river_program()],
         {
-            "drain": (50_000, {"MaxWorkers": 1000, "FetchCooldown": "1 ms"}),
+            "drain": (100_000, {"MaxWorkers": 1000, "FetchCooldown": "1 ms"}),
             "enqueue": (5_000, {}),
             "bulk": (50_000, {"call": "InsertManyFast, 1,000 each"}),
             "latency": (50, {"FetchCooldown": "1 ms"}),

@@ -47,7 +47,7 @@ async def _floor(bench: Bench, jobs: int, *, groups: int = 0, history: bool = Tr
     peers=True,
 )
 def drain(size: Size) -> Sequence[Variant]:
-    jobs = size.jobs(100_000)
+    jobs = size.jobs(200_000)
     return [
         Variant("floor", lambda b: _floor(b, jobs), {"jobs": jobs, "page": floors.PAGE, "batch": floors.BATCH}),
         Variant("sidings", lambda b: _sidings(b, jobs), {"jobs": jobs, "history": True}),
