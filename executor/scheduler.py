@@ -214,7 +214,8 @@ class Scheduler:
             lane.more = True
             lane.last = queue[-1].position
             lane.version += 1  # a refill under way was to begin behind the job that was dropped just now
-        self._arm(lane, now)
+        if lane.running is None and not lane.queued:
+            self._arm(lane, now)
 
     def refilled(self, lane: Lane, rows: Iterable[Entry], *, size: int, upto: int, left_out: bool, now: float) -> None:
         """Apply the refill of a lane: its rows behind `last`, at most `size`, up to the position `upto`.
@@ -335,7 +336,8 @@ class Scheduler:
         lane.queue.popleft()
         lane.running = head
         lane.newest = 0
-        self._check_hunger(lane)
+        if lane.more:
+            self._check_hunger(lane)
         return head
 
     def read_anew(self, lane: Lane) -> None:
@@ -406,7 +408,7 @@ class Scheduler:
         """The job has left its order: it is over, held, or (without a group) delayed."""
         early = self._forget(entry)
         lane = entry.lane
-        if lane is not None and self.holds(entry):
+        if lane is not None and self.origins.get(entry.origin.name) is entry.origin:
             lane.running = None
             if lane.queue:
                 self._arm(lane, now)
@@ -540,6 +542,8 @@ class Scheduler:
 
     def _may_run(self, lane: Lane, head: Entry, now: float) -> bool:
         """Whether the head of a lane may run now; if not, the lane waits."""
+        if head.due is None and self.pauses is NOTHING_PAUSED and head.type in self._types:
+            return True
         if head.due is not None and head.due > now:
             self._stick(lane, head.position, head.due)
             return False
