@@ -23,7 +23,7 @@ from .scheduler_world import Handlers
 from .support import eventually
 
 CYCLE = load_sql("sidings.executor", "cycle")
-LIVES = 25
+LIVES = 15
 JOBS = 60
 
 
