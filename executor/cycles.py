@@ -137,7 +137,6 @@ class CycleLoop:
 
     async def run(self) -> None:
         """Cycle for ever. Raises `Deposed` when the executor's row is gone."""
-        await self._warm_up()
         try:
             while True:
                 if not self._signal.is_set():
@@ -160,12 +159,6 @@ class CycleLoop:
             for flight in self._flights:
                 flight.answer.cancel()
             await asyncio.gather(*(flight.answer for flight in self._flights), return_exceptions=True)
-
-    async def _warm_up(self) -> None:
-        """Connect and have the statement planned while the origins are being acquired, by cycles of nobody. What
-        hinders them will hinder the first cycle too, which tells of it."""
-        nothing = cycle_arguments(None, 0, 0, [], [], [], 0.0)
-        await asyncio.gather(*(link.fetchrow(self._sql, *nothing) for link in self._links), return_exceptions=True)
 
     def _may_send(self) -> bool:
         """The second of two cycles has to be worth it; and what has to wait for a quiet moment must get one."""

@@ -6,7 +6,6 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -105,7 +104,6 @@ class Reader:
 
     async def run(self) -> None:
         """Read for ever."""
-        await self._warm_up()
         backoff = Backoff()
         while True:
             await self._wait()
@@ -142,11 +140,6 @@ class Reader:
                 self._complete = snapshot
             self.last_answer = now()
             self._on_rows()
-
-    async def _warm_up(self) -> None:
-        """Connect and have the statement planned while the origins are being acquired, by a read of nothing."""
-        with suppress(PostgresUnavailable, asyncpg.PostgresError):
-            await self._link.fetch(self._sql, *self._arguments(_Plan([], [], [], {}, 1)))
 
     def _saw_everything(self, plan: _Plan) -> bool:
         """Whether a read after this one would bring nothing, were nothing committed meanwhile."""

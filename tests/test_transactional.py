@@ -169,14 +169,16 @@ async def test_a_job_that_somebody_else_has_ended_leaves_no_effect(
     assert await outcomes(connection) == ["succeeded"]
 
 
-async def test_a_connection_that_dies_in_the_handler_is_replaced(connection: asyncpg.Connection, start: Start) -> None:
-    registry = Registry()
+async def test_a_connection_that_dies_in_the_handler_is_replaced(
+    connection: asyncpg.Connection, database: str, start: Start
+) -> None:
+    registry, killer = Registry(), await asyncpg.connect(database)
 
     @registry.job(transactional=True, retry=Retry(wait=wait_fixed(0.01)))
     async def cut(job: Job[dict[str, str]]) -> None:
         await job.tx.execute("INSERT INTO effect VALUES ($1, '')", job.id)
         if job.attempt == 1:
-            await connection.execute("SELECT pg_terminate_backend($1)", job.tx.connection.get_server_pid())
+            await killer.execute("SELECT pg_terminate_backend($1)", job.tx.connection.get_server_pid())
             await job.tx.fetchval("SELECT 1")
 
     await start(registry)
@@ -185,6 +187,7 @@ async def test_a_connection_that_dies_in_the_handler_is_replaced(connection: asy
     await until(connection, NOTHING_WAITS)
     assert await connection.fetchval("SELECT count(*) FROM effect") == 1
     assert await outcomes(connection) == ["retried", "succeeded"]
+    await killer.close()
 
 
 def test_a_plain_function_cannot_be_transactional() -> None:
