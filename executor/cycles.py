@@ -203,8 +203,10 @@ class CycleLoop:
             limit = workers.capacity() + int(self._ahead) - sum(len(batch.chosen) for batch in flying)
             if limit > 0 and scheduler.runnable():
                 chosen = self._without_poison(scheduler.choose(limit, time), finished)
-                if workers.batch_sizes:
-                    chosen += self._fill_batches(chosen, time)
+            if limit > len(chosen):
+                chosen += self._successors(finished, limit - len(chosen))
+            if chosen and workers.batch_sizes:
+                chosen += self._fill_batches(chosen, time)
         if scheduler.hungry or scheduler.low():
             self._on_hungry()
         if not finished and not chosen and not self._barriers:
@@ -215,6 +217,21 @@ class CycleLoop:
         for entry in chosen:
             self._named[entry.id] = entry
         return Batch(finished, chosen, barriers, scheduler.timeline)
+
+    def _successors(self, finished: list[Finished], limit: int) -> list[Entry]:
+        """The next jobs of groups whose running job's success goes out with this cycle. They come last: a group that
+        has been waiting for its turn goes first."""
+        hand_over = self._scheduler.hand_over
+        successors: list[Entry] = []
+        for entry, outcome, _, _ in finished:
+            if entry.lane is None or (outcome is not SUCCEEDED and not isinstance(outcome, Committed)):
+                continue
+            successor = hand_over(entry)
+            if successor is not None:
+                successors.append(successor)
+                if len(successors) == limit:
+                    break
+        return successors
 
     def _fill_batches(self, chosen: list[Entry], time: float) -> list[Entry]:
         """More jobs for those that run in batches: a batch takes one worker, however large it is."""
@@ -445,8 +462,7 @@ class CycleLoop:
             await backoff.sleep()
         else:
             log.warning("jobs %s are locked by another transaction; their outcomes wait", sorted(locked)[:5])
-            self._defer([f for f in batch.finished if f.entry.id in locked], _LOCKED_RETRY_SECONDS)
-            batch.finished = [f for f in batch.finished if f.entry.id not in locked]
+            self._leave_out(batch, [f for f in batch.finished if f.entry.id in locked], _LOCKED_RETRY_SECONDS)
 
     async def _locked(self, finished: list[Finished]) -> set[int]:
         try:
@@ -475,18 +491,25 @@ class CycleLoop:
         log.error("a cycle was refused (%s: %s); %s outcomes", type(error).__name__, error, len(batch.finished))
         self._metrics.database_errors.inc()
         if len(batch.finished) > 1:
-            half = len(batch.finished) // 2
-            self._defer(batch.finished[half:], 0.0)
-            batch.finished = batch.finished[:half]
+            self._leave_out(batch, batch.finished[len(batch.finished) // 2 :], 0.0)
             return
         if not batch.finished:
             raise RuntimeError("a cycle without any outcome was refused") from error
         without_texts = plain(batch.finished[0])
         if without_texts.outcome == batch.finished[0].outcome:
-            self._defer(batch.finished, _REFUSED_RETRY_SECONDS)
-            batch.finished = []
+            self._leave_out(batch, batch.finished, _REFUSED_RETRY_SECONDS)
         else:
             batch.finished = [without_texts]
+
+    def _leave_out(self, batch: Batch, finished: list[Finished], seconds: float) -> None:
+        """Record these outcomes of the batch later, and name no successors of theirs until then."""
+        left = {f.entry for f in finished}
+        batch.finished = [f for f in batch.finished if f.entry not in left]
+        early = [e for e in batch.chosen if e.lane is not None and e.lane.ending in left]
+        if early:
+            batch.chosen = [e for e in batch.chosen if e not in early]
+            self._put_back(early, now())
+        self._defer(finished, seconds)
 
     def _defer(self, finished: list[Finished], seconds: float) -> None:
         for f in filter(lambda f: self._scheduler.holds(f.entry), finished):

@@ -99,6 +99,7 @@ class Lane:
         "blocked_by",
         "crowded",
         "due",
+        "ending",
         "group",
         "last",
         "more",
@@ -116,6 +117,7 @@ class Lane:
         self.group = group
         self.queue: deque[Entry] = deque()
         self.running: Entry | None = None
+        self.ending: Entry | None = None  # the one before `running`, which one and the same cycle ends and names
         self.queued = False  # stands in the ready queue
         self.more = False  # the database has jobs behind `last` that are not here
         self.last = 0

@@ -11,7 +11,9 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
   the database, behind `last`, and comes back as a refill. Rows above `last` of such a lane are ignored.
 - A lane whose head failed is compacted: all its fetched jobs are dropped, and it is read again from its head when
   that is due. So a stuck lane costs a few hundred bytes, and the database is the only truth about its jobs.
-- The successor of a job becomes ready only when the job's outcome is committed (`ended`, `again`).
+- The successor of a job becomes ready only when the job's outcome is committed (`ended`, `again`), or it is named by
+  the very cycle that records the job's success (`hand_over`): one commit for both. Where that cycle comes to nothing,
+  or goes without this outcome, the successor is put back and the lane is again the job's.
 - A job that ended while a read was under way may still be in that read's result, as the attempt that it was.
 - A failed job may be promoted and read again before its outcome is known here to be committed. That row is put by.
 - A job of policy `latest` starts when the database has said that it is the newest of its kind in its lane (`crowded`).
@@ -300,6 +302,24 @@ class Scheduler:
                 chosen.append(entry)
         return chosen
 
+    def hand_over(self, ending: Entry) -> Entry | None:
+        """Take the next job of a lane whose running job's success is recorded by the same cycle; it starts when that is
+        committed. Only a job that nothing speaks against; any other becomes ready in its own time."""
+        lane = ending.lane
+        if lane is None or lane.running is not ending or not lane.queue:
+            return None
+        head = lane.queue[0]
+        if head.policy or head.losses or head.due is not None or head.type not in self._types:
+            return None
+        if self.pauses is not NOTHING_PAUSED:
+            return None
+        lane.queue.popleft()
+        lane.running, lane.ending = head, ending
+        head.origin.running.add(head)
+        if lane.more:
+            self._check_hunger(lane)
+        return head
+
     def choose_more(self, wanted: dict[tuple[OriginQueue, str], int], limit: int, now: float) -> list[Entry]:
         """Take up to `limit` more jobs, and of each origin and type no more than `wanted`. None that has failed or may
         have killed an executor: such a one runs alone."""
@@ -383,7 +403,7 @@ class Scheduler:
         if entry.origin.draining:
             self._unlearn(entry)
             if lane is not None:
-                lane.running = None
+                lane.running, lane.ending = lane.ending, None
                 self._drop_if_empty(lane)
             return
         if lane is None:
@@ -392,7 +412,7 @@ class Scheduler:
             else:
                 self._push(entry, entry.priority)
             return
-        lane.running = None
+        lane.running, lane.ending = lane.ending, None
         if lane.more and entry.position > lane.last:  # jobs before it have been left in the database meanwhile
             self._unlearn(entry)
             self._check_hunger(lane)
@@ -409,11 +429,14 @@ class Scheduler:
         early = self._forget(entry)
         lane = entry.lane
         if lane is not None and self.origins.get(entry.origin.name) is entry.origin:
-            lane.running = None
-            if lane.queue:
-                self._arm(lane, now)
-            if not lane.queue:
-                self._drop_if_empty(lane)
+            if lane.ending is entry:  # it has been handed over
+                lane.ending = None
+            else:
+                lane.running = None
+                if lane.queue:
+                    self._arm(lane, now)
+                if not lane.queue:
+                    self._drop_if_empty(lane)
         if early is not None and self.holds(early):
             self.insert(early, now)
 

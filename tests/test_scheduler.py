@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from sidings.executor.queues import Entry, OriginQueue
+from sidings.executor.queues import Entry, OriginQueue, Pauses
 from sidings.executor.scheduler import Scheduler
+from sidings.jobs import Policy
 
 UNKNOWN_SECONDS = 60.0
 
@@ -465,6 +466,106 @@ def test_a_late_row_of_an_unknown_type_is_never_chosen_although_its_group_was_re
     assert rig.choose() == []
     assert rig.scheduler.unknown == {"unknown": 1}
     assert rig.scheduler.ready == 0
+
+
+# -- handed over: the successor is named by the cycle that records a success ---------------------------------------
+
+
+def test_a_group_is_handed_over_from_one_job_to_the_next():
+    rig = Rig()
+    rig.put([1, 2, 3])
+    [entry] = rig.choose()
+    for position in (2, 3):
+        following = rig.scheduler.hand_over(entry)
+        assert following is not None
+        assert following.position == position
+        assert rig.scheduler.hand_over(entry) is None  # it has been
+        assert rig.choose() == []
+        rig.scheduler.ended(entry, 0)
+        assert rig.choose() == []
+        entry = following
+    assert rig.scheduler.hand_over(entry) is None
+    rig.scheduler.ended(entry, 0)
+    assert rig.queue.lanes == {}
+    assert rig.in_memory == 0
+
+
+@pytest.mark.parametrize("draining", [False, True], ids=["", "draining"])
+def test_a_successor_that_is_put_back_leaves_the_group_to_the_job_before_it(draining: bool):
+    rig = Rig()
+    rig.put([1, 2, 3])
+    [first] = rig.choose()
+    second = rig.scheduler.hand_over(first)
+    assert second is not None
+    if draining:
+        rig.scheduler.drain(rig.queue)
+    rig.scheduler.put_back(second, 0)
+    if draining:
+        rig.scheduler.resume(rig.queue)
+        rig.put([1, 2, 3])
+    assert rig.choose() == []
+    rig.scheduler.ended(first, 0)
+    assert rig.run() == [2, 3]
+    assert rig.in_memory == 0
+
+
+def test_everything_is_forgotten_while_a_group_is_handed_over():
+    rig = Rig()
+    rig.put([1, 2, 3])
+    [first] = rig.choose()
+    second = rig.scheduler.hand_over(first)
+    assert second is not None
+    rig.scheduler.put_back(second, 0)
+    rig.scheduler.forget_waiting(rig.queue)
+    rig.put([1, 2, 3])  # the outcome of the first is not recorded yet
+    assert rig.choose() == []
+    rig.scheduler.ended(first, 0)
+    assert rig.run() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"losses": 1}, {"due": 5.0}, {"policy": Policy.LATEST.value}, {"type": "unknown"}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_job_that_has_to_be_looked_at_is_not_handed_anything(fields: dict[str, Any]):
+    rig = Rig()
+    rig.put(1)
+    rig.put(2, **fields)
+    [first] = rig.choose()
+    assert rig.scheduler.hand_over(first) is None
+
+
+def test_a_paused_group_is_not_handed_over():
+    rig = Rig()
+    rig.put(1)
+    [first] = rig.choose()
+    rig.scheduler.pause(Pauses.of([["group", None, "t/0", "a"]]))
+    rig.put(2)
+    assert rig.scheduler.hand_over(first) is None
+    rig.scheduler.ended(first, 0)
+    assert rig.choose() == []
+
+
+def test_a_job_without_a_group_hands_nothing_over():
+    rig = Rig()
+    rig.put([1, 2], group=None)
+    [first] = rig.choose(1)
+    assert rig.scheduler.hand_over(first) is None
+
+
+def test_a_group_that_is_handed_over_is_refilled():
+    rig = Rig(keep=4)
+    rig.put(range(1, 7))
+    [entry] = rig.choose()
+    for _ in range(3):
+        following = rig.scheduler.hand_over(entry)
+        assert following is not None
+        rig.scheduler.ended(entry, 0)
+        entry = following
+    rig.refill([5, 6])
+    rig.scheduler.ended(entry, 0)
+    assert rig.run() == [5, 6]
 
 
 # -- put back -----------------------------------------------------------------------------------------------------

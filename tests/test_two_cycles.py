@@ -42,6 +42,7 @@ class Server:
         self.cancelled: set[int] = set()
         self.stopped: set[int] = set()  # cancelled when they were named
         self.alive: set[int] = set()  # jobs whose handlers have started and whose outcomes are not recorded
+        self.locked: set[int] = set()  # by somebody else's transaction
         self.row = asyncio.Lock()  # fair: who comes first is served first
         self.statements: set[asyncio.Task[Any]] = set()
         self.trouble = 0
@@ -59,6 +60,8 @@ class Server:
     def apply(self, _: object, number: int, fence: int, running: str, ids: str, *rest: object) -> dict[str, Any]:
         if self.cycle != number - 1 or self.fence != fence:
             return {"applied": 0, "succeeded": 0, "other": 0}
+        if trouble := self.refusal(numbers(ids)):
+            raise trouble
         self.cycle, self.running = number, numbers(running)
         ended = numbers(ids) & self.jobs
         self.jobs -= ended
@@ -67,6 +70,19 @@ class Server:
         missing = self.alive - self.running
         assert not missing, f"cycle {number} names {self.running}: nobody could account for {missing}"
         return {"applied": 1, "succeeded": len(ended), "other": 0}
+
+    def refusal(self, ids: set[int]) -> Exception | None:
+        """Postgres may not take a value, or somebody else may have a row locked for a while."""
+        if self.locked & ids:
+            return asyncpg.LockNotAvailableError("locked")
+        if not ids or self.random.random() > self.faults / 3:
+            return None
+        self.trouble += 1
+        if self.random.random() < 0.5:
+            return asyncpg.DataError("a value is refused")
+        self.locked = {self.random.choice(sorted(ids))}
+        asyncio.get_running_loop().call_later(0.003, self.locked.clear)
+        return asyncpg.LockNotAvailableError("locked")
 
     def disown(self, _: object) -> dict[str, Any]:
         self.fence += 1
@@ -114,8 +130,10 @@ class Line:
             raise PostgresUnavailable("no answer")
         return await statement
 
-    async def fetch(self, *_: object) -> list[Any]:
-        return []
+    async def fetch(self, _: str, ids: list[int]) -> list[dict[str, int]]:
+        """`locked.sql`."""
+        await self.server.pause()
+        return [{"id": id} for id in self.server.locked.intersection(ids)]
 
 
 def numbers(array: str) -> set[int]:
@@ -151,11 +169,12 @@ class Service:
         self.loop.begin(uuid4())
         self.server.jobs = set(range(1, JOBS + 1))
         self.most_in_flight = 0
+        self.handed_over = 0
 
     def read(self) -> None:
         """What the reader would do: all that stands in the database, in order."""
         for id in sorted(self.server.jobs):
-            group = f"g{id % 7}" if id % 2 else None
+            group = _group(id)
             queue = self.queues[id % 3 == 0]
             if not queue.draining:
                 self.scheduler.insert(Entry(id, queue, "known", group, id), 0.0)
@@ -205,7 +224,7 @@ class Service:
                 continue
             self.loop.paused = True
             self.loop.unname(self.handlers.unclaim())
-            while self.handlers.busy:
+            while self.handlers.busy or any(queue.running for queue in self.queues):
                 await asyncio.sleep(0)
             await self.loop.barrier()
             assert not self.server.running, f"{self.server.running} are still named"
@@ -215,11 +234,14 @@ class Service:
     async def step(self) -> None:
         handlers, server, random = self.handlers, self.server, self.random
         self.most_in_flight = max(self.most_in_flight, len(self.loop._flights))
+        self.handed_over += sum(lane.ending is not None for queue in self.queues for lane in queue.lanes.values())
         if handlers.claimed and len(handlers.busy) < handlers.concurrency and random.random() < 0.5:
             entry = handlers.claimed.popleft()
             assert entry.id in server.running, f"{entry} starts although no committed cycle names it"
             assert entry.id in server.jobs | server.stopped, f"{entry} starts although it is over"
             assert entry.id not in self.started, f"{entry} starts twice"
+            before = {id for id in server.jobs if id < entry.id and _group(id) and _lane(id) == _lane(entry.id)}
+            assert not before, f"{entry} starts although {before} of its group have not ended"
             if entry.id in server.jobs:
                 server.alive.add(entry.id)
             handlers.busy.append(entry)
@@ -237,12 +259,14 @@ class Service:
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second cycle for each outcome, and no waiting between attempts."""
     monkeypatch.setattr(cycles, "_ENOUGH", 1)
+    monkeypatch.setattr(cycles, "_LOCKED_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(cycles, "_REFUSED_RETRY_SECONDS", 0.001)
     monkeypatch.setattr(cycles.Backoff, "sleep", lambda _: asyncio.sleep(0))
 
 
 @pytest.mark.parametrize("faults", [0.0, 0.1, 0.4])
 async def test_whatever_becomes_of_two_cycles_each_job_runs_and_ends_once(faults: float):
-    most, trouble = 0, 0
+    most, trouble, handed_over = 0, 0, 0
     for seed in range(LIVES):
         service = Service(seed, faults)
         await service.live()
@@ -251,7 +275,9 @@ async def test_whatever_becomes_of_two_cycles_each_job_runs_and_ends_once(faults
         assert set(service.started) - service.server.cancelled == set(service.server.succeeded), f"seed {seed}"
         most = max(most, service.most_in_flight)
         trouble += service.server.trouble
+        handed_over += service.handed_over
     assert most == 2
+    assert handed_over > LIVES
     assert (trouble > LIVES) == (faults > 0)
 
 
@@ -294,6 +320,14 @@ def _arguments(me: UUID, number: int, *, running: list[int], ended: list[int]) -
 
 def _array(numbers: list[int]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
+
+
+def _group(id: int) -> str | None:
+    return f"g{id % 5}" if id % 4 else None
+
+
+def _lane(id: int) -> tuple[bool, str | None]:
+    return id % 3 == 0, _group(id)
 
 
 async def _handler(job: object) -> None: ...
