@@ -28,11 +28,21 @@ async def _floor(bench: Bench, jobs: int, *, groups: int = 0, history: bool = Tr
     return await floors.drain(bench, dsn, jobs, origins=ours.origins(), history=history)
 
 
+async def _handled(bench: Bench, jobs: int, *, in_flight: int = 1) -> Figures:
+    dsn = await ours.fresh(bench)
+    await ours.seed(dsn, jobs)
+    return await floors.drain_handled(bench, dsn, jobs, origins=ours.origins(), in_flight=in_flight)
+
+
 @scenario(
     "drain",
     "Drain of no-op jobs without groups, one process",
     compare=[
         Compare("sidings", "floor", 0.75),
+        Compare("sidings", "floor, with handlers"),
+        Compare("sidings", "floor, with handlers, 2 in flight"),
+        Compare("floor, with handlers", "floor"),
+        Compare("floor, with handlers, 2 in flight", "floor"),
         Compare("sidings", "graphile", 2.0),
         Compare("sidings", "pgqueuer", 4.0),
         Compare("sidings", "pgboss"),
@@ -43,14 +53,19 @@ async def _floor(bench: Bench, jobs: int, *, groups: int = 0, history: bool = Tr
         Compare("sidings, no history", "sidings"),
     ],
     note="A backlog stands in the table; the clock runs from the worker's start to the commit of the last outcome. The "
-    "floor reads, deletes and records the same rows by bare SQL, without a handler.",
+    "floor reads, deletes and records the same rows by bare SQL, without a handler. The floor with handlers also "
+    "makes each row's model and `Job`, awaits an async handler and records when it ran, and no more: what Python costs "
+    "at the least. It records one batch at a time, as the floor does, or has two in flight, as ours has.",
     peers=True,
 )
 def drain(size: Size) -> Sequence[Variant]:
     jobs = size.jobs(200_000)
+    settings = {"jobs": jobs, "page": floors.PAGE, "batch": floors.BATCH}
     return [
-        Variant("floor", lambda b: _floor(b, jobs), {"jobs": jobs, "page": floors.PAGE, "batch": floors.BATCH}),
+        Variant("floor", lambda b: _floor(b, jobs), settings),
         Variant("sidings", lambda b: _sidings(b, jobs), {"jobs": jobs, "history": True}),
+        Variant("floor, with handlers", lambda b: _handled(b, jobs), settings),
+        Variant("floor, with handlers, 2 in flight", lambda b: _handled(b, jobs, in_flight=2), settings),
         Variant("floor, no history", lambda b: _floor(b, jobs, history=False), {"jobs": jobs}),
         Variant("sidings, no history", lambda b: _sidings(b, jobs, type="quiet"), {"jobs": jobs, "history": False}),
         *peers.variants("drain", size),
