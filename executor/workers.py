@@ -236,9 +236,10 @@ class Workers:
             item = claimed.popleft()
             if isinstance(item, Entry):
                 time = await self._attempt(worker, item, time)
+                streak += 1
             else:
                 time = await self._attempt_batch(worker, item, time)
-            streak += 1
+                streak += len(item)
             if streak >= _STREAK:
                 streak = 0
                 await asyncio.sleep(0)
