@@ -28,6 +28,7 @@ from lease_state import (
     AGAIN,
     BLOCKED,
     DEAD,
+    DEFERRED,
     DONE,
     ENDING,
     NAMED,
@@ -102,7 +103,11 @@ class Lease:
             origins[origin] = Origin(executors[i].row, 0, self.scenario.lease, 0)
             executors[i] = self._holding(executors[i], origin)
         blocked = self.scenario.blocked
-        jobs = tuple(Job(True, 0, 0, 0, False, "", job in blocked) for job in range(len(self.scenario.origin_of)))
+        late = self.scenario.late
+        jobs = tuple(
+            Job(job not in late, 0, 0, 0, False, "", job in blocked, job in late)
+            for job in range(len(self.scenario.origin_of))
+        )
         rows = (Row(0, 0, ()),) * 2
         return State(tuple(origins), rows, jobs, tuple(executors), (), self.scenario.budget, "")
 
@@ -111,7 +116,7 @@ class Lease:
         hold = Hold(0, self.scenario.lease - self.scenario.margin, "")
         memory = [QUEUED if self.scenario.origin_of[job] == origin else k for job, k in enumerate(executor.memory)]
         memory = [BLOCKED if job in self.scenario.blocked and k == QUEUED else k for job, k in enumerate(memory)]
-        memory = [UNKNOWN if job in self.scenario.unread else k for job, k in enumerate(memory)]
+        memory = [UNKNOWN if job in self.scenario.unread + self.scenario.late else k for job, k in enumerate(memory)]
         return executor._replace(holds=swap(executor.holds, origin, hold), memory=tuple(memory))
 
     def successors(self, state: State) -> Steps:
@@ -125,6 +130,7 @@ class Lease:
     def _all(self, s: State) -> Steps:
         yield from self._tick(s)
         yield from self._outage(s)
+        yield from self._late_commits(s)
         yield from administer(self, s)
         for statement in s.server:
             yield from run(self, s, statement)
@@ -151,6 +157,13 @@ class Lease:
         after = s._replace(origins=origins, executors=tuple(self._older(e) for e in s.executors))
         if after != s:
             yield "time passes", after
+
+    def _late_commits(self, s: State) -> Steps:
+        """A transaction commits that had its position before others of the group, which have not waited for it."""
+        for number in self.scenario.late:
+            if s.jobs[number].late:
+                there = s.jobs[number]._replace(present=True, late=False)
+                yield f"{self.job_name(number)} is committed", s._replace(jobs=swap(s.jobs, number, there))
 
     def must_stop(self, e: Executor, origin: int) -> bool:
         """Whether the deadline for this origin has come, and the executor has not stopped its jobs yet."""
@@ -189,9 +202,11 @@ class Lease:
         after = {QUEUED: UNKNOWN, BLOCKED: UNKNOWN, ENDING: AGAIN}
         if self.protocol.outage == "forget what is under way":
             after |= {NAMED: UNKNOWN, DONE: UNKNOWN}
+        memory = tuple(after.get(known, known) for known in e.memory)
         flights = tuple(f._replace(answer=UNANSWERED) if f.answer == WAITING else f for f in e.flights)
         return e._replace(
-            memory=tuple(after.get(known, known) for known in e.memory),
+            memory=memory,
+            heads=tuple(job for job in e.heads if memory[job] != UNKNOWN),
             flights=flights,
             asks=tuple(None if a is not None and a.answer == WAITING else a for a in e.asks),
             sight=None,
@@ -252,7 +267,7 @@ class Lease:
                 if owner != row and number in s.rows[row].running:
                     return f"NM: {self.names(row)}'s running set names {self.job_name(number)}, which is not its own"
             for i, e in enumerate(s.executors):
-                runs = e.status == UP and e.memory[number] in (RUNNING, ENDING, DONE)
+                runs = e.status == UP and e.memory[number] in (RUNNING, ENDING, DONE, DEFERRED)
                 if runs and owner == e.row and self._valid(s, e, origin) and number not in s.rows[e.row].running:
                     return f"RN: {self.names(i)} runs {self.job_name(number)}, which its running set does not name"
         return ""
@@ -268,4 +283,5 @@ class Lease:
         """All jobs are over, but those behind a pause that nobody is going to end."""
         stays = self.scenario.paused if state.paused and not state.budget.resumes else ()
         behind = {self.scenario.origin_of[job] for job in stays}
-        return not any(job.present and self.scenario.origin_of[n] not in behind for n, job in enumerate(state.jobs))
+        left = [number for number, job in enumerate(state.jobs) if job.present or job.late]
+        return all(self.scenario.origin_of[number] in behind for number in left)

@@ -25,6 +25,7 @@ from lease_state import (
     State,
     View,
     forget,
+    put_back,
     swap,
 )
 
@@ -152,7 +153,9 @@ def learns(m: "Lease", e: Executor, look: Look) -> Executor:
         if hold is not None and not (newer and m.protocol.stale_look == "spares what is newer"):
             e = forget(e, m.jobs_of(origin), QUEUED, BLOCKED)
             if chosen:
-                e = forget(e, tuple(job for job in m.jobs_of(origin) if job not in spared), NAMED)
+                for job in [k for k in m.jobs_of(origin) if e.memory[k] == NAMED and k not in spared]:
+                    counts = m.protocol.void_counts == "the one before"
+                    e = put_back(forget(e, (job,)), job, m.jobs_of(origin), UNKNOWN, counts)
     return e
 
 

@@ -12,6 +12,7 @@ from lease_state import (
     AGAIN,
     BLOCKED,
     COMMITTED,
+    DEFERRED,
     DONE,
     ENDING,
     NAMED,
@@ -25,6 +26,7 @@ from lease_state import (
     State,
     Statement,
     forget,
+    put_back,
     swap,
     with_executor,
 )
@@ -42,7 +44,9 @@ def _start(m: "Lease", s: State, i: int, executor: Executor, job: int) -> tuple[
     broken, name = s.broken, m.job_name(job)
     origin = m.scenario.origin_of[job]
     others = [k for k, other in enumerate(s.executors) if k != i and m.works_on(other, origin)]
-    earlier = [k for k in m.jobs_of(origin) if k < job and s.jobs[k].present]
+    jobs = m.jobs_of(origin)
+    earlier = [k for k in jobs if k < job and s.jobs[k].present and k not in m.scenario.late]
+    beside = [k for k in jobs if executor.memory[k] in (RUNNING, ENDING)]
     if s.jobs[job].cancelled == "waiting":
         broken = f"I8: {m.names(i)} starts {name}, which was cancelled before it was named"
     elif s.paused and s.jobs[job].present and job in m.scenario.paused and job not in s.spared:
@@ -53,6 +57,8 @@ def _start(m: "Lease", s: State, i: int, executor: Executor, job: int) -> tuple[
         broken = f"LO: {m.names(i)} starts {name}; its last run was cut off and is not recorded as lost"
     elif earlier:
         broken = f"I4: {m.names(i)} starts {name} before {m.job_name(earlier[0])} has ended"
+    elif beside:
+        broken = f"I3: {m.names(i)} starts {name} while {m.job_name(beside[0])} runs"
     elif others:
         broken = f"I3: {m.names(i)} starts {name} while {m.names(others[0])} runs a job of {m.origin_name(origin)}"
     return executor._replace(memory=swap(executor.memory, job, RUNNING)), broken
@@ -61,11 +67,14 @@ def _start(m: "Lease", s: State, i: int, executor: Executor, job: int) -> tuple[
 def _compose(m: "Lease", s: State, i: int, number: int, fence: int) -> Cycle | None:
     """Everything that is to be said now: what has finished, and what is to run next. None: there is nothing to say.
 
-    What an older cycle under way ends is not ended again. What it names is named on, whatever becomes of it."""
-    e = s.executors[i]
+    What an older cycle under way ends is not ended again. What it names is named on, whatever becomes of it. Of a
+    group whose running job it ends, the next one is named at once; it starts when both are known to be recorded."""
+    e, rule = s.executors[i], m.protocol
     told = {job for flight in e.flights for job in flight.ends + flight.again}
-    runs = (RUNNING, ENDING, NAMED) if e.flights and m.protocol.carries == "what the older named" else (RUNNING, ENDING)
-    ends, again, names, stays, news = [], [], [], [], False
+    runs = [RUNNING, ENDING]
+    runs += [NAMED] if e.flights and rule.carries == "what the older named" else []
+    runs += [DEFERRED] if rule.deferred == "stays named" else []
+    ends, again, names, handed, stays, news = [], [], [], [], [], False
     for origin, hold in enumerate(e.holds):
         if hold is None:
             continue
@@ -73,10 +82,13 @@ def _compose(m: "Lease", s: State, i: int, number: int, fence: int) -> Cycle | N
         ends += [job for job in jobs if e.memory[job] == DONE and job not in told]
         again += [job for job in jobs if e.memory[job] == AGAIN and job not in told]
         stays += [job for job in jobs if e.memory[job] in runs]
-        busy = any(e.memory[job] in (RUNNING, ENDING, NAMED, AGAIN, BLOCKED) or job in told for job in jobs)
+        done = [job for job in jobs if _hands_over(m, e, job, told)]
+        busy = any((job in e.heads and job not in done) or e.memory[job] == BLOCKED for job in jobs)
         queued = [job for job in jobs if e.memory[job] == QUEUED]
-        if queued and not busy and not hold.draining and not withheld(m, e, queued[0]):
+        paused = bool(queued) and withheld(m, e, queued[0]) and not (done and rule.hand_over == "of what is paused")
+        if queued and not busy and not hold.draining and not paused:
             names.append(queued[0])
+            handed += queued[:1] if done else []
         # To let go of an origin, a cycle must leave out the jobs of it that were named and do not run.
         left_over = any(job in s.rows[e.row].running and job not in stays for job in jobs)
         news |= hold.draining == UNASSIGNED and left_over and not e.flights
@@ -84,13 +96,27 @@ def _compose(m: "Lease", s: State, i: int, number: int, fence: int) -> Cycle | N
         return None
     epochs = tuple(hold and hold.epoch for hold in e.holds)
     running = tuple(sorted(stays + names))
-    return Cycle(number, fence, tuple(ends), tuple(again), tuple(names), running, epochs, WAITING)
+    return Cycle(
+        number, fence, tuple(ends), tuple(again), tuple(names), running, epochs, WAITING, handed=tuple(handed)
+    )  # fmt: skip
 
 
-def _named(e: Executor, cycle: Cycle) -> Executor:
+def _hands_over(m: "Lease", e: Executor, job: int, told: set[int]) -> bool:
+    """Whether the group of a job may go on although the job is not known to be over. Of `told` an older cycle tells."""
+    rule, known = m.protocol.hand_over, e.memory[job]
+    if rule == "after the commit":
+        return False
+    if known == AGAIN:
+        return rule == "of any outcome"
+    return known == DONE and (job not in told or rule == "of any end")
+
+
+def _named(m: "Lease", e: Executor, cycle: Cycle) -> Executor:
     """The executor with this cycle on its way."""
+    before = {k for job in cycle.names for k in m.jobs_of(m.scenario.origin_of[job])}
+    heads = tuple(sorted({*e.heads, *cycle.names} - (before - {*cycle.names})))
     memory = tuple(NAMED if job in cycle.names else known for job, known in enumerate(e.memory))
-    return e._replace(flights=(*e.flights, cycle), memory=memory)
+    return e._replace(flights=(*e.flights, cycle), memory=memory, heads=heads)
 
 
 def _takes_a_second(m: "Lease", e: Executor) -> bool:
@@ -98,12 +124,14 @@ def _takes_a_second(m: "Lease", e: Executor) -> bool:
     it has not committed."""
     older = e.flights[0]
     first = not older.troubled or m.protocol.second == "after a repetition"
-    return first and older.answer in (WAITING, COMMITTED) and not e.look
+    return first and older.answer in (WAITING, COMMITTED) and not e.look and DEFERRED not in e.memory
 
 
 def sends_cycle(m: "Lease", s: State, i: int) -> Steps:
     """So many cycles are on their way at a time as the protocol allows. The number of each is the next one."""
     e = s.executors[i]
+    if not e.flights:
+        yield from _recalls(m, s, i)
     if e.view is not None or len(e.flights) == m.protocol.in_flight:
         return
     if e.flights and not _takes_a_second(m, e):
@@ -111,15 +139,24 @@ def sends_cycle(m: "Lease", s: State, i: int) -> Steps:
     cycle = _compose(m, s, i, (e.flights[-1].number if e.flights else e.cycle) + 1, e.fence)
     if cycle is None:
         return
-    sender, broken = _named(e, cycle), s.broken
-    if m.protocol.successor == "at once":
-        for job in cycle.names:
+    sender, broken = _named(m, e, cycle), s.broken
+    if m.protocol.successor != "after the commit":
+        for job in cycle.names if m.protocol.successor == "at once" else cycle.handed:
             sender, broken = _start(m, s, i, sender, job)
     which = "a second cycle" if e.flights else "a cycle"
     yield (
         f"{m.names(i)} sends {which} that {m.cycle_name(cycle)}",
         with_executor(s, i, sender, Statement(i, "cycle", cycle=cycle))._replace(broken=broken),
     )
+
+
+def _recalls(m: "Lease", s: State, i: int) -> Steps:
+    """The time of a deferred outcome has come."""
+    e = s.executors[i]
+    for job, known in enumerate(e.memory):
+        if known == DEFERRED:
+            again = e._replace(memory=swap(e.memory, job, DONE))
+            yield f"{m.names(i)} takes up the outcome of {m.job_name(job)} again", with_executor(s, i, again)
 
 
 def acknowledged(m: "Lease", s: State, i: int, place: int = 0) -> tuple[str, State]:
@@ -129,10 +166,12 @@ def acknowledged(m: "Lease", s: State, i: int, place: int = 0) -> tuple[str, Sta
     e = e._replace(cycle=flight.number, flights=e.flights[:place] + e.flights[place + 1 :])
     for job in flight.ends:
         if e.memory[job] == DONE:
-            e = forget(e, (job,), DONE)
+            group = m.jobs_of(m.scenario.origin_of[job]) if m.protocol.ended == "frees the group" else (job,)
+            e = forget(e, (job,), DONE)._replace(heads=tuple(k for k in e.heads if k not in group))
     for job in flight.again:
         if e.memory[job] == AGAIN:  # a group whose head runs again is read again from its head
             e = forget(e, m.jobs_of(m.scenario.origin_of[job]), AGAIN, QUEUED)
+            e = e._replace(heads=tuple(k for k in e.heads if k != job))
     for job in flight.names:
         hold = e.holds[m.scenario.origin_of[job]]
         if e.memory[job] != NAMED or hold is None:
@@ -140,7 +179,8 @@ def acknowledged(m: "Lease", s: State, i: int, place: int = 0) -> tuple[str, Sta
         if (hold.left > 0 or not m.protocol.look_before_start) and not hold.draining:
             e, broken = _start(m, s, i, e, job)
         else:
-            e = e._replace(memory=swap(e.memory, job, UNKNOWN if hold.draining else QUEUED))
+            group = m.jobs_of(m.scenario.origin_of[job])
+            e = put_back(e, job, group, UNKNOWN if hold.draining else QUEUED)
     which = "its younger cycle" if place else "its cycle"
     return f"{m.names(i)} hears that {which} has committed", with_executor(s, i, e)._replace(broken=broken)
 
@@ -150,9 +190,12 @@ def put_together_anew(m: "Lease", s: State, i: int) -> tuple[str, State]:
     e = s.executors[i]
     flight = e.flights[0]
     waiting = e._replace(flights=(flight._replace(answer=WAITING),))
-    unnamed = e._replace(flights=(), memory=tuple(QUEUED if known == NAMED else known for known in e.memory))
+    unnamed = e._replace(flights=())
+    for job, known in enumerate(e.memory):
+        if known == NAMED:
+            unnamed = put_back(unnamed, job, m.jobs_of(m.scenario.origin_of[job]), QUEUED)
     cycle = _compose(m, with_executor(s, i, unnamed), i, flight.number, flight.fence)
-    sender = _named(unnamed, cycle) if cycle else waiting
+    sender = _named(m, unnamed, cycle) if cycle else waiting
     cycle = sender.flights[0]
     what = f"{m.names(i)} sends a cycle again that {m.cycle_name(cycle)}"
     return what, with_executor(s, i, sender, Statement(i, "cycle", cycle=cycle))

@@ -16,6 +16,7 @@ from lease_state import (
     AGAIN,
     BLOCKED,
     DEAD,
+    DEFERRED,
     DONE,
     ENDING,
     EXPIRED,
@@ -46,7 +47,7 @@ __all__ = ["answers", "die", "hears_of_leases", "steps"]
 
 Steps = Iterator[tuple[str, State]]
 
-_AT_WORK = (RUNNING, DONE, ENDING)
+_AT_WORK = (RUNNING, DONE, DEFERRED, ENDING)
 
 
 def steps(m: "Lease", s: State, i: int) -> Steps:
@@ -197,7 +198,8 @@ def _stop(m: "Lease", s: State, i: int, origin: int, why: str) -> State:
             memory[job] = AGAIN if m.protocol.cancelled == "recorded" else UNKNOWN
         elif memory[job] in (QUEUED, BLOCKED):
             memory[job] = UNKNOWN
-    e = forget(e, m.jobs_of(origin))
+    heads = tuple(job for job in e.heads if memory[job] != UNKNOWN)
+    e = forget(e, m.jobs_of(origin))._replace(heads=heads)
     hold = e.holds[origin]
     assert hold is not None
     holds = swap(e.holds, origin, hold._replace(draining=why))

@@ -4,6 +4,7 @@ Where two cycles are under way and the older one has gone wrong, `lease_settle` 
 """
 
 from collections.abc import Iterator
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from lease_admin import learns
@@ -14,6 +15,8 @@ from lease_settle import settled, settles
 from lease_state import (
     BLOCKED,
     COMMITTED,
+    DEFERRED,
+    DONE,
     HALF_SEEN,
     NAMED,
     QUEUED,
@@ -27,6 +30,8 @@ from lease_state import (
     Look,
     State,
     Statement,
+    put_back,
+    swap,
     with_executor,
 )
 
@@ -63,7 +68,7 @@ def _goes_wrong(m: "Lease", s: State, i: int, answer: str) -> Steps:
     """What becomes of the only cycle under way when it has not been acknowledged."""
     e = s.executors[i]
     if answer == REFUSED:
-        yield _shortened(m, s, i)
+        yield from _shortened(m, s, i)
         return
     if answer == UNANSWERED and m.protocol.retry == "the same":
         yield _repeated(m, s, i)
@@ -94,18 +99,37 @@ def _sent_again(m: "Lease", s: State, i: int, e: Executor, cycle: Cycle, label: 
     return f"{label} a cycle again that {m.cycle_name(cycle)}", sent
 
 
-def _shortened(m: "Lease", s: State, i: int) -> tuple[str, State]:
-    """Postgres has refused a value: what was to be ended is named on, and left to a later cycle."""
-    e = s.executors[i]
-    cycle, memory = e.flights[0], list(e.memory)
-    origins = {m.scenario.origin_of[job] for job in cycle.ends}
-    behind = [job for job in cycle.names if m.scenario.origin_of[job] in origins]
-    for job in behind:
-        memory[job] = QUEUED if memory[job] == NAMED else memory[job]
-    names = tuple(job for job in cycle.names if job not in behind)
-    running = tuple(sorted({*cycle.running, *cycle.ends} - set(behind)))
-    short = cycle._replace(ends=(), names=names, running=running)
-    return _sent_again(m, s, i, e._replace(memory=tuple(memory)), short, f"{m.names(i)} was refused, sends")
+def _shortened(m: "Lease", s: State, i: int) -> Steps:
+    """Postgres has refused a value, or a row is locked: some of what was to be ended is named on, and left to a later
+    cycle. What has been named behind it is taken back."""
+    ends = s.executors[i].flights[0].ends
+    for size in range(1, len(ends) + 1):
+        for left_out in combinations(ends, size):
+            yield _without(m, s, i, left_out)
+
+
+def _without(m: "Lease", s: State, i: int, left_out: tuple[int, ...]) -> tuple[str, State]:
+    e, rule, origin_of = s.executors[i], m.protocol, m.scenario.origin_of
+    cycle = e.flights[0]
+    deferred = [job for job in left_out if e.memory[job] == DONE]  # not those of an origin that is gone
+    origins = {origin_of[job] for job in deferred}
+    behind = {job for job in cycle.handed if origin_of[job] in origins} if rule.taken_back != "never" else set()
+    for job in deferred:
+        e = e._replace(memory=swap(e.memory, job, DEFERRED))
+    for job in [k for k in behind if e.memory[k] == NAMED]:
+        hold = e.holds[origin_of[job]]
+        known = UNKNOWN if hold is None or hold.draining else QUEUED
+        e = put_back(e, job, m.jobs_of(origin_of[job]), known, rule.deferral_counts == "the one before")
+    running = {*cycle.running, *(deferred if rule.deferred == "stays named" else ())} - behind
+    short = cycle._replace(
+        ends=tuple(job for job in cycle.ends if job not in left_out),
+        names=tuple(job for job in cycle.names if job not in behind),
+        handed=tuple(job for job in cycle.handed if job not in behind),
+        running=tuple(sorted(running)),
+        less=tuple(sorted({*cycle.less, *left_out, *behind})),
+    )
+    what = ", ".join(map(m.job_name, left_out))
+    return _sent_again(m, s, i, e, short, f"{m.names(i)} was refused, defers {what}, sends")
 
 
 def _looks(m: "Lease", s: State, i: int) -> Steps:
@@ -158,6 +182,6 @@ def _rest(m: "Lease", e: Executor, cycle: Cycle, whole: bool) -> Cycle:
         hold = e.holds[origin]
         return whole or (job not in back and hold is not None and hold.epoch == cycle.epochs[origin])
 
-    parts = (cycle.ends, cycle.again, cycle.names, cycle.running)
-    ends, again, names, running = (tuple(filter(stays, part)) for part in parts)
-    return cycle._replace(ends=ends, again=again, names=names, running=running)
+    parts = (cycle.ends, cycle.again, cycle.names, cycle.running, cycle.handed)
+    ends, again, names, running, handed = (tuple(filter(stays, part)) for part in parts)
+    return cycle._replace(ends=ends, again=again, names=names, running=running, handed=handed)

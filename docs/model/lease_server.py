@@ -260,7 +260,8 @@ def _ended(s: State, st: Statement) -> State:
     if not st.heard or hold is None or hold.epoch != st.epoch or executor.memory[st.job] != ENDING:
         return s
     memory = swap(executor.memory, st.job, UNKNOWN)
-    return s._replace(executors=swap(s.executors, st.by, executor._replace(memory=memory)))
+    heads = tuple(job for job in executor.heads if job != st.job)
+    return s._replace(executors=swap(s.executors, st.by, executor._replace(memory=memory, heads=heads)))
 
 
 def _fence_error(m: "Lease", s: State, st: Statement) -> State:
@@ -278,7 +279,8 @@ def drop(m: "Lease", executor: Executor, origin: int) -> Executor:
     running = {job for job in m.jobs_of(origin) if executor.memory[job] == RUNNING}
     memory = tuple(UNKNOWN if job in m.jobs_of(origin) else known for job, known in enumerate(executor.memory))
     strays = tuple(sorted(running | set(executor.strays)))
-    return executor._replace(holds=swap(executor.holds, origin, None), memory=memory, strays=strays)
+    heads = tuple(job for job in executor.heads if job not in m.jobs_of(origin))
+    return executor._replace(holds=swap(executor.holds, origin, None), memory=memory, strays=strays, heads=heads)
 
 
 def _locked(s: State, origin: int) -> bool:

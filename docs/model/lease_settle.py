@@ -15,6 +15,7 @@ from lease_look import asks, keep_its_own, look_now
 from lease_state import (
     AGAIN,
     COMMITTED,
+    DEFERRED,
     DONE,
     ENDING,
     MISLAID,
@@ -29,6 +30,7 @@ from lease_state import (
     Look,
     State,
     Statement,
+    put_back,
     with_executor,
 )
 
@@ -99,10 +101,10 @@ def _sent_as_one(m: "Lease", s: State, i: int) -> State:
     """One cycle of all that is left of those under way."""
     e, rule = s.executors[i], m.protocol
     held = [hold and hold.epoch for hold in e.holds]
-    memory = list(e.memory)
     for flight in e.flights[1:] if rule.merged == "the older" else ():
         for job in flight.ends + flight.again + flight.names:
-            memory[job] = QUEUED if memory[job] == NAMED else MISLAID
+            e = put_back(e, job, m.jobs_of(m.scenario.origin_of[job]), QUEUED if e.memory[job] == NAMED else MISLAID)
+    memory = e.memory
 
     def kept(flight: Cycle, job: int) -> bool:
         origin = m.scenario.origin_of[job]
@@ -112,11 +114,13 @@ def _sent_as_one(m: "Lease", s: State, i: int) -> State:
     ends = [job for flight in flights for job in flight.ends if kept(flight, job)]
     again = [job for flight in flights for job in flight.again if kept(flight, job)]
     names = [job for flight in flights for job in flight.names if kept(flight, job) and memory[job] == NAMED]
-    runs = [job for job, known in enumerate(memory) if known in (RUNNING, ENDING, DONE, AGAIN)]
+    runs = [job for job, known in enumerate(memory) if known in (RUNNING, ENDING, DONE, DEFERRED, AGAIN)]
     running = sorted({job for job in runs if held[m.scenario.origin_of[job]] is not None} - {*ends, *again} | {*names})
     epochs = tuple(now if now is not None else then for now, then in zip(held, flights[0].epochs, strict=True))
     parts = tuple(ends), tuple(again), tuple(names), tuple(running)
-    cycle = Cycle(e.cycle + 1, e.fence, *parts, epochs, WAITING, troubled=True)
+    bearing = flights[:1] if rule.taken_back == "of the older" else flights
+    handed = tuple(job for flight in bearing for job in flight.handed if job in names)
+    cycle = Cycle(e.cycle + 1, e.fence, *parts, epochs, WAITING, troubled=True, handed=handed)
     deaf = tuple(st._replace(heard=False) if st.by == i and st.kind == "cycle" else st for st in s.server)
-    one = e._replace(flights=(cycle,), memory=tuple(memory))
+    one = e._replace(flights=(cycle,))
     return with_executor(s._replace(server=deaf), i, one, Statement(i, "cycle", cycle=cycle))

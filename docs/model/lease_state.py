@@ -12,6 +12,7 @@ __all__ = [
     "BLOCKED",
     "COMMITTED",
     "DEAD",
+    "DEFERRED",
     "DONE",
     "ENDING",
     "EXPIRED",
@@ -49,6 +50,7 @@ __all__ = [
     "Statement",
     "View",
     "forget",
+    "put_back",
     "swap",
     "with_executor",
 ]
@@ -59,9 +61,10 @@ UP, PAUSED, DEAD = "up", "paused", "dead"
 # What an executor knows of a job. NAMED: it stands in the `running` of the cycle that is on its way. DONE: its handler
 # has returned, no cycle that ends it has been acknowledged. ENDING: its transactional handler has sent finish + COMMIT.
 # AGAIN: it was cancelled, or its end is unknown; a cycle has to record that this attempt is over, the job runs again.
+# DEFERRED: done, but a cycle that was to end it was refused for that; a later one is to end it.
 # BLOCKED: it has given up, its group waits until a person releases it. MISLAID: by a wrong protocol.
 UNKNOWN, QUEUED, NAMED, RUNNING, DONE = "-", "queued", "named", "running", "done"
-ENDING, AGAIN, BLOCKED, MISLAID = "ending", "again", "blocked", "mislaid"
+ENDING, AGAIN, DEFERRED, BLOCKED, MISLAID = "ending", "again", "deferred", "blocked", "mislaid"
 
 # Why an executor lets go of an origin: its lease could not be renewed in time; it is not assigned any more.
 EXPIRED, UNASSIGNED = "expired", "unassigned"
@@ -101,7 +104,7 @@ class Row(NamedTuple):
 
 class Job(NamedTuple):
     """A row of `job`, and its history. `cut`: a run died with its executor and has not been recorded as lost yet.
-    `cancelled`: what the person was told who ended it, "waiting" or "running"."""
+    `cancelled`: what the person was told who ended it, "waiting" or "running". `late`: its transaction is at work."""
 
     present: bool
     attempt: int
@@ -110,6 +113,7 @@ class Job(NamedTuple):
     cut: bool
     cancelled: str = ""
     blocked: bool = False
+    late: bool = False
 
 
 class Hold(NamedTuple):
@@ -123,7 +127,9 @@ class Hold(NamedTuple):
 
 class Cycle(NamedTuple):
     """A cycle: what it ends, what it names. `epochs`: those under which the origins were held when it was composed.
-    `troubled`: it has been looked up or sent again; not noted where one is under way at a time."""
+    `troubled`: it has been looked up or sent again; not noted where one is under way at a time. `handed`: of the jobs
+    that it names, those whose predecessor has ended, but is not known to be over. `less`: jobs that it is without since
+    its first sending, which may still commit."""
 
     number: int
     fence: int
@@ -134,11 +140,13 @@ class Cycle(NamedTuple):
     epochs: tuple[int | None, ...]
     answer: str
     troubled: bool = False
+    handed: tuple[int, ...] = ()
+    less: tuple[int, ...] = ()
 
     def mentions(self, jobs: tuple[int, ...], running: bool = True) -> bool:
         """Whether it ends or names any of these jobs, or (`running`) has it in its running set."""
         named = self.running if running else self.names
-        return any(job in self.ends or job in self.again or job in named for job in jobs)
+        return any(job in self.ends + self.again + self.less or job in named for job in jobs)
 
 
 class Ask(NamedTuple):
@@ -198,9 +206,10 @@ class Disown(NamedTuple):
 
 
 class Executor(NamedTuple):
-    """A process. `strays`: jobs whose handlers have yet to stop although the process has given up their origin.
-    `paused`: the person's pause, as far as it is known here. `look`: the fence has grown, see why. `told`: what the
-    last read said; kept by a wrong protocol only."""
+    """A process. `heads`: the jobs that their groups count as running (`Lane.running`): chosen, and their outcome not
+    known to be recorded, unless the successor has been chosen. `strays`: jobs whose handlers have yet to stop although
+    the process has given up their origin. `paused`: the person's pause, as far as it is known here. `look`: the fence
+    has grown, see why. `told`: what the last read said; kept by a wrong protocol only."""
 
     status: str
     row: int  # its row in `executor`: one of its own, unless two processes share an identity
@@ -211,6 +220,7 @@ class Executor(NamedTuple):
     flights: tuple[Cycle, ...]  # on their way or unresolved, the oldest first
     asks: tuple[Ask | None, ...]
     strays: tuple[int, ...]
+    heads: tuple[int, ...] = ()
     paused: bool = False
     look: bool = False
     sight: Sight | None = None
@@ -280,6 +290,14 @@ def forget(e: Executor, jobs: tuple[int, ...], *known: str) -> Executor:
     return e._replace(memory=memory, sight=sight)
 
 
+def put_back(e: Executor, job: int, group: tuple[int, ...], known: str, counts: bool = True) -> Executor:
+    """Undo the choice of a job. If its predecessor has ended and nobody has heard that this is recorded, it is the one
+    that the group counts as running again (`counts`)."""
+    before = [k for k in group if e.memory[k] in (DONE, DEFERRED)] if counts else []
+    heads = tuple(sorted({*e.heads, *before} - {job}))
+    return e._replace(memory=swap(e.memory, job, known), heads=heads)
+
+
 def with_executor(s: State, i: int, executor: Executor, *sent: Statement) -> State:
     """The state after executor `i` has changed, and has sent these statements."""
     return s._replace(executors=swap(s.executors, i, executor), server=(*s.server, *sent))
@@ -298,7 +316,13 @@ class Protocol:
     cancellable: bool = True  # whether handlers stop when they are told to
     exit_at_deadline: bool = True  # a process whose handler does not stop ends itself
     identity: str = "process"  # "shared", "name"
-    successor: str = "after the commit"  # "at once"
+    successor: str = "after the commit"  # "at once", "at once if handed over"
+    hand_over: str = "with the end"  # "after the commit", "of any end", "of any outcome", "of what is paused"
+    taken_back: str = "with the end"  # "never", "of the older": what was named behind an end that is deferred
+    void_counts: str = "the one before"  # "nothing": as running, in a group whose next job was put back
+    deferral_counts: str = "the one before"  # "nothing"
+    ended: str = "frees its own"  # "frees the group", although it has been handed over
+    deferred: str = "stays named"  # "named no more": until it is recorded
     finish: str = "locks its origin"  # "reads the epoch", "is not fenced"
     expired: str = "keep and renew"  # "give up and acquire" is as right, given the rule for `reacquire`
     reacquire: str = "when settled"  # "with a cycle under way", "with handlers running"
@@ -343,8 +367,8 @@ class Scenario:
     statements take no time, which keeps the space small. renews, faulty: the executors that renew leases, that suffer
     pauses, crashes and lost connections. lease, margin: in ticks. targets: the jobs that a person may cancel or
     release. paused: those that the pause holds back; `by_type`: it is one of a type, which no origin tells of.
-    blocked: jobs that have given up at first. unread: of what is held at first, they have yet to be read. slow: reads
-    and looks take time.
+    blocked: jobs that have given up at first. unread: of what is held at first, they have yet to be read. late: jobs
+    whose transactions commit at any time; those behind them do not wait for it. slow: reads and looks take time.
     """
 
     origin_of: tuple[int, ...] = (0, 0)
@@ -363,6 +387,7 @@ class Scenario:
     by_type: bool = False
     blocked: tuple[int, ...] = ()
     unread: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
     slow: bool = False
     budget: Budget = _NO_FAULTS
 

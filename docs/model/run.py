@@ -11,13 +11,19 @@ import argparse
 import sys
 
 import lease_checks
+import lease_hand_over_checks
 import lease_two_checks
 import reads_checks
 from check import FULL, NORMAL, QUICK, Check
 from explore import HOLDS, VIOLATED, Result, explore, walk
 
 _CHECKS = {
-    "lease": lease_checks.BUGS + lease_two_checks.BUGS_OF_TWO + lease_checks.RIGHT + lease_two_checks.RIGHT_OF_TWO,
+    "lease": lease_checks.BUGS
+    + lease_two_checks.BUGS_OF_TWO
+    + lease_hand_over_checks.BUGS_OF_HAND_OVER
+    + lease_checks.RIGHT
+    + lease_two_checks.RIGHT_OF_TWO
+    + lease_hand_over_checks.RIGHT_OF_HAND_OVER,
     "reads": reads_checks.BUGS + reads_checks.RIGHT,
 }
 _STEPS_PER_WALK = 300
