@@ -27,6 +27,7 @@ switched_off = False
 
 HERE = Path(__file__).parent
 SECONDS = 600.0
+_SEEDED = {"drain": 0, "groups": 1_000, "hot": 1}  # scenarios that begin with a backlog; in how many groups
 _HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sidings" / "benchmarks"
 
 
@@ -140,6 +141,7 @@ PEERS: list[Peer] = [
             "drain": (200_000, {"concurrentJobs": 24, "localQueue": 500, "refetchDelay": "10 ms", "batch delays": 0}),
             "open": (200_000, {}),
             "groups": (50_000, {"concurrentJobs": 100, "localQueue": 500, "refetchDelay": 0, "pollInterval": "50 ms"}),
+            "hot": (1_000, {"concurrentJobs": 1, "maxPoolSize": 2, "localQueue": "none", "batch delays": "none"}),
             "enqueue": (5_000, {}),
             "bulk": (50_000, {"call": "addJobs, 1,000 each"}),
             "latency": (50, {"concurrentJobs": 24, "localQueue": 500}),
@@ -164,6 +166,7 @@ PEERS: list[Peer] = [
         {
             "drain": (100_000, {"batchSize": 1000, "localConcurrency": 4, "burstWhenBatchFull": True}),
             "groups": (50_000, {"policy": "key_strict_fifo", "batchSize": 500, "localConcurrency": 2}),
+            "hot": (1_000, {"policy": "key_strict_fifo", "calls": "fetch and complete, in turns"}),
             "enqueue": (3_000, {}),
             "bulk": (50_000, {"call": "insert, 1,000 each"}),
             "latency": (50, {"useListenNotify": True}),
@@ -187,6 +190,7 @@ PEERS: list[Peer] = [
         {
             "drain": (3_000, {"concurrency": 10, "delete_jobs": "always", "loop": "uvloop"}),
             "groups": (2_000, {"lock": "a group", "concurrency": 10}),
+            "hot": (500, {"lock": "a group", "concurrency": 1}),
             "enqueue": (3_000, {}),
             "bulk": (20_000, {"call": "batch_defer_async, 1,000 each"}),
             "latency": (50, {"concurrency": 10}),
@@ -246,7 +250,7 @@ def _variant(peer: Peer, scenario: str, size: Size, *, left_open: bool = False) 
         command = await asyncio.to_thread(peer.command)
         return await _once(bench, peer.name, command, work, jobs, left_open=left_open)
 
-    name = f"{peer.name}, left open" if left_open else peer.name
+    name = f"{peer.name}, left open" if left_open else f"{peer.name}, 1 group" if scenario == "hot" else peer.name
     repetitions = 1 if size.name == "short" or (scenario == "open" and size.long) else min(3, size.repetitions)
     return Variant(name, once, {"version": peer.version, "jobs": jobs, **settings}, repetitions)
 
@@ -258,8 +262,8 @@ async def _once(
         await _call(command, "install", dsn)
 
     dsn = await bench.server.fresh(name, prepare)
-    if scenario in ("drain", "groups"):
-        await _call(command, "seed", dsn, str(jobs), "1000" if scenario == "groups" else "0")
+    if scenario in _SEEDED:
+        await _call(command, "seed", dsn, str(jobs), str(_SEEDED[scenario]))
         await bench.server.settle(dsn)
     async with AsyncExitStack() as stack:
         if left_open:

@@ -1,4 +1,4 @@
-"""Draining a backlog: ungrouped, in serial groups, and by handlers that ask for more than a plain one."""
+"""Draining a backlog: ungrouped, in many groups, in few, and by handlers that ask for more than a plain one."""
 
 from collections.abc import Sequence
 
@@ -11,6 +11,7 @@ from ..suite import Bench, Compare, Size, Variant, scenario
 __all__: list[str] = []
 
 GROUPS, EACH = 1_000, 50
+HOT = {1: 2_000, 20: 500, 200: 150}  # how many groups: jobs in each
 WAITING = 100  # of a group, where only the newest counts
 
 
@@ -101,6 +102,35 @@ def groups(size: Size) -> Sequence[Variant]:
         ),
         *peers.variants("groups", size),
     ]
+
+
+@scenario(
+    "hot",
+    "Drain of few serial groups: 1 × 2,000 jobs, 20 × 500, 200 × 150",
+    compare=[
+        Compare("sidings, 20 groups", "sidings, 1 group"),
+        Compare("sidings, 200 groups", "sidings, 1 group"),
+        Compare("sidings, 1 group", "graphile, 1 group"),
+        Compare("sidings, 1 group", "pgboss, 1 group"),
+        Compare("sidings, 1 group", "procrastinate, 1 group"),
+    ],
+    note="A job of a group starts when the end of the one before it has been committed: one group is as fast as "
+    "commits follow each other on the disk, and several share them. Peers with ordered groups drain one, of fewer "
+    "jobs, and not in the short run.",
+    peers=True,
+)
+def hot(size: Size) -> Sequence[Variant]:
+    rivals = peers.variants("hot", size) if size.name != "short" else []  # which has to end within 10 minutes
+    return [*(_hot(size, count, each) for count, each in HOT.items()), *rivals]
+
+
+def _hot(size: Size, count: int, each: int) -> Variant:
+    jobs = size.jobs(count * each)
+    return Variant(
+        f"sidings, {count} group{'s' if count > 1 else ''}",
+        lambda b: _sidings(b, jobs, groups=count),
+        {"jobs": jobs, "groups": count},
+    )
 
 
 @scenario(

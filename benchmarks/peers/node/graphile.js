@@ -21,6 +21,12 @@ const preset = (concurrentJobs, refetchDelay, pollInterval) => ({
   },
 });
 
+// One connection (the other one listens), so that a job's end is sent before the next job is asked for: it is not waited
+// for, and on a connection of its own it comes later; the queue is locked then, and is polled for.
+function oneByOne({ worker: { localQueue, completeJobBatchDelay, failJobBatchDelay, ...worker } }) {
+  return { worker: { ...worker, maxPoolSize: 2 } };
+}
+
 async function drain(jobs, chosen) {
   const pool = new pg.Pool({ connectionString: dsn, max: 1 });
   await pool.query("SELECT 1");
@@ -68,6 +74,9 @@ switch (command) {
     break;
   case "groups":
     await drain(Number(first), preset(100, 0, 50));
+    break;
+  case "hot":
+    await drain(Number(first), oneByOne(preset(1, 0, 50)));
     break;
   case "enqueue": {
     const pool = new pg.Pool({ connectionString: dsn, max: 1 });

@@ -36,6 +36,18 @@ async function drain(jobs, options) {
   await pool.end();
 }
 
+// work() would wait for its polling interval after each job: of a key it fetches one, which fills no batch.
+async function oneByOne(jobs) {
+  const made = await boss();
+  await ready();
+  const clock = new Clock();
+  for (let handled = 0; handled < jobs; handled++) {
+    const [job] = await made.fetch(QUEUE);
+    await made.complete(QUEUE, job.id);
+  }
+  clock.done();
+}
+
 switch (command) {
   case "install": {
     const made = await boss();
@@ -61,6 +73,9 @@ switch (command) {
     break;
   case "groups":
     await drain(Number(first), { batchSize: 500, localConcurrency: 2 });
+    break;
+  case "hot":
+    await oneByOne(Number(first));
     break;
   case "enqueue":
   case "bulk": {

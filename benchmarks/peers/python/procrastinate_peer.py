@@ -40,8 +40,8 @@ async def main() -> None:
                     await asyncio.gather(
                         *(noop.configure(lock=f"g{n % groups}").defer_async(**payload(n)) for n in jobs)
                     )
-            case "drain" | "groups":
-                await drain(app, dsn, handled, count)
+            case "drain" | "groups" | "hot":
+                await drain(app, dsn, handled, count, concurrency=1 if command == "hot" else 10)
             case "enqueue":
                 await ready()
                 clock = Clock()
@@ -66,12 +66,12 @@ async def main() -> None:
                 raise SystemExit(f"unknown command {command}")
 
 
-async def drain(app: App, dsn: str, handled: list[int], jobs: int) -> None:
+async def drain(app: App, dsn: str, handled: list[int], jobs: int, *, concurrency: int) -> None:
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         await ready()
         clock = Clock()
         worker = asyncio.create_task(
-            app.run_worker_async(concurrency=10, delete_jobs="always", install_signal_handlers=False)
+            app.run_worker_async(concurrency=concurrency, delete_jobs="always", install_signal_handlers=False)
         )
         await until(lambda: handled[0] >= jobs)
 
