@@ -1,7 +1,7 @@
-"""An executor in a process of its own: `python -m benchmarks.worker DSN ORIGINS [SETTINGS]`, driven by `Worker`.
+"""An executor in a process of its own: `python -m benchmarks.worker DSN ORIGINS EVERY SETTINGS`, driven by `Worker`.
 
-It prints `ready`, waits for a line, starts, prints `held` when it holds all its origins, and then, every 10 ms in which
-something has changed, a line of JSON with what it has done. A closed standard input ends it in good order.
+It prints `ready`, waits for a line, starts, prints `held` when it holds all its origins, and then, every so many seconds
+in which something has changed, a line of JSON with what it has done. A closed standard input ends it in good order.
 """
 
 import asyncio
@@ -30,13 +30,15 @@ ROOT = Path(__file__).resolve().parents[1]
 class Worker:
     """The harness' side of a worker process. `state` is what it last said of itself."""
 
-    def __init__(self, dsn: str, origins: Sequence[str], **settings: Any) -> None:
+    def __init__(self, dsn: str, origins: Sequence[str], *, every: float = 0.01, **settings: Any) -> None:
+        """every: how often it looks at what it has done, once it holds its origins; that costs it some CPU."""
         self._command = [
             sys.executable,
             "-m",
             "benchmarks.worker",
             dsn,
             json.dumps(list(origins)),
+            str(every),
             json.dumps(settings),
         ]
         self.state: dict[str, Any] = {"done": 0, "held": False}
@@ -92,7 +94,7 @@ def _say(**state: Any) -> None:
     print(json.dumps(state), flush=True)
 
 
-async def _main(dsn: str, origins: list[str], settings: dict[str, Any]) -> None:
+async def _main(dsn: str, origins: list[str], every: float, settings: dict[str, Any]) -> None:
     logging.disable(logging.CRITICAL)
     relax_collector()  # as Service.run() does
     print("ready", flush=True)
@@ -110,9 +112,9 @@ async def _main(dsn: str, origins: list[str], settings: dict[str, Any]) -> None:
                 before = done
                 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
                 _say(done=done, cpu=time.process_time() - cpu, memory_mib=memory)
-            await asyncio.wait([ended], timeout=0.01)
+            await asyncio.wait([ended], timeout=every if held else 0.01)
         _say(cpu=time.process_time() - cpu)
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}))
+    asyncio.run(_main(sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]), json.loads(sys.argv[4])))

@@ -65,7 +65,7 @@ class Watchdog:
         return max(0.0, now() - self.loop_answered) if self._asked else 0.0
 
     def _run(self) -> None:
-        tick = min(0.05, self._settings.lease_seconds / 30)
+        tick = min(0.25, self._settings.lease_seconds / 30)  # a part of the margin between deadline and lease
         while not self._stop.wait(tick):
             self._look_at_loop()
             self._look_at_deadlines()

@@ -52,7 +52,7 @@ def fleet(size: Size) -> Sequence[Variant]:
 
 async def _idle(bench: Bench, origins: int, seconds: float) -> Figures:
     dsn = await ours.fresh(bench)
-    async with Worker(dsn, ours.origins(origins)) as worker:
+    async with Worker(dsn, ours.origins(origins), every=60.0) as worker:  # else half of it would be this looking
         worker.go()
         await ours.until(lambda: bool(worker.state["held"]))
         await asyncio.sleep(min(2.0, seconds))
