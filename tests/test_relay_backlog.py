@@ -341,3 +341,20 @@ def test_topics_that_hang_do_not_fill_the_window_with_what_is_under_way() -> Non
     plan = reader._plan()
     reader._deliver(plan, database.read(reader._arguments(plan)))
     assert backlog.lane("d").queue
+
+
+def test_a_read_brings_a_quarter_of_the_window_and_the_next_one_follows_as_soon_as_as_much_has_left_it() -> None:
+    """So that some are sent, and others deleted, while more are read."""
+    database, backlog, reader = a_reader(window=300)
+    fill(database, "a", 900)
+    lane = backlog.lane("a")
+    for read in range(1, 5):
+        assert reader.hungry()
+        plan = reader._plan()
+        reader._deliver(plan, database.read(reader._arguments(plan)))
+        assert len(lane.queue) == read * 75
+    assert not reader.hungry()
+    lane.account(lane.take(74))
+    assert not reader.hungry()
+    lane.account(lane.take(1))
+    assert reader.hungry()

@@ -21,6 +21,7 @@ class Watch:
         self.sizes: list[int] = []  # of the batches, as they were handed over
         self.most: Counter[tuple[str, int]] = Counter()  # batches under way at once
         self.packed_ahead = 0  # batches, while Kafka had one of each partition
+        self.packed = 0  # messages
         self._under_way: defaultdict[tuple[str, int], set[asyncio.Future[object]]] = defaultdict(set)
         send, pack = senders.Sender.send, packing.Packer.pack
 
@@ -36,7 +37,9 @@ class Watch:
         def watched_pack(packer: Any, batch: Any, rows: Any) -> packing.Packed:
             busy = [any(not future.done() for future in some) for some in self._under_way.values()]
             self.packed_ahead += sum(busy) == partitions
-            return pack(packer, batch, rows)
+            packed = pack(packer, batch, rows)
+            self.packed += len(packed.rows)
+            return packed
 
         monkeypatch.setattr(senders.Sender, "send", watched_send)
         monkeypatch.setattr(packing.Packer, "pack", watched_pack)
@@ -53,6 +56,7 @@ async def test_the_next_round_is_packed_while_kafka_has_one_and_a_partition_has_
     assert watch.packed_ahead
     assert set(watch.most.values()) == {1}, "one of them could fail, and the other overtake it"
     assert max(watch.sizes) <= 1_000
+    assert watch.packed == 12_000, "what has come since a round was packed waits for the next; none is packed twice"
     found = await records(sidings_kafka, etas)
     assert len(found) == 12_000
     assert_complete(found, 12_000)

@@ -15,9 +15,9 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 from math import inf
-from operator import attrgetter
+from operator import itemgetter
 from typing import NamedTuple
 
 __all__ = ["Backlog", "Lane", "Row", "Slot"]
@@ -54,7 +54,7 @@ class Row(NamedTuple):
     published_us: int
 
 
-_slot_of = attrgetter("slot")
+_id_of, _slot_of = itemgetter(0), itemgetter(1)
 
 
 @dataclass(eq=False)
@@ -88,11 +88,10 @@ class Lane:
         """The next messages to send; from now on they are unaccounted for."""
         queue, taken = self.queue, self.taken
         out = [queue.popleft() for _ in range(min(count, len(queue)))]
-        for row in out:
-            if taken.get(row.slot, 0) < row.id:
-                taken[row.slot] = row.id
-        for slot, messages in Counter(map(_slot_of, out)).items():
-            slot.under_way += messages
+        for slot, run in groupby(out, _slot_of):
+            ids = list(map(_id_of, run))
+            slot.under_way += len(ids)
+            taken[slot] = max(taken.get(slot, 0), *ids)
         self.unaccounted += len(out)
         return out
 
@@ -134,11 +133,13 @@ class Lane:
 
 
 class Backlog:
-    """All lanes and slots of a relay. window: most messages in memory. What is under way of a topic that hangs does not
-    count, so that it keeps no other from being read."""
+    """All lanes and slots of a relay. window: most messages in memory. page: so many of them are read at once, so that
+    some are sent and others deleted meanwhile. What is under way of a topic that hangs does not count, so that it keeps
+    no other from being read."""
 
     def __init__(self, window: int) -> None:
         self.window = window
+        self.page = max(1, window // 4)
         self.timeline = ""  # of the server that all this was read from
         self.slots: dict[int, Slot] = {}
         self.lanes: dict[str, Lane] = {}

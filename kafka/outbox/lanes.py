@@ -7,7 +7,7 @@ there is never more than one batch under way, so that none can overtake another 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
@@ -60,7 +60,7 @@ class _Failed(Exception):
         self.unreachable = unreachable
 
 
-_id_of, _slot_of = attrgetter("id"), attrgetter("slot")
+_slot_of = attrgetter("slot")
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class LaneWorker:
         self._careful_until = -inf
         self._prepared: _Prepared | None = None
         self._taken: list[Row] = []  # of the round under way
-        self._settled: set[int] = set()  # ids of those that were acknowledged, refused or lost
+        self._settled: list[Sequence[Row]] = []  # those that were acknowledged, refused or lost
         self._accepted = 0
         self._most = settings.batch_size  # messages of a round, until the number of partitions is known
         self._kills: set[asyncio.Task[None]] = set()
@@ -124,7 +124,7 @@ class LaneWorker:
             while True:
                 await self._ready()
                 try:
-                    await self._send(self.lane.take(self._most))
+                    await self._send(self.lane.take(len(self._prepared.rows) if self._prepared else self._most))
                 except _Failed as failed:
                     await self._fail(failed)
                 else:
@@ -154,7 +154,7 @@ class LaneWorker:
 
     async def _send(self, rows: list[Row]) -> None:
         """Send one round. Raises `_Failed`; what was not acknowledged is in `_outstanding()` then."""
-        self._taken, self._settled, self._accepted = rows, set(), 0
+        self._taken, self._settled, self._accepted = rows, [], 0
         prepared, self._prepared = self._prepared, None
         sender = await self._sender()
         partitions = await self._partitions(sender)
@@ -174,10 +174,11 @@ class LaneWorker:
             self._senders.released(sender)
 
     async def _prepare(self, sender: Sender, partitions: list[int]) -> None:
-        """Kafka has a round: pack the next one, if there are enough messages for a full one."""
+        """Kafka has a round: pack the next one, if there are enough messages for at least half of one: those that come
+        later wait for the round after it."""
         settings = self._settings
-        self._most = min(len(partitions) * settings.batch_size, max(settings.batch_size, settings.window // 4))
-        if self._prepared is not None or len(self.lane.queue) < self._most:
+        self._most = min(len(partitions) * settings.batch_size, max(settings.batch_size, self._backlog.page))
+        if self._prepared is not None or len(self.lane.queue) < self._most // 2:
             return
         for _ in range(_TURNS):
             await asyncio.sleep(0)
@@ -342,11 +343,12 @@ class LaneWorker:
         self._settle((row,))
         self._recorder.refused(self.lane, row, reason)
 
-    def _settle(self, rows: Iterable[Row]) -> None:
-        self._settled.update(map(_id_of, rows))
+    def _settle(self, rows: Sequence[Row]) -> None:
+        self._settled.append(rows)
 
     def _unsettled(self, rows: Collection[Row]) -> list[Row]:
-        return [row for row in rows if row.id not in self._settled]
+        settled = {row.id for some in self._settled for row in some}
+        return [row for row in rows if row.id not in settled]
 
     def _outstanding(self) -> list[Row]:
         return self._unsettled(self._taken)

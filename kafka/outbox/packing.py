@@ -40,7 +40,7 @@ class Packer:
 
     def __init__(self, service: str, *, most: int = sys.maxsize, max_bytes: int = sys.maxsize) -> None:
         self._most = most
-        self._prefix = f"{service}:".encode()
+        self._id = f"{service}:".encode().replace(b"%", b"%%") + b"%x.%x"
         self._max_bytes = max_bytes
         self._hashes: dict[bytes, int] = {}
 
@@ -70,25 +70,29 @@ class Packer:
         """Append `rows` to `batch` until it is full."""
         all_rows, bad = rows, list[tuple[Row, str]]()
         rows, rest = rows[: self._most], rows[self._most :]
-        append, prefix, limit = batch.append, self._prefix, self._max_bytes
+        # Past `append` of aiokafka's batch (0.14), which only counts, and takes half as long again as what it calls.
+        append, message_id, limit = batch._builder.append, self._id, self._max_bytes
+        count = 0
         for index, row in enumerate(rows):
             id, _, key, _, value, text, timestamp_ms, published_us = row
             if value is not None and len(value) > limit:
                 bad.append((row, f"its value has {len(value)} bytes, more than max_message_bytes={limit}"))
                 continue
-            headers = [(MESSAGE_ID, b"%b%x.%x" % (prefix, id, published_us))]
+            headers = [(MESSAGE_ID, message_id % (id, published_us))]
             if timestamp_ms is None:
                 timestamp_ms = published_us // 1000
             try:
                 if text is not None:
                     headers = [*headers_from_text(text), *headers]
-                added = append(timestamp=timestamp_ms, key=key, value=value, headers=headers)
+                added = append(count, timestamp_ms, key, value, headers)
             except (TypeError, ValueError, OverflowError, struct.error) as error:
                 bad.append((row, f"it cannot be encoded: {error!r}"))
                 continue
             if added is None:
                 rows, rest = rows[:index], rows[index:] + rest
                 break
+            count += 1
+        batch._relative_offset = count
         if bad:
             unfit = {row.id for row, _ in bad}
             rows = [row for row in rows if row.id not in unfit]

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from operator import attrgetter
 from uuid import UUID
 
@@ -24,7 +24,7 @@ log = logging.getLogger("sidings.outbox")
 
 _AT_ONCE = 5_000  # messages of one statement
 _ERROR_CHARACTERS = 2_000
-_published_us = attrgetter("published_us")
+_id_of, _slot_of, _published_us = attrgetter("id"), attrgetter("slot"), attrgetter("published_us")
 
 
 class Recorder:
@@ -104,8 +104,8 @@ class Recorder:
     async def _record(self, sent: list[tuple[Lane, Sequence[Row]]], refused: list[tuple[Lane, Row, str]]) -> None:
         ids: defaultdict[Slot, list[int]] = defaultdict(list)
         for _, rows in sent:
-            for row in rows:
-                ids[row.slot].append(row.id)
+            for slot, run in groupby(rows, _slot_of):
+                ids[slot].extend(map(_id_of, run))
         slots = [slot for slot in ids.keys() | {row.slot for _, row, _ in refused} if self._backlog.has(slot)]
         if not slots:
             return
