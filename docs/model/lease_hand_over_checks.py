@@ -19,6 +19,7 @@ _LEASED = changed(_GROUP, renews=(0,), steady=())
 _EXPIRES = Scenario(origin_of=(0, 0, 0), start=((0, 0),), ideal=(1,), renews=(1,))  # B takes it over
 # And another origin, which A reads later, so that one cycle has something to say after the other.
 _TWO = changed(_GROUP, origin_of=(0, 0, 0, 1), wants=((0, 1), ()), start=((0, 0), (0, 1)), steady=(0, 1), unread=(3,))
+_SMALL = changed(_TWO, origin_of=(0, 0, 1), unread=(2,), targets=(0, 1))
 _TAKEN = two_origins(origin_of=(0, 0, 1), unread=(2,), renews=(1,))
 _WALKS = Scenario(
     origin_of=(0, 0, 0, 1), wants=((0, 1), (0, 1)), faulty=(0, 1), lease=3, budget=Budget(2, 1, 3, 2, 0, 1, refusals=3)
@@ -73,18 +74,21 @@ RIGHT_OF_HAND_OVER = [
     _right("a drain, the lease is renewed, a refusal", changed(_LEASED, drains=1, refusals=1)),
     _right("a takeover, a refusal", changed(_EXPIRES, refusals=1), FULL),
     _right("two cycles, refusals, connection lost", changed(_TWO, refusals=2, losses=1), in_flight=2),
-    _right("two cycles, a late job, refusals", changed(_TWO, late=(1,), refusals=2, losses=1), in_flight=2),
+    _right("two cycles, a late job, refusals", changed(_TWO, late=(1,), refusals=1, losses=1), in_flight=2),
     _right("two cycles, the server restarts, refusals", changed(_TWO, outages=1, refusals=2), in_flight=2),
-    _right("two cycles, a person cancels, refusals", changed(
-        _TWO, targets=(0, 1, 2), cancels=1, refusals=2), in_flight=2),
+    _right("two cycles, a person cancels, refusals", changed(_SMALL, cancels=1, refusals=2), in_flight=2),
     _right("two cycles, a person cancels, connection lost", changed(
         _TWO, targets=(0, 1, 2), cancels=1, refusals=1, losses=1), FULL, in_flight=2),
-    _right("two cycles, a drain, a refusal", changed(_TWO, drains=1, refusals=1), in_flight=2),
+    _right("two cycles, a drain, a refusal", changed(_SMALL, drains=1, refusals=1), in_flight=2),
+    _right("two cycles, a person pauses and resumes, refusals", changed(
+        _TWO, paused=(1,), halts=1, resumes=1, refusals=2), FULL, in_flight=2),
+    _right("two cycles, a drain, a person cancels, a refusal", changed(
+        _SMALL, drains=1, cancels=1, refusals=1), FULL, in_flight=2),
     _right("two cycles, a takeover, a refusal", changed(_TAKEN, refusals=1), FULL, in_flight=2),
     _right("also right: not before the end is acknowledged", changed(
         _TWO, cancels=1, refusals=2), in_flight=2, hand_over="after the commit"),
     _right("also right: of an end in the older cycle", changed(
         _TWO, cancels=1, refusals=2, losses=1), FULL, in_flight=2, hand_over="of any end"),
-    _right("walks: everything at once", changed(_WALKS, transactional=(3,)), walks=200, in_flight=2),
-    _right("walks: everything at once, a person", _PERSON_WALKS, walks=200, in_flight=2),
+    _right("walks: everything at once", changed(_WALKS, transactional=(3,)), walks=80, in_flight=2),
+    _right("walks: everything at once, a person", _PERSON_WALKS, walks=80, in_flight=2),
 ]  # fmt: skip
