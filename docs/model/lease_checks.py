@@ -167,11 +167,11 @@ RIGHT = [
     _right("a person cancels, pauses and resumes", changed(_SLOW, cancels=1, halts=1, resumes=1)),
     _right("a person cancels twice, another origin", changed(
         _SLOW_Y, origin_of=(0, 0, 1), targets=(0, 1), cancels=2, instant=())),
-    _right("a person pauses, another origin, connection lost", changed(_SLOW_Y, halts=1, losses=1, instant=())),
+    _right("a person pauses, another origin, connection lost", changed(_SLOW_Y, halts=1, losses=1, instant=()), FULL),
     _right("a takeover, a person cancels", changed(_EXPIRES, origin_of=(0,), cancels=1)),
     _right("a takeover, a person cancels, transactional", changed(
         _EXPIRES, origin_of=(0,), transactional=(0,), cancels=1)),
-    _right("a takeover, a person pauses", changed(_EXPIRES, origin_of=(0,), halts=1)),
+    _right("a takeover, a person pauses", changed(_EXPIRES, origin_of=(0,), halts=1), FULL),
     _right("a takeover, a person pauses and resumes", changed(_EXPIRES, origin_of=(0,), halts=1, resumes=1), FULL),
     _right("a takeover, a person cancels, crash", changed(_EXPIRES, origin_of=(0,), cancels=1, crashes=1)),
     _right("a rival, a person cancels", changed(_RIVAL, targets=(0, 1), cancels=1), FULL),
@@ -187,7 +187,7 @@ RIGHT = [
     _right("two origins", two_origins()),
     _right("two origins, connection lost", two_origins(losses=1, renews=(1,))),
     _right("two origins, no renewals, pause", two_origins(pauses=1, renews=(1,))),
-    _right("also right: acquiring its own bumps its fence", changed(_ALONE, start=(), renews=(0,), losses=2),
+    _right("also right: acquiring its own bumps its fence", changed(_ALONE, start=(), renews=(0,), losses=2), FULL,
            reacquire="with a cycle under way", own_origin="fenced first"),
     _right("two equals", Scenario(start=(_HOLDS_X,), instant=("renew",)), FULL),
     _right("two equals, pause", Scenario(start=(_HOLDS_X,), instant=("renew",), budget=Budget(pauses=1)), FULL),
