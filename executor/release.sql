@@ -3,7 +3,7 @@
 -- stragglers. $1 executor, $2 origins, $3 epochs
 WITH mine AS (
     SELECT o.origin FROM sidings.origin o JOIN unnest($2::text[], $3::bigint[]) m (origin, epoch) USING (origin)
-    WHERE o.owner = $1 AND o.epoch = m.epoch ORDER BY o.origin FOR UPDATE OF o
+    WHERE (o.owner = $1) IS TRUE AND o.epoch = m.epoch ORDER BY o.origin FOR UPDATE OF o
 )
 UPDATE sidings.origin o SET owner = NULL, lease_until = NULL, epoch = o.epoch + 1
 FROM mine WHERE o.origin = mine.origin

@@ -119,6 +119,14 @@ class Plans:
         for kind, used in self.indexes().items():
             assert used == set(indexes), f"the {kind} plan uses {used}:\n{self}"
 
+    def must_not_repeat_a_list(self) -> None:
+        """A generic plan takes every array for a short one, and may go through a list once for each of its elements."""
+        for kind, plan in self.plans.items():
+            for node in nodes(plan):
+                inner = node["Plans"][1:] if node["Node Type"] == "Nested Loop" else []
+                for part in (part for plan in inner for part in nodes(plan)):
+                    assert part["Node Type"] not in ("CTE Scan", "Function Scan"), f"the {kind} plan:\n{self}"
+
     def must_not_scan_a_table(self) -> None:
         for kind, plan in self.plans.items():
             for node in nodes(plan):
@@ -293,6 +301,7 @@ async def test_leases_are_renewed_and_released_by_key(filled: str, name: str, mo
     for used in plans.indexes().values():
         assert used <= BY_ORIGIN
     plans.must_not_scan_a_table()
+    plans.must_not_repeat_a_list()
 
 
 async def test_a_page_of_the_audit_walks_an_index(filled: str):
