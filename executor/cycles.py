@@ -505,10 +505,10 @@ class CycleLoop:
         """Record these outcomes of the batch later, and name no successors of theirs until then."""
         left = {f.entry for f in finished}
         batch.finished = [f for f in batch.finished if f.entry not in left]
-        early = [e for e in batch.chosen if e.lane is not None and e.lane.ending in left]
+        early = {e for e in batch.chosen if e.lane is not None and e.lane.ending in left}
         if early:
             batch.chosen = [e for e in batch.chosen if e not in early]
-            self._put_back(early, now())
+            self._put_back(list(early), now())
         self._defer(finished, seconds)
 
     def _defer(self, finished: list[Finished], seconds: float) -> None:
