@@ -4,16 +4,15 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel
 
 from ...jobs.context import CORRELATION_ID, missing_headers
 from .errors import InvalidMessage
 
-__all__ = ["Headers", "Outgoing", "Value", "headers_from_text", "headers_to_text", "outgoing"]
+__all__ = ["Headers", "Outgoing", "Value", "headers_from_text", "headers_to_text", "outgoing", "outgoing_many"]
 
 Value = BaseModel | bytes | None
 Headers = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
@@ -22,8 +21,7 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _OVERHEAD_BYTES = 100  # of a record and its batch, beside key, value and headers
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """A message as the outbox stores it. headers: JSON text of ``[[name, value], …]``; null without any."""
 
     topic: str
@@ -46,24 +44,53 @@ def outgoing(
     correlation_header: str = CORRELATION_ID,
 ) -> Outgoing:
     """Check and serialise one message, with the current correlation id and trace. Raises `InvalidMessage`."""
-    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-        raise InvalidMessage(f"topic={topic!r}: give 1 to 249 letters, digits, '.', '_' and '-'")
+    _check_topic(topic)
     if timestamp is not None and timestamp.tzinfo is None:
         raise InvalidMessage(
             f"timestamp={timestamp!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)"
         )
+    text = _headers_text(headers, correlation_header)
+    raw_key, raw_value = _content(topic, key, value, text, max_bytes)
+    return Outgoing(topic, raw_key, raw_value, text, _raw("partition_key", partition_key), timestamp)
+
+
+def outgoing_many(
+    topic: str,
+    messages: Iterable[tuple[str | bytes | None, Value]],
+    *,
+    max_bytes: int,
+    correlation_header: str = CORRELATION_ID,
+) -> list[Outgoing]:
+    """`outgoing` for pairs of key and value: what they have in common is looked at once."""
+    _check_topic(topic)
+    text = _headers_text(None, correlation_header)
+    return [Outgoing(topic, *_content(topic, key, value, text, max_bytes), text) for key, value in messages]
+
+
+def _check_topic(topic: str) -> None:
+    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        raise InvalidMessage(f"topic={topic!r}: give 1 to 249 letters, digits, '.', '_' and '-'")
+
+
+def _headers_text(headers: Headers | None, correlation_header: str) -> str | None:
+    pairs = _with_current(headers, correlation_header)
+    return headers_to_text(cast(Headers, pairs)) if pairs else None
+
+
+def _content(
+    topic: str, key: str | bytes | None, value: Value, text: str | None, max_bytes: int
+) -> tuple[bytes | None, bytes | None]:
+    """Key and value as the outbox stores them."""
     raw_key, raw_value = _raw("key", key), _serialise(value)
     if raw_key is None and raw_value is None:
         raise InvalidMessage(f"{topic}: a tombstone (value=None) needs a key")
-    pairs = _with_current(headers, correlation_header)
-    text = headers_to_text(cast(Headers, pairs)) if pairs else None
     size = len(raw_key or b"") + len(raw_value or b"") + len(text or "") + _OVERHEAD_BYTES
     if size > max_bytes:
         raise InvalidMessage(
             f"{topic}: the message has about {size} bytes, more than max_message_bytes={max_bytes}: make it smaller, "
             "or raise OutboxSettings.max_message_bytes where brokers and topic take more"
         )
-    return Outgoing(topic, raw_key, raw_value, text, _raw("partition_key", partition_key), timestamp)
+    return raw_key, raw_value
 
 
 def _with_current(headers: Headers | None, correlation_header: str) -> list[tuple[str, object]]:

@@ -16,7 +16,7 @@ from ...jobs import Transaction
 from ...jobs.connections import AnyConnection, AnySyncConnection, Rows, Statement, Storing, store, store_sync
 from ...schema import load_sql
 from .errors import InvalidMessage, MessageParked, NotPublished, RolledBack
-from .message import Headers, Outgoing, Value, outgoing
+from .message import Headers, Outgoing, Value, outgoing, outgoing_many
 from .settings import OutboxSettings
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Outbox:
         if self._is_direct(topic):
             await self._sender().send_many(made)
             return Receipt()
-        return await self._store(tx, self._many(made))
+        return await self._store(tx, self._many(topic, made))
 
     def publish_sync(
         self,
@@ -156,7 +156,7 @@ class Outbox:
         self, connection: AnySyncConnection, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]
     ) -> Receipt:
         """`publish_many` for synchronous code; see `publish_sync`."""
-        return self._store_sync(connection, topic, self._many(self._messages(topic, messages)))
+        return self._store_sync(connection, topic, self._many(topic, self._messages(topic, messages)))
 
     async def published(self, receipt: Receipt, timeout: float | None = None) -> None:
         """Return when Kafka has acknowledged all messages of `receipt`. Call it after the transaction has committed.
@@ -248,21 +248,17 @@ class Outbox:
         )
 
     def _messages(self, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]) -> list[Outgoing]:
-        return [self._message(topic, key, value, None, None, None) for key, value in messages]
+        settings = self.settings
+        return outgoing_many(
+            topic, messages, max_bytes=settings.max_message_bytes, correlation_header=settings.correlation_header
+        )
 
     def _one(self, m: Outgoing) -> Statement:
         arguments = (m.topic, m.key, m.value, m.headers, m.partition_key, m.timestamp)
         return Statement("insert_message", self._schema, arguments, 1, "", _MESSAGES)
 
-    def _many(self, made: Sequence[Outgoing]) -> Statement:
-        arguments = (
-            [m.topic for m in made],
-            [m.key for m in made],
-            [m.value for m in made],
-            [m.headers for m in made],
-            [m.partition_key for m in made],
-            [m.timestamp for m in made],
-        )
+    def _many(self, topic: str, made: Sequence[Outgoing]) -> Statement:
+        arguments = (topic, [m.key for m in made], [m.value for m in made], made[0].headers if made else None)
         return Statement("insert_messages", self._schema, arguments, len(made), "", _MESSAGES)
 
     async def _store(self, tx: Transaction | AnyConnection | None, statement: Statement) -> Receipt:
