@@ -9,6 +9,7 @@ import sys
 
 from ...errors import SidingsError
 from ...executor import PostgresSettings
+from ...supervision import relax_collector
 from ..settings import KafkaSettings
 from .relay import Relay
 from .settings import OutboxSettings
@@ -50,6 +51,7 @@ def main() -> int:
         level=logging.INFO if arguments.verbose else logging.WARNING,
         format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s",
     )
+    relax_collector()  # this process is the relay's
     try:
         asyncio.run(_run(arguments))
     except (SidingsError, OSError, ValueError) as error:
