@@ -288,6 +288,19 @@ def test_a_share_is_not_shelved_below_what_is_under_way() -> None:
     assert lane.behind == {slot: 5}
 
 
+def test_the_highest_message_under_way_counts_also_where_a_late_one_was_taken_behind_it() -> None:
+    backlog = Backlog(10)
+    slot = Slot(0, "outbox/0", 1)
+    backlog.add_slot(slot)
+    lane = backlog.lane("a")
+    for id in (5, 6, 3, 4):
+        lane.queue.append(Row(id, slot, None, None, None, None, 0, 0))
+    lane.take(3)
+    lane.shelve()
+    assert ([row.id for row in lane.queue], lane.behind) == ([4], {}), "a refill from 3 on would bring 5 and 6 again"
+    assert slot.under_way == 3
+
+
 def a_reader(window: int) -> tuple[Database, Backlog, Reader]:
     """A reader over a simulated database, with all its slots."""
     backlog = Backlog(window)
