@@ -56,10 +56,39 @@ async def test_the_next_round_is_packed_while_kafka_has_one_and_a_partition_has_
     assert watch.packed_ahead
     assert set(watch.most.values()) == {1}, "one of them could fail, and the other overtake it"
     assert max(watch.sizes) <= 1_000
-    assert watch.packed == 12_000, "what has come since a round was packed waits for the next; none is packed twice"
+    assert watch.packed == 12_000
     found = await records(sidings_kafka, etas)
     assert len(found) == 12_000
     assert_complete(found, 12_000)
+
+
+async def test_what_comes_after_a_round_was_packed_ahead_waits_for_the_next_and_no_message_is_packed_twice(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch(monkeypatch, partitions=3)
+    etas = await topic("etas", partitions=3)
+    ahead: list[int] = []
+    prepare = lanes.LaneWorker._prepare
+
+    async def prepare_and_get_more(worker: lanes.LaneWorker, *args: Any) -> None:
+        if not ahead:
+            await eventually(lambda: len(worker.lane.queue) >= 600)
+        await prepare(worker, *args)
+        if not ahead:
+            assert worker._prepared is not None
+            ahead.append(len(worker._prepared.rows))
+            await publish(database, etas, numbered(1_700, 1_000))
+            await eventually(lambda: len(worker.lane.queue) > ahead[0])
+
+    monkeypatch.setattr(lanes.LaneWorker, "_prepare", prepare_and_get_more)
+    await publish(database, etas, numbered(0, 1_700))
+    async with relaying(database, sidings_kafka, window=4_000):  # a round of 1,000
+        await emptied(database)
+    assert 600 <= ahead[0] < 1_000
+    assert watch.packed == 2_700
+    found = await records(sidings_kafka, etas)
+    assert len(found) == 2_700
+    assert_complete(found, 2_700)
 
 
 async def test_a_round_that_was_packed_ahead_is_sent_without_the_messages_of_a_slot_that_was_lost_since(
