@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 from ..errors import Fenced
-from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobId, JobType, Outcome, OutcomeName, Snooze
+from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
 from .clock import now
 from .queues import Entry
 
 __all__ = ["Finished", "call_in_thread", "failed", "invalid", "job_of", "judged", "raised", "results"]
 
 log = logging.getLogger("sidings.executor")
+
+_Job: type[Job[Any]] = Job
 
 
 class Finished(NamedTuple):
@@ -26,19 +28,22 @@ class Finished(NamedTuple):
 
 
 def job_of(job_type: JobType[Any], entry: Entry) -> Job[Any]:
-    return Job(
-        job_type.load(entry.payload),
-        JobId(entry.id),
-        entry.type,
-        entry.origin.name,
-        entry.group,
-        entry.attempt,
-        entry.failures,
-        entry.priority,
-        entry.enqueued,
-        json.loads(entry.headers) if entry.headers else {},
-        entry.origin.fence,
-    )
+    """The job as its handler receives it, all of its fields set. Raises what its payload's model raises."""
+    job = object.__new__(_Job)  # its `__init__` takes as long again, and there is one for each attempt
+    origin = entry.origin
+    job.payload = job_type.load(entry.payload)
+    job.id = entry.id
+    job.type = entry.type
+    job.origin = origin.name
+    job.group = entry.group
+    job.attempt = entry.attempt
+    job.failures = entry.failures
+    job.priority = entry.priority
+    job.enqueued_timestamp = entry.enqueued
+    job.headers = json.loads(entry.headers) if entry.headers else {}
+    job.fence = origin.fence
+    job.transaction = None
+    return job
 
 
 def call_in_thread(handler: Callable[[Any], object], argument: Any) -> object:

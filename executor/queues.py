@@ -4,7 +4,7 @@ from collections import deque
 from math import inf
 from typing import NamedTuple
 
-from ..jobs import Fence
+from ..jobs import Fence, JobId
 
 __all__ = ["NOTHING_PAUSED", "Entry", "Lane", "OriginQueue", "Pauses"]
 
@@ -71,7 +71,7 @@ class Entry:
         headers: str | None = None,
         payload: str | None = None,
     ) -> None:
-        self.id = id
+        self.id = JobId(id)
         self.origin = origin
         self.type = type
         self.group = group

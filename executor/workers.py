@@ -221,7 +221,7 @@ class Workers:
     async def _work(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()
         claimed = self.claimed
-        streak, time = 0, now()
+        streak = 0
         current_origin.set(None)  # jobs have their own, whatever the executor was started in
         while not self._stopping:  # a handler may have swallowed the cancellation that was to end this
             if not claimed:
@@ -229,59 +229,65 @@ class Workers:
                 worker.wake = loop.create_future()
                 self._idle.append(worker)
                 await worker.wake
-                streak, time = 0, now()
+                streak = 0
                 if len(claimed) > 1:
                     self._wake()
-                continue
-            item = claimed.popleft()
-            if isinstance(item, Entry):
-                time = await self._attempt(worker, item, time)
-                streak += 1
-            else:
-                time = await self._attempt_batch(worker, item, time)
-                streak += len(item)
-            if streak >= _STREAK:
+            elif streak >= _STREAK:
                 streak = 0
                 await asyncio.sleep(0)
-                time = now()
-
-    async def _attempt(self, worker: Worker, entry: Entry, started: float) -> float:
-        """One attempt, from the stored payload to an outcome, from `started` to the time that is returned. A coroutine
-        function without anything around it is awaited right here: each call in between costs as much as the rest."""
-        job_type = self._begin(worker, entry, started)
-        if job_type is None:
-            self.expired.append(entry)
-            self._on_change()
-            return started
-        try:
-            try:
-                job = job_of(job_type, entry)
-            except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
-                outcome = invalid(entry, error)
+            elif isinstance(claimed[0], Entry):
+                streak += await self._attempts(worker, _STREAK - streak)
             else:
-                current_work.set(job)
-                if job_type.is_async and not job_type.transactional and not self._middleware:
-                    result = await cast(Any, job_type.handler)(job)
-                    outcome = judged(job_type, entry, result, started) if job_type.judges_results else SUCCEEDED
-                else:
-                    outcome = await self._run(worker, job_type, job, entry, started)
-        except asyncio.CancelledError:
-            outcome = self._cancelled(worker, job_type, entry, started)
-        except (GeneratorExit, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
-            outcome = raised(job_type, entry, error, started)
-        self._end(worker)
-        finished = now()
-        if outcome is None:
-            self.expired.append(entry)
-        else:
-            # As `Finished(…)`, in half the time.
-            self.finished.append(tuple.__new__(Finished, (entry, outcome, started, finished)))
-        self._on_change()
-        return finished
+                streak += await self._attempt_batch(worker, cast(list[Entry], claimed.popleft()))
 
-    async def _attempt_batch(self, worker: Worker, entries: list[Entry], started: float) -> float:
+    async def _attempts(self, worker: Worker, most: int) -> int:
+        """One attempt of each of the next claimed jobs, at most of so many, from the stored payload to an outcome.
+        Returns how many. One coroutine for all of them, and a coroutine function without anything around it is awaited
+        right here: each call in between costs as much as the rest."""
+        claimed = self.claimed
+        finished = now()
+        for count in range(most):
+            if not claimed or self._stopping or not isinstance(entry := claimed[0], Entry):
+                return count
+            del claimed[0]
+            started = finished
+            job_type = self._begin(worker, entry, started)
+            if job_type is None:
+                self.expired.append(entry)
+                self._on_change()
+                continue
+            try:
+                try:
+                    job = job_of(job_type, entry)
+                except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
+                    outcome = invalid(entry, error)
+                else:
+                    current_work.set(job)
+                    if job_type.is_async and not job_type.transactional and not self._middleware:
+                        handler: Any = job_type.handler
+                        result = await handler(job)
+                        outcome = judged(job_type, entry, result, started) if job_type.judges_results else SUCCEEDED
+                    else:
+                        outcome = await self._run(worker, job_type, job, entry, started)
+            except asyncio.CancelledError:
+                outcome = self._cancelled(worker, job_type, entry, started)
+            except (GeneratorExit, KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
+                outcome = raised(job_type, entry, error, started)
+            self._end(worker)
+            finished = now()
+            if outcome is None:
+                self.expired.append(entry)
+            else:
+                # As `Finished(…)`, in half the time.
+                self.finished.append(tuple.__new__(Finished, (entry, outcome, started, finished)))
+            self._on_change()
+        return most
+
+    async def _attempt_batch(self, worker: Worker, entries: list[Entry]) -> int:
+        """One attempt of them all. Returns how many they are."""
+        started = now()
         job_type = self._begin(worker, entries[0], started)
         if job_type is None:
             self.expired += entries
@@ -297,7 +303,7 @@ class Workers:
                 else:
                     self.finished.append(Finished(entry, outcome, started, now()))
         self._on_change()
-        return now()
+        return len(entries)
 
     def _begin(self, worker: Worker, entry: Entry, started: float) -> JobType[Any] | None:
         """The type to run; none if the lease ran out before a worker came to it."""
