@@ -9,11 +9,12 @@
 -- Plan: index scans on executor_pkey and job_pkey, driven by unnest(); never a scan of job.
 --
 -- $1 executor, $2 cycle, $3 fence, $4 ids that run or are about to,
--- succeeded: $5 ids, $6 attempts (empty: all are first ones), $7 epochs (empty: all are $12), $8 seconds since start,
--- $9 seconds since end
+-- succeeded: $5 ids, $6 attempts (empty: all are first ones), $7 epochs (empty: all are $12), $8 microseconds since start,
+-- $9 microseconds since end
 -- $10 all other outcomes as jsonb, $11 types that leave no history
 -- $13 the timeline that all this was read from (null: nothing was)
--- Whole numbers come as the text of an array: asyncpg takes twice as long to encode the array itself, Postgres does not.
+-- Whole numbers come as the text of an array: asyncpg takes three times as long to encode the array itself, Postgres does not;
+-- it does for fractions.
 -- Times go as ages, so that only the server's clock stands in the history; they count from the arrival of the statement, whatever
 -- it has waited for.
 WITH me AS MATERIALIZED (
@@ -21,11 +22,12 @@ WITH me AS MATERIALIZED (
     FROM sidings.begin_cycle($1, $2, $3, $4::text::bigint[], $13::text) AS b (applied) WHERE b.applied
 ), succeeded AS (
     DELETE FROM sidings.job j
-    USING me, unnest($5::text::bigint[], $6::text::int[], $7::text::bigint[], $8::float8[], $9::float8[])
+    USING me, unnest($5::text::bigint[], $6::text::int[], $7::text::bigint[], $8::text::bigint[], $9::text::bigint[])
               AS f (id, attempt, epoch, started, finished)
     WHERE j.id = f.id AND j.attempt = coalesce(f.attempt, 1)
-    RETURNING j.id, coalesce(f.epoch, $12::bigint) AS epoch, j.enqueued_at, j.run_at, to_timestamp(me.sent - f.started) AS started_at,
-              to_timestamp(me.sent - f.finished) AS finished_at, j.attempt, j.priority, j.type, j.origin, j."group", j.headers
+    RETURNING j.id, coalesce(f.epoch, $12::bigint) AS epoch, j.enqueued_at, j.run_at,
+              to_timestamp(me.sent - f.started / 1e6::float8) AS started_at,
+              to_timestamp(me.sent - f.finished / 1e6::float8) AS finished_at, j.attempt, j.priority, j.type, j.origin, j."group", j.headers
 ), other AS MATERIALIZED (
     SELECT o.*, me.sent FROM me, jsonb_to_recordset($10::jsonb)
         AS o (id bigint, attempt int, epoch bigint, action text, outcome text, started float8, finished float8, due float8, delay float8,

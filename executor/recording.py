@@ -1,10 +1,12 @@
 """Outcomes as the arguments of ``cycle.sql``."""
 
 import json
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
-from ..jobs import Again, Committed, End, ErrorInfo, Hold, OutcomeName
+from pydantic_core import to_json
+
+from ..jobs import SUCCEEDED, Again, Committed, End, ErrorInfo, Hold, OutcomeName
 from .attempts import Finished
 from .queues import Entry
 
@@ -23,33 +25,48 @@ def cycle_arguments(
 ) -> tuple[object, ...]:
     """The arguments of ``cycle.sql``, which is about to be sent. running: ids that it names; silent: types without
     history; timeline: of the server that all of it was read from. Times are seconds of the executor's clock."""
-    ids: list[int] = []
-    attempts: list[int] = []
-    epochs: list[int] = []
-    started: list[float] = []
-    ended: list[float] = []
-    other: list[dict[str, Any]] = []
-    for entry, outcome, start, finish in finished:
-        if isinstance(outcome, Committed):
-            continue
-        if outcome.name is OutcomeName.SUCCEEDED:
-            ids.append(entry.id)
-            attempts.append(entry.attempt)
-            epochs.append(entry.origin.epoch)
-            started.append(sent - start)
-            ended.append(sent - finish)
-        else:
-            other.append(_record(entry, outcome, sent - start, sent - finish, sent))
+    succeeded = [f for f in finished if f[1] is SUCCEEDED]  # by its place: by its name takes twice as long
+    entries, starts, ends = _columns(succeeded)
+    attempts = [entry.attempt for entry in entries]
+    epochs = [entry.origin.epoch for entry in entries]
     one_epoch = epochs[0] if epochs and epochs.count(epochs[0]) == len(epochs) else None
-    return (executor_id, number, fence, _array(running), _array(ids),
-            "{}" if attempts.count(1) == len(attempts) else _array(attempts),
-            "{}" if one_epoch is not None else _array(epochs), started, ended,
-            json.dumps(other), silent, one_epoch, timeline)  # fmt: skip
+    return (
+        executor_id,
+        number,
+        fence,
+        _array(running),
+        _array([entry.id for entry in entries]),
+        "{}" if attempts.count(1) == len(attempts) else _array(attempts),
+        "{}" if one_epoch is not None else _array(epochs),
+        _array([int((sent - start) * 1e6) for start in starts]),
+        _array([int((sent - end) * 1e6) for end in ends]),
+        "[]" if len(succeeded) == len(finished) else json.dumps(_others(finished, sent)),
+        silent,
+        one_epoch,
+        timeline,
+    )
+
+
+def _columns(finished: list[Finished]) -> tuple[tuple[Entry, ...], tuple[float, ...], tuple[float, ...]]:
+    """Their entries, starts and ends."""
+    if not finished:
+        return (), (), ()
+    entries, _, starts, ends = cast(Any, zip(*finished, strict=True))
+    return entries, starts, ends
 
 
 def _array(numbers: list[int]) -> str:
     """As Postgres writes an array."""
-    return "{" + str(numbers)[1:-1] + "}"
+    return "{" + to_json(numbers)[1:-1].decode() + "}"
+
+
+def _others(finished: list[Finished], sent: float) -> list[dict[str, Any]]:
+    """All outcomes but successes, and those that are committed already."""
+    return [
+        _record(entry, outcome, sent - start, sent - finish, sent)
+        for entry, outcome, start, finish in finished
+        if outcome is not SUCCEEDED and not isinstance(outcome, Committed)
+    ]
 
 
 def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished: float, sent: float) -> dict[str, Any]:

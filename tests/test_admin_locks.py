@@ -47,7 +47,7 @@ async def waits(dsn: str, pid: int) -> None:
 async def cycle(connection: asyncpg.Connection, me: UUID, number: int, its_fence: int, running: list[int]) -> int:
     """A cycle that names these jobs and records nothing; returns whether it was applied."""
     ids = "{" + ",".join(map(str, running)) + "}"
-    arguments = (me, number, its_fence, ids, "{}", "{}", "{}", [], [], "[]", [], None, None)
+    arguments = (me, number, its_fence, ids, "{}", "{}", "{}", "{}", "{}", "[]", [], None, None)
     row = await connection.fetchrow(load_sql("sidings.executor", "cycle"), *arguments)
     return row["applied"]
 
@@ -92,7 +92,7 @@ async def test_an_action_sees_what_the_cycle_in_flight_has_named(database: str):
 async def test_a_job_that_ends_in_the_cycle_in_flight_has_ended(database: str):
     id = await a_job(database)
     me = await a_holder(database, ORIGIN, running=[id])
-    ended = (me, 1, 0, "{}", f"{{{id}}}", "{}", "{}", [1.0], [0.0], "[]", [], 7, None)
+    ended = (me, 1, 0, "{}", f"{{{id}}}", "{}", "{}", "{1000000}", "{0}", "[]", [], 7, None)
     async with connected(database) as executor, acting(database) as (admin, pid):
         async with executor.transaction():
             await executor.fetchrow(load_sql("sidings.executor", "cycle"), *ended)

@@ -90,7 +90,7 @@ class Stress:
             ids = [row["id"] for row in batch]
             row = await connection.fetchrow(
                 self.cycle, me, number, standing["fence"], array(ids), array(ids), array(r["attempt"] for r in batch),
-                "{}", [0.0] * len(ids), [0.0] * len(ids), "[]", [], epoch, None,
+                "{}", array([0] * len(ids)), array([0] * len(ids)), "[]", [], epoch, None,
             )  # fmt: skip
             assert row is not None
             self.count["cycles" if row["applied"] else "void"] += 1

@@ -314,7 +314,7 @@ async def _waits(observer: asyncpg.Connection, of: asyncpg.Connection) -> bool:
 
 def _arguments(me: UUID, number: int, *, running: list[int], ended: list[int]) -> tuple[object, ...]:
     """Of ``cycle.sql``."""
-    ages = [0.0] * len(ended)
+    ages = _array([0] * len(ended))
     return me, number, 0, _array(running), _array(ended), "{}", "{}", ages, ages, "[]", [], 1, None
 
 
