@@ -327,9 +327,10 @@ class Reader:
             ref: int = row[1]
             counts[ref] += 1
             if (queue := live[ref]) is not None:
-                insert(_entry(row, queue, skew), time)
-                if row[5] > highs[ref]:
-                    highs[ref] = row[5]
+                entry = _entry(row, queue, skew)
+                insert(entry, time)
+                if entry.position > highs[ref]:
+                    highs[ref] = entry.position
         tops = {row[1]: row[5] for row in scanned}
         for ref, page in enumerate(plan.pages, start=1):
             queue = live[ref]
@@ -369,17 +370,18 @@ def _entry(row: asyncpg.Record, queue: OriginQueue, skew: float) -> Entry:
         entry.type,
         entry.group,
         entry.position,
-        entry.attempt,
-        entry.failures,
-        entry.losses,
-        entry.priority,
-        entry.policy,
+        numbers,
         run_at,
         entry.enqueued,
         first,
         entry.headers,
         entry.payload,
     ) = row
+    if numbers is None:
+        entry.attempt = 1
+        entry.failures = entry.losses = entry.priority = entry.policy = 0
+    else:
+        entry.attempt, entry.failures, entry.losses, entry.priority, entry.policy = numbers
     entry.origin = queue
     entry.due = None if run_at is None else run_at - skew
     entry.first_started = None if first is None else first - skew

@@ -25,9 +25,8 @@ from sidings.executor.scheduler import Scheduler
 from sidings.jobs import SUCCEEDED, Again, Committed, End, Hold, Outcome, OutcomeName, Policy, Registry
 
 COLUMNS = (
-    *("part", "ref", "id", "type", "group", "position", "attempt", "failures", "losses", "priority"),
-    *("policy", "run_at"),
-    *("enqueued_at", "first_started_at", "headers", "payload"),
+    *("part", "ref", "id", "type", "group", "position", "numbers"),
+    *("run_at", "enqueued_at", "first_started_at", "headers", "payload"),
 )
 INDEX = {name: number for number, name in enumerate(COLUMNS)}
 LATEST, PARALLEL = Policy.LATEST.value, Policy.PARALLEL.value
@@ -65,8 +64,9 @@ class Row:
 
     def delivered(self, part: int, ref: int) -> Record:
         run_at = None if self.run_at is None else self.run_at + SERVER_AHEAD
-        what = (self.id, self.type, self.group, self.position, self.attempt, self.failures, self.losses, self.priority)
-        return Record((part, ref, *what, self.policy, run_at, 0.0, None, None, None))
+        numbers = [self.attempt, self.failures, self.losses, self.priority, self.policy]
+        what = (self.id, self.type, self.group, self.position, None if numbers == [1, 0, 0, 0, 0] else numbers)
+        return Record((part, ref, *what, run_at, 0.0, None, None, None))
 
 
 @dataclass(slots=True)
