@@ -193,7 +193,7 @@ class CycleLoop:
             workers.expired = []
         finished, workers.finished = workers.finished, []
         held = set(scheduler.origins.values())
-        finished = [f for f in finished if f.entry.origin in held]
+        finished = [f for f in finished if f[0].origin in held]
         scheduler.wake_due(time)
         chosen: list[Entry] = []
         if not self.paused:
@@ -212,10 +212,11 @@ class CycleLoop:
         if not finished and not chosen and not self._barriers:
             return None
         barriers, self._barriers = self._barriers, []
+        named = self._named
         for f in finished:
-            self._named.pop(f.entry.id, None)
+            named.pop(f[0].id, None)
         for entry in chosen:
-            self._named[entry.id] = entry
+            named[entry.id] = entry
         return Batch(finished, chosen, barriers, scheduler.timeline)
 
     def _successors(self, finished: list[Finished], limit: int) -> list[Entry]:
@@ -242,19 +243,17 @@ class CycleLoop:
         return self._scheduler.choose_more(wanted, room, time) if wanted and room > 0 else []
 
     def _without_poison(self, chosen: list[Entry], finished: list[Finished]) -> list[Entry]:
-        """Jobs that keep killing executors are not run but held; their payload stays where it is."""
-        runnable: list[Entry] = []
-        for entry in chosen:
-            if entry.losses <= self._poison_after:
-                runnable.append(entry)
-                continue
-            log.error("job %s %s has killed %s executors: it waits for a person", entry.id, entry.type, entry.losses)
-            error = ErrorInfo.from_text("Poison", f"lost {entry.losses} times; its executor died each time")
-            job_type = self._registry.get(entry.type)
-            blocks = entry.lane is not None and job_type is not None and job_type.retry.on_exhausted == "block"
-            outcome = Hold("poison: it kept killing executors", error, blocks=blocks)
-            finished.append(Finished(entry, outcome, now(), now()))
-        return runnable
+        """A job that keeps killing executors is not run but held; its payload stays where it is."""
+        entry = self._scheduler.suspect  # no other job that has been chosen has any losses
+        if entry is None or entry.losses <= self._poison_after or entry not in chosen:
+            return chosen
+        log.error("job %s %s has killed %s executors: it waits for a person", entry.id, entry.type, entry.losses)
+        error = ErrorInfo.from_text("Poison", f"lost {entry.losses} times; its executor died each time")
+        job_type = self._registry.get(entry.type)
+        blocks = entry.lane is not None and job_type is not None and job_type.retry.on_exhausted == "block"
+        outcome = Hold("poison: it kept killing executors", error, blocks=blocks)
+        finished.append(Finished(entry, outcome, now(), now()))
+        return [other for other in chosen if other is not entry]
 
     def _put_back(self, entries: list[Entry], time: float) -> None:
         for entry in entries:
@@ -522,10 +521,12 @@ class CycleLoop:
     def _acknowledged(self, batch: Batch) -> None:
         scheduler, time = self._scheduler, now()
         self._uncounted.append(batch.finished)
-        for entry, outcome, _, _ in batch.finished:
+        succeeded = [f[0] for f in batch.finished if f[1] is SUCCEEDED]
+        scheduler.all_ended(succeeded, time)
+        for entry, outcome, _, _ in batch.finished if len(succeeded) < len(batch.finished) else ():
             if outcome is SUCCEEDED:
-                scheduler.ended(entry, time)
-            elif isinstance(outcome, Again):
+                continue
+            if isinstance(outcome, Again):
                 due = time + outcome.delay
                 scheduler.again(entry, due)
                 if entry.lane is None:

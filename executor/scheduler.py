@@ -23,7 +23,7 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
 
@@ -426,19 +426,39 @@ class Scheduler:
 
     def ended(self, entry: Entry, now: float) -> None:
         """The job has left its order: it is over, held, or (without a group) delayed."""
-        early = self._forget(entry)
-        lane = entry.lane
-        if lane is not None and self.origins.get(entry.origin.name) is entry.origin:
-            if lane.ending is entry:  # it has been handed over
-                lane.ending = None
-            else:
-                lane.running = None
-                if lane.queue:
-                    self._arm(lane, now)
-                if not lane.queue:
-                    self._drop_if_empty(lane)
-        if early is not None and self.holds(early):
-            self.insert(early, now)
+        self.all_ended([entry], now)
+
+    def all_ended(self, entries: Sequence[Entry], now: float) -> None:
+        """`ended`, for many: what is done for each job is done without a call."""
+        known, origins, early, size = self._known, self.origins, self._early, 0
+        for entry in entries:
+            origin, lane = entry.origin, entry.lane
+            if known.get(entry.id) is entry:
+                del known[entry.id]
+                if entry.payload is not None:
+                    size += len(entry.payload)
+            origin.running.discard(entry)
+            if lane is not None and origins.get(origin.name) is origin:
+                if lane.ending is entry:  # it has been handed over
+                    lane.ending = None
+                else:
+                    self._free(lane, now)
+        self._payload -= size
+        if self.reading:
+            self._ended.update((entry.id, entry.attempt) for entry in entries)
+        if self.suspect in entries:
+            self.suspect = None
+        if early:
+            for next_attempt in [early.pop(entry.id) for entry in entries if entry.id in early]:
+                if self.holds(next_attempt):
+                    self.insert(next_attempt, now)
+
+    def _free(self, lane: Lane, now: float) -> None:
+        lane.running = None
+        if lane.queue:
+            self._arm(lane, now)
+        if not lane.queue:
+            self._drop_if_empty(lane)
 
     def again(self, entry: Entry, due: float) -> None:
         """The job runs again at `due`; until then its group waits. Without a group the job is now a delayed one."""
@@ -455,16 +475,13 @@ class Scheduler:
                 self._stick(lane, entry.position, due)
 
     def _forget(self, entry: Entry) -> Entry | None:
-        if self._known.get(entry.id) is entry:  # `_unlearn`, without the call: this is done for each job
-            del self._known[entry.id]
-            if entry.payload is not None:
-                self._payload -= len(entry.payload)
+        self._unlearn(entry)
         entry.origin.running.discard(entry)
         if self.reading:
             self._ended[entry.id] = entry.attempt
         if self.suspect is entry:
             self.suspect = None
-        return self._early.pop(entry.id, None) if self._early else None
+        return self._early.pop(entry.id, None)
 
     # -- time ---------------------------------------------------------------------------------------------------
 
