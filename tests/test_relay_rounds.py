@@ -7,7 +7,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sidings.kafka.outbox import lanes, packing, senders
+from sidings.kafka.outbox import OutboxSettings, lanes, packing, senders
+from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot
 from sidings.schema import load_sql
 
 from .outbox_support import assert_complete, emptied, firsts, numbered, publish, publishing, records, relaying
@@ -114,6 +115,19 @@ async def test_a_round_that_was_packed_ahead_is_sent_without_the_messages_of_a_s
     before, rows, of_the_slot, batches = lost
     assert of_the_slot
     assert sum(watch.sizes[before : before + batches]) == rows - of_the_slot
+
+
+def test_what_was_acknowledged_refused_or_lost_is_not_given_back_when_the_rest_of_its_round_fails() -> None:
+    nothing: Any = None
+    worker = lanes.LaneWorker(
+        Lane("etas"), Backlog(10), nothing, nothing, nothing, nothing, OutboxSettings(), lambda: None
+    )
+    slot = Slot(0, "outbox/0", 1)
+    rows = [Row(id, slot, None, None, None, None, None, 0) for id in range(1, 7)]
+    worker._taken = rows
+    worker._settle(rows[3:5])
+    worker._settle(rows[:1])
+    assert worker._outstanding() == [rows[1], rows[2], rows[5]]
 
 
 async def test_messages_that_are_refused_in_one_round_of_many_are_parked_and_no_other_is_held_up_or_overtaken(
