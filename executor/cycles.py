@@ -125,7 +125,7 @@ class CycleLoop:
     def under_way(self) -> set[str]:
         """Origins of the cycles whose fate is not known yet."""
         contents = [content for flight in self._flights for content in flight.contents]
-        ending = {f.entry.origin.name for finished, _ in contents for f in finished}
+        ending = {f[0].origin.name for finished, _ in contents for f in finished}
         return ending | {entry.origin.name for _, chosen in contents for entry in chosen}
 
     async def barrier(self) -> None:
@@ -252,7 +252,7 @@ class CycleLoop:
         job_type = self._registry.get(entry.type)
         blocks = entry.lane is not None and job_type is not None and job_type.retry.on_exhausted == "block"
         outcome = Hold("poison: it kept killing executors", error, blocks=blocks)
-        finished.append(Finished(entry, outcome, now(), now()))
+        finished.append((entry, outcome, now(), now()))
         return [other for other in chosen if other is not entry]
 
     def _put_back(self, entries: list[Entry], time: float) -> None:
@@ -316,7 +316,7 @@ class CycleLoop:
         if flights:
             first = flights[0]
             first.batch = merged([flight.batch for flight in flights])
-            first.batch.finished = [f for f in first.batch.finished if self._scheduler.holds(f.entry)]
+            first.batch.finished = [f for f in first.batch.finished if self._scheduler.holds(f[0])]
             first.contents = [content for flight in flights for content in flight.contents]
             self._flights = deque([first])
             number, sent = self._cycle + 1, now()
@@ -335,7 +335,7 @@ class CycleLoop:
 
     def _count_unmatched(self, batch: Batch, row: asyncpg.Record | None) -> None:
         if row is not None and (missing := len(batch.finished) - row["succeeded"] - row["other"]):
-            missing -= sum(isinstance(f.outcome, Committed) for f in batch.finished)
+            missing -= sum(isinstance(f[1], Committed) for f in batch.finished)
             self._metrics.unmatched.inc(missing)
 
     async def _commit(self, batch: Batch, number: int, answer: Awaitable[asyncpg.Record | None]) -> int:
@@ -400,7 +400,7 @@ class CycleLoop:
         cycle, timeline = await self._standing([batch])
         if cycle == number and batch.timeline in (None, timeline):
             return None
-        batch.finished = [f for f in batch.finished if self._scheduler.holds(f.entry)]
+        batch.finished = [f for f in batch.finished if self._scheduler.holds(f[0])]
         batch.timeline = self._scheduler.timeline
         return cycle + 1  # not always `number`: a database restored from a backup may have gone back
 
@@ -443,8 +443,8 @@ class CycleLoop:
         over = Committed(OutcomeName.CANCELLED)
         for batch in batches:
             batch.finished = [
-                f._replace(outcome=over) if f.entry.id in ids and not isinstance(f.outcome, Committed) else f
-                for f in batch.finished
+                (entry, over if entry.id in ids and not isinstance(outcome, Committed) else outcome, started, ended)
+                for entry, outcome, started, ended in batch.finished
             ]
         self._workers.cancel_jobs(ids)
 
@@ -461,11 +461,11 @@ class CycleLoop:
             await backoff.sleep()
         else:
             log.warning("jobs %s are locked by another transaction; their outcomes wait", sorted(locked)[:5])
-            self._leave_out(batch, [f for f in batch.finished if f.entry.id in locked], _LOCKED_RETRY_SECONDS)
+            self._leave_out(batch, [f for f in batch.finished if f[0].id in locked], _LOCKED_RETRY_SECONDS)
 
     async def _locked(self, finished: list[Finished]) -> set[int]:
         try:
-            return {row["id"] for row in await self._link.fetch(self._locked_sql, [f.entry.id for f in finished])}
+            return {row["id"] for row in await self._link.fetch(self._locked_sql, [f[0].id for f in finished])}
         except (PostgresUnavailable, asyncpg.PostgresError):
             return set()
 
@@ -478,8 +478,8 @@ class CycleLoop:
             return
         self._deferred = [(at, f) for at, f in self._deferred if at > time]
         locked = await self._locked(due)
-        self._defer([f for f in due if f.entry.id in locked], _LOCKED_RETRY_SECONDS)
-        self._workers.finished.extend(f for f in due if f.entry.id not in locked)
+        self._defer([f for f in due if f[0].id in locked], _LOCKED_RETRY_SECONDS)
+        self._workers.finished.extend(f for f in due if f[0].id not in locked)
 
     def _bisect(self, batch: Batch, error: Exception) -> None:
         """Postgres refuses a value: halve the batch until the culprit stands alone, then record it without its texts.
@@ -495,15 +495,15 @@ class CycleLoop:
         if not batch.finished:
             raise RuntimeError("a cycle without any outcome was refused") from error
         without_texts = plain(batch.finished[0])
-        if without_texts.outcome == batch.finished[0].outcome:
+        if without_texts[1] == batch.finished[0][1]:
             self._leave_out(batch, batch.finished, _REFUSED_RETRY_SECONDS)
         else:
             batch.finished = [without_texts]
 
     def _leave_out(self, batch: Batch, finished: list[Finished], seconds: float) -> None:
         """Record these outcomes of the batch later, and name no successors of theirs until then."""
-        left = {f.entry for f in finished}
-        batch.finished = [f for f in batch.finished if f.entry not in left]
+        left = {f[0] for f in finished}
+        batch.finished = [f for f in batch.finished if f[0] not in left]
         early = {e for e in batch.chosen if e.lane is not None and e.lane.ending in left}
         if early:
             batch.chosen = [e for e in batch.chosen if e not in early]
@@ -511,8 +511,8 @@ class CycleLoop:
         self._defer(finished, seconds)
 
     def _defer(self, finished: list[Finished], seconds: float) -> None:
-        for f in filter(lambda f: self._scheduler.holds(f.entry), finished):
-            self._named[f.entry.id] = f.entry  # until its outcome is recorded, the attempt stays named
+        for f in filter(lambda f: self._scheduler.holds(f[0]), finished):
+            self._named[f[0].id] = f[0]  # until its outcome is recorded, the attempt stays named
             self._deferred.append((now() + seconds, f))
         asyncio.get_running_loop().call_later(seconds, self._signal.set)
 

@@ -100,13 +100,14 @@ def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished:
 def plain(f: Finished) -> Finished:
     """The same outcome with an error text that can give no offence."""
     error = ErrorInfo("unrecordable", "the error's text could not be stored", "unrecordable")
-    match f.outcome:
+    entry, outcome, started, ended = f
+    match outcome:
         case End(name):
             outcome = End(name, None if name is OutcomeName.SUCCEEDED else error)
         case Again(name, delay):
             outcome = Again(name, delay, error)
         case Committed():
-            outcome = f.outcome
+            pass
         case Hold(blocks=blocks):
             outcome = Hold("its reason could not be stored", error, blocks=blocks)
-    return f._replace(outcome=outcome)
+    return entry, outcome, started, ended

@@ -183,9 +183,14 @@ class Scheduler:
             return
         if self.pauses is not NOTHING_PAUSED and self.withholds(entry.type, entry.origin.name, entry.group):
             return
-        self._learn(entry)
+        self._known[entry.id] = entry  # as `_learn` and `_push` do, without the calls: this is done for each job
+        if entry.payload is not None:
+            self._payload += len(entry.payload)
         if entry.due is not None and entry.due > now:
             self._set_timer(entry.due, entry)
+        elif entry.priority in self._levels:
+            self._levels[entry.priority].append(entry)
+            self.ready += 1
         else:
             self._push(entry, entry.priority)
 

@@ -280,8 +280,7 @@ class Workers:
             if outcome is None:
                 self.expired.append(entry)
             else:
-                # As `Finished(…)`, in half the time.
-                self.finished.append(tuple.__new__(Finished, (entry, outcome, started, finished)))
+                self.finished.append((entry, outcome, started, finished))
             self._on_change()
         return most
 
@@ -301,7 +300,7 @@ class Workers:
                 if outcome is None:
                     self.expired.append(entry)
                 else:
-                    self.finished.append(Finished(entry, outcome, started, now()))
+                    self.finished.append((entry, outcome, started, now()))
         self._on_change()
         return len(entries)
 

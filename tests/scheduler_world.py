@@ -199,7 +199,7 @@ class Handlers:
         """Somebody has ended these jobs; their handlers notice it at once."""
         for entry in [entry for entry in self.busy if entry.id in ids]:
             self.busy.remove(entry)
-            self.finished.append(Finished(entry, Committed(OutcomeName.CANCELLED), self.clock(), self.clock()))
+            self.finished.append((entry, Committed(OutcomeName.CANCELLED), self.clock(), self.clock()))
 
 
 STEPS = {
@@ -555,8 +555,8 @@ class World:
 
     def _commit_cycle(self, batch: Batch) -> None:
         self.named = set(self.cycles._named)
-        for f in batch.finished:
-            self._record(f.entry, f.outcome)
+        for entry, outcome, _, _ in batch.finished:
+            self._record(entry, outcome)
         for entry in batch.chosen:
             self._check_choice(entry)
 
@@ -621,10 +621,10 @@ class World:
             if self.random.random() < 0.5:
                 handlers.expired.append(entry)
             else:
-                handlers.finished.append(Finished(entry, SUCCEEDED, self.clock, self.clock))
+                handlers.finished.append((entry, SUCCEEDED, self.clock, self.clock))
         elif handlers.busy:
             entry = handlers.busy.pop(self.random.randrange(len(handlers.busy)))
-            handlers.finished.append(Finished(entry, outcome or self._outcome(), self.clock, self.clock))
+            handlers.finished.append((entry, outcome or self._outcome(), self.clock, self.clock))
 
     def _outcome(self) -> Outcome:
         if self.random.random() > self.life.failing:

@@ -19,7 +19,6 @@ import asyncpg
 import pytest
 from sidings.devstack.databases import create_database, drop_database
 from sidings.executor import PostgresSettings, connect
-from sidings.executor.attempts import Finished
 from sidings.executor.cycles import CycleLoop
 from sidings.executor.flights import Batch
 from sidings.executor.metrics import ExecutorMetrics
@@ -248,7 +247,7 @@ async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
     error = ErrorInfo.of(ValueError("x"))
     outcomes = [SUCCEEDED, Again(OutcomeName.RETRIED, 5.0, error), Hold("why", error)]
     entries = [Entry(number, queue, "x", f"g{number}", number) for number in range(1, 301)]
-    batch = Batch([Finished(entry, outcomes[entry.id % 3], 0.0, 1.0) for entry in entries], [])
+    batch = Batch([(entry, outcomes[entry.id % 3], 0.0, 1.0) for entry in entries], [])
     plans = await Plans.of(filled, "sidings.executor", "cycle", *cycle._arguments(batch, 1, 2.0))
     plans.must_use("job_pkey")
     plans.must_not_scan_a_table()

@@ -11,7 +11,6 @@ import asyncpg
 import pytest
 from sidings.errors import PostgresUnavailable
 from sidings.executor import cycles
-from sidings.executor.attempts import Finished
 from sidings.executor.cycles import CycleLoop
 from sidings.executor.metrics import ExecutorMetrics
 from sidings.executor.queues import Entry
@@ -248,7 +247,7 @@ class Service:
             self.started.append(entry.id)
         if handlers.busy and random.random() < 0.5:
             entry = handlers.busy.pop(random.randrange(len(handlers.busy)))
-            handlers.finished.append(Finished(entry, SUCCEEDED, 0.0, 0.0))
+            handlers.finished.append((entry, SUCCEEDED, 0.0, 0.0))
             self.loop.signal()
         if random.random() < server.faults / 30:
             await server.cancel()
