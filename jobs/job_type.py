@@ -240,15 +240,15 @@ class JobType(Generic[P]):
         priority: int,
         headers: Mapping[str, str] | None,
     ) -> Statement:
-        items = [self._prepared(payload) for payload in payloads]
-        groups = [self.group_of(checked) for checked, _ in items] if self.grouped else None
+        checked, texts = self._all_prepared(payloads)
+        groups = [self.group_of(payload) for payload in checked] if self.grouped else None
         return _enqueue.many_jobs(
             self._destination.schema,
             self.name,
             self.home,
             origin,
             cast(list[str] | None, groups),  # a type with groups has refused a payload without
-            [text for _, text in items],
+            texts,
             self.policy,
             _enqueue.when(delay, run_at),
             priority,
@@ -289,11 +289,21 @@ class JobType(Generic[P]):
 
     def _prepared(self, payload: P) -> tuple[P, bytes]:
         """The payload as its model makes it, which also decides its group, and as JSON that `load` can read back."""
-        try:
-            checked = self._validate(payload, by_name=True, by_alias=True)
-            return checked, self._to_json(checked, round_trip=True, by_alias=False)
-        except (ValidationError, ValueError, TypeError) as error:
-            raise InvalidPayload(f"the payload of {self.name!r} does not fit {self._adapter}: {error}") from error
+        [checked], [text] = self._all_prepared([payload])
+        return checked, text
+
+    def _all_prepared(self, payloads: Iterable[P]) -> tuple[list[P], list[bytes]]:
+        """`_prepared` for each, without a call for each."""
+        validate, to_json = self._validate, self._to_json
+        models, texts = list[P](), list[bytes]()
+        for payload in payloads:  # outside of the try: what a generator raises is its caller's
+            try:
+                checked = validate(payload, by_name=True, by_alias=True)
+                texts.append(to_json(checked, round_trip=True, by_alias=False))
+            except (ValidationError, ValueError, TypeError) as error:
+                raise InvalidPayload(f"the payload of {self.name!r} does not fit {self._adapter}: {error}") from error
+            models.append(checked)
+        return models, texts
 
     def checked_group(self, group: str | None) -> str | None:
         """Refuse an empty group where the type is serial. Raises `MissingGroup`."""
