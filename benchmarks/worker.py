@@ -1,7 +1,8 @@
 """An executor in a process of its own: `python -m benchmarks.worker DSN ORIGINS EVERY SETTINGS`, driven by `Worker`.
 
-It prints `ready`, waits for a line, starts, prints `held` when it holds all its origins, and then, every so many seconds
-in which something has changed, a line of JSON with what it has done. A closed standard input ends it in good order.
+It prints `ready`, waits for a line, starts, prints `held` when it holds all its origins, and then, every so many
+seconds in which something has changed, a line of JSON with what it has done. A closed standard input ends it in good
+order.
 """
 
 import asyncio
