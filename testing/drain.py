@@ -225,7 +225,7 @@ class _Drainer:
 
     def attempt(self, finished: Finished) -> Attempt:
         """What the test gets to see."""
-        entry, outcome = finished.entry, finished.outcome
+        entry, outcome, _, _ = finished
         job_type = self._registry[entry.type]
         return Attempt(
             entry.type,
