@@ -451,7 +451,7 @@ class Scheduler:
         self._payload -= size
         if self.reading:
             self._ended.update((entry.id, entry.attempt) for entry in entries)
-        if self.suspect in entries:
+        if self.suspect is not None and self.suspect in entries:
             self.suspect = None
         if early:
             for next_attempt in [early.pop(entry.id) for entry in entries if entry.id in early]:

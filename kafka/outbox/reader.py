@@ -172,7 +172,7 @@ class Reader:
                     topics[row[3]].append(_row(Row, (row[2], slot, *row[4:])))
             elif part == _REFILL:
                 slot = plan.shares[ref - 1][2]
-                refills[ref - 1] = [_row(Row, (row[2], slot, *row[4:])) for row in run]
+                refills[ref - 1] += [_row(Row, (row[2], slot, *row[4:])) for row in run]
             elif part == _LATE and live[ref - 1]:
                 slot = plan.slots[ref - 1]
                 for row in run:
