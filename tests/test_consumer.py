@@ -148,7 +148,7 @@ async def test_a_message_that_is_delivered_again_changes_nothing(effects, topic,
     await produce(sidings_kafka, name, range(10))
     async with service:
         await eventually(offset_reaches(effects, name, 10))
-        consumer = service._consumer
+        consumer = service._life.consumer
         (tp,) = consumer.partitions
         consumer._client.seek(tp, 0)
         await produce(sidings_kafka, name, range(10, 12))

@@ -327,7 +327,7 @@ async def test_effects_happen_once_while_postgres_is_killed_and_paused(own_postg
     service = a_service(postgres.dsn, sidings_kafka)
     service.consumer(name, model=Number, timeout=2.0)(record)
     async with steady_stream(sidings_kafka, name, 2) as sent, service:
-        await eventually(lambda: service._consumer.joined)
+        await eventually(lambda: service._life.consumer.joined)
         generation = service.executor._reconciler.generation
         for disturb, restore in [
             (postgres.kill, postgres.start),
@@ -357,7 +357,7 @@ async def test_effects_happen_once_while_postgres_is_killed_and_paused(own_postg
 
 def silence(service: Any) -> float:
     """For how many seconds Kafka has said nothing about any partition."""
-    vitals = service._consumer.vitals
+    vitals = service._life.consumer.vitals
     return min((vitals._silence(partition) for partition in vitals._consumed()), default=0.0)
 
 
@@ -378,7 +378,7 @@ async def test_it_works_over_tls_and_sasl_and_survives_the_broker(effects, own_k
     stranger.consumer("positions", model=Number)(record)
     async with stranger:
         await eventually(lambda: sample(stranger, "sidings_consumer_errors_total", server="kafka") >= 1)
-        assert not stranger._consumer.joined
+        assert not stranger._life.consumer.joined
     service = a_service(effects, KafkaSettings(**secured))
     service.consumer("positions", model=Number)(record)
     await produce(kafka.bootstrap, "positions", range(10))

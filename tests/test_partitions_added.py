@@ -416,7 +416,7 @@ async def test_partitions_are_added_under_load_and_each_keys_jobs_stay_in_order(
 
     sent = 0
     async with another() as first, another() as second:
-        await eventually(lambda: first._consumer.joined and second._consumer.joined)
+        await eventually(lambda: first._life.consumer.joined and second._life.consumer.joined)
         async with producing(sidings_kafka, metadata_max_age_ms=200) as producer:
 
             async def send(rounds: int) -> None:
@@ -496,8 +496,10 @@ async def test_a_partition_that_was_added_is_read_from_its_beginning(database, t
     service.consumer(name, model=Number, start="latest")(record)
     await produce(sidings_kafka, name, [0])
     async with service:
-        await eventually(lambda: service._topic_table.covers(TopicPartition(name, 0)) and service._consumer.joined)
-        await eventually(lambda: [p for p in service._consumer.partitions.values() if p.state.name == "READY"])
+        await eventually(
+            lambda: service._parts.database.topics.covers(TopicPartition(name, 0)) and service._life.consumer.joined
+        )
+        await eventually(lambda: [p for p in service._life.consumer.partitions.values() if p.state.name == "READY"])
         await add_partitions(sidings_kafka, name, 2)
         await produce(sidings_kafka, name, [1], partition=1)
 

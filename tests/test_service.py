@@ -28,7 +28,7 @@ from sidings import (
     migrate,
 )
 from sidings.devstack.locations import free_port
-from sidings.monitor import address_of
+from sidings.service.monitor import address_of
 
 from .consumer_support import (
     Number,
@@ -130,16 +130,17 @@ def test_settings_come_from_the_environment_and_arguments_win(monkeypatch):
     }.items():
         monkeypatch.setenv(f"SIDINGS_{name}", text)
     service: Any = Service.from_env("tracker", prometheus=CollectorRegistry(), topics=["c"])
-    assert service._postgres.model_dump(include={"dsn", "pool_size", "schema_name"}) == {
+    configuration = service._life._configuration
+    assert configuration.postgres.model_dump(include={"dsn", "pool_size", "schema_name"}) == {
         "dsn": "postgresql://db/tracker",
         "pool_size": 3,
         "schema_name": "tracking",
     }
-    assert service._kafka.bootstrap == "kafka:9092"
-    assert service._kafka.sasl_username == "me"
+    assert configuration.kafka.bootstrap == "kafka:9092"
+    assert configuration.kafka.sasl_username == "me"
     assert service.executor.settings.concurrency == 7
     assert service.executor.settings.lease_seconds == ExecutorSettings().lease_seconds
-    assert service._topics == ("c",)
+    assert configuration.topics == ("c",)
     assert service.registry.schema == "tracking"
     monkeypatch.setenv("SIDINGS_EXECUTOR_CONCURRENCY", "many")
     with pytest.raises(ConfigurationError, match="environment: concurrency"):
@@ -294,7 +295,7 @@ async def test_a_stop_lets_running_handlers_and_the_current_batch_end(database, 
     await produce(sidings_kafka, name, range(1, 4))
     await asyncio.wait_for(begun.wait(), SECONDS)
     service.stop()
-    await eventually(service._consumer._stopping.is_set)
+    await eventually(service._life.consumer._stopping.is_set)
     assert not running.done()
     go_on.set()
     await asyncio.wait_for(running, SECONDS)
@@ -333,7 +334,7 @@ async def test_signals_stop_gracefully_and_then_firmly(database, topic, sidings_
     await produce(sidings_kafka, name, [1])
     await asyncio.wait_for(meeting.wait(), SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
-    await eventually(service._consumer._stopping.is_set)
+    await eventually(service._life.consumer._stopping.is_set)
     for _ in range(5):
         await asyncio.wait_for(meeting.wait(), SECONDS)
     assert not running.done()
@@ -363,14 +364,14 @@ async def test_it_starts_without_kafka_and_without_postgres_and_waits_for_them(o
             async with service.transaction():
                 pass
         async with relay(door, sidings_kafka):
-            await eventually(lambda: service._consumer.joined)
+            await eventually(lambda: service._life.consumer.joined)
         await asyncio.to_thread(postgres.start)
 
         async def all_done() -> bool:
             return len(await numbers(postgres.dsn)) == 5
 
         await eventually(all_done)
-        await eventually(lambda: service._not_ready() == [], service._not_ready)
+        await eventually(lambda: service._life.not_ready() == [], service._life.not_ready)
         assert (await get(service, "/ready"))[0] == 200
     assert await numbers(postgres.dsn) == list(range(5))
 
@@ -406,7 +407,7 @@ async def test_a_foreign_schema_that_appears_after_the_start_ends_the_service(ow
     await asyncio.to_thread(postgres.stop)
     service = a_service(postgres.dsn, assignment=HERE)
     running = asyncio.create_task(service.run())
-    await eventually(lambda: running.done() or service._stack is not None)
+    await eventually(lambda: running.done() or service._life.running)
     assert not running.done()  # it has started without Postgres
     await asyncio.to_thread(postgres.start)
     with pytest.raises(ForeignSchema):
@@ -424,7 +425,7 @@ async def test_metrics_and_health_are_served(database, topic, sidings_kafka):
     await produce(sidings_kafka, name, range(3))
     async with service:
         await eventually(offset_reaches(database, name, 3))
-        await eventually(lambda: not service._not_ready())
+        await eventually(lambda: not service._life.not_ready())
         assert (await get(service, "/health")) == (200, '{"status": "ok"}')
         assert (await get(service, "/ready")) == (200, '{"status": "ok"}')
         status, text = await get(service, "/metrics")

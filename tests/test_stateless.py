@@ -143,7 +143,7 @@ async def test_the_committed_offset_waits_for_the_lowest_unfinished_message(topi
 
 
 async def test_a_stop_ends_in_time_and_commits_nothing_that_has_not_ended(topic, sidings_kafka, monkeypatch):
-    monkeypatch.setattr("sidings.service._DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr("sidings.service.life._DRAIN_SECONDS", 0.2)
     name = await topic()
     cancelled: list[int] = []
     service = a_service(sidings_kafka)
@@ -303,7 +303,7 @@ async def test_a_window_that_is_full_reads_no_more_and_goes_on_when_it_empties(t
         await produce(sidings_kafka, name, [0], key="slow")
         await produce(sidings_kafka, name, range(1, 100), key="quick")
         await eventually(lambda: len(done) >= 9)
-        [partition] = service._consumer._stateless.partitions.values()
+        [partition] = service._life.consumer._stateless.partitions.values()
         await eventually(lambda: partition.state.name == "FULL" and not partition.window.startable)
         assert len(done) < 20, "it reads on without a bound"
         go_on.set()
@@ -347,7 +347,7 @@ async def test_the_start_is_chosen_where_nothing_is_committed(topic, sidings_kaf
         done.append(message.value.n)
 
     async with service:
-        [partition] = await eventually(lambda: service._consumer._stateless.partitions.values())
+        [partition] = await eventually(lambda: service._life.consumer._stateless.partitions.values())
         await eventually(lambda: partition.placed)
         # Committed before anything is read, so that the next instance begins at the same place.
         assert await committed(sidings_kafka, name) is not None
@@ -415,8 +415,8 @@ async def test_a_position_that_somebody_moved_starts_over_and_loses_nothing(topi
         await produce(sidings_kafka, name, [0, 2, 3, 4], key="quick")
         await produce(sidings_kafka, name, [1], key="slow")
         await eventually(lambda: done >= {0, 2, 3, 4} and 1 in at_work)
-        [partition] = service._consumer._stateless.partitions.values()
-        service._consumer._client.seek(TopicPartition(name, 0), 2)
+        [partition] = service._life.consumer._stateless.partitions.values()
+        service._life.consumer._client.seek(TopicPartition(name, 0), 2)
         await eventually(lambda: partition.leaving.is_set() is False and partition.committed == 4)
         go_on.set()
         await produce(sidings_kafka, name, [5], key="quick")

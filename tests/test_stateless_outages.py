@@ -109,7 +109,7 @@ async def test_a_rebalance_lets_no_key_run_in_two_places_and_loses_nothing(topic
         await eventually(lambda: len(at_work) >= 4 and sum(map(len, done.values())) > 50)
         async with another() as second:
             await eventually(lambda: sum(map(len, done.values())) == 200, lambda: done)
-            await eventually(lambda: len(second._consumer._stateless.partitions) == 2)
+            await eventually(lambda: len(second._life.consumer._stateless.partitions) == 2)
     assert set(cancelled) >= {0, 1, 2, 3}
     assert overlaps == []
     assert all(list(found) == sorted(found) for found in done.values()), done
@@ -136,9 +136,11 @@ async def test_a_handler_that_ends_in_time_is_not_cancelled_by_a_rebalance(topic
     async with another() as first:
         await asyncio.wait_for(begun.wait(), SECONDS)
         async with another() as second:
-            await eventually(lambda: first._consumer.vitals.rebalancing_since is not None)
+            await eventually(lambda: first._life.consumer.vitals.rebalancing_since is not None)
             go_on.set()
-            await eventually(lambda: second._consumer.joined and first._consumer.vitals.rebalancing_since is None)
+            await eventually(
+                lambda: second._life.consumer.joined and first._life.consumer.vitals.rebalancing_since is None
+            )
             await produce(sidings_kafka, name, [1])
             await eventually(lambda: len(seen) >= 2)
     assert seen == [0, 1]

@@ -1,23 +1,18 @@
-"""The service: what its author declares, and how the parts start, stop and fail together."""
+"""The service as its author sees it: what is declared, what it offers while it runs, and how it is run."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from .environment import environment
-from .errors import ConfigurationError
-from .executor import ExecutorSettings, PostgresSettings
-from .jobs import Middleware, Registry, Retry, Transaction
-from .jobs.middleware import check_middleware
-from .jobs.tracing import tracing
-from .kafka import (
-    Consumer,
-    DeadLetters,
+from ..errors import ConfigurationError
+from ..executor import ExecutorSettings, PostgresSettings
+from ..jobs import Middleware, Registry, Retry, Transaction
+from ..jobs.middleware import check_middleware
+from ..kafka import (
     Decoder,
     Dedup,
     KafkaExecutor,
@@ -25,34 +20,28 @@ from .kafka import (
     Outbox,
     OutboxSettings,
     Producer,
-    Relay,
     Reset,
     ResetTo,
     Start,
     StatelessSubscription,
     StaticAssignment,
     Subscription,
-    Topics,
-    Transactions,
     TypedSubscription,
     Unknown,
     reset_offsets,
 )
-from .monitor import Monitor
-from .schema import Migration, migrate
-from .supervision import Supervisor, only_error, relax_collector, stop_signals
+from ..schema import Migration, migrate
+from ..supervision import relax_collector, stop_signals
+from .configuration import Configuration
+from .environment import environment
+from .life import Life
+from .parts import Database, Parts
+from .subscriptions import Subscriptions
 
 __all__ = ["Service"]
 
-log = logging.getLogger("sidings.service")
-
 M = TypeVar("M", bound=Middleware)
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
-
-_DRAIN_SECONDS = 5.0  # for the batch at work; a longer one is rolled back, which costs nothing but its repetition
-_LEAVE_SECONDS = 10.0
-_IDLE_SECONDS = 30.0
-_HURRY_SECONDS = 0.1
 
 
 class Service:
@@ -94,52 +83,25 @@ class Service:
         http: str | int | None = None,
         prometheus: CollectorRegistry = REGISTRY,
     ) -> None:
-        if not name:
-            raise ConfigurationError("Service(name): give a name; it owns the schema and names the consumer group")
-        if kafka is not None and assignment is not None:
-            raise ConfigurationError("kafka= and assignment= exclude each other: either Kafka assigns, or you do")
-        if isinstance(topics, str):
-            raise ConfigurationError(f"topics={topics!r}: give a list of topics")
-        if topics and kafka is None:
-            raise ConfigurationError("topics= needs kafka=: it is Kafka that assigns their partitions")
+        configuration = Configuration(
+            name,
+            postgres=postgres,
+            kafka=kafka,
+            assignment=assignment,
+            topics=topics,
+            schema=schema,
+            executor=executor,
+            outbox=outbox,
+            http=http,
+            prometheus=prometheus,
+        )
         self.name = name
-        self._supervisor = Supervisor()
         self.registry = Registry()
         self.job = self.registry.job  # declares a job type: @service.job(group="order_id", ...)
         self.periodic = self.registry.periodic  # one with a schedule: @service.periodic("0 6 * * *", ...)
-        self._kafka = KafkaSettings(bootstrap=kafka) if isinstance(kafka, str) else kafka
-        self._assignment = assignment
-        self._topics = tuple(topics)
-        self._prometheus = prometheus
-        self._subscriptions: dict[str, Subscription[Any]] = {}
-        self._stateless: dict[str, StatelessSubscription[Any]] = {}
-        self._postgres = _postgres(postgres, schema)
-        self._executor: KafkaExecutor | None = None
-        self._transactions: Transactions | None = None
-        self._topic_table: Topics | None = None
-        if self._postgres is not None:
-            self.registry.schema = self._postgres.schema_name
-            self._executor = KafkaExecutor(name, self.registry, self._postgres, executor, prometheus=prometheus)
-            self._executor.rebalance_listener.on_refused = self._supervisor.fail
-            self._transactions = Transactions(self._postgres, self._executor.committed)
-            self._topic_table = Topics(self._postgres, {} if self._kafka is None else self._kafka.partitioners)
-            self.registry.has_grown = self._topic_table.has_grown
-        self._producer = None if self._kafka is None else Producer(self._kafka, outbox)
-        self._dead_letters = (
-            None if self._kafka is None else DeadLetters(self._kafka.group or name, Producer(self._kafka, outbox))
-        )
-        self._relay: Relay | None = None
-        self._outbox: Outbox | None = None
-        if self._postgres is not None and self._transactions is not None:
-            self._outbox = Outbox(self._postgres, outbox, direct=self._producer, wake=self._wake_relay)
-            self._transactions.on_published = self._wake_relay
-            if self._kafka is not None and self._outbox.settings.relay:
-                self._relay = Relay(name, self._postgres, self._kafka, outbox, prometheus=prometheus)
-        self._monitor = (
-            None if http is None else Monitor(http, prometheus, problems=self.problems, not_ready=self._not_ready)
-        )
-        self._consumer: Consumer | None = None
-        self._stack: AsyncExitStack | None = None
+        self._parts = Parts(configuration, self.registry)
+        self._subscriptions = Subscriptions(self.registry, has_postgres=configuration.postgres is not None)
+        self._life = Life(configuration, self.registry, self._parts, self._subscriptions)
         self._stop = asyncio.Event()
 
     @classmethod
@@ -230,29 +192,28 @@ class Service:
         """
 
         def declare(handler: H) -> H:
-            if topic in self._subscriptions or topic in self._stateless:
-                raise ConfigurationError(f"two consumers are declared for the topic {topic!r}")
             if stateless:
                 if batch is not None or isolate or dedup or max_waiting is not None:
                     raise ConfigurationError(
                         f"{topic}: stateless=True excludes batch=, isolate=, dedup= and max_waiting="
                     )
-                self._stateless[topic] = StatelessSubscription(
-                    topic,
-                    handler,
-                    concurrency=concurrency,
-                    dead_letter=dead_letter,
-                    model=model,
-                    decoder=decoder,
-                    retry=retry,
-                    start=start,
-                    timeout=timeout,
+                self._subscriptions.add_stateless(
+                    StatelessSubscription(
+                        topic,
+                        handler,
+                        concurrency=concurrency,
+                        dead_letter=dead_letter,
+                        model=model,
+                        decoder=decoder,
+                        retry=retry,
+                        start=start,
+                        timeout=timeout,
+                    )
                 )
-                self._stateless[topic].middleware = self.registry.middleware
                 return handler
             if concurrency != 1 or dead_letter is not None:
                 raise ConfigurationError(f"{topic}: concurrency= and dead_letter= need stateless=True")
-            self._subscribe(
+            self._subscriptions.add(
                 Subscription(
                     topic,
                     handler,
@@ -316,29 +277,15 @@ class Service:
             dedup=dedup,
             max_waiting=max_waiting,
         )
-        self._subscribe(subscription)
+        self._subscriptions.add(subscription)
         return subscription
-
-    def _subscribe(self, subscription: Subscription[Any]) -> None:
-        topic = subscription.topic
-        if topic in self._subscriptions or topic in self._stateless:
-            raise ConfigurationError(f"two consumers are declared for the topic {topic!r}")
-        if self._transactions is None:
-            raise ConfigurationError(
-                f"the consumer of {topic!r} stores its offsets in Postgres: give postgres=..., or use a consumer with "
-                "stateless=True"
-            )
-        subscription.register(self.registry)
-        self._subscriptions[topic] = subscription
 
     # -- what it offers at run time ---------------------------------------------------------------------------------
 
     @property
     def executor(self) -> KafkaExecutor:
         """Runs the jobs: `held` origins, `wake`, `rebalance_listener`. Raises `ConfigurationError` without Postgres."""
-        if self._executor is None:
-            raise ConfigurationError(f"the service {self.name!r} has no executor: give postgres=...")
-        return self._executor
+        return self._database("executor").executor
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Transaction]:
@@ -349,28 +296,20 @@ class Service:
 
         Raises `PostgresUnavailable`; if that comes from the end of the block, it may have committed.
         """
-        if self._transactions is None:
-            raise ConfigurationError(f"the service {self.name!r} has no database: give postgres=...")
-        async with self._transactions.open() as tx:
+        async with self._database().transactions.open() as tx:
             yield tx
 
     @property
     def outbox(self) -> Outbox:
         """Messages that leave when a transaction has committed. Raises `ConfigurationError` without Postgres."""
-        if self._outbox is None:
-            raise ConfigurationError(f"the service {self.name!r} has no outbox: give postgres=...")
-        return self._outbox
+        return self._database("outbox").outbox
 
     @property
     def producer(self) -> Producer:
         """Messages that go to Kafka at once: `send`. Raises `ConfigurationError` without Kafka."""
-        if self._producer is None:
+        if self._parts.messaging is None:
             raise ConfigurationError(f"the service {self.name!r} has no producer: give kafka=...")
-        return self._producer
-
-    def _wake_relay(self) -> None:
-        if self._relay is not None:
-            self._relay.wake()
+        return self._parts.messaging.producer
 
     def origin_for(self, key: str | bytes, topic: str) -> str:
         """The origin of a key among the partitions of `topic`, for jobs that are enqueued outside a consumer::
@@ -380,9 +319,7 @@ class Service:
         It hashes as the topic's producers do (`KafkaSettings.partitioners`), over the partition count that Postgres
         remembers, a few seconds old at most; also while Kafka is down. Raises `MissingOrigin` while that is unknown.
         """
-        if self._topic_table is None:
-            raise ConfigurationError(f"the service {self.name!r} has no database: give postgres=...")
-        return self._topic_table.origin_for(key, topic)
+        return self._database().topics.origin_for(key, topic)
 
     async def reset_offsets(
         self,
@@ -408,20 +345,21 @@ class Service:
         Raises `ConfigurationError`, `OffsetOutOfRange`, `KafkaUnavailable`, and `PostgresUnavailable`, after which it
         may have happened.
         """
-        if self._postgres is None or self._kafka is None:
+        messaging, database = self._parts.messaging, self._parts.database
+        if database is None or messaging is None:
             raise ConfigurationError(
                 f"reset_offsets({topic!r}) needs postgres=..., where offsets are stored, and kafka=..."
             )
-        if topic in self._stateless:
+        if topic in self._subscriptions.stateless:
             raise ConfigurationError(
                 f"the offsets of {topic!r}, a stateless consumer, are in Kafka: reset the group there"
             )
         if not actor:
             raise ConfigurationError("reset_offsets(actor=''): name the person or program that does it, for the audit")
         return await reset_offsets(
-            self._kafka,
-            self._postgres,
-            self._kafka.group or self.name,
+            messaging.settings,
+            database.settings,
+            messaging.group,
             topic,
             to,
             partitions=partitions,
@@ -431,35 +369,22 @@ class Service:
 
     async def migrate(self) -> list[Migration]:
         """Bring the schema up to this release; safe when many processes do it at once. Raises `SchemaError`."""
-        if self._postgres is None:
-            raise ConfigurationError(f"the service {self.name!r} has no database: give postgres=...")
-        return await migrate(self._postgres.dsn, service=self.name, schema=self._postgres.schema_name)
+        postgres = self._database().settings
+        return await migrate(postgres.dsn, service=self.name, schema=postgres.schema_name)
 
     @property
     def http_address(self) -> tuple[str, int] | None:
         """Host and port of the metrics and health pages while the service runs."""
-        return None if self._monitor is None else self._monitor.address
+        return None if self._life.monitor is None else self._life.monitor.address
 
     def problems(self) -> list[str]:
         """What ``/health`` complains about; empty when all is well. Any thread may call it."""
-        found: list[str] = []
-        if self._stack is None:
-            found.append("the service does not run")
-        if self._executor is not None:
-            found += self._executor.problems()
-        if self._consumer is not None:
-            found += self._consumer.vitals.problems()
-        if self._relay is not None and self._stack is not None:
-            found += self._relay.problems()
-        return found
+        return self._life.problems()
 
-    def _not_ready(self) -> list[str]:
-        found = self.problems()
-        if self._consumer is not None and not self._consumer.joined:
-            found.append("the consumer has no assignment yet")
-        if self._supervisor.stopping:
-            found.append("the service is stopping")
-        return found
+    def _database(self, what: str = "database") -> Database:
+        if self._parts.database is None:
+            raise ConfigurationError(f"the service {self.name!r} has no {what}: give postgres=...")
+        return self._parts.database
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -471,7 +396,7 @@ class Service:
         Raises what brought the service down, e.g. `SchemaError`.
         """
         relax_collector()
-        with stop_signals(self.stop, self._hurry):
+        with stop_signals(self.stop, self._life.hurry):
             async with self:
                 await self._stop.wait()
 
@@ -480,128 +405,10 @@ class Service:
         self._stop.set()
 
     async def __aenter__(self) -> Self:
-        if self._stack is not None or self._supervisor.stopping:
-            raise ConfigurationError(f"the service {self.name!r} has been started before: make another one")
-        try:
-            async with AsyncExitStack() as stack:
-                await stack.enter_async_context(self._supervisor)
-                try:
-                    await self._start(stack)
-                except BaseException:
-                    self._supervisor.stopping = True
-                    raise
-                self._stack = stack.pop_all()
-        except BaseExceptionGroup as group:
-            raise only_error(group) from None
-        log.info("the service %r runs", self.name)
+        await self._life.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._stack is not None
-        self._supervisor.stopping = True
-        try:
-            await self._stack.__aexit__(kind, error, traceback)
-        except BaseExceptionGroup as group:
-            raise only_error(group) from None
-        finally:
-            self._stack = None
-
-    async def _start(self, stack: AsyncExitStack) -> None:
-        """Start the parts. They stop in the reverse order: the consumer takes up nothing more and leaves the group,
-        so that others go on with its partitions; the executor lets its handlers end and gives its origins back; the
-        connections are closed."""
-        self._consumer = self._make_consumer()
-        if (spans := tracing()) is not None:
-            self.registry.middleware.insert(0, spans)
-        if self._monitor is not None:
-            self._monitor.start()
-            stack.callback(self._monitor.stop)
-        if self._producer is not None:
-            stack.push_async_callback(self._producer.stop)
-        if self._executor is None or self._transactions is None:
-            self._start_consumer(stack, _DRAIN_SECONDS)
-            return
-        self._transactions.extra = len(self._subscriptions)  # the main line of each topic has one
-        self._transactions.idle_seconds = self._idle_seconds()
-        await self._transactions.start()
-        stack.push_async_callback(self._transactions.stop)
-        if self._topic_table is not None:
-            await self._topic_table.load()
-            stack.push_async_callback(self._topic_table.close)
-            stack.callback(self._supervisor.watch("the table of topics", self._topic_table.run()).cancel)
-        if self._outbox is not None:
-            stack.push_async_callback(self._outbox.close)
-        if self._relay is not None:  # stops after consumer and executor: what they publish at the end still leaves
-            stack.push_async_callback(self._relay.stop)
-            await self._relay.start()
-            self._supervisor.watch("the relay", self._relay.wait())
-        stack.push_async_callback(self._executor.stop)
-        await self._executor.start()
-        stack.callback(self._executor.rebalance_listener.close)
-        self._supervisor.watch("the executor", self._executor.wait())
-        if self._assignment is not None:
-            self._executor.assign(self._assignment.origins)
-        self._start_consumer(stack, min(_DRAIN_SECONDS, self._executor.settings.shutdown_seconds))
-
-    def _start_consumer(self, stack: AsyncExitStack, drain_seconds: float) -> None:
-        if self._consumer is not None:
-            self._consumer_task = self._supervisor.watch("the consumer", self._consumer.run())
-            stack.push_async_callback(self._leave_group)
-            stack.push_async_callback(self._consumer.drain, drain_seconds)
-
-    def _make_consumer(self) -> Consumer | None:
-        if self._kafka is None:
-            if declared := [*self._subscriptions, *self._stateless]:
-                raise ConfigurationError(f"consumers of {', '.join(declared)} are declared: give kafka=...")
-            return None
-        for subscription in self._subscriptions.values():
-            subscription.check()
-        homes = {job_type.home for job_type in self.registry if job_type.home is not None}
-        topics = {*self._topics, *homes}  # without a member of the group for its topic, nobody would run these jobs
-        if not (self._subscriptions or self._stateless or (topics and self._transactions is not None)):
-            return None
-        return Consumer(
-            self.name,
-            self._kafka,
-            self._subscriptions,
-            topics,
-            self._transactions,
-            None if self._executor is None else self._executor.rebalance_listener,
-            stateless=self._stateless,
-            dead_letters=self._dead_letters,
-            topic_table=self._topic_table,
-            prometheus=self._prometheus,
-        )
-
-    def _idle_seconds(self) -> float | None:
-        """How long a handler's transaction may be silent: a little longer than the slowest of them may take."""
-        timeouts = [s.timeout for s in self._subscriptions.values()]
-        limits = [timeout for timeout in timeouts if timeout is not None]
-        return max([_IDLE_SECONDS, *(limit + 5.0 for limit in limits)]) if len(limits) == len(timeouts) else None
-
-    async def _leave_group(self) -> None:
-        if self._consumer is None:
-            return
-        self._consumer.leave()
-        await asyncio.wait([self._consumer_task], timeout=_LEAVE_SECONDS)
-        self._consumer_task.cancel()
-
-    def _hurry(self) -> None:
-        """Cancel what still runs, again and again, since a cancelled job is taken up anew until the executor stops."""
-        if self._stack is None:
-            return
-        if self._executor is not None:
-            self._executor.cancel_all()
-        if self._consumer is not None:
-            self._consumer.cancel()
-        asyncio.get_running_loop().call_later(_HURRY_SECONDS, self._hurry)
-
-
-def _postgres(postgres: str | PostgresSettings | None, schema: str | None) -> PostgresSettings | None:
-    if isinstance(postgres, str):
-        return PostgresSettings(dsn=postgres, schema_name=schema or "sidings")
-    if postgres is not None and schema is not None and schema != postgres.schema_name:
-        raise ConfigurationError(f"schema={schema!r} contradicts PostgresSettings.schema_name={postgres.schema_name!r}")
-    return postgres
+        await self._life.end(kind, error, traceback)

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from .errors import ConfigurationError
+from ..errors import ConfigurationError
 
 __all__ = ["Monitor", "address_of"]
 

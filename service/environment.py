@@ -6,9 +6,9 @@ from typing import Any
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from .errors import ConfigurationError
-from .executor import ExecutorSettings, PostgresSettings
-from .kafka import KafkaSettings
+from ..errors import ConfigurationError
+from ..executor import ExecutorSettings, PostgresSettings
+from ..kafka import KafkaSettings
 
 __all__ = ["environment"]
 

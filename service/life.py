@@ -1,0 +1,166 @@
+"""How the parts of a service start, stop and fail together, and what is wrong meanwhile."""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from ..errors import ConfigurationError
+from ..jobs import Registry
+from ..jobs.tracing import tracing
+from ..kafka import Consumer
+from ..supervision import Supervisor, only_error
+from .configuration import Configuration
+from .monitor import Monitor
+from .parts import Database, Parts
+from .subscriptions import Subscriptions
+
+__all__ = ["Life"]
+
+log = logging.getLogger("sidings.service")
+
+_DRAIN_SECONDS = 5.0  # for the batch at work; a longer one is rolled back, which costs nothing but its repetition
+_LEAVE_SECONDS = 10.0
+_HURRY_SECONDS = 0.1
+
+
+class Life:
+    """The one life of a service: `start`, and `end` once it has started. `monitor`: None if it is not wanted."""
+
+    def __init__(
+        self, configuration: Configuration, registry: Registry, parts: Parts, subscriptions: Subscriptions
+    ) -> None:
+        self.consumer: Consumer | None = None
+        self.monitor: Monitor | None = None
+        if (http := configuration.http) is not None:
+            self.monitor = Monitor(http, configuration.prometheus, problems=self.problems, not_ready=self.not_ready)
+        self._configuration = configuration
+        self._registry = registry
+        self._parts = parts
+        self._subscriptions = subscriptions
+        self._supervisor = Supervisor()
+        self._stack: AsyncExitStack | None = None  # what is to be undone at the end
+        if parts.database is not None:
+            parts.database.executor.rebalance_listener.on_refused = self._supervisor.fail
+
+    @property
+    def running(self) -> bool:
+        """Whether it has started and not ended."""
+        return self._stack is not None
+
+    def problems(self) -> list[str]:
+        """What ``/health`` complains about. Any thread may call it."""
+        database = self._parts.database
+        found: list[str] = []
+        if not self.running:
+            found.append("the service does not run")
+        if database is not None:
+            found += database.executor.problems()
+        if self.consumer is not None:
+            found += self.consumer.vitals.problems()
+        if database is not None and database.relay is not None and self.running:
+            found += database.relay.problems()
+        return found
+
+    def not_ready(self) -> list[str]:
+        """What ``/ready`` complains about. Any thread may call it."""
+        found = self.problems()
+        if self.consumer is not None and not self.consumer.joined:
+            found.append("the consumer has no assignment yet")
+        if self._supervisor.stopping:
+            found.append("the service is stopping")
+        return found
+
+    # -- start ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start all parts. From now on the unexpected end of one cancels the block that `end` ends."""
+        name = self._configuration.name
+        if self.running or self._supervisor.stopping:
+            raise ConfigurationError(f"the service {name!r} has been started before: make another one")
+        try:
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(self._supervisor)
+                try:
+                    await self._start_parts(stack)
+                except BaseException:
+                    self._supervisor.stopping = True
+                    raise
+                self._stack = stack.pop_all()
+        except BaseExceptionGroup as group:
+            raise only_error(group) from None
+        log.info("the service %r runs", name)
+
+    async def _start_parts(self, stack: AsyncExitStack) -> None:
+        """They stop in the reverse order: the consumer takes up nothing more and leaves the group, so that others go
+        on with its partitions; the executor lets its handlers end and gives its origins back; the connections are
+        closed."""
+        self.consumer = self._parts.make_consumer(self._subscriptions)
+        if (spans := tracing()) is not None:
+            self._registry.middleware.insert(0, spans)
+        if self.monitor is not None:
+            self.monitor.start()
+            stack.callback(self.monitor.stop)
+        if self._parts.messaging is not None:
+            stack.push_async_callback(self._parts.messaging.producer.stop)
+        drain_seconds = _DRAIN_SECONDS
+        if (database := self._parts.database) is not None:
+            await self._start_database(database, stack)
+            drain_seconds = min(drain_seconds, database.executor.settings.shutdown_seconds)
+        if self.consumer is not None:
+            consuming = self._supervisor.watch("the consumer", self.consumer.run())
+            stack.push_async_callback(_leave_group, self.consumer, consuming)
+            stack.push_async_callback(self.consumer.drain, drain_seconds)
+
+    async def _start_database(self, database: Database, stack: AsyncExitStack) -> None:
+        transactions, topics, executor = database.transactions, database.topics, database.executor
+        transactions.extra = len(self._subscriptions.stored)  # the main line of each topic has one
+        transactions.idle_seconds = self._subscriptions.idle_seconds()
+        await transactions.start()
+        stack.push_async_callback(transactions.stop)
+        await topics.load()
+        stack.push_async_callback(topics.close)
+        stack.callback(self._supervisor.watch("the table of topics", topics.run()).cancel)
+        stack.push_async_callback(database.outbox.close)
+        relay = database.relay
+        if relay is not None:  # stops after consumer and executor: what they publish at the end still leaves
+            stack.push_async_callback(relay.stop)
+            await relay.start()
+            self._supervisor.watch("the relay", relay.wait())
+        stack.push_async_callback(executor.stop)
+        await executor.start()
+        stack.callback(executor.rebalance_listener.close)
+        self._supervisor.watch("the executor", executor.wait())
+        if self._configuration.assignment is not None:
+            executor.assign(self._configuration.assignment.origins)
+
+    # -- end --------------------------------------------------------------------------------------------------------
+
+    async def end(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop all parts, in order, as ``__aexit__`` does. Raises what brought the service down."""
+        assert self._stack is not None
+        self._supervisor.stopping = True
+        try:
+            await self._stack.__aexit__(kind, error, traceback)
+        except BaseExceptionGroup as group:
+            raise only_error(group) from None
+        finally:
+            self._stack = None
+
+    def hurry(self) -> None:
+        """Cancel what still runs, again and again, since a cancelled job is taken up anew until the executor stops."""
+        if not self.running:
+            return
+        if self._parts.database is not None:
+            self._parts.database.executor.cancel_all()
+        if self.consumer is not None:
+            self.consumer.cancel()
+        asyncio.get_running_loop().call_later(_HURRY_SECONDS, self.hurry)
+
+
+async def _leave_group(consumer: Consumer, consuming: asyncio.Task[None]) -> None:
+    consumer.leave()
+    await asyncio.wait([consuming], timeout=_LEAVE_SECONDS)
+    consuming.cancel()

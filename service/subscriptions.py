@@ -1,0 +1,61 @@
+"""Who handles the messages of which topic."""
+
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..jobs import Registry
+from ..kafka import StatelessSubscription, Subscription
+
+__all__ = ["Subscriptions"]
+
+_IDLE_SECONDS = 30.0
+
+
+class Subscriptions:
+    """What was declared with `Service.consumer` and `Service.topic`: one for each topic.
+
+    registry: of the service; it gets a job type for the stored messages of each topic, and has the middleware.
+    """
+
+    def __init__(self, registry: Registry, *, has_postgres: bool) -> None:
+        self.stored: dict[str, Subscription[Any]] = {}  # their offsets are in Postgres
+        self.stateless: dict[str, StatelessSubscription[Any]] = {}
+        self._registry = registry
+        self._has_postgres = has_postgres
+
+    @property
+    def topics(self) -> list[str]:
+        """All topics that have a handler."""
+        return [*self.stored, *self.stateless]
+
+    def add(self, subscription: Subscription[Any]) -> None:
+        """One whose offsets are stored in Postgres. Raises `ConfigurationError`."""
+        topic = subscription.topic
+        self._must_be_free(topic)
+        if not self._has_postgres:
+            raise ConfigurationError(
+                f"the consumer of {topic!r} stores its offsets in Postgres: give postgres=..., or use a consumer with "
+                "stateless=True"
+            )
+        subscription.register(self._registry)
+        self.stored[topic] = subscription
+
+    def add_stateless(self, subscription: StatelessSubscription[Any]) -> None:
+        """One that needs no Postgres. Raises `ConfigurationError`."""
+        self._must_be_free(subscription.topic)
+        subscription.middleware = self._registry.middleware
+        self.stateless[subscription.topic] = subscription
+
+    def idle_seconds(self) -> float | None:
+        """How long a handler's transaction may be silent: a little longer than the slowest of them may take. None: for
+        any time, as one of them may take."""
+        longest = _IDLE_SECONDS
+        for subscription in self.stored.values():
+            if subscription.timeout is None:
+                return None
+            longest = max(longest, subscription.timeout + 5.0)
+        return longest
+
+    def _must_be_free(self, topic: str) -> None:
+        if topic in self.stored or topic in self.stateless:
+            raise ConfigurationError(f"two consumers are declared for the topic {topic!r}")
