@@ -9,7 +9,7 @@ from aiokafka.errors import KafkaError, ProducerClosed
 
 from ..errors import KafkaUnavailable
 from .outbox import MESSAGE_ID, Headers, InvalidMessage, NotPublished, OutboxSettings, Outgoing, Value
-from .outbox.lanes import NEVER, NO_TOPIC
+from .outbox.failures import NEVER, NO_TOPIC
 from .outbox.message import headers_from_text, outgoing
 from .outbox.packing import Packer
 from .outbox.senders import Sender

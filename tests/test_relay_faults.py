@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from sidings.devstack.databases import create_database, ensure_template
 from sidings.devstack.topics import create_topic
-from sidings.kafka.outbox import lanes, recorder
+from sidings.kafka.outbox import recorder, rounds
 
 from .outbox_support import (
     Writer,
@@ -145,7 +145,7 @@ async def test_a_topic_whose_broker_hangs_leaves_memory_and_reads_to_the_others(
     database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
     slow, fast = await topic("slow"), await topic("fast")
-    answers = lanes.LaneWorker._answers
+    answers = rounds.Rounds._answers
     released = asyncio.Event()
 
     async def hang(self: Any, futures: Any) -> Any:
@@ -156,7 +156,7 @@ async def test_a_topic_whose_broker_hangs_leaves_memory_and_reads_to_the_others(
             await released.wait()
         return await answers(self, futures)
 
-    monkeypatch.setattr(lanes.LaneWorker, "_answers", hang)
+    monkeypatch.setattr(rounds.Rounds, "_answers", hang)
     async with relaying(database, sidings_kafka, window=window) as relay:
         await publish(database, slow, numbered(0, 6_000))
         await eventually(lambda: relay.backlog.lanes.get(slow) is not None and relay.backlog.lanes[slow].paused)

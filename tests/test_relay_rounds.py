@@ -3,12 +3,17 @@ acknowledged is deleted slot by slot."""
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
-from sidings.kafka.outbox import OutboxSettings, lanes, packing, senders
+from sidings.kafka.outbox import packing, rounds, senders
 from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot
+from sidings.kafka.outbox.ledger import Ledger
+from sidings.kafka.outbox.recorder import Recorder
 from sidings.schema import load_sql
 
 from .outbox_support import assert_complete, emptied, firsts, numbered, publish, publishing, records, relaying
@@ -46,6 +51,21 @@ class Watch:
         monkeypatch.setattr(packing.Packer, "pack", watched_pack)
 
 
+Prepare = Callable[[], Awaitable[None]]
+
+
+def around_packing_ahead(
+    monkeypatch: pytest.MonkeyPatch, around: Callable[[rounds.Rounds, Prepare], Awaitable[None]]
+) -> None:
+    """Wherever the next round would be packed ahead, `around` is called with what does it."""
+    prepare = rounds.Rounds._prepare
+
+    async def wrapped(of_lane: rounds.Rounds, *args: Any) -> None:
+        await around(of_lane, partial(prepare, of_lane, *args))
+
+    monkeypatch.setattr(rounds.Rounds, "_prepare", wrapped)
+
+
 async def test_the_next_round_is_packed_while_kafka_has_one_and_a_partition_has_one_batch_at_a_time(
     database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,19 +89,18 @@ async def test_what_comes_after_a_round_was_packed_ahead_waits_for_the_next_and_
     watch = Watch(monkeypatch, partitions=3)
     etas = await topic("etas", partitions=3)
     ahead: list[int] = []
-    prepare = lanes.LaneWorker._prepare
 
-    async def prepare_and_get_more(worker: lanes.LaneWorker, *args: Any) -> None:
+    async def prepare_and_get_more(of_lane: rounds.Rounds, prepare: Prepare) -> None:
         if not ahead:
-            await eventually(lambda: len(worker.lane.queue) >= 600)
-        await prepare(worker, *args)
+            await eventually(lambda: len(of_lane.lane.queue) >= 600)
+        await prepare()
         if not ahead:
-            assert worker._prepared is not None
-            ahead.append(len(worker._prepared.rows))
+            assert of_lane._prepared is not None
+            ahead.append(len(of_lane._prepared.rows))
             await publish(database, etas, numbered(1_700, 1_000))
-            await eventually(lambda: len(worker.lane.queue) > ahead[0])
+            await eventually(lambda: len(of_lane.lane.queue) > ahead[0])
 
-    monkeypatch.setattr(lanes.LaneWorker, "_prepare", prepare_and_get_more)
+    around_packing_ahead(monkeypatch, prepare_and_get_more)
     await publish(database, etas, numbered(0, 1_700))
     async with relaying(database, sidings_kafka, window=4_000):  # a round of 1,000
         await emptied(database)
@@ -98,17 +117,16 @@ async def test_a_round_that_was_packed_ahead_is_sent_without_the_messages_of_a_s
     watch = Watch(monkeypatch, partitions=3)
     etas = await topic("etas", partitions=3)
     lost: list[int] = []
-    prepare = lanes.LaneWorker._prepare
 
-    async def prepare_and_lose(worker: lanes.LaneWorker, *args: Any) -> None:
-        await prepare(worker, *args)
-        if (prepared := worker._prepared) is not None and not lost:
+    async def prepare_and_lose(of_lane: rounds.Rounds, prepare: Prepare) -> None:
+        await prepare()
+        if (prepared := of_lane._prepared) is not None and not lost:
             slot = prepared.rows[0].slot
             lost.extend((len(watch.sizes), len(prepared.rows), sum(row.slot is slot for row in prepared.rows)))
             lost.append(len(prepared.batches))
-            del worker._backlog.slots[slot.number]  # nobody else has noticed yet
+            del of_lane._backlog.slots[slot.number]  # nobody else has noticed yet
 
-    monkeypatch.setattr(lanes.LaneWorker, "_prepare", prepare_and_lose)
+    around_packing_ahead(monkeypatch, prepare_and_lose)
     await publish(database, etas, [(f"k{n % 500}", b"x") for n in range(12_000)])
     async with relaying(database, sidings_kafka, window=4_000):  # a round of 1,000: each partition's share fits a batch
         await eventually(lambda: bool(lost) and len(watch.sizes) >= lost[0] + lost[3])
@@ -118,16 +136,20 @@ async def test_a_round_that_was_packed_ahead_is_sent_without_the_messages_of_a_s
 
 
 def test_what_was_acknowledged_refused_or_lost_is_not_given_back_when_the_rest_of_its_round_fails() -> None:
-    nothing: Any = None
-    worker = lanes.LaneWorker(
-        Lane("etas"), Backlog(10), nothing, nothing, nothing, nothing, OutboxSettings(), lambda: None
-    )
-    slot = Slot(0, "outbox/0", 1)
-    rows = [Row(id, slot, None, None, None, None, None, 0) for id in range(1, 7)]
-    worker._taken = rows
-    worker._settle(rows[3:5])
-    worker._settle(rows[:1])
-    assert worker._outstanding() == [rows[1], rows[2], rows[5]]
+    ours, lost = Slot(0, "outbox/0", 1), Slot(1, "outbox/1", 1)
+    backlog, lane, recorder = Backlog(10), Lane("etas"), Mock(spec=Recorder)
+    backlog.add_slot(ours)
+    lane.queue.extend(Row(n, lost if n == 6 else ours, None, None, None, None, None, 0) for n in range(1, 8))
+    rows = lane.take(7)
+    ledger = Ledger(lane, rows, backlog, recorder)
+    assert ledger.still_ours(rows) == [row for row in rows if row.id != 6]
+    ledger.accept(rows[3:5])
+    ledger.refuse(rows[0], "too large")
+    assert [row.id for row in ledger.outstanding()] == [2, 3, 7]
+    assert ledger.accepted == 2
+    recorder.acknowledged.assert_called_once_with(lane, rows[3:5])
+    recorder.refused.assert_called_once_with(lane, rows[0], "too large")
+    assert lane.unaccounted == 6  # the lost one: the recorder accounts for the others
 
 
 async def test_messages_that_are_refused_in_one_round_of_many_are_parked_and_no_other_is_held_up_or_overtaken(

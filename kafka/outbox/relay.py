@@ -13,12 +13,14 @@ from ...errors import PostgresUnavailable
 from ...executor import Backoff, ExecutorSettings, LeaseEvents, LeaseThread, Link, PostgresSettings, check_schema, now
 from ...schema import load_sql
 from ..settings import KafkaSettings
-from .backlog import Backlog, Slot
+from .backlog import Backlog, Lane, Slot
+from .lane_senders import LaneSenders
 from .lanes import LaneWorker
 from .metrics import OutboxMetrics
 from .packing import Packer
 from .reader import Reader
 from .recorder import Recorder
+from .rounds import Rounds
 from .senders import Senders
 from .settings import OutboxSettings
 from .slots import SlotKeeper
@@ -226,19 +228,22 @@ class Relay:
         for lane in self.backlog.lanes.values():
             if lane.queue:
                 if lane.topic not in self._workers and self._group is not None:
-                    worker = LaneWorker(
-                        lane,
-                        self.backlog,
-                        self._senders,
-                        self._recorder,
-                        self._packer,
-                        self.metrics,
-                        self.settings,
-                        self._room,
-                    )
-                    self._workers[lane.topic] = worker
+                    worker = self._workers[lane.topic] = self._make_worker(lane)
                     self._group.create_task(worker.run(), name=f"sidings outbox {lane.topic}")
                 lane.event.set()
+
+    def _make_worker(self, lane: Lane) -> LaneWorker:
+        rounds = Rounds(
+            lane,
+            self.backlog,
+            LaneSenders(self._senders),
+            self._recorder,
+            self._packer,
+            self.metrics,
+            self.settings,
+            self._room,
+        )
+        return LaneWorker(rounds, self._recorder, self.metrics, self.settings, self._room)
 
     def _room(self) -> None:
         if self.reader.hungry():

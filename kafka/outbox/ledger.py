@@ -1,0 +1,57 @@
+"""What becomes of the messages of one round."""
+
+from collections.abc import Collection, Sequence
+from operator import attrgetter
+
+from ...executor import now
+from .backlog import Backlog, Lane, Row
+from .recorder import Recorder
+
+__all__ = ["Ledger"]
+
+_slot_of = attrgetter("slot")
+
+
+class Ledger:
+    """The messages that were taken out of a lane together. Each is settled once: as accepted, refused, or lost with its
+    slot; what is left in the end is outstanding. accepted: how many were."""
+
+    def __init__(self, lane: Lane, rows: list[Row], backlog: Backlog, recorder: Recorder) -> None:
+        self.rows = rows
+        self.accepted = 0
+        self._lane = lane
+        self._backlog = backlog
+        self._recorder = recorder
+        self._settled: list[Sequence[Row]] = []
+
+    def accept(self, rows: list[Row]) -> None:
+        """Kafka has acknowledged them."""
+        self.accepted += len(rows)
+        self._settled.append(rows)
+        self._recorder.acknowledged(self._lane, rows)
+
+    def refuse(self, row: Row, reason: str) -> None:
+        """Kafka will never take it, or it cannot be sent."""
+        self._settled.append((row,))
+        self._recorder.refused(self._lane, row, reason)
+
+    def still_ours(self, rows: list[Row]) -> list[Row]:
+        """Leave out messages of slots that were lost; they are their new owner's. The last look before sending. The
+        same list if all are ours."""
+        time = now()
+        lost = {slot for slot in set(map(_slot_of, rows)) if slot.deadline <= time or not self._backlog.has(slot)}
+        if not lost:
+            return rows
+        gone = [row for row in rows if row.slot in lost]
+        self._settled.append(gone)
+        self._lane.account(gone)
+        return [row for row in rows if row.slot not in lost]
+
+    def unsettled(self, rows: Collection[Row]) -> list[Row]:
+        """Those of `rows` of which nothing has become yet."""
+        settled = {row.id for some in self._settled for row in some}
+        return [row for row in rows if row.id not in settled]
+
+    def outstanding(self) -> list[Row]:
+        """All of the round of which nothing has become yet."""
+        return self.unsettled(self.rows)

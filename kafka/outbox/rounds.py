@@ -1,0 +1,226 @@
+"""Sends the messages of one topic in rounds: a batch for each partition, all at once.
+
+While Kafka has a round, the next one is packed. It is handed over when all of the round is acknowledged: of a partition
+there is never more than one batch under way, so that none can overtake another that has failed.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from aiokafka.errors import KafkaError, UnknownError
+
+from .backlog import Backlog, Lane, Row
+from .failures import NEVER, Failed, text_of
+from .lane_senders import LaneSenders
+from .ledger import Ledger
+from .metrics import OutboxMetrics
+from .packing import Packed, Packer
+from .recorder import Recorder
+from .senders import Sender
+from .settings import OutboxSettings
+
+__all__ = ["Rounds"]
+
+_DOUBTS = 3  # failures after which an error that aiokafka does not know is taken for the fault of a message
+_TURNS = 5  # of the event loop, after which aiokafka has written what it was handed
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A round that is packed but not taken: its rows are still in the lane, and may be put behind or forgotten."""
+
+    sender: Sender
+    partitions: list[int]
+    rows: list[Row]
+    batches: dict[int, Packed]
+
+
+class Rounds:
+    """The rounds of one lane. on_room: the lane has left memory to the others. ledger: of the round under way."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        backlog: Backlog,
+        senders: LaneSenders,
+        recorder: Recorder,
+        packer: Packer,
+        metrics: OutboxMetrics,
+        settings: OutboxSettings,
+        on_room: Callable[[], None],
+    ) -> None:
+        self.lane = lane
+        self.ledger = Ledger(lane, [], backlog, recorder)
+        self._backlog = backlog
+        self._senders = senders
+        self._recorder = recorder
+        self._packer = packer
+        self._metrics = metrics
+        self._settings = settings
+        self._on_room = on_room
+        self._failures = 0
+        self._prepared: _Prepared | None = None
+        self._most = settings.batch_size  # messages of a round, until the number of partitions is known
+
+    async def send_next(self, failures: int) -> None:
+        """Take the next round and send it. failures: rounds in a row that have failed before it.
+
+        Raises `Failed`; what was not acknowledged is outstanding in the ledger then.
+        """
+        rows = self.lane.take(len(self._prepared.rows) if self._prepared else self._most)
+        self.ledger = Ledger(self.lane, rows, self._backlog, self._recorder)
+        self._failures = failures
+        prepared, self._prepared = self._prepared, None
+        sender = await self._senders.choose(failing=failures > 0)
+        partitions = await self._partitions(sender)
+        self._metrics.batch(self.lane.topic, len(rows))
+        batches: Mapping[int, Packed] = {}
+        if prepared and (prepared.sender, prepared.partitions, prepared.rows) == (sender, partitions, rows):
+            batches = prepared.batches
+        groups = {partition: packed.all_rows for partition, packed in batches.items()}
+        groups = groups or self._packer.by_partition(rows, partitions)
+        sender.users += 1
+        try:
+            while groups:
+                groups = await self._batches(sender, partitions, groups, batches)
+                batches = {}
+        finally:
+            sender.users -= 1
+            self._senders.released(sender)
+
+    def forget(self) -> list[Row]:
+        """The round has failed: forget it, and the one that was packed ahead. Returns what is outstanding of it."""
+        outstanding, self._prepared = self.ledger.outstanding(), None
+        self.ledger = Ledger(self.lane, [], self._backlog, self._recorder)
+        return outstanding
+
+    async def close(self) -> None:
+        """The end: what is under way may not be sent again."""
+        await self._senders.close()
+
+    async def _partitions(self, sender: Sender) -> list[int]:
+        try:
+            return await sender.partitions(self.lane.topic, self._settings.metadata_seconds)
+        except KafkaError as error:
+            raise Failed(error, cut=sender.closed) from error
+
+    async def _prepare(self, sender: Sender, partitions: list[int]) -> None:
+        """Kafka has a round: pack the next one, if there are enough messages for at least half of one: those that come
+        later wait for the round after it."""
+        settings = self._settings
+        self._most = min(len(partitions) * settings.batch_size, max(settings.batch_size, self._backlog.page))
+        if self._prepared is not None or len(self.lane.queue) < self._most // 2:
+            return
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        rows = self.lane.peek(self._most)
+        batches: dict[int, Packed] = {}
+        for partition, group in self._packer.by_partition(rows, partitions).items():
+            batches[partition] = self._packer.pack(sender.batch(), group)
+            await asyncio.sleep(0)  # acknowledgements, and other topics
+        self._prepared = _Prepared(sender, partitions, rows, batches)
+
+    async def _batches(
+        self, sender: Sender, partitions: list[int], groups: Mapping[int, list[Row]], batches: Mapping[int, Packed]
+    ) -> dict[int, list[Row]]:
+        """One batch for each partition, all at once. batches: those that are packed already. Returns what did not fit
+        into them."""
+        under_way: dict[asyncio.Future[object], tuple[int, list[Row]]] = {}
+        rest: dict[int, list[Row]] = {}
+        for partition, group in groups.items():
+            packed, future = await self._hand_over(sender, partition, group, batches.get(partition))
+            if future is not None:
+                under_way[future] = (partition, packed.rows)
+            if packed.rest:
+                rest[partition] = packed.rest
+        if under_way:
+            await self._prepare(sender, partitions)
+        unanswered = await self._answers(set(under_way))
+        failure: Failed | None = None
+        refused: list[tuple[int, list[Row]]] = []
+        for future, (partition, packed) in under_way.items():
+            if future in unanswered:
+                continue
+            error = future.exception()
+            if error is None:
+                self.ledger.accept(packed)
+            elif self._is_refusal(error):
+                refused.append((partition, packed))
+            else:
+                failure = self._senders.failure(sender, error)
+        if unanswered:
+            raise self._senders.failure(sender, TimeoutError("Kafka did not acknowledge in time"), unreachable=True)
+        if failure is not None:
+            raise failure
+        if refused:
+            self._senders.refused(sender)
+            for partition, packed in refused:
+                await self._isolate(partition, packed)
+            if sender.idempotent and rest:  # not with a producer that has lost count
+                raise Failed(KafkaError("the rest of the batch goes with another producer"), cut=True)
+        return rest
+
+    async def _hand_over(
+        self, sender: Sender, partition: int, rows: list[Row], packed: Packed | None = None
+    ) -> tuple[Packed, asyncio.Future[object] | None]:
+        """One batch for one partition, packed already or now. Returns it and the future of its acknowledgement."""
+        ours = self.ledger.still_ours(rows)
+        if packed is None or ours is not rows:
+            packed = self._packer.pack(sender.batch(), ours)
+        for row, reason in packed.bad:
+            self.ledger.refuse(row, reason)
+        if not packed.rows:
+            return packed, None
+        try:
+            return packed, await sender.send(packed.batch, self.lane.topic, partition)
+        except (KafkaError, AssertionError, TypeError) as error:  # the topic has just been deleted or recreated
+            raise self._senders.failure(sender, error) from error
+
+    async def _answers(self, futures: set[asyncio.Future[object]]) -> set[asyncio.Future[object]]:
+        """Wait for acknowledgements and refusals. Returns the futures that had none in time."""
+        if not futures:
+            return futures
+        settings = self._settings
+        _, pending = await asyncio.wait(futures, timeout=settings.slow_seconds)
+        if pending:
+            # Its place in memory is for the others until it goes on.
+            self.lane.paused = True
+            self._prepared = None
+            self.lane.shelve()
+            self._on_room()
+            _, pending = await asyncio.wait(
+                pending, timeout=max(0.0, settings.delivery_seconds - settings.slow_seconds)
+            )
+        return pending
+
+    async def _isolate(self, partition: int, rows: list[Row]) -> None:
+        """Find the messages that Kafka refuses by halving, in order, and park them; all others are sent."""
+        error = await self._try(partition, rows)
+        if error is None:
+            self.ledger.accept(self.ledger.unsettled(rows))
+        elif len(rows) == 1:
+            self.ledger.refuse(rows[0], text_of(error))
+        else:
+            middle = len(rows) // 2
+            await self._isolate(partition, rows[:middle])
+            await self._isolate(partition, rows[middle:])
+
+    async def _try(self, partition: int, rows: list[Row]) -> BaseException | None:
+        """Send these alone. Returns the refusal; raises `Failed` for anything else."""
+        rows = self.ledger.still_ours(rows)
+        if not rows:
+            return None
+        sender = await self._senders.own()
+        _, future = await self._hand_over(sender, partition, rows)
+        if future is None:
+            return None
+        if await self._answers({future}):
+            raise self._senders.failure(sender, TimeoutError("Kafka did not acknowledge in time"), unreachable=True)
+        error = future.exception()
+        if error is None or self._is_refusal(error):
+            return error
+        raise self._senders.failure(sender, error)
+
+    def _is_refusal(self, error: BaseException) -> bool:
+        return isinstance(error, NEVER) or (isinstance(error, UnknownError) and self._failures >= _DOUBTS)
