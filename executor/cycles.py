@@ -18,35 +18,31 @@ from uuid import UUID
 import asyncpg
 
 from ..errors import PostgresUnavailable
-from ..jobs import SUCCEEDED, Again, Committed, ErrorInfo, Hold, OutcomeName, Registry
+from ..jobs import SUCCEEDED, Again, Committed, ErrorInfo, Hold, Registry
 from ..schema import load_sql
 from .attempts import Finished
 from .clock import now
+from .deferral import Deferral
 from .flights import Batch, Flight, applied, merged
 from .link import Backoff, Link
 from .metrics import ExecutorMetrics
 from .queues import Entry
 from .recording import cycle_arguments, plain
 from .scheduler import Scheduler
+from .standing import Standing
 from .workers import Workers
 
-__all__ = ["CycleLoop", "Deposed"]
+__all__ = ["CycleLoop"]
 
 log = logging.getLogger("sidings.executor")
 
 _MAX_AHEAD = 1350  # jobs named beyond the free workers; a kill charges them all
 _ENOUGH = 300  # outcomes that are worth a second cycle while the first is under way
-_LOCKED_RETRY_SECONDS = 1.0
 _REFUSED_RETRY_SECONDS = 30.0
-_LOOK_AGAIN_SECONDS = 0.5
-
-
-class Deposed(Exception):
-    """This executor's row is gone from the database: start again under a new id."""
 
 
 class CycleLoop:
-    """Owns the executor's row: its `cycle` number, its `fence`, and the set of jobs that it names.
+    """Owns the executor's row: its `cycle` number and the set of jobs that it names.
 
     links: one for each cycle that may be in flight at once.
     on_fenced: called with the origins that turned out to be another's, before the rest of the cycle is repeated.
@@ -81,42 +77,41 @@ class CycleLoop:
         self._metrics = metrics
         self._registry = registry
         self._poison_after = poison_after
-        self._on_fenced = on_fenced
-        self._on_replaced = on_replaced
-        self._on_changed = on_changed
         self._on_delayed = on_delayed
         self._on_hungry = on_hungry
         self._sql = load_sql(__package__, "cycle", schema)
-        self._standing_sql = load_sql(__package__, "standing", schema)
-        self._disown_sql = load_sql(__package__, "disown", schema)
-        self._locked_sql = load_sql(__package__, "locked", schema)
         self._cycle = 0
-        self._fence = 0
-        self._look = False  # the fence has grown: see why
         self._ahead = 0.0
         self._uncounted: list[list[Finished]] = []
         self._named: dict[int, Entry] = {}
-        self._deferred: list[tuple[float, Finished]] = []  # outcomes to record later than their cycle
         self._barriers: list[asyncio.Future[None]] = []
         self._signal = asyncio.Event()
         self._flights: deque[Flight] = deque()
+        self._deferral = Deferral(self._link, schema=schema, holds=scheduler.holds, signal=self.signal)
+        self.standing = Standing(
+            self._link,
+            scheduler,
+            workers,
+            metrics,
+            schema=schema,
+            put_back=self._put_back,
+            on_fenced=on_fenced,
+            on_replaced=on_replaced,
+            on_changed=on_changed,
+            signal=self.signal,
+        )
 
     def begin(self, executor_id: UUID) -> None:
         """Start with a fresh row."""
-        self.executor_id, self._cycle, self._fence, self._look = executor_id, 0, 0, False
+        self.executor_id, self._cycle = executor_id, 0
+        self.standing.begin(executor_id)
         self._named.clear()
-        self._deferred.clear()
+        self._deferral.clear()
         self._flights.clear()
 
     def signal(self) -> None:
         """Something has finished or become ready."""
         self._signal.set()
-
-    def fence_read(self, fence: int | None) -> None:
-        """A read has found this fence; None: there is no row of this executor."""
-        if fence is None or fence > self._fence:
-            self._look = True
-            self._signal.set()
 
     def busy_seconds(self) -> float:
         """How long the oldest cycle that is under way has been waiting for its end; 0 when none is."""
@@ -145,10 +140,11 @@ class CycleLoop:
                 if self._flights and self._flights[0].answer.done():
                     await self._land()
                 if not self._flights:
-                    if self._deferred:
-                        await self._recall()
-                    if self._look:
-                        await self._look_up()
+                    if self._deferral:
+                        due = await self._deferral.take_due()
+                        self._workers.finished += due
+                    if self.standing.doubtful:
+                        await self.standing.look_up()
                 if self._may_send():
                     batch = self._gather()
                     if batch is None:
@@ -164,7 +160,7 @@ class CycleLoop:
         """The second of two cycles has to be worth it; and what has to wait for a quiet moment must get one."""
         if not self._flights:
             return True
-        if len(self._flights) == len(self._links) or self._look or self._deferred or self._barriers:
+        if len(self._flights) == len(self._links) or self.standing.doubtful or self._deferral or self._barriers:
             return False
         return len(self._workers.finished) >= _ENOUGH
 
@@ -306,7 +302,7 @@ class CycleLoop:
         flights = list(self._flights)
         await asyncio.wait([flight.answer for flight in flights])
         if not flights[-1].applied() and any(flight.unknown() for flight in flights):
-            reached, timeline = await self._disown([flight.batch for flight in flights])
+            reached, timeline = await self.standing.disown([flight.batch for flight in flights])
         elif flights[-1].applied():
             reached, timeline = flights[-1].number, flights[-1].batch.timeline
         else:
@@ -366,120 +362,39 @@ class CycleLoop:
                 await backoff.sleep()
             answer = self._ask(self._link, batch, number, now())
 
-    async def _disown(self, batches: list[Batch]) -> tuple[int, str]:
-        """Bump our own fence: no cycle that was sent before can apply from then on, wherever it is. Returns what
-        `_standing` does."""
-        backoff = Backoff()
-        while True:
-            try:
-                row = await self._link.fetchrow(self._disown_sql, self.executor_id)
-                if row is None:
-                    raise Deposed
-                if row["fence"] == self._fence + 1:  # else somebody else has bumped it as well, and all is read anew
-                    self._fence = row["fence"]
-                return await self._standing(batches)
-            except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                log.warning("what has become of two cycles is unknown, asking again: %s", error)
-                await backoff.sleep()
-
-    async def _look_up(self) -> None:
-        """The fence has grown while no cycle was under way."""
-        self._look = False  # what a read tells meanwhile is to be looked up again
-        try:
-            await self._standing([])
-        except (PostgresUnavailable, asyncpg.PostgresError) as error:
-            log.warning("why the fence has grown could not be looked up, trying again: %s", error)
-            self._look = True
-            asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self._signal.set)
-
     async def _resolve(self, batch: Batch, number: int) -> int | None:
         """The compare-and-set did not match: find out why.
 
         Returns None if an earlier sending of this batch has committed, else the number to send the rest of it with.
         """
-        cycle, timeline = await self._standing([batch])
+        cycle, timeline = await self.standing.find_out([batch])
         if cycle == number and batch.timeline in (None, timeline):
             return None
         batch.finished = [f for f in batch.finished if self._scheduler.holds(f[0])]
         batch.timeline = self._scheduler.timeline
         return cycle + 1  # not always `number`: a database restored from a backup may have gone back
 
-    async def _standing(self, batches: list[Batch]) -> tuple[int, str]:
-        """See what has happened: a failover, takeovers, and persons who have changed, ended or paused jobs.
-
-        When the fence is another one, nothing that waits in memory can be relied on: what has not started is put back,
-        and all is read anew, together with what is paused. A read that is under way counts no more.
-        Returns the number of the last cycle that has committed, and the server's timeline.
-        """
-        before = list(self._scheduler.origins.values())  # what is acquired meanwhile may be younger than the answer
-        row = await self._link.fetchrow(self._standing_sql, self.executor_id)
-        if row is None:
-            raise Deposed
-        if self._scheduler.timeline not in (None, row["timeline"]):
-            log.warning("Postgres was replaced (timeline %s): nothing of what was read is recorded", row["timeline"])
-            self._on_replaced()
-        held = dict(zip(row["origins"], row["epochs"], strict=True))
-        lost = [q.name for q in before if held.get(q.name) != q.epoch and self._scheduler.origins.get(q.name) is q]
-        if lost:
-            self._metrics.fenced.inc(len(lost))
-            self._on_fenced(lost)
-        self._end_gone(row["gone"], batches)
-        if row["fence"] != self._fence:
-            self._fence = row["fence"]
-            expired, self._workers.expired = self._workers.expired, []
-            chosen = [entry for batch in batches for entry in batch.chosen]
-            self._put_back([*self._workers.unclaim(), *expired, *chosen], now())
-            self._scheduler.forget_waiting(*self._scheduler.origins.values())
-            self._on_changed()
-        for batch in batches:
-            batch.chosen = [e for e in batch.chosen if self._scheduler.holds(e) and e in e.origin.running]
-        return row["cycle"], row["timeline"]
-
-    def _end_gone(self, gone: list[int], batches: list[Batch]) -> None:
-        """Jobs that somebody else has ended: stop those that run, and record nothing of the others."""
-        if not gone:
-            return
-        ids = set(gone)
-        over = Committed(OutcomeName.CANCELLED)
-        for batch in batches:
-            batch.finished = [
-                (entry, over if entry.id in ids and not isinstance(outcome, Committed) else outcome, started, ended)
-                for entry, outcome, started, ended in batch.finished
-            ]
-        self._workers.cancel_jobs(ids)
-
     def _arguments(self, batch: Batch, number: int, sent: float) -> tuple[object, ...]:
         silent = self._registry.silent()
         return cycle_arguments(
-            self.executor_id, number, self._fence, list(self._named), batch.finished, silent, sent, batch.timeline
+            self.executor_id,
+            number,
+            self.standing.fence,
+            list(self._named),
+            batch.finished,
+            silent,
+            sent,
+            batch.timeline,
         )
 
     async def _leave_out_locked(self, batch: Batch, backoff: Backoff) -> None:
         """Somebody else's transaction holds a row: record the rest, and that row a little later."""
-        locked = await self._locked(batch.finished)
+        locked = await self._deferral.locked(batch.finished)
         if not locked:
             await backoff.sleep()
         else:
             log.warning("jobs %s are locked by another transaction; their outcomes wait", sorted(locked)[:5])
-            self._leave_out(batch, [f for f in batch.finished if f[0].id in locked], _LOCKED_RETRY_SECONDS)
-
-    async def _locked(self, finished: list[Finished]) -> set[int]:
-        try:
-            return {row["id"] for row in await self._link.fetch(self._locked_sql, [f[0].id for f in finished])}
-        except (PostgresUnavailable, asyncpg.PostgresError):
-            return set()
-
-    async def _recall(self) -> None:
-        """Put deferred outcomes whose time has come into the next cycle, unless their rows are still locked: a cycle
-        that waits for a lock holds up all the others."""
-        time = now()
-        due = [f for at, f in self._deferred if at <= time]
-        if not due:
-            return
-        self._deferred = [(at, f) for at, f in self._deferred if at > time]
-        locked = await self._locked(due)
-        self._defer([f for f in due if f[0].id in locked], _LOCKED_RETRY_SECONDS)
-        self._workers.finished.extend(f for f in due if f[0].id not in locked)
+            self._leave_out(batch, [f for f in batch.finished if f[0].id in locked], self._deferral.locked_seconds)
 
     def _bisect(self, batch: Batch, error: Exception) -> None:
         """Postgres refuses a value: halve the batch until the culprit stands alone, then record it without its texts.
@@ -511,10 +426,8 @@ class CycleLoop:
         self._defer(finished, seconds)
 
     def _defer(self, finished: list[Finished], seconds: float) -> None:
-        for f in filter(lambda f: self._scheduler.holds(f[0]), finished):
-            self._named[f[0].id] = f[0]  # until its outcome is recorded, the attempt stays named
-            self._deferred.append((now() + seconds, f))
-        asyncio.get_running_loop().call_later(seconds, self._signal.set)
+        for entry, *_ in self._deferral.add(finished, seconds):
+            self._named[entry.id] = entry  # until its outcome is recorded, the attempt stays named
 
     # -- what follows from it -------------------------------------------------------------------------------------
 

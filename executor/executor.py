@@ -16,7 +16,7 @@ from ..errors import ConfigurationError, PostgresUnavailable
 from ..jobs import Registry
 from ..schema import load_sql
 from .clock import now
-from .cycles import CycleLoop, Deposed
+from .cycles import CycleLoop
 from .leases import LeaseEvents, LeaseThread
 from .link import Backoff, Link, check_schema
 from .metrics import ExecutorMetrics, gauge
@@ -28,6 +28,7 @@ from .reader import Reader
 from .reconcile import Reconciler
 from .scheduler import Scheduler
 from .settings import ExecutorSettings, PostgresSettings
+from .standing import Deposed
 from .transactional import Transactional
 from .upkeep import Upkeep
 from .watchdog import Watchdog
@@ -92,7 +93,7 @@ class Executor:
             silent=registry.silent,
             on_rows=self.cycles.signal,
             on_new_server=self._new_server,
-            on_fence=self.cycles.fence_read,
+            on_fence=self.cycles.standing.fence_read,
         )
         events = LeaseEvents(
             lost=lambda name, epoch: self._reconciler.lost(name, epoch),

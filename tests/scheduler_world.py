@@ -326,7 +326,7 @@ class World:
             silent=list,
             on_rows=_ignore,
             on_new_server=_ignore,
-            on_fence=lambda fence: self.cycles.fence_read(fence),
+            on_fence=lambda fence: self.cycles.standing.fence_read(fence),
         )
         self.reader._most_late = self.life.most_late
         self.cycles = CycleLoop(
@@ -527,15 +527,15 @@ class World:
     def send_cycle(self) -> None:
         """Gather, and commit or be void; the answer comes later. A second cycle may follow before that."""
         flying = self.cycles_in_flight
-        if len(flying) == 2 or (flying and self.cycles._look):
+        if len(flying) == 2 or (flying and self.cycles.standing.doubtful):
             return
-        if self.cycles._look:
-            run(self.cycles._look_up())
+        if self.cycles.standing.doubtful:
+            run(self.cycles.standing.look_up())
         self.cycles._flights = deque(Flight(batch, 1, self.clock, None, None, []) for batch, _ in flying)  # type: ignore[arg-type]
         batch = self.cycles._gather()
         self.cycles._flights.clear()
         if batch is not None:
-            committed = self.cycles._fence == self.database.fence and all(before for _, before in flying)
+            committed = self.cycles.standing.fence == self.database.fence and all(before for _, before in flying)
             flying.append((batch, committed))
             if committed:
                 self._commit_cycle(batch)

@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from sidings.errors import SchemaMissing
+from sidings.executor.deferral import Deferral
 from sidings.jobs import Job, OutcomeName, Registry, Retry
 from sidings.schema import migrate
 from tenacity import wait_fixed, wait_none
@@ -349,7 +350,7 @@ async def test_a_locked_row_holds_the_cycle_up_once_and_not_at_every_new_try(
     database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setitem(_server_settings(), "lock_timeout", "50")
-    monkeypatch.setattr("sidings.executor.cycles._LOCKED_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(Deferral, "locked_seconds", 0.02)
     registry = Registry()
 
     @registry.job(group="transport")
@@ -361,14 +362,14 @@ async def test_a_locked_row_holds_the_cycle_up_once_and_not_at_every_new_try(
         await locker.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", locked)
         async with running(database, registry) as executor:
             looks = 0
-            real = executor.cycles._locked
+            real = executor.cycles._deferral.locked
 
             async def counted(finished: Any) -> set[int]:
                 nonlocal looks
                 looks += 1
                 return await real(finished)
 
-            monkeypatch.setattr(executor.cycles, "_locked", counted)
+            monkeypatch.setattr(executor.cycles._deferral, "locked", counted)
             await eventually(lambda: looks > 10, "it was tried again ten times")
             await enqueue(database, ride, rides(10, "chain"))
             await eventually(lambda: executor.metrics.count(OutcomeName.SUCCEEDED) == 10)

@@ -12,6 +12,7 @@ import pytest
 from sidings.errors import PostgresUnavailable
 from sidings.executor import cycles
 from sidings.executor.cycles import CycleLoop
+from sidings.executor.deferral import Deferral
 from sidings.executor.metrics import ExecutorMetrics
 from sidings.executor.queues import Entry
 from sidings.executor.scheduler import Scheduler
@@ -251,14 +252,14 @@ class Service:
             self.loop.signal()
         if random.random() < server.faults / 30:
             await server.cancel()
-        self.loop.fence_read(server.fence)
+        self.loop.standing.fence_read(server.fence)
 
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second cycle for each outcome, and no waiting between attempts."""
     monkeypatch.setattr(cycles, "_ENOUGH", 1)
-    monkeypatch.setattr(cycles, "_LOCKED_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(Deferral, "locked_seconds", 0.001)
     monkeypatch.setattr(cycles, "_REFUSED_RETRY_SECONDS", 0.001)
     monkeypatch.setattr(cycles.Backoff, "sleep", lambda _: asyncio.sleep(0))
 

@@ -1,0 +1,151 @@
+"""How this executor stands with the database: the fence that its cycles go out under, and what has happened behind its
+back. A failover, takeovers, and persons who change, end or pause jobs each bump the fence; then nothing that waits in
+memory can be relied on."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from uuid import UUID
+
+import asyncpg
+
+from ..errors import PostgresUnavailable
+from ..jobs import Committed, OutcomeName
+from ..schema import load_sql
+from .clock import now
+from .flights import Batch
+from .link import Backoff, Link
+from .metrics import ExecutorMetrics
+from .queues import Entry
+from .scheduler import Scheduler
+from .workers import Workers
+
+__all__ = ["Deposed", "Standing"]
+
+log = logging.getLogger("sidings.executor")
+
+_LOOK_AGAIN_SECONDS = 0.5
+
+
+class Deposed(Exception):
+    """This executor's row is gone from the database: start again under a new id."""
+
+
+class Standing:
+    """fence: the one that cycles are sent under. doubtful: it has grown, and why has not been looked up yet.
+
+    put_back: called with claimed and chosen jobs that will not start. on_fenced: called with the origins that turned
+    out to be another's. on_replaced: the server has been replaced by another one, which may have lost commits.
+    on_changed: the reader should read everything anew. signal: `doubtful` is to be looked at.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        scheduler: Scheduler,
+        workers: Workers,
+        metrics: ExecutorMetrics,
+        *,
+        schema: str,
+        put_back: Callable[[list[Entry], float], None],
+        on_fenced: Callable[[list[str]], None],
+        on_replaced: Callable[[], None],
+        on_changed: Callable[[], None],
+        signal: Callable[[], None],
+    ) -> None:
+        self.executor_id: UUID | None = None
+        self.fence = 0
+        self.doubtful = False
+        self._link = link
+        self._scheduler = scheduler
+        self._workers = workers
+        self._metrics = metrics
+        self._put_back = put_back
+        self._on_fenced = on_fenced
+        self._on_replaced = on_replaced
+        self._on_changed = on_changed
+        self._signal = signal
+        self._standing_sql = load_sql(__package__, "standing", schema)
+        self._disown_sql = load_sql(__package__, "disown", schema)
+
+    def begin(self, executor_id: UUID) -> None:
+        """Start with a fresh row."""
+        self.executor_id, self.fence, self.doubtful = executor_id, 0, False
+
+    def fence_read(self, fence: int | None) -> None:
+        """A read has found this fence; None: there is no row of this executor."""
+        if fence is None or fence > self.fence:
+            self.doubtful = True
+            self._signal()
+
+    async def look_up(self) -> None:
+        """See why the fence has grown, while no cycle is under way."""
+        self.doubtful = False  # what a read tells meanwhile is to be looked up again
+        try:
+            await self.find_out([])
+        except (PostgresUnavailable, asyncpg.PostgresError) as error:
+            log.warning("why the fence has grown could not be looked up, trying again: %s", error)
+            self.doubtful = True
+            asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self._signal)
+
+    async def disown(self, batches: list[Batch]) -> tuple[int, str]:
+        """Bump our own fence: no cycle that was sent before can apply from then on, wherever it is. Returns what
+        `find_out` does."""
+        backoff = Backoff()
+        while True:
+            try:
+                row = await self._link.fetchrow(self._disown_sql, self.executor_id)
+                if row is None:
+                    raise Deposed
+                if row["fence"] == self.fence + 1:  # else somebody else has bumped it as well, and all is read anew
+                    self.fence = row["fence"]
+                return await self.find_out(batches)
+            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                log.warning("what has become of two cycles is unknown, asking again: %s", error)
+                await backoff.sleep()
+
+    async def find_out(self, batches: list[Batch]) -> tuple[int, str]:
+        """See what has happened: a failover, takeovers, and persons who have changed, ended or paused jobs.
+
+        batches: of the cycles whose fate is not known. When the fence is another one, nothing that waits in memory can
+        be relied on: what has not started is put back, and all is read anew, together with what is paused. A read that
+        is under way counts no more.
+
+        Returns the number of the last cycle that has committed, and the server's timeline. Raises `Deposed`.
+        """
+        before = list(self._scheduler.origins.values())  # what is acquired meanwhile may be younger than the answer
+        row = await self._link.fetchrow(self._standing_sql, self.executor_id)
+        if row is None:
+            raise Deposed
+        if self._scheduler.timeline not in (None, row["timeline"]):
+            log.warning("Postgres was replaced (timeline %s): nothing of what was read is recorded", row["timeline"])
+            self._on_replaced()
+        held = dict(zip(row["origins"], row["epochs"], strict=True))
+        lost = [q.name for q in before if held.get(q.name) != q.epoch and self._scheduler.origins.get(q.name) is q]
+        if lost:
+            self._metrics.fenced.inc(len(lost))
+            self._on_fenced(lost)
+        self._end_gone(row["gone"], batches)
+        if row["fence"] != self.fence:
+            self.fence = row["fence"]
+            expired, self._workers.expired = self._workers.expired, []
+            chosen = [entry for batch in batches for entry in batch.chosen]
+            self._put_back([*self._workers.unclaim(), *expired, *chosen], now())
+            self._scheduler.forget_waiting(*self._scheduler.origins.values())
+            self._on_changed()
+        for batch in batches:
+            batch.chosen = [e for e in batch.chosen if self._scheduler.holds(e) and e in e.origin.running]
+        return row["cycle"], row["timeline"]
+
+    def _end_gone(self, gone: list[int], batches: list[Batch]) -> None:
+        """Jobs that somebody else has ended: stop those that run, and record nothing of the others."""
+        if not gone:
+            return
+        ids = set(gone)
+        over = Committed(OutcomeName.CANCELLED)
+        for batch in batches:
+            batch.finished = [
+                (entry, over if entry.id in ids and not isinstance(outcome, Committed) else outcome, started, ended)
+                for entry, outcome, started, ended in batch.finished
+            ]
+        self._workers.cancel_jobs(ids)
