@@ -12,6 +12,7 @@ from aiokafka.errors import KafkaError
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from ..executor import Link
+from ..waiting import set_within
 from . import membership
 from .assignment import RebalanceListener
 from .backlog import Backlog
@@ -125,10 +126,7 @@ class Consumer(ConsumerRebalanceListener):
     async def drain(self, timeout: float) -> None:
         """Take up nothing more, and return when the transactions under way have ended. Safe to call twice."""
         self._stopping.set()
-        try:
-            async with asyncio.timeout(timeout):
-                await self._drained.wait()
-        except TimeoutError:
+        if not await set_within(self._drained, timeout):
             log.warning("a batch was still under way after %s s: it is rolled back", timeout)
             self.cancel()
 
@@ -150,11 +148,7 @@ class Consumer(ConsumerRebalanceListener):
             self._failures = 0
         self._connected_at = None
         self._failures = min(self._failures + 1, 10)
-        try:
-            async with asyncio.timeout(random.uniform(0.02, min(_MAX_PAUSE_SECONDS, 0.1 * 2**self._failures))):
-                await self._stopping.wait()
-        except TimeoutError:
-            pass
+        await set_within(self._stopping, random.uniform(0.02, min(_MAX_PAUSE_SECONDS, 0.1 * 2**self._failures)))
 
     async def _serve(self, client: AIOKafkaConsumer) -> None:
         """Consume with this client until it fails, or until `leave`."""

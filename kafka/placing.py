@@ -11,6 +11,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from ..errors import OffsetOutOfRange, OffsetUnknown, PostgresUnavailable
 from ..executor import Backoff
+from ..waiting import set_within
 from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved
 from .partition import Partition, State
@@ -93,11 +94,7 @@ class Placer:
         seconds = _REFUSED_SECONDS if any(p.state is State.REFUSED for p in waiting.values()) else None
         if any(self._early(tp) for tp in waiting):
             seconds = _EARLY_SECONDS
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wanted.wait()
-        except TimeoutError:
-            pass
+        await set_within(self._wanted, seconds)
         self._wanted.clear()
 
     def _early(self, tp: TopicPartition) -> bool:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from ..errors import PostgresUnavailable
 from ..executor import Backoff
-from ..jobs import Again, Discard, ErrorInfo, Outcome, OutcomeName, Snooze
+from ..jobs import Again, Discard, Snooze
+from ..waiting import set_within
 from .handling import BatchFailed, Handling
 from .metrics import ConsumerMetrics
 from .offsets import OffsetsMoved
@@ -23,7 +24,6 @@ __all__ = ["Siding"]
 log = logging.getLogger("sidings.consumer")
 
 _PARK_AGAIN_SECONDS = 1.0
-_BROKEN_POLICY_SECONDS = 60.0
 
 
 class Siding:
@@ -53,7 +53,7 @@ class Siding:
                     await self._attempt(partition, item)
                 except BatchFailed as failure:  # not by the handler, but by what parks or discards
                     log.error("%s cannot leave the main line, trying again: %s", partition.origin, failure)
-                    await self._wait(partition, _PARK_AGAIN_SECONDS)
+                    await set_within(partition.left, _PARK_AGAIN_SECONDS)
         except OffsetsMoved as moved:
             log.warning("%s; undone", moved)
             self._metrics.conflict(self._subscription.topic)
@@ -81,7 +81,7 @@ class Siding:
             log.warning("%s: discarded: %s", where, error)
             await self._handling.discard(item)
         elif isinstance(error, Snooze):
-            await self._wait(partition, error.seconds)
+            await set_within(partition.left, error.seconds)
         else:
             await self._failed(partition, item, error, started, where)
 
@@ -91,28 +91,12 @@ class Siding:
         if partition.failures == 0:
             partition.first_failure = started
         elapsed = time.monotonic() - partition.first_failure
-        outcome = self._decide(error, partition.failures, elapsed)
+        outcome = self._subscription.outcome_of(error, partition.failures, elapsed)
         partition.failures += 1
         if isinstance(outcome, Again):
             self._metrics.retried(topic)
             log.warning("%s: attempt %s failed, again in %.1f s: %r", where, partition.failures, outcome.delay, error)
-            await self._wait(partition, outcome.delay)
+            await set_within(partition.left, outcome.delay)
             return
         log.error("%s: parked after %s attempts: %r", where, partition.failures, error)
         await self._handling.park(item, f"{type(error).__name__}: {error}")
-
-    def _decide(self, error: Exception, failures: int, elapsed: float) -> Outcome:
-        try:
-            return self._subscription.retry.decide(error, failures=failures, elapsed=elapsed)
-        except Exception as broken:  # a user's own wait_ or stop_ strategy: the message must not be lost over it
-            log.exception(
-                "%s: its retry policy failed; again in %s s", self._subscription.topic, _BROKEN_POLICY_SECONDS
-            )
-            return Again(OutcomeName.RETRIED, _BROKEN_POLICY_SECONDS, ErrorInfo.of(broken))
-
-    async def _wait(self, partition: Partition, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await partition.left.wait()
-        except TimeoutError:
-            pass

@@ -5,7 +5,8 @@ import logging
 import time
 
 from ..errors import KafkaUnavailable
-from ..jobs import Again, Discard, ErrorInfo, Outcome, OutcomeName, Snooze, current_origin
+from ..jobs import Again, Discard, Snooze, current_origin
+from ..waiting import set_within
 from .dead_letters import DeadLetters
 from .metrics import ConsumerMetrics
 from .outbox import InvalidMessage, NotPublished
@@ -17,7 +18,6 @@ __all__ = ["StatelessHandling"]
 
 log = logging.getLogger("sidings.consumer")
 
-_BROKEN_POLICY_SECONDS = 60.0
 _DEAD_LETTER_SECONDS = (1.0, 30.0)  # between attempts to get rid of a message: the first pause, and the longest
 
 
@@ -64,7 +64,7 @@ class StatelessHandling:
             except Exception as error:  # noqa: BLE001 - whatever a handler raises, its attempt has failed
                 self._metrics.failed(topic)
                 failing = partition.failing.setdefault(item.record.offset, Failing(started))
-                outcome = self._decide(error, failing.failures, time.monotonic() - failing.since)
+                outcome = self._subscription.outcome_of(error, failing.failures, time.monotonic() - failing.since)
                 failing.failures += 1
                 if not isinstance(outcome, Again):
                     log.error("%s: given up after %s attempts: %r", where, failing.failures, error)
@@ -72,7 +72,7 @@ class StatelessHandling:
                 self._metrics.retried(topic)
                 delay = outcome.delay
                 log.warning("%s: attempt %s failed, again in %.1f s: %r", where, failing.failures, delay, error)
-            if await _left(partition, delay):
+            if await set_within(partition.leaving, delay):
                 return None, None
 
     async def _call(self, partition: StatelessPartition, item: Item) -> None:
@@ -91,15 +91,6 @@ class StatelessHandling:
         finally:
             self._metrics.handled(self._subscription.topic, time.monotonic() - started)
 
-    def _decide(self, error: Exception, failures: int, elapsed: float) -> Outcome:
-        try:
-            return self._subscription.retry.decide(error, failures=failures, elapsed=elapsed)
-        except Exception as broken:  # a user's own wait_ or stop_ strategy: the message must not be lost over it
-            log.exception(
-                "%s: its retry policy failed; again in %s s", self._subscription.topic, _BROKEN_POLICY_SECONDS
-            )
-            return Again(OutcomeName.RETRIED, _BROKEN_POLICY_SECONDS, ErrorInfo.of(broken))
-
     async def _bury(self, partition: StatelessPartition, item: Item, error: str) -> bool:
         """Put the message into the dead-letter topic; only its acknowledgement lets the offset pass. False: it is not
         there, because the partition is being given up."""
@@ -117,16 +108,6 @@ class StatelessHandling:
                 log.error("%s offset %s is in %r: %s", partition.origin, item.record.offset, topic, error)
                 self._metrics.messages(self._subscription.topic, "dead_letter")
                 return True
-            if await _left(partition, pause):
+            if await set_within(partition.leaving, pause):
                 return False
             pause = min(2 * pause, longest)
-
-
-async def _left(partition: StatelessPartition, seconds: float) -> bool:
-    """Wait so long; True, at once, when the partition is being given up."""
-    try:
-        async with asyncio.timeout(seconds):
-            await partition.leaving.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from tenacity import retry_if_not_exception_type, stop_after_attempt, wait_exponential, wait_random
 
 from ..errors import ConfigurationError, UndecodableMessage
-from ..jobs import Job, Registry, Retry, Transaction
+from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
 from ..jobs.middleware import Middleware
 from .calling import call_inside
 from .message import Message, Record, StoredMessage
@@ -29,6 +29,7 @@ Dedup = bool | str | Callable[[Message[Any]], str | bytes | None]
 Handler = Callable[[Any, Transaction], Awaitable[object]]
 
 MESSAGE_PREFIX = "message:"  # begins the types of jobs that are stored messages; a partial index relies on it
+_BROKEN_POLICY_SECONDS = 60.0
 _MAX_DEDUP_SECONDS = 1_800.0  # a batch with an id that was recorded before midnight must not be open an hour after it
 
 
@@ -119,6 +120,14 @@ class Subscription(Generic[T]):
     async def call_handler(self, messages: list[Message[T]], tx: Transaction) -> None:
         """Run the handler itself."""
         await self.handler(messages if self.batch is not None else messages[0], tx)
+
+    def outcome_of(self, error: Exception, failures: int, elapsed: float) -> Outcome:
+        """What follows from a failure of the handler. failures: those before it; elapsed: seconds since the first."""
+        try:
+            return self.retry.decide(error, failures=failures, elapsed=elapsed)
+        except Exception as broken:  # a user's own wait_ or stop_ strategy: the message must not be lost over it
+            log.exception("%s: its retry policy failed; again in %s s", self.topic, _BROKEN_POLICY_SECONDS)
+            return Again(OutcomeName.RETRIED, _BROKEN_POLICY_SECONDS, ErrorInfo.of(broken))
 
     def batch_of(self, message: Message[Any] | None) -> int:
         """Most messages in one call of the handler that takes `message`."""

@@ -17,6 +17,7 @@ from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionE
 
 from ..errors import PostgresUnavailable, UndecodableMessage
 from ..executor import Backoff
+from ..waiting import set_within
 from .handling import BatchFailed, Handling
 from .message import Record, group_of_key
 from .metrics import ConsumerMetrics
@@ -110,11 +111,7 @@ class FetchLoop(ABC):
 
     async def _wait_for_change(self) -> None:
         self._changed.clear()
-        try:
-            async with asyncio.timeout(_POLL_SECONDS):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        await set_within(self._changed, _POLL_SECONDS)
 
     async def _poll(self, ready: Sequence[Partition]) -> None:
         """Fetch messages of these partitions. Other errors of Kafka pass through: what had been fetched before them may

@@ -318,7 +318,7 @@ async def test_a_handler_that_ends_its_transaction_itself_is_found_out(effects, 
 
 
 async def test_a_broken_retry_policy_loses_no_message(effects, topic, sidings_kafka, monkeypatch):
-    monkeypatch.setattr("sidings.kafka.siding._BROKEN_POLICY_SECONDS", 0.05)
+    monkeypatch.setattr("sidings.kafka.subscription._BROKEN_POLICY_SECONDS", 0.05)
     name = await topic()
     service = a_service(effects, sidings_kafka)
     tries = 0

@@ -1,7 +1,6 @@
 """Sends the messages of each topic, in order, and each topic for itself: round after round, with a pause after a
 failure."""
 
-import asyncio
 import logging
 import random
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from aiokafka.errors import InvalidTopicError
 
 from ...errors import PostgresUnavailable
 from ...executor import now
+from ...waiting import set_within
 from .failures import NO_TOPIC, Failed, text_of
 from .metrics import OutboxMetrics
 from .recorder import Recorder, clean
@@ -79,11 +79,7 @@ class LaneWorker:
                 self._on_room()
             if pause <= 0 and lane.queue:
                 return
-            try:
-                async with asyncio.timeout(pause if pause > 0 else None):
-                    await lane.event.wait()
-            except TimeoutError:
-                pass
+            await set_within(lane.event, pause if pause > 0 else None)
 
     async def _fail(self, failed: Failed) -> None:
         """Give back what was not acknowledged, and back off."""

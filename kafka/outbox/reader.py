@@ -15,6 +15,7 @@ import asyncpg
 from ...errors import PostgresUnavailable
 from ...executor import Backoff, Link, ReadMarks, now
 from ...schema import load_sql
+from ...waiting import set_within
 from .backlog import Backlog, Lane, Row, Slot
 
 __all__ = ["Reader"]
@@ -111,11 +112,7 @@ class Reader:
         if self._woken.is_set():
             await asyncio.sleep(0)
             return
-        try:
-            async with asyncio.timeout(self._poll_seconds * random.uniform(0.8, 1.2)):
-                await self._woken.wait()
-        except TimeoutError:
-            pass
+        await set_within(self._woken, self._poll_seconds * random.uniform(0.8, 1.2))
 
     def _plan(self) -> _Plan:
         backlog = self._backlog

@@ -20,6 +20,7 @@ from ... import executor
 from ...errors import PostgresUnavailable
 from ...executor import Backoff, LeaseThread, Link, now
 from ...schema import load_sql
+from ...waiting import set_within
 from .backlog import Backlog, Slot
 from .metrics import OutboxMetrics
 from .settings import OutboxSettings
@@ -96,11 +97,7 @@ class SlotKeeper:
             finally:
                 self._turning = False
             pause = 0.05 if self._draining() else self._attend_seconds * random.uniform(0.8, 1.2)
-            try:
-                async with asyncio.timeout(pause):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await set_within(self._changed, pause)
             self._changed.clear()
 
     def lost(self, slot: Slot) -> None:
