@@ -15,6 +15,7 @@ from typing import Any, Self
 import asyncpg
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from sidings.executor import PostgresSettings
+from sidings.kafka import Producer
 from sidings.kafka.outbox import Outbox, OutboxSettings, Relay
 from sidings.kafka.settings import KafkaSettings
 
@@ -52,6 +53,17 @@ async def publishing(dsn: str, **options: Any) -> AsyncIterator[tuple[Outbox, as
     finally:
         connection.terminate()
         await outbox.close()
+
+
+@asynccontextmanager
+async def sending(kafka: str | KafkaSettings, **options: Any) -> AsyncIterator[Producer]:
+    """A producer that sends at once. `options`: fields of `OutboxSettings`."""
+    reached = KafkaSettings(bootstrap=kafka) if isinstance(kafka, str) else kafka
+    producer = Producer(reached, OutboxSettings(**options))
+    try:
+        yield producer
+    finally:
+        await producer.stop()
 
 
 async def publish(dsn: str, topic: str, messages: Iterable[tuple[str | None, bytes | None]]) -> None:

@@ -10,7 +10,6 @@ from sidings.schema import load_sql
 from .consumer_support import (
     Number,
     a_service,
-    effects_table,
     numbers,
     offset_reaches,
     produce,
@@ -19,12 +18,6 @@ from .consumer_support import (
     stored_offsets,
 )
 from .support import Ride, connected, drained, eventually
-
-
-@pytest.fixture
-async def effects(database):
-    await effects_table(database)
-    return database
 
 
 @pytest.fixture(autouse=True)

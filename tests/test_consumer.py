@@ -27,7 +27,6 @@ from .consumer_support import (
     Number,
     a_service,
     as_json,
-    effects_table,
     numbers,
     offset_reaches,
     produce,
@@ -38,12 +37,6 @@ from .consumer_support import (
     stored_offsets,
 )
 from .support import SECONDS, Ride, connected, drained, eventually, fetch, value
-
-
-@pytest.fixture
-async def effects(database):
-    await effects_table(database)
-    return database
 
 
 async def test_effects_jobs_and_offsets_commit_together(effects, topic, sidings_kafka):

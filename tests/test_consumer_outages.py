@@ -30,12 +30,6 @@ from .support import SECONDS, Ride, connected, eventually, fetch, value
 WORKER = Path(__file__).with_name("consumer_worker.py")
 
 
-@pytest.fixture
-async def effects(database):
-    await effects_table(database)
-    return database
-
-
 @contextlib.asynccontextmanager
 async def steady_stream(bootstrap: str, topic: str, partitions: int, *, pause: float = 0.002):
     """Produces numbers without an end over several partitions and keys; yields a list that grows with what Kafka has

@@ -15,7 +15,6 @@ from .consumer_support import (
     Number,
     a_service,
     as_json,
-    effects_table,
     numbers,
     offset_reaches,
     produce,
@@ -25,12 +24,6 @@ from .consumer_support import (
     sample,
 )
 from .support import connected, drained, eventually, fetch, outcomes, value
-
-
-@pytest.fixture
-async def effects(database):
-    await effects_table(database)
-    return database
 
 
 def quick_jobs(service, topic: str) -> None:

@@ -15,7 +15,6 @@ from .consumer_support import (
     Number,
     a_service,
     as_json,
-    effects_table,
     numbers,
     offset_reaches,
     produce_raw,
@@ -30,12 +29,6 @@ class Name(BaseModel):
     """The value of the other type."""
 
     name: str
-
-
-@pytest.fixture
-async def effects(database):
-    await effects_table(database)
-    return database
 
 
 def typed(kind: str | None) -> list[tuple[str, bytes]]:

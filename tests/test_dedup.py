@@ -14,7 +14,6 @@ from .consumer_support import (
     Number,
     a_service,
     as_json,
-    effects_table,
     numbers,
     offset_reaches,
     producing,
@@ -23,12 +22,6 @@ from .consumer_support import (
     stored_offsets,
 )
 from .support import SECONDS, connected, drained, eventually, fetch, value
-
-
-@pytest.fixture
-async def effects(database):
-    await effects_table(database)
-    return database
 
 
 async def send(

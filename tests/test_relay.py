@@ -12,10 +12,8 @@ from sidings.devstack.topics import create_topic, delete_topics
 from sidings.errors import KafkaUnavailable
 from sidings.executor import PostgresSettings
 from sidings.kafka.outbox import MESSAGE_ID, InvalidMessage, NotPublished, Outbox, OutboxMetrics, OutboxSettings
-from sidings.kafka.producer import Producer
-from sidings.kafka.settings import KafkaSettings
 
-from .outbox_support import a_relay, emptied, firsts, publish, publishing, records, relay_process, relaying
+from .outbox_support import a_relay, emptied, firsts, publish, publishing, records, relay_process, relaying, sending
 from .support import connected, eventually, fetch, value
 
 UNREACHABLE = "127.0.0.1:1"
@@ -321,10 +319,7 @@ async def test_a_long_transaction_does_not_make_reads_crawl_through_dead_entries
 
 async def test_the_producer_sends_at_once_without_postgres(sidings_kafka: str, topic) -> None:
     etas = await topic("etas", partitions=3, config={"max.message.bytes": "2000"})
-    producer = Producer(
-        KafkaSettings(bootstrap=sidings_kafka), OutboxSettings(delivery_seconds=10, metadata_seconds=0.4)
-    )
-    try:
+    async with sending(sidings_kafka, delivery_seconds=10, metadata_seconds=0.4) as producer:
         for n in range(20):
             await producer.send(etas, key="a", value=b"%d" % n, headers={"h": "v"})
         with pytest.raises(InvalidMessage, match="refused"):
@@ -333,8 +328,6 @@ async def test_the_producer_sends_at_once_without_postgres(sidings_kafka: str, t
         with pytest.raises(NotPublished, match="does not exist"):
             await producer.send(f"{etas}-missing", key="a", value=b"x")
         await producer.send(etas, key="a", value=None)
-    finally:
-        await producer.stop()
     with pytest.raises(KafkaUnavailable):
         await producer.send(etas, key="a", value=b"x")
     found = await records(sidings_kafka, etas)
@@ -346,14 +339,13 @@ async def test_a_setting_sends_a_topic_directly_without_a_change_of_the_code(
     database: str, sidings_kafka: str, topic
 ) -> None:
     etas = await topic("etas")
-    producer = Producer(KafkaSettings(bootstrap=sidings_kafka))
-    outbox = Outbox(PostgresSettings(dsn=database), OutboxSettings(routes={etas: "direct"}), direct=producer)
-    try:
-        receipt = await outbox.publish(None, etas, key="a", value=b"x")
-        await outbox.published(receipt, timeout=1)
-    finally:
-        await producer.stop()
-        await outbox.close()
+    async with sending(sidings_kafka) as producer:
+        outbox = Outbox(PostgresSettings(dsn=database), OutboxSettings(routes={etas: "direct"}), direct=producer)
+        try:
+            receipt = await outbox.publish(None, etas, key="a", value=b"x")
+            await outbox.published(receipt, timeout=1)
+        finally:
+            await outbox.close()
     assert len(await records(sidings_kafka, etas)) == 1
     assert await value(database, "SELECT count(*) FROM sidings.outbox") == 0
 

@@ -11,11 +11,10 @@ from aiokafka.protocol.admin import CreateAclsRequest
 from sidings.devstack.kafka import Kafka
 from sidings.devstack.topics import create_topic
 from sidings.errors import KafkaUnavailable
-from sidings.kafka import Producer
-from sidings.kafka.outbox import NotPublished, OutboxSettings
+from sidings.kafka.outbox import NotPublished
 from sidings.kafka.settings import KafkaSettings
 
-from .outbox_support import Writer, assert_complete, emptied, publish, publishing, records, relaying
+from .outbox_support import Writer, assert_complete, emptied, publish, publishing, records, relaying, sending
 from .support import eventually
 
 AUTHORIZED = {
@@ -91,13 +90,10 @@ async def test_topics_without_the_right_to_write_fail_alone_and_are_parked_with_
         assert len(parked) == 20
     assert [len(await records(kafka.bootstrap, name)) for name in ("etas", "readable", "hidden")] == [20, 20, 0]
 
-    producer = Producer(secured(kafka), OutboxSettings(metadata_seconds=5))
-    try:
+    async with sending(secured(kafka), metadata_seconds=5) as producer:
         await producer.send("etas", key="k", value=b"x")
         with pytest.raises(NotPublished, match="TopicAuthorizationFailed"):
             await producer.send("hidden", key="k", value=b"x")
-    finally:
-        await producer.stop()
 
 
 async def test_a_wrong_password_keeps_the_messages_and_says_why(database: str, guarded: Kafka) -> None:
@@ -111,12 +107,9 @@ async def test_a_wrong_password_keeps_the_messages_and_says_why(database: str, g
     async with relaying(database, secured(kafka)):
         await emptied(database)
     assert len(await records(kafka.bootstrap, "positions")) == 20
-    producer = Producer(secured(kafka, sasl_password="wrong"))
-    try:
+    async with sending(secured(kafka, sasl_password="wrong")) as producer:
         with pytest.raises(KafkaUnavailable):
             await producer.send("positions", key="k", value=b"x")
-    finally:
-        await producer.stop()
 
 
 async def test_kafka_is_down_for_a_while_under_load(database: str, guarded: Kafka) -> None:

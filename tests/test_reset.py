@@ -13,7 +13,6 @@ from .consumer_support import (
     Number,
     a_service,
     as_json,
-    effects_table,
     numbers,
     offset_reaches,
     produce,
@@ -24,12 +23,6 @@ from .consumer_support import (
     stored_offsets,
 )
 from .support import SECONDS, Ride, connected, drained, eventually, fetch, value
-
-
-@pytest.fixture
-async def effects(database):
-    await effects_table(database)
-    return database
 
 
 async def test_the_place_may_be_named_in_any_way_while_no_instance_runs(effects, topic, sidings_kafka):
