@@ -111,7 +111,8 @@ class Chaos:
                     )
                 )
             except (*AWAY, asyncpg.PostgresError):
-                await asyncio.sleep(0.2)
+                async with self.busy:
+                    pass  # the server, where it was killed or paused, is back
             while self.enqueued > 400 + len({record["job"] for record in self.fleet.started()}):
                 await asyncio.sleep(0.1)
             await asyncio.sleep(self.random.uniform(0, 0.1))

@@ -12,7 +12,7 @@ from sidings.devstack.databases import create_database, ensure_template
 
 from .chaos_worker import SERVICE
 from .faulty_proxy import proxied
-from .fleet import AWAY, Fleet, until
+from .fleet import AWAY, Fleet, Member, until
 
 ORIGINS = ["t/0", "t/1", "t/2", "t/3"]
 
@@ -69,7 +69,9 @@ async def test_postgres_may_be_away_for_longer_than_the_leases(mortal: Postgres,
 
         await until(cancelled, "the cancellation of all handlers before the leases run out")
         late = fleet.spawn("late", ORIGINS)  # starts without Postgres, and wants everything
-        await asyncio.sleep(2 * settings["lease_seconds"])  # how long the outage is: nothing else tells
+        for member in members:
+            await until(lambda: outlived(member), f"{member.name} to outlive its leases")  # noqa: B023
+        assert "the executor has not reached Postgres yet" in (await late.ask())["problems"]
         assert [member.exit_code for member in members] == [None, None]
         gate.touch()
         await asyncio.to_thread(mortal.resume if how == "paused" else mortal.start)
@@ -82,6 +84,11 @@ async def test_postgres_may_be_away_for_longer_than_the_leases(mortal: Postgres,
             assert {run.pid for run in runs} == {member.pid for member in members}
             assert "lost" not in await fleet.outcomes()
             assert {epoch for _, epoch in before.values()} == {row["epoch"] for row in await history(fleet)}
+
+
+async def outlived(member: Member) -> bool:
+    """Whether a process that is alive has not renewed its leases for as long as they last."""
+    return any("leases were last renewed" in problem for problem in (await member.ask())["problems"])
 
 
 async def history(fleet: Fleet) -> list[asyncpg.Record]:
