@@ -85,7 +85,7 @@ class CycleLoop:
         self._uncounted: list[list[Finished]] = []
         self._named: dict[int, Entry] = {}
         self._barriers: list[asyncio.Future[None]] = []
-        self._signal = asyncio.Event()
+        self._signal = workers.changed
         self._flights: deque[Flight] = deque()
         self._deferral = Deferral(self._link, schema=schema, holds=scheduler.holds, signal=self.signal)
         self.standing = Standing(
@@ -218,17 +218,8 @@ class CycleLoop:
     def _successors(self, finished: list[Finished], limit: int) -> list[Entry]:
         """The next jobs of groups whose running job's success goes out with this cycle. They come last: a group that
         has been waiting for its turn goes first."""
-        hand_over = self._scheduler.hand_over
-        successors: list[Entry] = []
-        for entry, outcome, _, _ in finished:
-            if entry.lane is None or (outcome is not SUCCEEDED and not isinstance(outcome, Committed)):
-                continue
-            successor = hand_over(entry)
-            if successor is not None:
-                successors.append(successor)
-                if len(successors) == limit:
-                    break
-        return successors
+        ending = [entry for entry, outcome, _, _ in finished if outcome is SUCCEEDED or isinstance(outcome, Committed)]
+        return self._scheduler.hand_over(ending, limit)
 
     def _fill_batches(self, chosen: list[Entry], time: float) -> list[Entry]:
         """More jobs for those that run in batches: a batch takes one worker, however large it is."""

@@ -69,7 +69,7 @@ class Executor:
         }
         self.scheduler = Scheduler(lambda name: registry.get(name) is not None)
         self._transactional = Transactional(postgres, lambda name: self._fenced([name]), self.committed)
-        self.workers = Workers(registry, self.settings.concurrency, self._transactional, self._worked)
+        self.workers = Workers(registry, self.settings.concurrency, self._transactional)
         self.cycles = CycleLoop(
             [self._links["cycle"], self._links["second cycle"]],
             self.scheduler,
@@ -297,9 +297,6 @@ class Executor:
         self._registered.set()
 
     # -- between the parts ------------------------------------------------------------------------------------------
-
-    def _worked(self) -> None:
-        self.cycles.signal()
 
     def _delayed(self, due: float) -> None:
         self._promoter.expect(due)

@@ -183,7 +183,7 @@ class Scheduler:
             return
         if self.pauses is not NOTHING_PAUSED and self.withholds(entry.type, entry.origin.name, entry.group):
             return
-        self._known[entry.id] = entry  # as `_learn` and `_push` do, without the calls: this is done for each job
+        self._known[entry.id] = entry  # without a call, as what `_push` does below: this is done for each job
         if entry.payload is not None:
             self._payload += len(entry.payload)
         if entry.due is not None and entry.due > now:
@@ -206,7 +206,9 @@ class Scheduler:
                 self.heavy[lane] = None
             return
         entry.lane = lane
-        self._learn(entry)
+        self._known[entry.id] = entry
+        if entry.payload is not None:
+            self._payload += len(entry.payload)
         queue = lane.queue
         if not queue or entry.position > queue[-1].position:
             queue.append(entry)
@@ -307,23 +309,30 @@ class Scheduler:
                 chosen.append(entry)
         return chosen
 
-    def hand_over(self, ending: Entry) -> Entry | None:
-        """Take the next job of a lane whose running job's success is recorded by the same cycle; it starts when that is
-        committed. Only a job that nothing speaks against; any other becomes ready in its own time."""
-        lane = ending.lane
-        if lane is None or lane.running is not ending or not lane.queue:
-            return None
-        head = lane.queue[0]
-        if head.policy or head.losses or head.due is not None or head.type not in self._types:
-            return None
+    def hand_over(self, ending: Iterable[Entry], limit: int) -> list[Entry]:
+        """Take the next jobs, at most `limit`, of the lanes whose running jobs are `ending`: the same cycle records
+        their successes, and the next ones start when that is committed. Only jobs that nothing speaks against; any
+        other becomes ready in its own time."""
+        successors: list[Entry] = []
         if self.pauses is not NOTHING_PAUSED:
-            return None
-        lane.queue.popleft()
-        lane.running, lane.ending = head, ending
-        head.origin.running.add(head)
-        if lane.more:
-            self._check_hunger(lane)
-        return head
+            return successors
+        types = self._types
+        for entry in ending:
+            lane = entry.lane
+            if lane is None or lane.running is not entry or not lane.queue:
+                continue
+            head = lane.queue[0]
+            if head.policy or head.losses or head.due is not None or head.type not in types:
+                continue
+            if len(successors) == limit:
+                break
+            del lane.queue[0]
+            lane.running, lane.ending = head, entry
+            head.origin.running.add(head)
+            if lane.more:
+                self._check_hunger(lane)
+            successors.append(head)
+        return successors
 
     def choose_more(self, wanted: dict[tuple[OriginQueue, str], int], limit: int, now: float) -> list[Entry]:
         """Take up to `limit` more jobs, and of each origin and type no more than `wanted`. None that has failed or may
@@ -556,11 +565,6 @@ class Scheduler:
         if self._known_type(type):
             self._types.add(type)
         return type in self._types
-
-    def _learn(self, entry: Entry) -> None:
-        self._known[entry.id] = entry
-        if entry.payload is not None:
-            self._payload += len(entry.payload)
 
     def _unlearn(self, entry: Entry) -> None:
         if self._known.get(entry.id) is entry:  # the origin may have been dropped and read anew meanwhile

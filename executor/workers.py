@@ -82,15 +82,15 @@ class Worker:
 
 
 class Workers:
-    """All workers of an executor. `on_change` is called when the cycle has something to collect."""
+    """All workers of an executor. `changed` is set when the cycle has something to collect."""
 
     def __init__(
         self,
         registry: Registry,
         concurrency: int,
         transactional: Transactional,
-        on_change: Callable[[], None],
     ) -> None:
+        self.changed = asyncio.Event()
         self.claimed: deque[Entry | list[Entry]] = deque()
         self.batch_sizes: dict[str, int] = {}  # of the types whose handlers take lists
         self.finished: list[Finished] = []
@@ -98,7 +98,6 @@ class Workers:
         self.all = [Worker() for _ in range(concurrency)]
         self._idle: list[Worker] = []
         self._registry = registry
-        self._on_change = on_change
         self._transactional = transactional
         self._middleware = transactional.middleware = registry.middleware
         self._threads: ThreadPoolExecutor | None = None
@@ -244,7 +243,7 @@ class Workers:
         """One attempt of each of the next claimed jobs, at most of so many, from the stored payload to an outcome.
         Returns how many. One coroutine for all of them, and a coroutine function without anything around it is awaited
         right here: each call in between costs as much as the rest."""
-        claimed = self.claimed
+        claimed, changed = self.claimed, self.changed.set
         finished = now()
         for count in range(most):
             if not claimed or self._stopping or not isinstance(entry := claimed[0], Entry):
@@ -254,7 +253,7 @@ class Workers:
             job_type = self._begin(worker, entry, started)
             if job_type is None:
                 self.expired.append(entry)
-                self._on_change()
+                changed()
                 continue
             try:
                 try:
@@ -281,7 +280,7 @@ class Workers:
                 self.expired.append(entry)
             else:
                 self.finished.append((entry, outcome, started, finished))
-            self._on_change()
+            changed()
         return most
 
     async def _attempt_batch(self, worker: Worker, entries: list[Entry]) -> int:
@@ -301,7 +300,7 @@ class Workers:
                     self.expired.append(entry)
                 else:
                     self.finished.append((entry, outcome, started, now()))
-        self._on_change()
+        self.changed.set()
         return len(entries)
 
     def _begin(self, worker: Worker, entry: Entry, started: float) -> JobType[Any] | None:

@@ -1,6 +1,5 @@
 """Run jobs in the test's own process, one after the other, until none is due."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -136,11 +135,10 @@ class _Drainer:
         self._id = uuid4()
         self._cycle = 0
         self._fenced: list[str] = []
-        self._changed = asyncio.Event()
         self._held: dict[str, OriginQueue] = {}
         self._transactional = Transactional(settings, self._fenced.append, lambda origins: None)
         self._transactional.executor_id = self._id
-        self._workers = Workers(registry, 1, self._transactional, self._changed.set)
+        self._workers = Workers(registry, 1, self._transactional)
 
     async def begin(self) -> None:
         """Take the place of an executor."""
@@ -204,11 +202,11 @@ class _Drainer:
     async def run(self, entry: Entry) -> Finished:
         """One attempt, and its record: the cycle's statement names the job, and records what came of it."""
         await self._record([entry.id], None)
-        self._changed.clear()
+        self._workers.changed.clear()
         self._workers.claim([entry])
         while not self._workers.finished:
-            await self._changed.wait()
-            self._changed.clear()
+            await self._workers.changed.wait()
+            self._workers.changed.clear()
             if self._fenced or self._workers.expired:
                 raise NotDrained(f"another executor has taken {entry.origin.name} over: stop it before the drain")
         finished = self._workers.finished.pop()

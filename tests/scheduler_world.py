@@ -5,6 +5,7 @@ be kept back for as long as a test likes, so every interleaving of commits, read
 `World` checks after each step what must never happen.
 """
 
+import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -175,6 +176,7 @@ class Handlers:
     """Takes the place of `Workers`: handlers start and end when the world says so."""
 
     def __init__(self, concurrency: int) -> None:
+        self.changed = asyncio.Event()
         self.claimed: deque[Entry] = deque()
         self.finished: list[Finished] = []
         self.expired: list[Entry] = []

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -232,7 +233,7 @@ async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
     cycle = CycleLoop(
         [None],  # type: ignore[list-item]
         scheduler,
-        None,  # type: ignore[arg-type]
+        SimpleNamespace(changed=None),  # type: ignore[arg-type]
         registry,
         ExecutorMetrics("test", None),
         schema="sidings",

@@ -35,6 +35,9 @@ class Rig:
     def choose(self, limit: int = 100) -> list[Entry]:
         return self.scheduler.choose(limit, self.now)
 
+    def hand_over(self, ending: Entry) -> Entry | None:
+        return next(iter(self.scheduler.hand_over([ending], 1)), None)
+
     def run(self, limit: int = 100) -> list[int]:
         """Choose and end at once, until nothing is ready; the positions in the order in which they ran."""
         ran: list[int] = []
@@ -476,15 +479,15 @@ def test_a_group_is_handed_over_from_one_job_to_the_next():
     rig.put([1, 2, 3])
     [entry] = rig.choose()
     for position in (2, 3):
-        following = rig.scheduler.hand_over(entry)
+        following = rig.hand_over(entry)
         assert following is not None
         assert following.position == position
-        assert rig.scheduler.hand_over(entry) is None  # it has been
+        assert rig.hand_over(entry) is None  # it has been
         assert rig.choose() == []
         rig.scheduler.ended(entry, 0)
         assert rig.choose() == []
         entry = following
-    assert rig.scheduler.hand_over(entry) is None
+    assert rig.hand_over(entry) is None
     rig.scheduler.ended(entry, 0)
     assert rig.queue.lanes == {}
     assert rig.in_memory == 0
@@ -495,7 +498,7 @@ def test_a_successor_that_is_put_back_leaves_the_group_to_the_job_before_it(drai
     rig = Rig()
     rig.put([1, 2, 3])
     [first] = rig.choose()
-    second = rig.scheduler.hand_over(first)
+    second = rig.hand_over(first)
     assert second is not None
     if draining:
         rig.scheduler.drain(rig.queue)
@@ -513,7 +516,7 @@ def test_everything_is_forgotten_while_a_group_is_handed_over():
     rig = Rig()
     rig.put([1, 2, 3])
     [first] = rig.choose()
-    second = rig.scheduler.hand_over(first)
+    second = rig.hand_over(first)
     assert second is not None
     rig.scheduler.put_back(second, 0)
     rig.scheduler.forget_waiting(rig.queue)
@@ -533,7 +536,19 @@ def test_a_job_that_has_to_be_looked_at_is_not_handed_anything(fields: dict[str,
     rig.put(1)
     rig.put(2, **fields)
     [first] = rig.choose()
-    assert rig.scheduler.hand_over(first) is None
+    assert rig.hand_over(first) is None
+
+
+def test_no_more_groups_are_handed_over_than_fit_into_the_cycle():
+    rig = Rig()
+    rig.put([1, 2], group="a")
+    rig.put([3, 4], group="b")
+    rig.put([5, 6], group="c")
+    running = rig.choose()
+    handed = rig.scheduler.hand_over(running, 2)
+    assert [entry.group for entry in handed] == ["a", "b"]
+    rig.scheduler.all_ended(running, 0)
+    assert [(entry.group, entry.position) for entry in rig.choose()] == [("c", 6)]
 
 
 def test_a_paused_group_is_not_handed_over():
@@ -542,7 +557,7 @@ def test_a_paused_group_is_not_handed_over():
     [first] = rig.choose()
     rig.scheduler.pause(Pauses.of([["group", None, "t/0", "a"]]))
     rig.put(2)
-    assert rig.scheduler.hand_over(first) is None
+    assert rig.hand_over(first) is None
     rig.scheduler.ended(first, 0)
     assert rig.choose() == []
 
@@ -551,7 +566,7 @@ def test_a_job_without_a_group_hands_nothing_over():
     rig = Rig()
     rig.put([1, 2], group=None)
     [first] = rig.choose(1)
-    assert rig.scheduler.hand_over(first) is None
+    assert rig.hand_over(first) is None
 
 
 def test_a_group_that_is_handed_over_is_refilled():
@@ -559,7 +574,7 @@ def test_a_group_that_is_handed_over_is_refilled():
     rig.put(range(1, 7))
     [entry] = rig.choose()
     for _ in range(3):
-        following = rig.scheduler.hand_over(entry)
+        following = rig.hand_over(entry)
         assert following is not None
         rig.scheduler.ended(entry, 0)
         entry = following
