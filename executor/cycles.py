@@ -27,7 +27,7 @@ from .flights import Batch, Flight, applied, merged
 from .link import Backoff, Link
 from .metrics import ExecutorMetrics
 from .queues import Entry
-from .recording import cycle_arguments, plain
+from .recording import array, cycle_arguments, plain
 from .scheduler import Scheduler
 from .standing import Standing
 from .workers import Workers
@@ -80,6 +80,7 @@ class CycleLoop:
         self._on_delayed = on_delayed
         self._on_hungry = on_hungry
         self._sql = load_sql(__package__, "cycle", schema)
+        self._name_sql = load_sql(__package__, "name", schema)
         self._cycle = 0
         self._ahead = 0.0
         self._uncounted: list[list[Finished]] = []
@@ -271,6 +272,9 @@ class CycleLoop:
         asyncio.get_running_loop().call_soon(self._count)  # while the statement is under way
 
     def _ask(self, link: Link, batch: Batch, number: int, sent: float) -> Coroutine[Any, Any, asyncpg.Record | None]:
+        if not batch.finished:
+            named = array(list(self._named))
+            return link.fetchrow(self._name_sql, self.executor_id, number, self.standing.fence, named, batch.timeline)
         return link.fetchrow(self._sql, *self._arguments(batch, number, sent))
 
     async def _land(self) -> None:

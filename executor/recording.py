@@ -10,7 +10,7 @@ from ..jobs import SUCCEEDED, Again, Committed, End, ErrorInfo, Hold, OutcomeNam
 from .attempts import Finished
 from .queues import Entry
 
-__all__ = ["cycle_arguments", "plain"]
+__all__ = ["array", "cycle_arguments", "plain"]
 
 
 def cycle_arguments(
@@ -34,12 +34,12 @@ def cycle_arguments(
         executor_id,
         number,
         fence,
-        _array(running),
-        _array([entry.id for entry in entries]),
-        "{}" if attempts.count(1) == len(attempts) else _array(attempts),
-        "{}" if one_epoch is not None else _array(epochs),
-        _array([int((sent - start) * 1e6) for start in starts]),
-        _array([int((sent - end) * 1e6) for end in ends]),
+        array(running),
+        array([entry.id for entry in entries]),
+        "{}" if attempts.count(1) == len(attempts) else array(attempts),
+        "{}" if one_epoch is not None else array(epochs),
+        array([int((sent - start) * 1e6) for start in starts]),
+        array([int((sent - end) * 1e6) for end in ends]),
         "[]" if len(succeeded) == len(finished) else json.dumps(_others(finished, sent)),
         silent,
         one_epoch,
@@ -55,7 +55,7 @@ def _columns(finished: list[Finished]) -> tuple[tuple[Entry, ...], tuple[float, 
     return entries, starts, ends
 
 
-def _array(numbers: list[int]) -> str:
+def array(numbers: list[int]) -> str:
     """As Postgres writes an array."""
     return "{" + to_json(numbers)[1:-1].decode() + "}"
 
