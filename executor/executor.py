@@ -243,6 +243,9 @@ class Executor:
     async def _run(self) -> None:
         try:
             await self._run_loops()
+        except Exception:
+            log.critical("the executor has failed and runs no more jobs: end this process", exc_info=True)
+            raise
         finally:
             self.workers.end()
 

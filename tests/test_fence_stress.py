@@ -77,12 +77,20 @@ class Stress:
         await connection.close()
 
     async def _hold(self, connection: asyncpg.Connection, me: UUID, epoch: int) -> None:
-        standing = await connection.fetchrow("SELECT cycle, fence FROM sidings.executor WHERE id = $1", me)
+        # The fence together with the epoch, as an executor looks both up: it may have been taken over again already.
+        standing = await connection.fetchrow(
+            "SELECT e.cycle, e.fence FROM sidings.executor e, sidings.origin o "
+            "WHERE e.id = $1 AND o.origin = $2 AND o.owner = e.id AND o.epoch = $3",
+            me,
+            ORIGIN,
+            epoch,
+        )
+        if standing is None:
+            return
         waiting = await connection.fetch(
             "SELECT id, attempt FROM sidings.job WHERE origin = $1 ORDER BY position", ORIGIN
         )
         self.seen[epoch] = {row["id"] for row in waiting}
-        assert standing is not None
         for number in count(standing["cycle"] + 1):
             if number > standing["cycle"] + random.randrange(2, 8):  # a zombie, as often as not
                 return

@@ -950,7 +950,7 @@ async def test_a_job_that_no_read_has_delivered_is_found_by_the_audit_and_run(
 
 
 async def test_a_defect_in_a_loop_is_reported_and_lets_the_leases_run_out(
-    database: str, monkeypatch: pytest.MonkeyPatch
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     executor = an_executor(database, Registry(), lease_seconds=0.6)
     await executor.start()
@@ -969,6 +969,7 @@ async def test_a_defect_in_a_loop_is_reported_and_lets_the_leases_run_out(
                 await executor.wait()
         assert caught.group_contains(ZeroDivisionError)
         assert "the executor does not run" in executor.problems()
+        assert "the executor has failed" in caplog.text  # also where nobody waits for it
         over = "SELECT lease_until < clock_timestamp() FROM sidings.origin"
         await eventually(lambda: value(database, over), "its lease has run out")
     finally:
