@@ -42,7 +42,8 @@ R = TypeVar("R")
 
 
 class Row(Protocol):
-    """What a statement gives for each job: its id, and its origin where the caller did not know it."""
+    """What a statement gives for each job: its id, and its origin where the caller did not know it. For many jobs whose
+    origin is known: a single row, with the list of their ids."""
 
     def __getitem__(self, column: int, /) -> Any: ...
 

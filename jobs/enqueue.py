@@ -14,7 +14,7 @@ from .transaction import current_origin
 __all__ = ["UNSET", "Unset", "When", "many_jobs", "one_job", "when"]
 
 _MAX_NAME_BYTES = 1_000  # an index entry must fit (2,704 bytes): origin and group stand in one
-_SEPARATOR = "\x1f"  # stands in no name
+_SEPARATOR = "\x1f"  # stands in no name, and in no JSON: there control characters are escaped
 
 
 class Unset:
@@ -115,13 +115,15 @@ def many_jobs(
         when.run_at,
         when.delay_seconds,
         _headers(headers),
-        (b"[" + b",".join(payloads) + b"]").decode(),
+        _SEPARATOR.encode().join(payloads).decode(),
         policy,
     )
     where = _where(at_home, chosen, has_grown)
     if where == "placed_":
         arguments = (*arguments, _key(origin))
         chosen = ""
+    elif not where:
+        arguments = (*arguments, len(payloads))
     return Statement(f"insert_{where}jobs", schema, arguments, len(payloads), chosen)
 
 

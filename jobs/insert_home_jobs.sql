@@ -1,12 +1,12 @@
 -- `insert_jobs.sql` for a type that has a home; see `insert_home_job.sql`.
--- $1 type, $2 topic, $3 groups, $4 priority, $5 run at, $6 delay in seconds, $7 headers, $8 array of payloads, $9 policy
+-- $1 type, $2 topic, $3 groups, $4 priority, $5 run at, $6 delay in seconds, $7 headers, $8 payloads, $9 policy
 INSERT INTO sidings.job (type, origin, "group", priority, run_at, headers, payload, policy, position)
 SELECT $1, u.origin, u."group", $4, coalesce($5::timestamptz, clock_timestamp() + $6::float8 * interval '1 second'),
-       $7::text::jsonb, u.payload, $9,
+       $7::text::jsonb, u.payload::json, $9,
        CASE WHEN $5::timestamptz IS NULL AND $6::float8 IS NULL AND pg_current_xact_id() IS NOT NULL
             THEN nextval('sidings.job_position') END
 FROM (SELECT sidings.home_origin(g."group", $2::text) AS origin, g."group", g.payload
-      FROM ROWS FROM (unnest(string_to_array($3::text, E'\x1f')), json_array_elements($8::text::json))
+      FROM ROWS FROM (unnest(string_to_array($3::text, E'\x1f')), unnest(string_to_array($8::text, E'\x1f')))
            AS g ("group", payload)) u
 WHERE u.origin IS NOT NULL
 RETURNING id, origin

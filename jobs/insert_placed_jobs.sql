@@ -1,12 +1,12 @@
 -- `insert_jobs.sql` for an origin of a topic that has grown; see `insert_placed_job.sql`. Each row is placed behind the rows
 -- before it: `place` sees them.
--- $1 type, $2 origin, $3 groups, $4 priority, $5 run at, $6 delay in seconds, $7 headers, $8 array of payloads, $9 policy,
+-- $1 type, $2 origin, $3 groups, $4 priority, $5 run at, $6 delay in seconds, $7 headers, $8 payloads, $9 policy,
 -- $10 key of the message
 INSERT INTO sidings.job (type, origin, "group", priority, run_at, headers, payload, policy, position)
 SELECT $1, sidings.place($2::text, u."group", $10::bytea), u."group", $4,
        coalesce($5::timestamptz, clock_timestamp() + $6::float8 * interval '1 second'),
-       $7::text::jsonb, u.payload, $9,
+       $7::text::jsonb, u.payload::json, $9,
        CASE WHEN $5::timestamptz IS NULL AND $6::float8 IS NULL AND pg_current_xact_id() IS NOT NULL
             THEN nextval('sidings.job_position') END
-FROM ROWS FROM (unnest(string_to_array($3::text, E'\x1f')), json_array_elements($8::text::json)) AS u ("group", payload)
+FROM ROWS FROM (unnest(string_to_array($3::text, E'\x1f')), unnest(string_to_array($8::text, E'\x1f'))) AS u ("group", payload)
 RETURNING id, origin

@@ -86,6 +86,7 @@ class JobType(Generic[P]):
         self.grouped = group is not None
         self._destination = destination
         self._group = group
+        self._group_value = _group_value(group, payload)
         self._adapter: TypeAdapter[P] = TypeAdapter(payload)
         # As `validate_json`, `validate_python` and `dump_json`, in less time.
         self._parse = self._adapter.validator.validate_json
@@ -241,13 +242,13 @@ class JobType(Generic[P]):
         headers: Mapping[str, str] | None,
     ) -> Statement:
         checked, texts = self._all_prepared(payloads)
-        groups = [self.group_of(payload) for payload in checked] if self.grouped else None
+        groups = self._groups_of(checked) if self.grouped else None
         return _enqueue.many_jobs(
             self._destination.schema,
             self.name,
             self.home,
             origin,
-            cast(list[str] | None, groups),  # a type with groups has refused a payload without
+            groups,
             texts,
             self.policy,
             _enqueue.when(delay, run_at),
@@ -257,7 +258,9 @@ class JobType(Generic[P]):
         )
 
     def _ids(self, statement: Statement, rows: Rows) -> list[JobId]:
-        return [row[0] for row in rows] if rows or not statement.jobs else [self._homeless()]
+        if not rows:
+            return [self._homeless()] if statement.jobs else []
+        return rows[0][0] if statement.origin else [row[0] for row in rows]
 
     def _homeless(self) -> NoReturn:
         raise MissingOrigin(
@@ -277,14 +280,16 @@ class JobType(Generic[P]):
 
     def group_of(self, payload: P) -> str | None:
         """The group of a job with this payload; None where the type has no groups. Raises `MissingGroup`."""
-        if self._group is None:
-            return None
-        if callable(self._group):
-            value = self._group(payload)
-        elif isinstance(payload, Mapping):
-            value = cast(Mapping[str, object], payload).get(self._group)
-        else:
-            value = getattr(payload, self._group, None)
+        return None if self._group is None else self._text_of_group(self._group_value(payload))
+
+    def _groups_of(self, payloads: list[P]) -> list[str]:
+        """`group_of` for each, of a type with groups: checked as a whole; one by one only where that does not do."""
+        values = list(map(self._group_value, payloads))
+        if set(map(type, values)) <= {str} and "" not in values:
+            return cast(list[str], values)
+        return cast(list[str], [self._text_of_group(value) for value in values])  # which refuses what is empty
+
+    def _text_of_group(self, value: object) -> str | None:
         return self.checked_group(None if value is None else str(value))
 
     def _prepared(self, payload: P) -> tuple[P, bytes]:
@@ -320,6 +325,19 @@ class JobType(Generic[P]):
             names = ", ".join(cast(dict[str, object], fields))
             if not hasattr(payload, self._group):
                 raise ConfigurationError(f"{self.name}: group={self._group!r} is no field of its payload ({names})")
+
+
+def _group_value(group: GroupOf[P], payload: Any) -> Callable[[P], object]:
+    """What gives the group of a payload before it is checked. payload: the model, whose instances have its fields."""
+    if group is None or callable(group):
+        return group or (lambda _: None)
+    if group in getattr(payload, "model_fields", ()):
+        return lambda payload: getattr(payload, group, None)
+    return lambda payload: (
+        cast(Mapping[str, object], payload).get(group)
+        if isinstance(payload, Mapping)
+        else getattr(payload, group, None)
+    )
 
 
 def _note(tx: Transaction, statement: Statement, rows: Rows) -> None:

@@ -177,6 +177,21 @@ async def test_enqueue_many_without_payloads_does_nothing(database: str):
         assert await declare().enqueue_many(connection, [], origin=ORIGIN) == []
 
 
+async def test_the_ids_of_many_jobs_are_in_the_order_of_the_payloads_whatever_their_texts_hold(database: str):
+    class Note(BaseModel):
+        room: int
+        text: str
+
+    note: Any = Registry().job(name="note", group="room", payload=Note)(lambda job: None)
+    notes = [Note(room=n % 3, text=text * n) for n, text in enumerate(["\x1f", '","', "{}", "\0", "é\u2028"] * 3)]
+    async with connected(database) as connection, connection.transaction():
+        ids = await note.enqueue_many(connection, notes, origin=ORIGIN, headers={"tenant": "a"})
+    rows = await fetch(database, 'SELECT id, "group", payload, headers FROM sidings.job ORDER BY position')
+    assert [row["id"] for row in rows] == ids == sorted(ids)
+    assert [(row["group"], note.load(row["payload"])) for row in rows] == [(str(n.room), n) for n in notes]
+    assert {json.loads(row["headers"])["tenant"] for row in rows} == {"a"}
+
+
 async def test_positions_follow_the_order_of_calls_and_carry_the_callers_transaction_id(database: str):
     ride = declare()
     async with connected(database) as connection, connection.transaction():

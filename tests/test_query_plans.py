@@ -329,7 +329,7 @@ async def test_locked_rows_are_looked_for_by_primary_key(filled: str):
 
 async def test_an_insert_looks_at_nothing(filled: str):
     one = ("x", "t/0", "g", 0, None, None, None, "{}", 0)
-    many = ("x", "t/0", "\x1f".join("g" * 9), 0, None, None, None, f"[{','.join(['{}'] * 9)}]", 0)
+    many = ("x", "t/0", "\x1f".join("g" * 9), 0, None, None, None, "\x1f".join(["{}"] * 9), 0, 9)
     for name, arguments in (("insert_job", one), ("insert_jobs", many)):
         plans = await Plans.of(filled, "sidings.jobs", name, *arguments)
         plans.must_use()
