@@ -29,6 +29,7 @@ UNITS = {
     "postgres_percent": "% of a core, Postgres",
     "wal_bytes_second": "bytes of WAL/s",
     "cpu_us": "µs CPU a job, client and Postgres",
+    "seed_us": "µs CPU of Postgres for each row until its commit",
     "us": "µs a message",
     "memory_mib": "MiB of the process at its peak",
     "load": "load average before the repetition",

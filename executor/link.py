@@ -61,7 +61,9 @@ async def connect(settings: PostgresSettings, *, for_handlers: bool = False) -> 
     try:
         if settings.pgbouncer:
             return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, statement_cache_size=0)
-        chosen = {"application_name": "sidings"} if for_handlers else _SERVER_SETTINGS
+        # A server notices only when it writes that its client has gone: a scan that was given up would go on till then.
+        ending = {"statement_timeout": str(max(1, round(settings.call_seconds * 1000)))}
+        chosen = {"application_name": "sidings"} if for_handlers else _SERVER_SETTINGS | ending
         return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, server_settings=chosen)
     except BROKEN as error:
         raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error

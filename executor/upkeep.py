@@ -103,7 +103,7 @@ class Upkeep:
         after = 0
         while self._scheduler.origins.get(queue.name) is queue:
             version = queue.version
-            rows = await self._link.fetch(self._audit_sql, queue.name, after, _PAGE)
+            rows = await self._link.fetch(self._audit_sql, queue.name, after, _PAGE, queue.high)
             if queue.version != version:
                 return set()
             for row in rows:

@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+from sidings.errors import PostgresUnavailable
+from sidings.executor import PostgresSettings
+from sidings.executor.link import Link
 
 from .faulty_proxy import Moment, proxied
 from .fleet import Fleet, until
+from .support import eventually, value
 
 ORIGINS = ["t/0", "t/1", "t/2"]
 QUICK = {"call_seconds": 0.6, "connect_seconds": 1.0}
@@ -151,3 +155,21 @@ async def test_handlers_stop_before_their_deadline_whatever_the_reconciler_waits
         await member.stop()
         await fleet.verify()
         assert "lost" not in await fleet.outcomes()
+
+
+@pytest.mark.parametrize("pgbouncer", [False, True])
+async def test_a_statement_that_is_given_up_ends_in_the_server(database: str, pgbouncer: bool):
+    """A client that goes away does not end a scan: those of reads over millions of rows would pile up."""
+    link = Link(PostgresSettings(dsn=database, call_seconds=0.5, pgbouncer=pgbouncer))
+    with pytest.raises(PostgresUnavailable):
+        await link.fetch("SELECT 'abandoned', pg_sleep(30)")
+    await eventually(
+        lambda: value(
+            database,
+            "SELECT count(*) = 0 FROM pg_stat_activity "
+            "WHERE query LIKE '%''abandoned''%' AND state = 'active' AND pid <> pg_backend_pid()",
+        ),
+        "the end of the statement",
+        seconds=5,
+    )
+    await link.close()

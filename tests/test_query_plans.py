@@ -305,7 +305,7 @@ async def test_leases_are_renewed_and_released_by_key(filled: str, name: str, mo
 
 
 async def test_a_page_of_the_audit_walks_an_index(filled: str):
-    plans = await Plans.of(filled, "sidings.executor", "audit", "t/3", 5_000, 1_000)
+    plans = await Plans.of(filled, "sidings.executor", "audit", "t/3", 5_000, 1_000, 9_000)
     plans.must_use("job_scan")
     plans.must_not_scan_a_table()
     plans.must_not_sort_jobs()
