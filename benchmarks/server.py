@@ -16,7 +16,7 @@ import asyncpg
 import psutil
 from sidings.devstack import Kafka, Postgres
 
-__all__ = ["SETTINGS", "Server", "machine", "running_kafka"]
+__all__ = ["SETTINGS", "Server", "machine", "open_transaction", "running_kafka"]
 
 # As the peers were tuned (benchmarks/peers/README.md); otherwise Postgres' defaults: fsync and synchronous_commit on.
 SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
@@ -87,6 +87,20 @@ class Server:
             await connection.execute("VACUUM (ANALYZE)")
         finally:
             await connection.close()
+
+
+@asynccontextmanager
+async def open_transaction(dsn: str) -> AsyncIterator[None]:
+    """A transaction that has written, has a snapshot, and stays open."""
+    connection = await asyncpg.connect(dsn)
+    transaction = connection.transaction(isolation="repeatable_read")
+    await transaction.start()
+    await connection.execute("CREATE TABLE left_open (number int); SELECT count(*) FROM pg_class")
+    try:
+        yield
+    finally:
+        await transaction.rollback()
+        await connection.close()
 
 
 @asynccontextmanager

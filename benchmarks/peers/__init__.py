@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..results import Figures
+from ..server import open_transaction
 from ..suite import Bench, Size, Skip, Variant
 
 __all__ = ["PEERS", "Peer", "latency_seconds", "prepare", "variants"]
@@ -267,8 +268,6 @@ async def _once(
         await bench.server.settle(dsn)
     async with AsyncExitStack() as stack:
         if left_open:
-            from ..scenarios.trouble import open_transaction
-
             await stack.enter_async_context(open_transaction(dsn))
         settings = (
             [str(jobs), str(max(2, round(latency_seconds(bench.size))))] if scenario == "latency" else [str(jobs)]

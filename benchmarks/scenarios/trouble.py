@@ -1,13 +1,13 @@
 """What usually hurts queues: a deep backlog, a stuck group, failing groups, a transaction that somebody left open."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 import asyncpg
 
 from .. import ours, peers
 from ..meter import Reading, postgres_cpu
 from ..results import Figures
+from ..server import open_transaction
 from ..suite import Bench, Compare, Size, Variant, scenario
 
 __all__: list[str] = []
@@ -138,20 +138,6 @@ def failing(size: Size) -> Sequence[Variant]:
             {"jobs": jobs, "groups": jobs // 50, "failing groups": bad},
         ),
     ]
-
-
-@asynccontextmanager
-async def open_transaction(dsn: str) -> AsyncIterator[None]:
-    """A transaction that has written, has a snapshot, and stays open."""
-    connection = await asyncpg.connect(dsn)
-    transaction = connection.transaction(isolation="repeatable_read")
-    await transaction.start()
-    await connection.execute("CREATE TABLE left_open (number int); SELECT count(*) FROM pg_class")
-    try:
-        yield
-    finally:
-        await transaction.rollback()
-        await connection.close()
 
 
 async def _drain_with(bench: Bench, jobs: int, *, open: bool) -> Figures:
