@@ -39,6 +39,7 @@ class Upkeep:
     ) -> None:
         self.oldest: dict[str, float] = {}
         self.held = 0
+        self._firsts: dict[OriginQueue, int] = {}  # position of the job that was first at the last look
         self._link = link
         self._scheduler = scheduler
         self._metrics = metrics
@@ -71,9 +72,11 @@ class Upkeep:
                 log.warning("upkeep failed, trying again: %s", error)
 
     async def _look_at_ages(self) -> None:
-        names = list(self._scheduler.origins)
-        rows = await self._link.fetch(self._ages_sql, names)
+        queues = self._scheduler.origins.copy()
+        begin = {name: self._firsts.get(queue, 0) for name, queue in queues.items()}
+        rows = await self._link.fetch(self._ages_sql, list(begin), list(begin.values()))
         self.oldest = {row["origin"]: row["age"] or 0.0 for row in rows}
+        self._firsts = {queues[row["origin"]]: row["first"] or begin[row["origin"]] for row in rows}
         self.held = sum(row["held"] for row in rows)
 
     async def audit(self) -> int:
@@ -82,6 +85,7 @@ class Upkeep:
         What looks missed is looked at again a little later: the reader may just have been about to deliver it.
         """
         found = 0
+        self._firsts.clear()  # a transaction that commits late may have brought a job that is before them
         for queue in list(self._scheduler.origins.values()):
             suspects = await self._unaccounted(queue)
             if suspects:

@@ -313,11 +313,11 @@ async def test_a_page_of_the_audit_walks_an_index(filled: str):
 
 
 async def test_the_ages_of_what_waits_cost_a_probe_per_origin(filled: str):
-    plans = await Plans.of(filled, "sidings.executor", "ages", ORIGINS)
+    plans = await Plans.of(filled, "sidings.executor", "ages", ORIGINS, [0] * len(ORIGINS))
     plans.must_use("job_scan", "job_held")
     plans.must_not_scan_a_table()
     plans.must_not_sort_jobs()
-    plans.must_probe_by("job_scan", "origin")
+    plans.must_probe_by("job_scan", "origin", "position")
     plans.must_probe_by("job_held", "origin")
 
 
