@@ -1,7 +1,7 @@
 -- How long the first job in each origin's order has waited, and how many jobs are held there. A failing job has waited since
 -- its first failure: its run_at, which moves on with every attempt, would hide for how long its group has been stuck.
--- $1 origins, $2 where to begin: the position of the job that was first at the last look. Before it there are only dead entries, which
--- stay for as long as anybody's transaction is open, and a look would step over all of them.
+-- $1 origins, $2 where to begin: before that the last look has found nothing. There are only dead entries, which stay for as long as
+-- anybody's transaction is open, and a look would step over all of them.
 -- Plan: the first entry of job_scan per origin, from there on; job_held.
 SELECT o.origin, f.position AS first,
        greatest(0, date_part('epoch', clock_timestamp()

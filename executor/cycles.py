@@ -219,7 +219,11 @@ class CycleLoop:
     def _successors(self, finished: list[Finished], limit: int) -> list[Entry]:
         """The next jobs of groups whose running job's success goes out with this cycle. They come last: a group that
         has been waiting for its turn goes first."""
-        ending = [entry for entry, outcome, _, _ in finished if outcome is SUCCEEDED or isinstance(outcome, Committed)]
+        ending = [
+            entry
+            for entry, outcome, _, _ in finished
+            if entry.lane is not None and (outcome is SUCCEEDED or isinstance(outcome, Committed))
+        ]
         return self._scheduler.hand_over(ending, limit)
 
     def _fill_batches(self, chosen: list[Entry], time: float) -> list[Entry]:

@@ -53,17 +53,22 @@ class Backoff:
         await asyncio.sleep(random.uniform(0.02, min(2.0, 0.05 * 2**self._failures)))
 
 
-async def connect(settings: PostgresSettings, *, for_handlers: bool = False) -> asyncpg.Connection:
+async def connect(
+    settings: PostgresSettings, *, for_handlers: bool = False, statement_seconds: float | None = None
+) -> asyncpg.Connection:
     """Open a connection with the settings that our statements rely on; for a handler's own statements, without them.
+
+    statement_seconds: after which the caller gives a statement up, so that the server ends it as well: it notices only
+    when it writes that its client has gone, and a scan would go on till then. None: whatever it takes.
 
     Raises `PostgresUnavailable`.
     """
     try:
         if settings.pgbouncer:
             return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, statement_cache_size=0)
-        # A server notices only when it writes that its client has gone: a scan that was given up would go on till then.
-        ending = {"statement_timeout": str(max(1, round(settings.call_seconds * 1000)))}
-        chosen = {"application_name": "sidings"} if for_handlers else _SERVER_SETTINGS | ending
+        chosen = {"application_name": "sidings"} if for_handlers else _SERVER_SETTINGS.copy()
+        if statement_seconds is not None:
+            chosen["statement_timeout"] = str(max(1, round(statement_seconds * 1000)))
         return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, server_settings=chosen)
     except BROKEN as error:
         raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
@@ -90,7 +95,8 @@ class Link:
         connection = self._connection
         try:
             if connection is None or connection.is_closed():
-                connection = self._connection = await connect(self._settings)
+                seconds = self._settings.call_seconds
+                connection = self._connection = await connect(self._settings, statement_seconds=seconds)
             if not self._settings.pgbouncer:
                 return await connection.fetch(query, *args, timeout=self._settings.call_seconds)
             # PgBouncer hands out a server connection per transaction: parse and execute have to share one.

@@ -39,7 +39,7 @@ class Upkeep:
     ) -> None:
         self.oldest: dict[str, float] = {}
         self.held = 0
-        self._firsts: dict[OriginQueue, int] = {}  # position of the job that was first at the last look
+        self._firsts: dict[OriginQueue, int] = {}  # before these positions the last look has found nothing
         self._link = link
         self._scheduler = scheduler
         self._metrics = metrics
@@ -74,9 +74,13 @@ class Upkeep:
     async def _look_at_ages(self) -> None:
         queues = self._scheduler.origins.copy()
         begin = {name: self._firsts.get(queue, 0) for name, queue in queues.items()}
+        read = {name: queue.high for name, queue in queues.items()}
         rows = await self._link.fetch(self._ages_sql, list(begin), list(begin.values()))
         self.oldest = {row["origin"]: row["age"] or 0.0 for row in rows}
-        self._firsts = {queues[row["origin"]]: row["first"] or begin[row["origin"]] for row in rows}
+        self._firsts = {
+            queues[name]: first or max(begin[name], read[name])  # none waits: not before what has been read
+            for name, first in ((row["origin"], row["first"]) for row in rows)
+        }
         self.held = sum(row["held"] for row in rows)
 
     async def audit(self) -> int:

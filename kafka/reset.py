@@ -143,7 +143,7 @@ async def _at_time(
 
 async def _store(postgres: PostgresSettings, sql: str, *arguments: object) -> list[asyncpg.Record]:
     for attempt in range(_ATTEMPTS):
-        connection = await connect(postgres)
+        connection = await connect(postgres, statement_seconds=_STATEMENT_SECONDS)
         try:
             return await connection.fetch(sql, *arguments, timeout=_STATEMENT_SECONDS)
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:  # nothing has changed

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sidings.errors import PostgresUnavailable
 from sidings.executor import PostgresSettings
-from sidings.executor.link import Link
+from sidings.executor.link import Link, connect
 
 from .faulty_proxy import Moment, proxied
 from .fleet import Fleet, until
@@ -173,3 +173,10 @@ async def test_a_statement_that_is_given_up_ends_in_the_server(database: str, pg
         seconds=5,
     )
     await link.close()
+
+
+async def test_a_statement_that_nobody_gives_up_may_take_longer(database: str):
+    """As a reset of offsets does, which may have to cancel a million jobs."""
+    connection = await connect(PostgresSettings(dsn=database, call_seconds=0.1))
+    assert await connection.fetchval("SELECT 1 FROM pg_sleep(0.5)") == 1
+    await connection.close()

@@ -1,0 +1,54 @@
+"""What the slow work in the background sees of the jobs that wait, on a real Postgres."""
+
+import asyncpg
+import pytest
+from sidings.executor import ExecutorMetrics, ExecutorSettings, PostgresSettings
+from sidings.executor.link import Link
+from sidings.executor.scheduler import Scheduler
+from sidings.executor.upkeep import Upkeep
+
+ORIGIN = "t/0"
+
+
+async def _store(connection: asyncpg.Connection, position: int, age: int) -> None:
+    await connection.execute(
+        "INSERT INTO sidings.job (type, origin, payload, position, enqueued_at) "
+        "VALUES ('x', $1, '{}', $2, clock_timestamp() - $3 * interval '1 second')",
+        ORIGIN,
+        position,
+        age,
+    )
+
+
+async def test_a_look_at_ages_begins_where_the_last_one_found_something(database: str):
+    link, scheduler = Link(PostgresSettings(dsn=database)), Scheduler(lambda kind: True)
+    queue = scheduler.add_origin(ORIGIN, 1)
+    queue.high = 100
+    upkeep = Upkeep(
+        link,
+        scheduler,
+        ExecutorMetrics("test", None),
+        ExecutorSettings(),
+        schema="sidings",
+        on_found=lambda queue: None,
+    )
+    connection = await asyncpg.connect(database)
+
+    async def look() -> float:
+        await upkeep._look_at_ages()
+        return upkeep.oldest[ORIGIN]
+
+    assert await look() == 0.0
+    await _store(connection, 90, 200)  # of a transaction that commits late
+    await _store(connection, 120, 50)
+    await _store(connection, 110, 100)
+    assert await look() == pytest.approx(100, abs=10)
+    await connection.execute("DELETE FROM sidings.job WHERE position = 110")
+    assert await look() == pytest.approx(50, abs=10)
+    await _store(connection, 115, 150)
+    assert await look() == pytest.approx(50, abs=10)
+    scheduler.unknown["x"] = 4  # so the audit has nothing to say of them
+    assert await upkeep.audit() == 0  # from then on a look begins at the front again
+    assert await look() == pytest.approx(200, abs=10)
+    await connection.close()
+    await link.close()
