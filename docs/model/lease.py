@@ -9,13 +9,14 @@ I5  the effects of a transactional handler are committed exactly once
 I8  what a person has cancelled or paused does not start after the action, unless it was named by then
 FE  the fence: no statement of a superseded owner ends a job
 RN  a running job of a live owner stands in its committed running set, so that its death can be accounted for
-NM  a running set names no job of an origin that does not belong to its executor, so that nobody else is charged
+NM  a running set names no job of an origin that does not belong to its executor, so that nobody else is charged; but
+    for one that had not been committed when the origin was taken over: nobody is charged for that either
 LO  a run that died with its executor is recorded as lost before the job runs again
 LV  from every state all jobs can still end (checked on the whole graph)
 
 The parts: `lease_state` (the state), `lease_canonical`, `lease_server` (statements), `lease_executor` (processes),
-`lease_cycle` (cycles; in trouble: `lease_resolve`, `lease_settle`, `lease_look`), `lease_admin` (a person's actions),
-and here time, the server's restarts, and the properties.
+`lease_cycle` (cycles; in trouble: `lease_resolve`, `lease_settle`, `lease_look`), `lease_early` (jobs that are named
+before they are read), `lease_admin` (a person's actions), and here time, the server's restarts, and the properties.
 """
 
 from collections.abc import Iterator
@@ -85,6 +86,7 @@ class Lease:
 
     def cycle_name(self, cycle: Cycle) -> str:
         parts = [("ends", cycle.ends), ("gives back", cycle.again), ("names", cycle.names)]
+        parts += [("names early", tuple(job for job in cycle.early if job in cycle.running))]
         said = [f"{verb} {', '.join(map(self.job_name, jobs))}" for verb, jobs in parts if jobs]
         return " and ".join(said) or "ends and names nothing"
 
@@ -161,6 +163,11 @@ class Lease:
     def _late_commits(self, s: State) -> Steps:
         """A transaction commits that had its position before others of the group, which have not waited for it."""
         for number in self.scenario.late:
+            if s.jobs[number].late and s.budget.aborts:
+                budget = s.budget._replace(aborts=s.budget.aborts - 1)
+                gone = s.jobs[number]._replace(late=False)
+                after = s._replace(jobs=swap(s.jobs, number, gone), budget=budget)
+                yield f"{self.job_name(number)} is rolled back", after
             if s.jobs[number].late:
                 there = s.jobs[number]._replace(present=True, late=False)
                 yield f"{self.job_name(number)} is committed", s._replace(jobs=swap(s.jobs, number, there))
@@ -259,12 +266,12 @@ class Lease:
 
     def _running_sets(self, s: State) -> str:
         for number, job in enumerate(s.jobs):
-            if not job.present:
+            if not (job.present or job.late):
                 continue
             origin = self.scenario.origin_of[number]
             owner = s.origins[origin].owner
             for row in {e.row for e in s.executors}:
-                if owner != row and number in s.rows[row].running:
+                if owner != row and number in s.rows[row].running and number not in s.rows[row].left:
                     return f"NM: {self.names(row)}'s running set names {self.job_name(number)}, which is not its own"
             for i, e in enumerate(s.executors):
                 runs = e.status == UP and e.memory[number] in (RUNNING, ENDING, DONE, DEFERRED)

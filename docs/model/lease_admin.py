@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from lease_state import (
     BLOCKED,
     DONE,
+    MISLAID,
     NAMED,
     QUEUED,
     RUNNING,
@@ -130,8 +131,9 @@ def view_of(m: "Lease", s: State, i: int) -> View:
     e = s.executors[i]
     row = s.rows[e.row]
     epochs = tuple(o.epoch if o.owner == e.row else None for o in s.origins)
-    gone = tuple(job for job in row.running if not s.jobs[job].present)
-    return View(row.cycle, row.fence, epochs, gone, s.paused)
+    gone = tuple(job for job in row.running if not s.jobs[job].present and not s.jobs[job].late)
+    unseen = tuple(job for job in row.running if s.jobs[job].late)
+    return View(row.cycle, row.fence, epochs, gone, s.paused, unseen)
 
 
 def learns(m: "Lease", e: Executor, look: Look) -> Executor:
@@ -140,6 +142,9 @@ def learns(m: "Lease", e: Executor, look: Look) -> Executor:
     view, rule = look.view, m.protocol.put_back
     assert view is not None
     e = e._replace(memory=tuple(DONE if k == RUNNING and job in view.gone else k for job, k in enumerate(e.memory)))
+    if view.unseen:
+        taken_for_gone = [k == RUNNING and job in view.unseen for job, k in enumerate(e.memory)]
+        e = e._replace(memory=tuple(MISLAID if t else k for t, k in zip(taken_for_gone, e.memory, strict=True)))
     news = False
     if m.protocol.pause != "from every read":
         news = view.paused != e.paused

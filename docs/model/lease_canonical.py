@@ -31,7 +31,9 @@ def canonical(state: State, prune: bool) -> State:
         server = tuple([_canonical_statement(st, rows[executors[st.by].row], origins, jobs) for st in server])
         executors = tuple([_canonical_executor(e, rows[e.row], origins) for e in executors])
         origins = tuple([Origin(o.owner, 0, o.lease, 0 if o.since == o.epoch else -1) for o in origins])
-    rows = tuple([Row(0, 0, tuple([job for job in row.running if jobs[job].present])) for row in rows])
+    rows = tuple([Row(0, 0, _open(row.running, jobs), _open(row.left, jobs)) for row in rows])
+    if state.budget.expects or any(e.expected or e.tried or e.early_in_row for e in executors):
+        executors = tuple([_without_ended(e, jobs) for e in executors])
     jobs = tuple([job._replace(attempt=0) if job.attempt else job for job in jobs])
     if prune:
         server = tuple([st for st in server if not _spent(st, origins[st.origin], executors[st.by].row)])
@@ -47,6 +49,17 @@ def _epoch(epoch: int, origin: Origin) -> int:
     return -1 if epoch >= origin.since else -2
 
 
+def _open(numbers: tuple[int, ...], jobs: tuple[Job, ...]) -> tuple[int, ...]:
+    """Those of these jobs that are not over."""
+    return tuple([job for job in numbers if jobs[job].present or jobs[job].late])
+
+
+def _without_ended(e: Executor, jobs: tuple[Job, ...]) -> Executor:
+    """That a job is over is the same as never to have been told to expect it."""
+    named = [_open(part, jobs) for part in (e.expected, e.tried, e.early, e.early_in_row)]
+    return e._replace(expected=named[0], tried=named[1], early=named[2], early_in_row=named[3])
+
+
 def _canonical_executor(e: Executor, row: Row, origins: tuple[Origin, ...]) -> Executor:
     if e.status == DEAD:
         return e
@@ -56,9 +69,7 @@ def _canonical_executor(e: Executor, row: Row, origins: tuple[Origin, ...]) -> E
     return e._replace(
         cycle=e.cycle - row.cycle,
         fence=max(e.fence - row.fence, floor),
-        holds=tuple(
-            [h and Hold(_epoch(h.epoch, o), h.left, h.draining) for h, o in zip(e.holds, origins, strict=True)]
-        ),
+        holds=tuple([h and Hold(_epoch(h.epoch, o), *h[1:]) for h, o in zip(e.holds, origins, strict=True)]),
         flights=tuple([_canonical_cycle(f, row, origins, floor) for f in e.flights]),
         disown=e.disown and e.disown._replace(fence=max(e.disown.fence - row.fence, -1)),
         asks=tuple([a and _canonical_ask(a, row, o) for a, o in zip(e.asks, origins, strict=True)]),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lease_admin import withheld
+from lease_early import expected_after, is_news, may_start, named_early, without
 from lease_state import (
     AGAIN,
     BLOCKED,
@@ -34,7 +35,7 @@ from lease_state import (
 if TYPE_CHECKING:
     from lease import Lease
 
-__all__ = ["acknowledged", "put_together_anew", "sends_cycle"]
+__all__ = ["acknowledged", "put_together_anew", "sends_cycle", "starts_early"]
 
 Steps = Iterator[tuple[str, State]]
 
@@ -64,7 +65,7 @@ def _start(m: "Lease", s: State, i: int, executor: Executor, job: int) -> tuple[
     return executor._replace(memory=swap(executor.memory, job, RUNNING)), broken
 
 
-def _compose(m: "Lease", s: State, i: int, number: int, fence: int) -> Cycle | None:
+def _compose(m: "Lease", s: State, i: int, number: int, fence: int, early: tuple[int, ...] = ()) -> Cycle | None:
     """Everything that is to be said now: what has finished, and what is to run next. None: there is nothing to say.
 
     What an older cycle under way ends is not ended again. What it names is named on, whatever becomes of it. Of a
@@ -74,14 +75,15 @@ def _compose(m: "Lease", s: State, i: int, number: int, fence: int) -> Cycle | N
     runs = [RUNNING, ENDING]
     runs += [NAMED] if e.flights and rule.carries == "what the older named" else []
     runs += [DEFERRED] if rule.deferred == "stays named" else []
-    ends, again, names, handed, stays, news = [], [], [], [], [], False
+    ends, again, names, handed, stays, clears = [], [], [], [], [], []
+    news = is_news(m, e, early)
     for origin, hold in enumerate(e.holds):
         if hold is None:
             continue
         jobs = m.jobs_of(origin)
         ends += [job for job in jobs if e.memory[job] == DONE and job not in told]
         again += [job for job in jobs if e.memory[job] == AGAIN and job not in told]
-        stays += [job for job in jobs if e.memory[job] in runs]
+        stays += [job for job in jobs if e.memory[job] in runs and job not in e.unlisted]
         done = [job for job in jobs if _hands_over(m, e, job, told)]
         busy = any((job in e.heads and job not in done) or e.memory[job] == BLOCKED for job in jobs)
         queued = [job for job in jobs if e.memory[job] == QUEUED]
@@ -92,12 +94,17 @@ def _compose(m: "Lease", s: State, i: int, number: int, fence: int) -> Cycle | N
         # To let go of an origin, a cycle must leave out the jobs of it that were named and do not run.
         left_over = any(job in s.rows[e.row].running and job not in stays for job in jobs)
         news |= hold.draining == UNASSIGNED and left_over and not e.flights
+        if rule.early != "never" and hold.draining == UNASSIGNED and not hold.cleared and not e.flights:
+            clears += [origin] if all(e.memory[job] in (UNKNOWN, QUEUED, BLOCKED) for job in jobs) else []
+    news |= bool(clears)
     if not (ends or again or names or news):
         return None
     epochs = tuple(hold and hold.epoch for hold in e.holds)
-    running = tuple(sorted(stays + names))
+    early = tuple(job for job in early if job not in stays + names)
+    running = tuple(sorted([*stays, *names, *early]))
     return Cycle(
-        number, fence, tuple(ends), tuple(again), tuple(names), running, epochs, WAITING, handed=tuple(handed)
+        number, fence, tuple(ends), tuple(again), tuple(names), running, epochs, WAITING, handed=tuple(handed),
+        early=early, clears=tuple(clears),
     )  # fmt: skip
 
 
@@ -116,6 +123,7 @@ def _named(m: "Lease", e: Executor, cycle: Cycle) -> Executor:
     before = {k for job in cycle.names for k in m.jobs_of(m.scenario.origin_of[job])}
     heads = tuple(sorted({*e.heads, *cycle.names} - (before - {*cycle.names})))
     memory = tuple(NAMED if job in cycle.names else known for job, known in enumerate(e.memory))
+    e = e._replace(**expected_after(m, e, cycle))
     return e._replace(flights=(*e.flights, cycle), memory=memory, heads=heads)
 
 
@@ -136,15 +144,21 @@ def sends_cycle(m: "Lease", s: State, i: int) -> Steps:
         return
     if e.flights and not _takes_a_second(m, e):
         return
-    cycle = _compose(m, s, i, (e.flights[-1].number if e.flights else e.cycle) + 1, e.fence)
-    if cycle is None:
-        return
+    number = (e.flights[-1].number if e.flights else e.cycle) + 1
+    for early in named_early(m, e):
+        cycle = _compose(m, s, i, number, e.fence, early)
+        if cycle is not None:
+            yield _sends(m, s, i, cycle)
+
+
+def _sends(m: "Lease", s: State, i: int, cycle: Cycle) -> tuple[str, State]:
+    e = s.executors[i]
     sender, broken = _named(m, e, cycle), s.broken
     if m.protocol.successor != "after the commit":
         for job in cycle.names if m.protocol.successor == "at once" else cycle.handed:
             sender, broken = _start(m, s, i, sender, job)
     which = "a second cycle" if e.flights else "a cycle"
-    yield (
+    return (
         f"{m.names(i)} sends {which} that {m.cycle_name(cycle)}",
         with_executor(s, i, sender, Statement(i, "cycle", cycle=cycle))._replace(broken=broken),
     )
@@ -164,6 +178,11 @@ def acknowledged(m: "Lease", s: State, i: int, place: int = 0) -> tuple[str, Sta
     e, broken = s.executors[i], s.broken
     flight = e.flights[place]
     e = e._replace(cycle=flight.number, flights=e.flights[:place] + e.flights[place + 1 :])
+    e = e._replace(early=may_start(m, e, flight), early_in_row=flight.early)
+    for origin in flight.clears:
+        hold = e.holds[origin]
+        if hold is not None and hold.draining == UNASSIGNED:
+            e = e._replace(holds=swap(e.holds, origin, hold._replace(cleared=True)))
     for job in flight.ends:
         if e.memory[job] == DONE:
             group = m.jobs_of(m.scenario.origin_of[job]) if m.protocol.ended == "frees the group" else (job,)
@@ -183,6 +202,29 @@ def acknowledged(m: "Lease", s: State, i: int, place: int = 0) -> tuple[str, Sta
             e = put_back(e, job, group, UNKNOWN if hold.draining else QUEUED)
     which = "its younger cycle" if place else "its cycle"
     return f"{m.names(i)} hears that {which} has committed", with_executor(s, i, e)._replace(broken=broken)
+
+
+def starts_early(m: "Lease", s: State, i: int) -> Steps:
+    """A job that has been named before it was read starts without another cycle, in its turn."""
+    e, rule = s.executors[i], m.protocol.early_start
+    at_any_time = m.protocol.early_until == "it is taken" or m.protocol.early_from != "its acknowledgement"
+    if (e.flights and not at_any_time) or (e.view is not None and "look" in rule):
+        return
+    for origin, hold in enumerate(e.holds):
+        if hold is None or (hold.left <= 0 and "deadline" in rule) or hold.draining:
+            continue
+        jobs = m.jobs_of(origin)
+        known = [job for job in jobs if e.memory[job] == QUEUED]
+        if "order" not in rule:
+            known += [job for job in jobs if e.memory[job] == UNKNOWN and s.jobs[job].present]
+        busy = any(job in e.heads or e.memory[job] == BLOCKED for job in jobs)
+        for job in known if "order" not in rule else known[:1]:
+            if job in e.early and not (busy and "group" in rule) and not (withheld(m, e, job) and "pause" in rule):
+                heads = tuple(sorted({*e.heads, job}))
+                started, broken = _start(m, s, i, without(e, job)._replace(heads=heads), job)
+                started = started if m.protocol.early_listed else started._replace(unlisted=(*e.unlisted, job))
+                after = with_executor(s, i, started)._replace(broken=broken)
+                yield f"{m.names(i)} starts {m.job_name(job)}, which was named early", after
 
 
 def put_together_anew(m: "Lease", s: State, i: int) -> tuple[str, State]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lease_admin import delivered, sight_of
-from lease_cycle import sends_cycle
+from lease_cycle import sends_cycle, starts_early
+from lease_early import expects, names_early
 from lease_look import looks_up
 from lease_resolve import hears_of_its_cycle
 from lease_server import drop
@@ -31,6 +32,7 @@ from lease_state import (
     UP,
     WAITING,
     Ask,
+    Cycle,
     Executor,
     Hold,
     State,
@@ -60,6 +62,8 @@ def steps(m: "Lease", s: State, i: int) -> Steps:
         yield from answers(m, s, i)
         yield from _reads(m, s, i)
         yield from _handlers(m, s, i)
+        yield from expects(m, s, i)
+        yield from starts_early(m, s, i)
         yield from sends_cycle(m, s, i)
         yield from _drains(m, s, i)
     elif status == PAUSED:
@@ -235,6 +239,8 @@ def _may_ask(m: "Lease", s: State, i: int, origin: int) -> bool:
     if rule != "with handlers running" and any(job in e.strays for job in jobs):
         return False
     under_way = e.flights[:1] if m.protocol.under_way == "the older" else e.flights
+    if names_early(m, e, jobs):
+        return False
     whole = m.protocol.under_way == "both, with what runs on"
     if rule != "with a cycle under way" and any(flight.mentions(jobs, whole) for flight in under_way):
         return False
@@ -330,17 +336,25 @@ def _drains(m: "Lease", s: State, i: int) -> Steps:
         who, what = m.names(i), m.origin_name(origin)
         if hold.draining != UNASSIGNED:
             if b.drains:
-                holds = swap(e.holds, origin, hold._replace(draining=UNASSIGNED))
+                holds = swap(e.holds, origin, hold._replace(draining=UNASSIGNED, cleared=False))
                 drained = with_executor(s, i, forget(e, m.jobs_of(origin), QUEUED, BLOCKED)._replace(holds=holds))
                 yield f"{who} drains {what}", drained._replace(budget=b._replace(drains=b.drains - 1))
             continue
-        kept = hold._replace(draining="" if hold.left > 0 else EXPIRED)
-        yield f"{who} may keep {what} after all", with_executor(s, i, e._replace(holds=swap(e.holds, origin, kept)))
+        kept = hold._replace(draining="" if hold.left > 0 else EXPIRED, cleared=False)
+        keeping = e._replace(holds=swap(e.holds, origin, kept), flights=_of_this_drain(m, e, origin))
+        yield f"{who} may keep {what} after all", with_executor(s, i, keeping)
         if m.protocol.cancellable and any(e.memory[job] in (RUNNING, ENDING) for job in m.jobs_of(origin)):
             yield f"{who} cancels what runs of {what}", _stop(m, s, i, origin, UNASSIGNED)
         if _may_release(m, s, i, origin):
             release = Statement(i, "release", origin, hold.epoch, heard=False)
             yield f"{who} releases {what}", with_executor(s, i, drop(m, e, origin), release)
+
+
+def _of_this_drain(m: "Lease", e: Executor, origin: int) -> tuple[Cycle, ...]:
+    """The cycles under way when a drain is taken back: none of them has been gathered since the next one."""
+    if m.protocol.barrier == "one of an earlier drain":
+        return e.flights
+    return tuple(f._replace(clears=tuple(o for o in f.clears if o != origin)) if f.clears else f for f in e.flights)
 
 
 def _may_release(m: "Lease", s: State, i: int, origin: int) -> bool:
@@ -350,6 +364,10 @@ def _may_release(m: "Lease", s: State, i: int, origin: int) -> bool:
         return False
     if m.protocol.release == "at once":
         return True
+    hold = e.holds[origin]
+    if m.protocol.early != "never":
+        idle = all(e.memory[job] in (UNKNOWN, QUEUED, BLOCKED) for job in jobs)
+        return idle and hold is not None and hold.cleared
     unresolved = any(flight.mentions(jobs) for flight in e.flights)
     if m.protocol.barrier == "one that was under way":
         return not unresolved and all(e.memory[job] in (UNKNOWN, QUEUED, BLOCKED) for job in jobs)

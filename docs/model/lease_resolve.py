@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lease_admin import learns
 from lease_cycle import acknowledged, put_together_anew
+from lease_early import gone_wrong
 from lease_look import asks, keep_its_own, look_now
 from lease_server import drop
 from lease_settle import settled, settles
@@ -94,6 +95,7 @@ def _repeated(m: "Lease", s: State, i: int) -> tuple[str, State]:
 
 
 def _sent_again(m: "Lease", s: State, i: int, e: Executor, cycle: Cycle, label: str) -> tuple[str, State]:
+    e, cycle = gone_wrong(m, e, cycle)
     cycle = cycle._replace(answer=WAITING, troubled=m.protocol.in_flight > 1)
     sent = with_executor(s, i, e._replace(flights=(cycle,)), Statement(i, "cycle", cycle=cycle))
     return f"{label} a cycle again that {m.cycle_name(cycle)}", sent
@@ -155,7 +157,7 @@ def _resolves(m: "Lease", s: State, i: int, look: Look) -> Steps:
     fenced = view.fence != flight.fence
     if fenced and rule == "one look":
         e = keep_its_own(m, e, look)
-    e = learns(m, e, look)._replace(fence=view.fence)
+    e, flight = gone_wrong(m, learns(m, e, look)._replace(fence=view.fence), flight)
     if view.cycle == flight.number:
         committed = e._replace(flights=(flight._replace(answer=COMMITTED, troubled=m.protocol.in_flight > 1),))
         yield f"{name} looks at its row: the cycle had committed", with_executor(s, i, committed)
@@ -164,7 +166,7 @@ def _resolves(m: "Lease", s: State, i: int, look: Look) -> Steps:
         if cycle.ends or cycle.again or cycle.running:
             yield _sent_again(m, s, i, e, cycle, f"{name} looks at its row: another fence; sends")
         else:
-            nothing = e._replace(flights=())
+            nothing = e._replace(flights=(), early=flight.early if m.protocol.early_resent == "forgotten" else e.early)
             yield f"{name} looks at its row: another fence; nothing is left to send", with_executor(s, i, nothing)
     elif m.protocol.in_flight > 1:
         cycle = flight._replace(number=view.cycle + 1)
@@ -182,6 +184,10 @@ def _rest(m: "Lease", e: Executor, cycle: Cycle, whole: bool) -> Cycle:
         hold = e.holds[origin]
         return whole or (job not in back and hold is not None and hold.epoch == cycle.epochs[origin])
 
-    parts = (cycle.ends, cycle.again, cycle.names, cycle.running, cycle.handed)
-    ends, again, names, running, handed = (tuple(filter(stays, part)) for part in parts)
-    return cycle._replace(ends=ends, again=again, names=names, running=running, handed=handed)
+    parts = (cycle.ends, cycle.again, cycle.names, cycle.running, cycle.handed, cycle.early)
+    ends, again, names, running, handed, early = (tuple(filter(stays, part)) for part in parts)
+    if m.protocol.early_resent == "all of it":
+        early, running = cycle.early, tuple(sorted({*running, *cycle.early}))
+    elif m.protocol.early_resent != "yes":
+        early = cycle.early  # it still counts as what may be named
+    return cycle._replace(ends=ends, again=again, names=names, running=running, handed=handed, early=early)

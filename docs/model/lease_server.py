@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lease_admin import view_of
+from lease_early import lost
 from lease_state import (
     COMMITTED,
     ENDING,
@@ -74,14 +75,18 @@ def _take_over(m: "Lease", s: State, st: Statement) -> Steps:
         return
     row = s.rows[former]
     running = st.seen if m.protocol.takeover == "one snapshot" else row.running
-    cut = [job for job in running if m.scenario.origin_of[job] == st.origin]
+    named = [job for job in running if m.scenario.origin_of[job] == st.origin]
+    cut = [job for job in named if not s.jobs[job].late]  # one that is not committed yet is not seen, and stays
     jobs, broken = s.jobs, s.broken
     for job in cut:
+        if job in row.left:
+            broken = f"NM: {m.names(former)} is charged for {m.job_name(job)}, named before it acquired the origin"
         if not jobs[job].present:
             broken = f"I2: the run of {m.job_name(job)} that ended it is recorded as lost as well"
         jobs = swap(jobs, job, jobs[job]._replace(attempt=jobs[job].attempt + 1, cut=False))
-    left = Row(row.cycle, row.fence + 1, tuple(job for job in row.running if job not in cut))
-    taken = s._replace(jobs=jobs, rows=swap(s.rows, former, left), broken=broken)
+    unseen = tuple(sorted({*row.left, *named} - {*cut}))
+    rest = Row(row.cycle, row.fence + 1, tuple(job for job in row.running if job not in cut), unseen)
+    taken = s._replace(jobs=jobs, rows=swap(s.rows, former, rest), broken=broken)
     lost = f", lost: {', '.join(map(m.job_name, cut))}" if cut else ""
     what = f"{m.origin_name(st.origin)} from {m.names(former)}"
     yield f"server: {m.names(st.by)} takes over {what}{lost}", _grant(m, taken, st)
@@ -275,7 +280,7 @@ def _fence_error(m: "Lease", s: State, st: Statement) -> State:
 
 def drop(m: "Lease", executor: Executor, origin: int) -> Executor:
     """Give up an origin in memory: forget its jobs. Handlers that run have yet to stop."""
-    executor = forget(executor, m.jobs_of(origin))
+    executor = lost(m, forget(executor, m.jobs_of(origin)), origin)
     running = {job for job in m.jobs_of(origin) if executor.memory[job] == RUNNING}
     memory = tuple(UNKNOWN if job in m.jobs_of(origin) else known for job, known in enumerate(executor.memory))
     strays = tuple(sorted(running | set(executor.strays)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lease_admin import learns
 from lease_cycle import acknowledged
+from lease_early import gone_wrong
 from lease_look import asks, keep_its_own, look_now
 from lease_state import (
     AGAIN,
@@ -101,6 +102,7 @@ def _sent_as_one(m: "Lease", s: State, i: int) -> State:
     """One cycle of all that is left of those under way."""
     e, rule = s.executors[i], m.protocol
     held = [hold and hold.epoch for hold in e.holds]
+    e, _ = gone_wrong(m, e, e.flights[0])
     for flight in e.flights[1:] if rule.merged == "the older" else ():
         for job in flight.ends + flight.again + flight.names:
             e = put_back(e, job, m.jobs_of(m.scenario.origin_of[job]), QUEUED if e.memory[job] == NAMED else MISLAID)

@@ -95,11 +95,13 @@ class Origin(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of `executor`."""
+    """A row of `executor`. `left`: what it goes on naming of an origin that it has lost: jobs that the takeover did not
+    see, since they had not been committed. Not a column."""
 
     cycle: int
     fence: int
     running: tuple[int, ...]
+    left: tuple[int, ...] = ()
 
 
 class Job(NamedTuple):
@@ -118,18 +120,21 @@ class Job(NamedTuple):
 
 class Hold(NamedTuple):
     """An origin that an executor believes to hold. `left`: ticks until its own deadline. `draining`: why nothing of it
-    is started any more, or an empty string."""
+    is started any more, or an empty string. `cleared`: a cycle that was gathered since has been acknowledged; noted
+    where jobs are named early."""
 
     epoch: int
     left: int
     draining: str
+    cleared: bool = False
 
 
 class Cycle(NamedTuple):
     """A cycle: what it ends, what it names. `epochs`: those under which the origins were held when it was composed.
     `troubled`: it has been looked up or sent again; not noted where one is under way at a time. `handed`: of the jobs
     that it names, those whose predecessor has ended, but is not known to be over. `less`: jobs that it is without since
-    its first sending, which may still commit."""
+    its first sending, which may still commit. `early`: what its first sending names early, and nothing else makes it
+    name. `once`: it has been sent once. `clears`: the draining origins of which it names nothing."""
 
     number: int
     fence: int
@@ -142,6 +147,9 @@ class Cycle(NamedTuple):
     troubled: bool = False
     handed: tuple[int, ...] = ()
     less: tuple[int, ...] = ()
+    early: tuple[int, ...] = ()
+    once: bool = True
+    clears: tuple[int, ...] = ()
 
     def mentions(self, jobs: tuple[int, ...], running: bool = True) -> bool:
         """Whether it ends or names any of these jobs, or (`running`) has it in its running set."""
@@ -177,6 +185,7 @@ class View(NamedTuple):
     epochs: tuple[int | None, ...]
     gone: tuple[int, ...]
     paused: bool
+    unseen: tuple[int, ...] = ()  # they seem to be gone as well: they have not been committed
 
 
 class Look(NamedTuple):
@@ -209,7 +218,10 @@ class Executor(NamedTuple):
     """A process. `heads`: the jobs that their groups count as running (`Lane.running`): chosen, and their outcome not
     known to be recorded, unless the successor has been chosen. `strays`: jobs whose handlers have yet to stop although
     the process has given up their origin. `paused`: the person's pause, as far as it is known here. `look`: the fence
-    has grown, see why. `told`: what the last read said; kept by a wrong protocol only."""
+    has grown, see why. `told`: what the last read said; kept by a wrong protocol only. `expected`: jobs to be
+    named early, about to be committed or just committed; `tried`: those that have been, and may be again; `early`:
+    those that may start without another cycle; `early_in_row`: those that the last acknowledged cycle may have named.
+    `unlisted`: what runs and is not named; by a wrong protocol."""
 
     status: str
     row: int  # its row in `executor`: one of its own, unless two processes share an identity
@@ -227,6 +239,11 @@ class Executor(NamedTuple):
     view: Look | None = None
     told: tuple[int, bool] | None = None
     disown: Disown | None = None
+    expected: tuple[int, ...] = ()
+    tried: tuple[int, ...] = ()
+    early: tuple[int, ...] = ()
+    early_in_row: tuple[int, ...] = ()
+    unlisted: tuple[int, ...] = ()
 
 
 class Statement(NamedTuple):
@@ -262,6 +279,8 @@ class Budget(NamedTuple):
     resumes: int = 0
     releases: int = 0  # of a blocked job
     refusals: int = 0  # of a cycle that ends something
+    expects: int = 0  # an executor is told of a job that is about to be committed, or has just been
+    aborts: int = 0  # a late transaction rolls back
 
 
 _NO_FAULTS = Budget()
@@ -350,7 +369,18 @@ class Protocol:
     merged_without: str = "what is lost"  # "nothing": of origins that are another's by then
     put_back_of: str = "both"  # "the older": of the cycles under way
     under_way: str = "both, with what runs on"  # "both" is as right, "the older": what holds up an acquire
-    barrier: str = "a cycle gathered since"  # "one that was under way": what a release waits for
+    barrier: str = "a cycle gathered since"  # a drain began. "one that was under way", "one of an earlier drain"
+    early: str = "never"  # "after the commit", "before the commit": when jobs are named that have yet to be read
+    early_of: str = "what is held"  # "what drains, too", "any origin"
+    early_second: str = "no"  # "yes" is as right: whether the younger of two cycles names anything early
+    early_from: str = "its acknowledgement"  # "its sending", "the acknowledgement of either": it starts without a cycle
+    early_until: str = "the next sending"  # "it is taken"
+    early_resent: str = "no"  # "forgotten", "yes" is as right, "all of it": what was void, refused, not answered
+    early_counts: str = "under the same lease"  # "in any case": what has been named
+    early_start: str = "order, group, deadline, pause, look"  # without one: what holds up an early start
+    early_listed: bool = True  # what has started early is named from then on
+    early_asks: str = "at once"  # for an origin again; "when it names none" is right where named before the commit
+    early_tidy: str = "now and then"  # "never": a cycle with nothing to say, to name no more what has not started
 
     @property
     def stale_is_harmless(self) -> bool:

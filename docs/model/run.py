@@ -11,6 +11,7 @@ import argparse
 import sys
 
 import lease_checks
+import lease_early_checks
 import lease_hand_over_checks
 import lease_two_checks
 import reads_checks
@@ -21,9 +22,11 @@ _CHECKS = {
     "lease": lease_checks.BUGS
     + lease_two_checks.BUGS_OF_TWO
     + lease_hand_over_checks.BUGS_OF_HAND_OVER
+    + lease_early_checks.BUGS_OF_EARLY
     + lease_checks.RIGHT
     + lease_two_checks.RIGHT_OF_TWO
-    + lease_hand_over_checks.RIGHT_OF_HAND_OVER,
+    + lease_hand_over_checks.RIGHT_OF_HAND_OVER
+    + lease_early_checks.RIGHT_OF_EARLY,
     "reads": reads_checks.BUGS + reads_checks.RIGHT,
 }
 _STEPS_PER_WALK = 300
