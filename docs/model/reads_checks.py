@@ -224,7 +224,27 @@ _SUPERSEDE = [
          _scenario("delay g, commit", "wait 0, enqueue g, promote g, commit", latest=True), supersede="by position"),
 ]  # fmt: skip
 
+_PASSES = [
+    _bug("open rows passed: what was drawn after the snapshot as well", "LV", _scenario(*_TWO_GROUPS, brisk=True),
+         passes="drawn by now"),
+    _bug("open rows passed: behind a full page", "I4", _scenario(_DEEP, "enqueue g, commit", page=1, brisk=True),
+         passes="a full page"),
+    _bug("open rows passed: before the bases are taken", "I4", _scenario(*_PAIR, brisk=True),
+         passes="before the bases"),
+    _bug("open rows passed: what another server had drawn", "LV", _scenario(*_TWO_GROUPS, restarts=1, brisk=True),
+         passes="kept over a restart"),
+    _bug("open rows passed: a crash is not noticed", "LV", _scenario(*_TWO_GROUPS, restarts=1, brisk=True),
+         restart="unnoticed"),
+]  # fmt: skip
+
 RIGHT = [
+    _right("open rows passed: left out, two groups", _scenario(
+        _DEEP, "wait 0, enqueue h, commit", "wait 0, enqueue g, commit", keep=1, brisk=True), leave_out=True),
+    _right("open rows passed: savepoints, an abort", _scenario(
+        "savepoint g, abort", "wait 0, savepoint g, commit", "xid, enqueue h, commit", keep=1, brisk=True)),
+    _right("open rows not passed", _scenario(*_PAIR, keep=1, page=1, brisk=True), passes=""),
+    _right("open rows not passed: a crash is not noticed", _scenario(*_PAIR, restarts=1, brisk=True), passes="",
+           restart="unnoticed"),
     _right("glance: two groups, memory full", _scenario(*_TWO_GROUPS, page=1, full=True, brisk=True), QUICK,
            glance="before the read"),
     _right("glance: an origin acquired later, rows forgotten", _scenario(
@@ -256,7 +276,10 @@ RIGHT = [
     _right("three open at once", _scenario("enqueue g, commit", "xid, commit", "xid, enqueue h, commit", keep=1)),
     _right("a capped group",
            _scenario("enqueue g, commit", "wait 0, enqueue g, commit", "enqueue g, enqueue g, enqueue g, commit",
-                     keep=1, page=4)),
+                     keep=1, page=4, brisk=True)),
+    _right("a capped group, slowly",
+           _scenario("enqueue g, commit", "wait 0, enqueue g, commit", "enqueue g, enqueue g, enqueue g, commit",
+                     keep=1, page=4), FULL),
     _right("a capped group, late pairs", _scenario(*_TWICE_TWO, keep=1)),
     _right("a capped group, left out", _scenario(_DEEP, "enqueue h, commit", "wait 0, enqueue g, commit", keep=1), FULL,
            leave_out=True),
@@ -270,7 +293,8 @@ RIGHT = [
     _right("the server restarts", _scenario(*_PAIR, keep=1, restarts=1, brisk=True)),
     _right("failover: everything is forgotten", _scenario(*_PAIR, keep=1, restarts=1, brisk=True), undone=True,
            restart="forget everything", notice="on connecting"),
-    _right("two origins, one acquired later", _scenario(*_PAIR, keep=1, origins=(0, 1))),
+    _right("two origins, one acquired later", _scenario(*_PAIR, keep=1, origins=(0, 1), brisk=True)),
+    _right("two origins, one acquired later, slowly", _scenario(*_PAIR, keep=1, origins=(0, 1)), FULL),
     _right("a promoted job", _scenario("delay g, commit", "wait 0, promote g, commit", "enqueue h, commit")),
     _right("two enqueues, one row at a time", _scenario(
         "enqueue g, xid, enqueue g, commit", "wait 0, enqueue g, commit", "xid, enqueue h, commit", keep=1, page=1),
@@ -299,4 +323,4 @@ RIGHT = [
         "enqueue h, commit", page=3, fails=(0, 2, 3), forgets=1, lost_answers=1), walks=400, leave_out=True),
 ]  # fmt: skip
 
-BUGS = _FIRST_VERSION + _BUGS + _GLANCE + _SUPERSEDE
+BUGS = _FIRST_VERSION + _BUGS + _GLANCE + _SUPERSEDE + _PASSES

@@ -203,15 +203,31 @@ def _deliver(m: "Reads", s: State, read: Read) -> State:
         for row in read.forward:
             s = add(m, s, row)
     marks = s.marks
+    passed = _passed(m, s, read) if valid and read.whole and m.protocol.passes else read.scanned
+    if m.protocol.passes == "before the bases":
+        pairs = zip(marks.high, passed, strict=True)
+        marks = marks._replace(high=tuple(new if new is not None else old for old, new in pairs))
     if m.protocol.marks_of == "delivered reads":
         marks = _advance(m, marks, read)
     if valid:
-        pairs = zip(s.marks.high, read.scanned, strict=True)
+        pairs = zip(s.marks.high, passed, strict=True)
         marks = marks._replace(high=tuple(new if new is not None else old for old, new in pairs))
+    marks = marks._replace(drawn=s.next_position - 1 if m.protocol.passes else 0)
     complete = None
     if read.glance is not None and _saw_everything(m, s, read):
         complete = _glance(m, s) if m.protocol.glance == "after the read" else read.glance
     return s._replace(marks=marks, read=None, ended=(), complete=complete)
+
+
+def _passed(m: "Reads", s: State, read: Read) -> tuple[int | None, ...]:
+    """Up to where each origin has been read: where the page was not full, also past what open transactions have drawn.
+    What was drawn before this read was sent belongs to ids that it sees or knows to be open."""
+    drawn = s.next_position - 1 if m.protocol.passes == "drawn by now" else s.marks.drawn
+    ends: list[int | None] = []
+    for origin, end in enumerate(read.scanned):
+        full = sum(m.origin_of(row) == origin for row in read.forward) == m.scenario.page
+        ends.append(end if end is None or (full and m.protocol.passes != "a full page") else max(end, drawn))
+    return tuple(ends)
 
 
 def _saw_everything(m: "Reads", s: State, read: Read) -> bool:
@@ -253,7 +269,8 @@ def _advance(m: "Reads", marks: Marks, read: Read) -> Marks:
 
 def other_server(m: "Reads", s: State) -> State:
     """The server has another start time: nothing that the marks say holds any more, nor does this result."""
-    marks = Marks(tuple(None if h is None else 0 for h in s.marks.high), None, 0, (), 0, s.server)
+    drawn = s.marks.drawn if m.protocol.passes == "kept over a restart" else 0
+    marks = Marks(tuple(None if h is None else 0 for h in s.marks.high), None, 0, (), 0, s.server, drawn=drawn)
     if m.protocol.restart == "forget all but the marks":
         marks = s.marks._replace(server=s.server)
     s = forget_waiting(s)._replace(marks=marks, read=None, ended=(), glance=None)

@@ -89,6 +89,7 @@ class Marks(NamedTuple):
     unseen: int
     server: int  # the start time of the server that all this holds for
     early: int = 0  # the next id, looked up before the snapshot; a wrong protocol only
+    drawn: int = 0  # the last position that had been drawn when the last delivered read was answered
 
     def highest(self) -> int:
         return max(high for high in self.high if high is not None)
@@ -242,6 +243,9 @@ class Protocol:
         "all was seen"  # "no forward part", "a full page", "an origin acquired", "forgotten": … all the same
     )
     supersede: str = "between reads"  # "any time", "what runs as well", "by position", …
+    # How far marks pass rows that are not committed yet: up to what was drawn when the read before was answered.
+    # "", not at all, is right as well; "drawn by now", "a full page", "before the bases", "kept over a restart": wrong
+    passes: str = "drawn before"
     strict: bool = True  # a row that is delivered twice is a violation, even if memory would notice
 
 
