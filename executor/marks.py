@@ -3,8 +3,9 @@
 Transaction ids and positions are handed out before commit, so a row can appear behind rows that were already seen. Each
 transaction that was open at a read keeps the high mark at which it was first seen possible: its rows all lie above
 it (`next_position` takes the id before the position). A read looks for late rows above the lowest mark of the
-transactions that have ended since the read before; when none has, there is nothing late. See
-`docs/model/reads.py`, and `read.sql` for the SQL side.
+transactions that have ended since the read before; when none has, there is nothing late. High marks also pass rows that
+nobody has seen yet, but only up to what had been drawn when the read before was answered: ids that a read sees for the
+first time stand above that. See `docs/model/reads.py`, and `read.sql` for the SQL side.
 """
 
 from dataclasses import dataclass, field

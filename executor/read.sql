@@ -11,6 +11,11 @@
 -- numbers: attempt, failures, losses, priority and policy; null where they are 1, 0, 0, 0 and 0, as they nearly always are:
 -- the client takes longer over a column than Postgres over this comparison.
 --
+-- The header's row: id is the first transaction id not handed out; type, what the server is: its start, its last crash (which
+-- resets these statistics, while a backend's crash does not change the start) and its timeline. After a crash, ids and positions
+-- that no commit had made durable are handed out again. position: how far positions have been drawn, which may be later than the
+-- snapshot; so the mark passes what the read *before* has told.
+--
 -- Plan: nested loops from unnest() into index scans on job_scan (forward, late) and job_group (refill), each with its
 -- LIMIT inside. Never a sequential scan of job, never a sort over it; tests/test_query_plans.py holds that. Nothing at or
 -- below the marks is touched but late rows, so dead entries there cost nothing.
@@ -27,13 +32,15 @@ WITH s AS MATERIALIZED (
 )
 SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id,
        CASE WHEN pg_is_in_recovery() THEN 'standby'
-            ELSE pg_postmaster_start_time()::text || ' timeline ' || sidings.timeline() END AS type,
-       NULL::text AS "group", late.mark AS position, NULL::int[] AS numbers,
+            ELSE concat(pg_postmaster_start_time(), ' crash ', pg_stat_get_bgwriter_stat_reset_time(),
+                        ' timeline ', sidings.timeline()) END AS type,
+       NULL::text AS "group", (SELECT q.last_value - (NOT q.is_called)::int FROM sidings.job_position q) AS position,
+       NULL::int[] AS numbers,
        date_part('epoch', clock_timestamp()) AS run_at, NULL::float8 AS enqueued_at, NULL::float8 AS first_started_at,
        jsonb_build_object('fence', (SELECT e.fence FROM sidings.executor e WHERE e.id = $15),
                           'pauses', (SELECT jsonb_agg(jsonb_build_array(p.kind, p.type, p.origin, p."group"))
                                      FROM sidings.pause p)) AS headers, to_json(s.snapshot::text) AS payload
-FROM s, late
+FROM s
 UNION ALL
 SELECT 1, o.ref::int, j.id, j.type, j."group", j.position,
        CASE WHEN j.attempt <> 1 OR j.failures <> 0 OR j.losses <> 0 OR j.priority <> 0 OR j.policy <> 0

@@ -30,6 +30,8 @@ _LEFT_OUT = 16  # lanes that the server leaves out of the forward part
 _IDLE_PAGE = 16
 _MOST_SUPERSEDED, _FEWEST_SUPERSEDED = 20_000, 40  # jobs that a statement ends: of all lanes, of each
 _MOST_LATE = 2_000  # late rows of one origin in a read
+_ALL_LATE = 50_000  # of all origins: they come when a transaction ends, whatever there is room for
+_LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
 _LOOK_AHEAD = 500  # rows read forward at a poll while memory holds enough
 _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
 
@@ -43,6 +45,7 @@ class _Plan:
     lanes: list[tuple[Lane, int, int]]  # lane, its version, up to
     left_out: dict[Lane, None]
     size: int
+    most_late: int
 
 
 class Reader:
@@ -80,7 +83,10 @@ class Reader:
         self._complete: str | None = None  # the snapshot as of which there is nothing left to read
         self._standing: tuple[str, int | None, Pauses] = "", None, NOTHING_PAUSED  # as the last read gave it
         self._marks = ReadMarks()
+        self._drawn = 0  # the last position that had been drawn when the last read was answered
         self._most_late = _MOST_LATE
+        self._turns: int | None = None  # how many origins are read forward at once; None: all
+        self._turn = 0  # how many have had their turn
         self._silent = silent
         self._sql = load_sql(__package__, "read", schema)
         self._supersede_sql = load_sql(__package__, "supersede", schema)
@@ -131,15 +137,25 @@ class Reader:
                 log.warning("a read failed, trying again: %s: %s", type(error).__name__, error)
                 self._give_up(plan)
                 self._woken.set()
+                if now() - sent >= _LONG_READ:
+                    self._take_turns(plan)
                 await backoff.sleep()
                 continue
             finally:
                 self._busy_since = None
             self._deliver(plan, rows, sent)
+            if self._turns is not None:
+                self._turns = self._turns * 2 if self._turns < len(plan.origins) else None
+                self._woken.set()
             if not self._woken.is_set() and self._saw_everything(plan):
                 self._complete = snapshot
             self.last_answer = now()
             self._on_rows()
+
+    def _take_turns(self, plan: _Plan) -> None:
+        """The read took too long: it may have had to step over millions of rows that are not committed yet, in many
+        origins. Read fewer of them forward at once; a mark that has passed such rows does not meet them again."""
+        self._turns = max(1, sum(page > 0 for page in plan.pages) // 4)
 
     def _saw_everything(self, plan: _Plan) -> bool:
         """Whether a read after this one would bring nothing, were nothing committed meanwhile."""
@@ -219,12 +235,18 @@ class Reader:
             del scheduler.hungry[lane]
             if lane.more and not lane.origin.draining and scheduler.origins.get(lane.origin.name) is lane.origin:
                 lanes.append((lane, lane.version, lane.origin.high))
+        pages = [busy_page if queue.backlogged else idle_page for queue in queues]
+        if self._turns is not None and self._turns < len(queues):
+            its_turn = {(self._turn + number) % len(queues) for number in range(self._turns)}
+            self._turn += self._turns
+            pages = [page if number in its_turn else 0 for number, page in enumerate(pages)]
         return _Plan(
             [(queue, queue.version) for queue in queues],
-            [busy_page if queue.backlogged else idle_page for queue in queues],
+            pages,
             lanes,
             dict.fromkeys([lane for lane in scheduler.heavy if lane.more][:_LEFT_OUT]),
             scheduler.keep,
+            min(self._most_late, _ALL_LATE // max(1, len(queues)) + 1),
         )
 
     def _arguments(self, plan: _Plan) -> tuple[object, ...]:
@@ -246,7 +268,7 @@ class Reader:
             plan.size,
             [f"{lane.origin.name}\x1f{lane.group}" for lane in plan.left_out] or None,
             self.executor_id,
-            self._most_late,
+            plan.most_late,
         )
 
     def _give_up(self, plan: _Plan) -> None:
@@ -283,7 +305,7 @@ class Reader:
         high_before = max((queue.high for queue, _ in plan.origins), default=0)
 
         for ref, count in Counter(row[1] for row in parts[_LATE]).items():
-            if count >= self._most_late and (queue := self._live(plan, ref)) is not None:
+            if count >= plan.most_late and (queue := self._live(plan, ref)) is not None:
                 scheduler.forget_waiting(queue)  # there may be more; a read from 0 finds them page by page, in order
         for row in parts[_LATE]:
             queue = self._live(plan, row[1])
@@ -299,6 +321,7 @@ class Reader:
                 entries = refills.get(number, [])
                 scheduler.refilled(lane, entries, size=plan.size, upto=upto, left_out=lane in plan.left_out, now=time)
         self._forward(plan, parts[_FORWARD], parts[_SCANNED], skew, time)
+        self._drawn = header["position"] or 0
         self._marks.delivered(_text(header["payload"]), header["id"], high_before)
         scheduler.read_delivered()
         if self._wants():
@@ -338,7 +361,12 @@ class Reader:
                 continue
             queue.backlogged = counts[ref] >= page
             queue.high = max(queue.high, highs[ref])
-            if not queue.backlogged and tops.get(ref) is not None:
+            if queue.backlogged:
+                continue
+            # Past rows that are not committed yet, or each read would step over them. What had been drawn when the read
+            # before was answered belongs to ids that this one sees, or knows to be open: it comes as late rows.
+            queue.high = max(queue.high, self._drawn)
+            if tops.get(ref) is not None:
                 queue.high = max(queue.high, tops[ref])  # past the rows of lanes that were left out
 
     def _new_server(self, server: str, plan: _Plan) -> None:
@@ -352,6 +380,7 @@ class Reader:
             log.warning("Postgres was %s (%s): reading everything anew", what, server)
             self.server, self._timeline = server, _timeline(server)
         self._marks.reset()
+        self._drawn = 0
         self._give_up(plan)
         self._scheduler.forget_waiting(*self._scheduler.origins.values())
         self._on_new_server(replaced)
