@@ -96,8 +96,8 @@ RIGHT_OF_EARLY = [
     _right("a person cancels, connection lost", changed(_LATE, cancels=1, losses=1, expects=1)),
     _right("a person cancels, reads and looks take time", changed(_SLOW, cancels=1)),
     _right("a person pauses and resumes", changed(_LATE, paused=(1,), halts=1, resumes=1, expects=1)),
-    _right("a person pauses a type, reads and looks take time", changed(
-        _SLOW, origin_of=(0,), late=(0,), by_type=True, halts=1, resumes=1)),
+    _right("a person pauses a type and resumes it", changed(
+        _LATE, paused=(1,), by_type=True, halts=1, resumes=1, expects=1)),
     _right("expired leases are given up", changed(_GROUP, steady=(), expects=1), expired="give up and acquire"),
     _right("a takeover, a group of two", changed(_EXPIRES, origin_of=(0, 0), unread=(0, 1)), FULL),
     _right("a takeover, a late job behind another", changed(_EXPIRES, origin_of=(0, 0), unread=(), late=(1,)), FULL),
