@@ -10,7 +10,7 @@ it is known what has become of both (docs/decisions/0018-two-cycles.md).
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from math import inf
 from typing import Any
 from uuid import UUID
@@ -23,6 +23,7 @@ from ..schema import load_sql
 from .attempts import Finished
 from .clock import now
 from .deferral import Deferral
+from .expected import Expected
 from .flights import Batch, Flight, applied, merged
 from .link import Backoff, Link
 from .metrics import ExecutorMetrics
@@ -85,6 +86,7 @@ class CycleLoop:
         self._ahead = 0.0
         self._uncounted: list[list[Finished]] = []
         self._named: dict[int, Entry] = {}
+        self._expected = Expected(scheduler)
         self._barriers: list[asyncio.Future[None]] = []
         self._signal = workers.changed
         self._flights: deque[Flight] = deque()
@@ -107,12 +109,19 @@ class CycleLoop:
         self.executor_id, self._cycle = executor_id, 0
         self.standing.begin(executor_id)
         self._named.clear()
+        self._expected = Expected(self._scheduler)
         self._deferral.clear()
         self._flights.clear()
 
     def signal(self) -> None:
         """Something has finished or become ready."""
         self._signal.set()
+
+    def expect(self, jobs: Mapping[str, Sequence[int]]) -> None:
+        """These jobs, by origin, have just been committed: name them while they are read, if they could start then."""
+        if not self.paused and not self._scheduler.runnable():
+            self._expected.tell(jobs, self._workers.capacity())
+            self._signal.set()
 
     def busy_seconds(self) -> float:
         """How long the oldest cycle that is under way has been waiting for its end; 0 when none is."""
@@ -199,22 +208,35 @@ class CycleLoop:
             self._ahead = min(_MAX_AHEAD, max(2.0 * recent, self._ahead * 0.9 - 1))
             limit = workers.capacity() + int(self._ahead) - sum(len(batch.chosen) for batch in flying)
             if limit > 0 and scheduler.runnable():
-                chosen = self._without_poison(scheduler.choose(limit, time), finished)
+                chosen = self._start_named(self._without_poison(scheduler.choose(limit, time), finished), time)
             if limit > len(chosen):
                 chosen += self._successors(finished, limit - len(chosen))
             if chosen and workers.batch_sizes:
                 chosen += self._fill_batches(chosen, time)
         if scheduler.hungry or scheduler.low():
             self._on_hungry()
-        if not finished and not chosen and not self._barriers:
+        if not finished and not chosen and not self._barriers and not self._expected.has_news(time):
             return None
+        early = {} if self._flights else self._expected.sending()
+        if self.paused:
+            early = {}
         barriers, self._barriers = self._barriers, []
         named = self._named
         for f in finished:
             named.pop(f[0].id, None)
         for entry in chosen:
             named[entry.id] = entry
-        return Batch(finished, chosen, barriers, scheduler.timeline)
+        return Batch(finished, chosen, barriers, scheduler.timeline, early)
+
+    def _start_named(self, chosen: list[Entry], time: float) -> list[Entry]:
+        """Start what the last cycle has named already; returns the others. Only here, in the task that also looks at
+        what has gone wrong: never while a cycle or a look is on its way."""
+        start = self._expected.started(chosen, time)
+        if start:
+            self._named |= {entry.id: entry for entry in start}
+            self._workers.claim(start)
+            chosen = [entry for entry in chosen if entry not in start]
+        return chosen
 
     def _successors(self, finished: list[Finished], limit: int) -> list[Entry]:
         """The next jobs of groups whose running job's success goes out with this cycle. They come last: a group that
@@ -277,7 +299,7 @@ class CycleLoop:
 
     def _ask(self, link: Link, batch: Batch, number: int, sent: float) -> Coroutine[Any, Any, asyncpg.Record | None]:
         if not batch.finished:
-            named = array(list(self._named))
+            named = array([*self._named, *batch.early])
             return link.fetchrow(self._name_sql, self.executor_id, number, self.standing.fence, named, batch.timeline)
         return link.fetchrow(self._sql, *self._arguments(batch, number, sent))
 
@@ -287,6 +309,8 @@ class CycleLoop:
         if flight.applied():
             self._landed(flight)
         elif len(self._flights) == 1:
+            flight.batch.early = {}
+            self._expected.doubt()
             flight.number = await self._commit(flight.batch, flight.number, flight.answer)
             self._landed(flight)
         else:
@@ -299,6 +323,8 @@ class CycleLoop:
         """The first of two cycles in flight has gone wrong: find out what has become of both, then record in one cycle
         what has not been recorded. The second one needs the first; if it is committed, both are."""
         flights = list(self._flights)
+        flights[0].batch.early = {}
+        self._expected.doubt()
         await asyncio.wait([flight.answer for flight in flights])
         if not flights[-1].applied() and any(flight.unknown() for flight in flights):
             reached, timeline = await self.standing.disown([flight.batch for flight in flights])
@@ -327,6 +353,8 @@ class CycleLoop:
         if flight.applied():
             self._count_unmatched(flight.batch, flight.answer.result())
         self._acknowledged(flight.batch)
+        if flight.applied() and not self._flights:
+            self._expected.acknowledged(flight.batch.early)
 
     def _count_unmatched(self, batch: Batch, row: asyncpg.Record | None) -> None:
         if row is not None and (missing := len(batch.finished) - row["succeeded"] - row["other"]):
@@ -379,7 +407,7 @@ class CycleLoop:
             self.executor_id,
             number,
             self.standing.fence,
-            list(self._named),
+            [*self._named, *batch.early],
             batch.finished,
             silent,
             sent,

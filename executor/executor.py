@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Collection, Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -128,13 +128,17 @@ class Executor:
             on_found=self._reread,
         )
         self._periodic = PeriodicLoop(
-            self._links["periodic"], self.scheduler, registry, schema=schema, on_fired=self.committed
+            self._links["periodic"],
+            self.scheduler,
+            registry,
+            schema=schema,
+            on_fired=lambda origins: self.committed(dict.fromkeys(origins, ())),
         )
         self._notifier: Notifier | None = None
         if self.settings.notify:
             if postgres.pgbouncer:
                 raise ConfigurationError("notify=True does not work with pgbouncer=True: leave one of them out")
-            self._notifier = Notifier(postgres, self._links["notify"], self.scheduler, on_notified=self.reader.wake)
+            self._notifier = Notifier(postgres, self._links["notify"], self.scheduler, on_notified=self._there_are)
         self._main: asyncio.Task[None] | None = None
         self._registered = asyncio.Event()
         self._stopped = False
@@ -164,11 +168,16 @@ class Executor:
         """Look for jobs now instead of at the next poll."""
         self.reader.wake()
 
-    def committed(self, origins: Collection[str]) -> None:
-        """Jobs of these origins have just been committed by this process: wake whoever runs them."""
-        self.reader.wake()
+    def committed(self, jobs: Mapping[str, Sequence[int]]) -> None:
+        """This process has just committed jobs, their ids by origin: wake whoever runs them. Where there are many, or
+        they are delayed, the ids are better left out."""
+        self._there_are(jobs)
         if self._notifier is not None:
-            self._notifier.announce(origins)
+            self._notifier.announce(jobs)
+
+    def _there_are(self, jobs: Mapping[str, Sequence[int]]) -> None:
+        self.cycles.expect(jobs)
+        self.reader.wake()
 
     # -- life -------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import asyncpg
 
 from ..errors import PostgresUnavailable
 from .attempts import Finished
+from .expected import Early
 from .link import Link
 from .queues import Entry
 
@@ -15,12 +16,14 @@ __all__ = ["Batch", "Flight", "applied", "merged"]
 
 @dataclass(slots=True)
 class Batch:
-    """What one cycle records and names, and the server's timeline that it was read from."""
+    """What one cycle records and names, and the server's timeline that it was read from. early: what it names, at its
+    first sending only, although it has not been read yet (`Expected`)."""
 
     finished: list[Finished]
     chosen: list[Entry]
     barriers: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
     timeline: str | None = None
+    early: dict[int, Early] = field(default_factory=dict[int, Early])
 
 
 @dataclass(slots=True, eq=False)

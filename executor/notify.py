@@ -6,7 +6,7 @@ most once every few milliseconds per process, and only for origins that this pro
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import asyncpg
@@ -30,34 +30,37 @@ class Notifier:
     What it misses, polling finds: it is a matter of latency only. link: sends while nothing listens."""
 
     def __init__(
-        self, postgres: PostgresSettings, link: Link, scheduler: Scheduler, *, on_notified: Callable[[], None]
+        self,
+        postgres: PostgresSettings,
+        link: Link,
+        scheduler: Scheduler,
+        *,
+        on_notified: Callable[[Mapping[str, Sequence[int]]], None],
     ) -> None:
         self._postgres = postgres
         self._link = link
         self._scheduler = scheduler
         self._on_notified = on_notified
         self._channel = f"{postgres.schema_name}_committed"
-        self._pending: set[str] = set()
+        self._pending: dict[str, list[int]] = {}
         self._some = asyncio.Event()
         self._listening: asyncpg.Connection | None = None
         self._turn = asyncio.Lock()  # one statement at a time on the connection that listens
 
-    def announce(self, origins: Collection[str]) -> None:
-        """Jobs of these origins have been committed."""
-        elsewhere = [origin for origin in origins if origin not in self._scheduler.origins]
-        if elsewhere:
-            self._pending.update(elsewhere)
-            self._some.set()
+    def announce(self, jobs: Mapping[str, Sequence[int]]) -> None:
+        """These jobs, by origin, have been committed."""
+        for origin, ids in jobs.items():
+            if origin not in self._scheduler.origins:
+                self._pending.setdefault(origin, []).extend(ids)
+                self._some.set()
 
     async def send(self) -> None:
         """Send for ever: at once after a pause, and what comes within a few milliseconds as one."""
         while True:
             await self._some.wait()
             self._some.clear()
-            origins, self._pending = self._pending, set()
-            payload = "\n".join(origins)
-            if len(payload.encode()) > _MAX_PAYLOAD_BYTES:
-                payload = ""  # to all
+            jobs, self._pending = self._pending, {}
+            payload = _payload(jobs)
             try:
                 await self._notify(payload)
             except (PostgresUnavailable, *BROKEN, asyncpg.PostgresError) as error:
@@ -97,7 +100,7 @@ class Notifier:
             connection.add_termination_listener(lambda _: ended.set())
             await connection.add_listener(self._channel, self._heard)
             self._listening = connection
-            self._on_notified()  # something may have been sent while nobody listened
+            self._on_notified({})  # something may have been sent while nobody listened
             backoff.reset()
             while True:
                 await _wait(ended, _CHECK_SECONDS)
@@ -108,9 +111,9 @@ class Notifier:
             connection.terminate()
 
     def _heard(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        origins = str(payload).split("\n") if payload else []
-        if not origins or any(origin in self._scheduler.origins for origin in origins):
-            self._on_notified()
+        jobs = _jobs(str(payload))
+        if not jobs or any(origin in self._scheduler.origins for origin in jobs):
+            self._on_notified(jobs)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
@@ -119,6 +122,23 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         pass
+
+
+def _payload(jobs: Mapping[str, Sequence[int]]) -> str:
+    """A line for each origin, with the ids of its jobs; without them, or empty (to all), where that is too long."""
+    for lines in (
+        ["\x1f".join([origin, *map(str, ids)]) for origin, ids in jobs.items()],
+        jobs,
+    ):
+        payload = "\n".join(lines)
+        if len(payload.encode()) <= _MAX_PAYLOAD_BYTES:
+            return payload
+    return ""
+
+
+def _jobs(payload: str) -> dict[str, list[int]]:
+    lines = [line.split("\x1f") for line in payload.split("\n") if line]
+    return {origin: [int(id) for id in ids] for origin, *ids in lines}
 
 
 def _literal(text: str) -> str:

@@ -188,8 +188,11 @@ class Reconciler:
         queues = [q for q in self._drain_until if not q.running and q.name not in wanted]
         if not queues:
             return False
+        until = {queue: self._drain_until[queue] for queue in queues}
         await self._cycles.barrier()
-        queues = [q for q in queues if q.draining and not q.running and self._scheduler.origins.get(q.name) is q]
+        # If it came back meanwhile and drains again, a cycle after that one may have named its jobs.
+        queues = [q for q in queues if self._drain_until.get(q) == until[q] and q.draining and not q.running]
+        queues = [q for q in queues if self._scheduler.origins.get(q.name) is q]
         if queues:
             for queue in queues:  # from here on nothing may renew or resume it
                 self._leases.drop(queue.name)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
@@ -28,14 +28,15 @@ _IDLE_SECONDS = 300.0
 class Transactional:
     """Runs transactional handlers, each on a connection that it has to itself meanwhile.
 
-    on_fenced: called with the origin whose lease turned out to be another's. on_committed: jobs may have been enqueued.
+    on_fenced: called with the origin whose lease turned out to be another's. on_committed: called after a commit that
+    has stored jobs, with their ids by origin.
     """
 
     def __init__(
         self,
         postgres: PostgresSettings,
         on_fenced: Callable[[str], None],
-        on_committed: Callable[[set[str]], None],
+        on_committed: Callable[[Mapping[str, Sequence[int]]], None],
     ) -> None:
         self.executor_id: UUID | None = None
         self.middleware: Sequence[Middleware] = ()

@@ -149,8 +149,10 @@ class JobType(Generic[P]):
         """
         statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
         rows = await store(tx.connection if isinstance(tx, Transaction) else tx, statement)
-        if isinstance(tx, Transaction):
-            _note(tx, statement, rows)
+        if isinstance(tx, Transaction) and rows:
+            ids = tx.enqueued.setdefault(statement.origin or rows[0][1], [])
+            if delay is None and run_at is None and unique_key is None:
+                ids.append(rows[0][0])
         return rows[0][0] if rows else self._homeless()
 
     async def enqueue_many(
@@ -168,7 +170,8 @@ class JobType(Generic[P]):
         statement = self._many(payloads, origin, delay, run_at, priority, headers)
         rows = await store(tx.connection if isinstance(tx, Transaction) else tx, statement)
         if isinstance(tx, Transaction):
-            _note(tx, statement, rows)
+            for name in [statement.origin] if statement.origin else {row[1] for row in rows}:
+                tx.enqueued.setdefault(name, [])
         return self._ids(statement, rows)
 
     def enqueue_sync(
@@ -338,14 +341,6 @@ def _group_value(group: GroupOf[P], payload: Any) -> Callable[[P], object]:
         if isinstance(payload, Mapping)
         else getattr(payload, group, None)
     )
-
-
-def _note(tx: Transaction, statement: Statement, rows: Rows) -> None:
-    """Their executors are woken when the transaction has committed."""
-    if statement.origin:
-        tx.enqueued.add(statement.origin)
-    else:
-        tx.enqueued.update(row[1] for row in rows)
 
 
 def _policy(name: str, policy: str, group: object) -> int:

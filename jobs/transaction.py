@@ -27,7 +27,8 @@ class Transaction:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.enqueued: set[str] = set()  # origins whose executors should look for jobs once this has committed
+        # Origins whose executors should look for jobs once this has committed; and of jobs that came alone, which.
+        self.enqueued: dict[str, list[int]] = {}
         self.published = False  # whether a relay should look for messages then
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:

@@ -77,7 +77,8 @@ class Parking:
             [item.record.key for item in items] if grown else None,
             timeout=self._seconds,
         )
-        tx.enqueued.update(row[0] for row in rows)
+        for row in rows:
+            tx.enqueued.setdefault(row[0], [])
 
 
 def _headers(item: Item) -> str | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,7 +65,7 @@ def in_transaction(connection: Connection) -> bool:
 
 
 class Transactions:
-    """Opens transactions. `on_committed` is called after a commit that has stored jobs, with their origins.
+    """Opens transactions. `on_committed` is called after a commit that has stored jobs, with their ids by origin.
 
     The connections are those of a pool, without the planner settings that Sidings' own statements use: in here runs
     the service author's SQL. extra: connections beside `PostgresSettings.pool_size`.
@@ -76,7 +76,7 @@ class Transactions:
     def __init__(
         self,
         settings: PostgresSettings,
-        on_committed: Callable[[set[str]], None],
+        on_committed: Callable[[Mapping[str, Sequence[int]]], None],
         *,
         extra: int = 0,
         idle_seconds: float | None = 30.0,
@@ -145,12 +145,12 @@ class Transactions:
                 await self._undo(error, transaction.rollback(), connection)
                 raise
             await self._call(transaction.commit(), connection)
+            if tx.enqueued:
+                self._on_committed(tx.enqueued)
+            if tx.published and self.on_published is not None:
+                self.on_published()
         finally:
             await self._release(connection)
-        if tx.enqueued:
-            self._on_committed(tx.enqueued)
-        if tx.published and self.on_published is not None:
-            self.on_published()
 
     async def _undo(self, error: BaseException, rollback: Coroutine[Any, Any, None], connection: Connection) -> None:
         """Roll back after `error`, and say so where it was the server's."""

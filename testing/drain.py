@@ -136,7 +136,7 @@ class _Drainer:
         self._cycle = 0
         self._fenced: list[str] = []
         self._held: dict[str, OriginQueue] = {}
-        self._transactional = Transactional(settings, self._fenced.append, lambda origins: None)
+        self._transactional = Transactional(settings, self._fenced.append, lambda jobs: None)
         self._transactional.executor_id = self._id
         self._workers = Workers(registry, 1, self._transactional)
 

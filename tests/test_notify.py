@@ -42,7 +42,7 @@ async def test_a_commit_of_one_instance_wakes_the_owner_of_the_origin_and_nobody
                 await asyncio.sleep(0.01)
         async with connection.transaction():
             await work.enqueue(connection, {}, origin="t/1")
-        executors[0].committed({"t/1"})
+        executors[0].committed({"t/1": []})
         async with asyncio.timeout(20):
             await ran.wait()
 
@@ -66,19 +66,19 @@ async def heard_of(database: str) -> AsyncIterator[tuple[Executor, asyncpg.Conne
 async def test_commits_at_once_are_told_of_by_one_notification_and_those_of_own_origins_by_none(database: str) -> None:
     odd = ["t/1", "it's \\ 'odd'", "ä/2"]
     async with heard_of(database) as (executor, _, heard):
-        executor.committed({"t/0"})
+        executor.committed({"t/0": []})
         for _ in range(100):
             for origin in odd:
-                executor.committed({origin})
+                executor.committed({origin: []})
         await eventually(lambda: heard, "something is heard")
-        executor.committed({"last/0"})
+        executor.committed({"last/0": []})
         await eventually(lambda: heard[-1] == "last/0", "the last is heard")
     assert [sorted(payload.split("\n")) for payload in heard] == [sorted(odd), ["last/0"]]
 
 
 async def test_commits_in_more_origins_than_a_notification_can_name_are_told_to_all(database: str) -> None:
     async with heard_of(database) as (executor, _, heard):
-        executor.committed({f"{'x' * 100}/{number}" for number in range(100)})
+        executor.committed({f"{'x' * 100}/{number}": [] for number in range(100)})
         await eventually(lambda: heard, "something is heard")
     assert heard == [""]
 
@@ -91,7 +91,7 @@ async def test_a_connection_that_was_cut_is_replaced_at_once_for_both_directions
         await eventually(lambda: connection.fetchval(again), "the executor listens again")
 
         async def told() -> bool:
-            executor.committed({"t/1"})
+            executor.committed({"t/1": []})
             return "t/1" in heard
 
         await eventually(told, "it sends again")

@@ -171,7 +171,7 @@ async def test_executors_of_the_home_are_told(database: str):
         tx = Transaction(connection)
         await ride.enqueue(tx, Ride(transport="a"))
         await ride.enqueue_many(tx, [Ride(transport="b"), Ride(transport="c")])
-        assert tx.enqueued == {f"positions/{partition_for(key, 12)}" for key in (b"a", b"b", b"c")}
+        assert tx.enqueued.keys() == {f"positions/{partition_for(key, 12)}" for key in (b"a", b"b", b"c")}
 
 
 def test_a_home_without_a_group_is_refused():

@@ -1,5 +1,6 @@
-"""The executor's own cycle loop with two cycles in flight, against a server that answers late, in another order or not
-at all. What counts is what stands in the executor's row and in the jobs at any moment."""
+"""The executor's own cycle loop with two cycles in flight, and with jobs that are named before they are read, against a
+server that answers late, in another order or not at all. What counts is what stands in the executor's row and in the
+jobs at any moment."""
 
 import asyncio
 import re
@@ -10,9 +11,10 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 from sidings.errors import PostgresUnavailable
-from sidings.executor import cycles
+from sidings.executor import cycles, expected
 from sidings.executor.cycles import CycleLoop
 from sidings.executor.deferral import Deferral
+from sidings.executor.expected import Expected
 from sidings.executor.metrics import ExecutorMetrics
 from sidings.executor.queues import Entry
 from sidings.executor.scheduler import Scheduler
@@ -144,8 +146,12 @@ def numbers(array: str) -> set[int]:
 class Service:
     """A cycle loop with a scheduler full of jobs, and handlers that end when they like."""
 
-    def __init__(self, seed: int, faults: float) -> None:
+    def __init__(self, seed: int, faults: float, *, expected: bool = False) -> None:
         self.random = Random(seed)
+        self.expected = expected
+        self.coming = list(range(1, JOBS + 1)) if expected else []  # jobs whose transactions have not begun
+        self.at_work: list[int] = []  # they are expected, and will be committed, in this order
+        self.unread: list[int] = []
         self.server = Server(self.random, faults)
         self.scheduler = Scheduler(lambda kind: True)
         self.queues = [self.scheduler.add_origin(name, 1) for name in ("t/0", "t/1")]
@@ -168,18 +174,37 @@ class Service:
             on_hungry=_ignore,
         )
         self.loop.begin(uuid4())
-        self.server.jobs = set(range(1, JOBS + 1))
+        self.server.jobs = set() if expected else set(range(1, JOBS + 1))
         self.most_in_flight = 0
         self.handed_over = 0
 
     def read(self) -> None:
         """What the reader would do: all that stands in the database, in order."""
+        self.unread.clear()
         for id in sorted(self.server.jobs):
             group = _group(id)
             queue = self.queues[id % 3 == 0]
             if not queue.draining:
                 self.scheduler.insert(Entry(id, queue, "known", group, id), 0.0)
         self.loop.signal()
+
+    def work(self) -> None:
+        """Transactions begin, and are committed; now and then one is rolled back. The reader comes later."""
+        random = self.random
+        if random.random() < 0.02:
+            id = random.randrange(1_000, 2_000)
+            self.loop.expect({self.queues[id % 3 == 0].name: [id]})
+        if self.coming and len(self.server.jobs) + len(self.at_work) < 4 and random.random() < 0.1:
+            id = self.coming.pop(0)
+            self.at_work.append(id)
+            if random.random() < 0.9:
+                self.loop.expect({self.queues[id % 3 == 0].name: [id]})
+        if self.at_work and random.random() < 0.2:
+            id = self.at_work.pop(0)
+            self.server.jobs.add(id)
+            self.unread.append(id)
+        if self.unread and random.random() < 0.05:
+            self.read()
 
     async def live(self) -> None:
         """Until all jobs have ended."""
@@ -189,7 +214,7 @@ class Service:
         ]
         try:
             async with asyncio.timeout(20):
-                while self.server.jobs:
+                while self.server.jobs or self.coming or self.at_work:
                     await self.step()
                     await asyncio.sleep(0)
                     for task in tasks:
@@ -233,6 +258,8 @@ class Service:
             self.loop.signal()
 
     async def step(self) -> None:
+        if self.expected:
+            self.work()
         handlers, server, random = self.handlers, self.server, self.random
         self.most_in_flight = max(self.most_in_flight, len(self.loop._flights))
         self.handed_over += sum(lane.ending is not None for queue in self.queues for lane in queue.lanes.values())
@@ -280,6 +307,29 @@ async def test_whatever_becomes_of_two_cycles_each_job_runs_and_ends_once(faults
     assert most == 2
     assert handed_over > LIVES
     assert (trouble > LIVES) == (faults > 0)
+
+
+@pytest.mark.parametrize("faults", [0.0, 0.1, 0.2])
+async def test_jobs_that_are_named_before_they_are_read_run_and_end_once(
+    monkeypatch: pytest.MonkeyPatch, faults: float
+):
+    early: list[Entry] = []
+    started = Expected.started
+
+    def counted(*call: Any) -> list[Entry]:
+        start = started(*call)
+        early.extend(start)
+        return start
+
+    monkeypatch.setattr(Expected, "started", counted)
+    monkeypatch.setattr(expected, "_SECONDS", 0.01)
+    for seed in range(2 * LIVES):
+        service = Service(seed, faults, expected=True)
+        await service.live()
+        ended = sorted([*service.server.succeeded, *service.server.cancelled])
+        assert ended == list(range(1, JOBS + 1)), f"seed {seed}"
+        assert set(service.started) - service.server.cancelled == set(service.server.succeeded), f"seed {seed}"
+    assert len(early) > LIVES
 
 
 @pytest.mark.parametrize("bumped", [False, True], ids=["", "and a person changes something"])

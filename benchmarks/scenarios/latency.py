@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-import asyncpg
 from sidings.executor import ExecutorSettings
 from sidings.jobs import Job, Registry
 
@@ -36,9 +35,7 @@ async def _latency(bench: Bench, rate: int, *, elsewhere: bool = False, notify: 
         if elsewhere:
             committed = await _from_elsewhere(dsn, rate, seconds, notify=notify)
         else:
-            connection = await asyncpg.connect(dsn)
-            committed = await produce(connection, rate, seconds, made.committed)
-            await connection.close()
+            committed = await produce(dsn, rate, seconds, made)
         await ours.until(lambda: len(started) >= len(committed))
         reading = await bench.meter.stop()
     waits = sorted(max(0.0, started[n] - at) for n, at in committed.items() if n >= rate * min(1.0, seconds / 2))

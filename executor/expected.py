@@ -1,0 +1,81 @@
+"""Jobs that have just been committed, and of which we have been told: named while they are read, not afterwards.
+
+To name a job takes a commit, and so the disk; to read it does not. A cycle can name it by its id alone. Nothing else
+changes: a job starts when a read has brought it, it is its turn, and an acknowledged cycle has named it
+(docs/decisions/0020-naming-early.md).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from .clock import now
+from .queues import Entry, OriginQueue
+from .scheduler import Scheduler
+
+__all__ = ["Early", "Expected"]
+
+# What has not started after so long waits for something else: it is named no more, for what is named a person sees as
+# running, and a takeover counts as lost.
+_SECONDS = 1.0
+
+
+class Early(NamedTuple):
+    """A job that is named before it has been read, under the lease that its origin had then."""
+
+    origin: OriginQueue
+    until: float
+
+
+class Expected:
+    """The jobs that are expected, by id, and which of them the row of the executor names."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._told: dict[int, Early] = {}
+        self._named: dict[int, Early] = {}  # by the cycle acknowledged last; none has been sent since
+        self._news = False
+
+    def tell(self, jobs: Mapping[str, Sequence[int]], room: int) -> None:
+        """These have been committed, by origin. room: how many could start now; where more come, they have to wait."""
+        until = now() + _SECONDS
+        for name, ids in jobs.items():
+            queue = self._scheduler.origins.get(name)
+            if ids and queue is not None and len(ids) + len(self._told) <= room:
+                self._told.update(dict.fromkeys(ids, Early(queue, until)))
+                self._news = True
+
+    def doubt(self) -> None:
+        """A cycle has gone wrong: what the row names will not be known before the next one."""
+        self._news = True
+
+    def has_news(self, time: float) -> bool:
+        """Whether a cycle is worth sending for their sake: to name some, or to name some no more."""
+        return self._news or any(job.until <= time for job in self._named.values())
+
+    def sending(self) -> dict[int, Early]:
+        """What a cycle that is about to be sent should name as well. From then on none counts as named."""
+        time, knows, holds = now(), self._scheduler.knows, self._holds
+        jobs = self._named | self._told
+        self._told, self._named, self._news = {}, {}, False
+        return {id: job for id, job in jobs.items() if time < job.until and not knows(id) and holds(job)}
+
+    def acknowledged(self, early: dict[int, Early]) -> None:
+        """The last cycle that was sent is committed, and has named these."""
+        self._named = early
+
+    def started(self, entries: Sequence[Entry], time: float) -> list[Entry]:
+        """Those of the chosen jobs that need no cycle to be named any more: they are to start. What was named when the
+        origin was held under another lease does not count."""
+        if not self._named:
+            return []
+        start = [
+            entry
+            for entry in entries
+            if (job := self._named.get(entry.id)) and job.origin is entry.origin and time < entry.origin.deadline
+        ]
+        for entry in start:
+            del self._named[entry.id]
+        return start
+
+    def _holds(self, job: Early) -> bool:
+        return not job.origin.draining and self._scheduler.origins.get(job.origin.name) is job.origin
