@@ -310,9 +310,9 @@ RIGHT = [
     _right("the server restarts, slowly", _scenario(*_PAIR, keep=1, restarts=1), FULL),
     _right("two origins, a transaction in both", _scenario(
         "enqueue h, enqueue g, commit", "wait 0, enqueue g, commit", "xid, enqueue h, commit", keep=1, page=1,
-        origins=(0, 1)), FULL),
+        origins=(0, 1)), FULL, passes=""),
     _right("heads that fail, two groups, left out", _scenario(
-        _DEEP, "wait 0, enqueue g, commit", "enqueue h, commit", keep=1, fails=(0,)), FULL, leave_out=True),
+        _DEEP, "wait 0, enqueue g, commit", "enqueue h, commit", keep=1, fails=(0,)), FULL, leave_out=True, passes=""),
     _right("walks: seven transactions", _scenario(
         "xid, enqueue g, commit", "savepoint g, xid, enqueue g, commit", "wait 0, wait 1, enqueue g, enqueue g, commit",
         "enqueue h, enqueue g, commit", "wait 3, enqueue g, abort", "wait 2, xid, enqueue g, commit",
