@@ -60,6 +60,8 @@ class Transactional:
                 )
             else:
                 await handler()
+            if not connection.is_closed() and not connection.is_in_transaction():  # the job's end would commit alone
+                raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its job")
         except BaseException:
             await self._roll_back(connection, transaction)
             raise

@@ -94,6 +94,27 @@ async def test_a_failed_attempt_leaves_no_effect(connection: asyncpg.Connection,
     assert await outcomes(connection) == ["retried", "retried", "succeeded"]
 
 
+async def test_a_handler_that_ends_its_transaction_itself_has_failed(
+    connection: asyncpg.Connection, start: Start
+) -> None:
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=Retry(wait=wait_fixed(0.01)))
+    async def hasty(job: Job[dict[str, str]]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1, 'attempt ' || $2)", job.id, str(job.attempt))
+        if job.attempt == 1:
+            await job.tx.execute("ROLLBACK")
+
+    await start(registry)
+    async with connection.transaction():
+        await hasty.enqueue(connection, {}, origin="t/0")
+    await until(connection, NOTHING_WAITS)
+    assert await connection.fetchval("SELECT array_agg(note) FROM effect") == ["attempt 2"]
+    assert await outcomes(connection) == ["retried", "succeeded"]
+    error = "SELECT error_message FROM sidings.job_history WHERE attempt = 1"
+    assert "leave COMMIT and ROLLBACK to its job" in await connection.fetchval(error)
+
+
 async def test_a_timeout_rolls_the_effects_back(connection: asyncpg.Connection, start: Start) -> None:
     registry = Registry()
 
