@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import PostgresUnavailable
 from ..jobs import Transaction, current_origin
+from ..jobs.context import current_work
+from .message import Message
 from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved, OffsetStore
 from .parking import Parking
@@ -143,22 +145,31 @@ class Handling:
             for first, chunk in self._chunks(items):
                 if first and (time.monotonic() > until or self._hurry()):
                     return first, aside
-                direct: list[Item] = []
+                direct: list[Message[Any]] = []
                 for item in chunk:
                     if item.passed_over or item in repeats:
                         continue
-                    stored = isolate or item.message is None or (item.partition.origin, item.group) in blocked
-                    (aside if stored else direct).append(item)
+                    if item.message is None or isolate or (blocked and (item.partition.origin, item.group) in blocked):
+                        aside.append(item)
+                    else:
+                        direct.append(item.message)
                 if direct:
-                    await self._call(tx, direct, first if len(chunk) == 1 else None, patience)
+                    index = first if len(chunk) == 1 else None
+                    await self._call(tx, chunk[0].partition, direct, index, patience)
         return len(items), aside
 
-    async def _call(self, tx: Transaction, items: list[Item], index: int | None, patience: Patience) -> None:
+    async def _call(
+        self,
+        tx: Transaction,
+        partition: Partition,
+        messages: list[Message[Any]],
+        index: int | None,
+        patience: Patience,
+    ) -> None:
         """One call of the handler."""
-        partition = items[0].partition
         current_origin.set(partition.origin)
+        token = current_work.set(messages if len(messages) > 1 else messages[0])
         try:
-            messages = [item.message for item in items if item.message is not None]
             await patience.call(self._subscription.call(messages, tx))
             if not in_transaction(tx.connection):
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its consumer")
@@ -173,15 +184,23 @@ class Handling:
                 if partition.cuts <= _MAX_CUTS:
                     raise PostgresUnavailable(f"the connection broke under a handler: {error!r}") from error
             raise BatchFailed(error, index) from error
+        finally:
+            current_work.reset(token)
 
     def _chunks(self, items: Sequence[Item]) -> Iterator[tuple[int, Sequence[Item]]]:
         """Consecutive messages of one partition and type each, for one call, with the index of the first: so the jobs
         that a list handler enqueues have one origin."""
+        if self._subscription.largest_batch == 1:
+            for index, item in enumerate(items):
+                yield index, [item]
+            return
         first = 0
         while first < len(items):
-            size = self._subscription.batch_of(items[first].message)
+            partition, kind = items[first].partition, items[first].type
             last = first + 1
-            while last < len(items) and last - first < size and _go_together(items[first], items[last]):
+            for item in items[last : first + self._subscription.batch_of(items[first].message)]:
+                if item.partition is not partition or item.type != kind:
+                    break
                 last += 1
             yield first, items[first:last]
             first = last
@@ -190,7 +209,7 @@ class Handling:
         topic = self._subscription.topic
         held = sum(item.message is None for item in done.aside)
         repeats = sum(item in done.repeats for item in done.items) if done.repeats else 0
-        skipped = sum(item.passed_over for item in done.items)
+        skipped = sum(item.passed_over for item in done.items if item.message is None)
         self._metrics.batch(topic, len(done.items), seconds)
         self._metrics.messages(topic, "handled", len(done.items) - len(done.aside) - repeats - skipped)
         self._metrics.messages(topic, "duplicate", repeats)
@@ -220,11 +239,3 @@ def _steps(items: Sequence[Item]) -> list[_Step]:
     for item in items:
         counts[item.partition] = counts.get(item.partition, 0) + 1
     return [_Step(p, count, Move(p.tp, p.next_offset, p.after(count))) for p, count in counts.items()]
-
-
-def _go_together(one: Item, other: Item) -> bool:
-    return one.partition is other.partition and _type(one) == _type(other)
-
-
-def _type(item: Item) -> str | None:
-    return None if item.message is None else item.message.type

@@ -15,6 +15,7 @@ from .topics import Topics
 __all__ = ["Parking"]
 
 _REASON_CHARACTERS = 2_000
+_SEPARATOR = "\x1f"  # stands in no origin, and in no group of a key: that is printable
 
 
 class Parking:
@@ -29,14 +30,13 @@ class Parking:
 
     async def blocked(self, tx: Transaction, items: Sequence[Item]) -> frozenset[tuple[str, str]]:
         """The (origin, group) pairs among those of `items` that have a message parked."""
-        keys = {(item.partition.origin, item.group) for item in items if item.group is not None}
+        keys = {(item.partition.origin, group) for item in items if (group := item.group) is not None}
         if not keys:
             return frozenset()
         elsewhere = self._elsewhere(items)
         asked = [*keys, *elsewhere]
-        rows = await tx.fetch(
-            self._parked_sql, [place[0] for place in asked], [place[1] for place in asked], timeout=self._seconds
-        )
+        places = (_SEPARATOR.join(place[0] for place in asked), _SEPARATOR.join(place[1] for place in asked))
+        rows = await tx.fetch(self._parked_sql, *places, timeout=self._seconds)
         parked = {(row[0], row[1]) for row in rows}
         return frozenset((parked & keys).union(*(elsewhere[place] for place in parked & elsewhere.keys())))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiokafka import TopicPartition
 
-from .message import Message, Record, origin_of
+from .message import Message, Record, group_of_key, origin_of
 
 __all__ = ["Item", "Partition", "State"]
 
@@ -25,9 +25,9 @@ class State(Enum):
 
 class Item:
     """A message at hand. `message` is None where `error` says why it cannot be decoded, or where it is passed over;
-    `group` is that of its key; `id` tells repeats, as `short_id` makes it, where its consumer looks for them."""
+    `id` tells repeats, as `short_id` makes it, where its consumer looks for them."""
 
-    __slots__ = ("error", "group", "id", "message", "partition", "record")
+    __slots__ = ("error", "id", "message", "partition", "record")
 
     def __init__(
         self,
@@ -35,15 +35,23 @@ class Item:
         record: Record,
         message: Message[Any] | None,
         error: str | None,
-        group: str | None,
         id: bytes | None = None,
     ) -> None:
         self.partition = partition
         self.record = record
         self.message = message
         self.error = error
-        self.group = group
         self.id = id
+
+    @property
+    def group(self) -> str | None:
+        """The group of its key."""
+        return group_of_key(self.record.key)
+
+    @property
+    def type(self) -> str | None:
+        """That of the message, where its topic has messages of several types."""
+        return None if self.message is None else self.message.type
 
     @property
     def passed_over(self) -> bool:

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigurationError
 from ..jobs import Retry
-from .calling import call_inside
+from ..jobs.middleware import Call, call_through
+from .calling import working_on
 from .message import Message
 from .subscription import Decoder, Start, Subscription
 
@@ -52,4 +53,6 @@ class StatelessSubscription(Subscription[T]):
 
     async def run(self, message: Message[T]) -> None:
         """Run the handler, inside of the service's middleware."""
-        await call_inside(self.middleware, self.topic, [message], None, partial(self.handler, message))  # pyright: ignore
+        call = Call(self.topic, message.origin, messages=[message])
+        with working_on(message):
+            await call_through(self.middleware, call, partial(self.handler, message))  # pyright: ignore

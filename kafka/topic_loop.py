@@ -19,7 +19,7 @@ from ..errors import PostgresUnavailable, UndecodableMessage
 from ..executor import Backoff
 from ..waiting import set_within
 from .handling import BatchFailed, Handling
-from .message import Record, group_of_key
+from .message import Record
 from .metrics import ConsumerMetrics
 from .offsets import OffsetsMoved
 from .partition import Item, Partition, State
@@ -184,16 +184,15 @@ class FetchLoop(ABC):
         return await self._client.position(tp)
 
     def _item(self, partition: Partition, record: Record) -> Item:
-        group = group_of_key(record.key)
         subscription = self._subscription
         try:
             message = subscription.decode(record)
             if subscription.passes_over(message):
-                return Item(partition, record, None, None, group)
-            return Item(partition, record, message, None, group, subscription.id_of(record, message))
+                return Item(partition, record, None, None)
+            return Item(partition, record, message, None, subscription.id_of(record, message))
         except UndecodableMessage as error:
             log.error("%s offset %s cannot be decoded: %s", partition.origin, record.offset, error)
-            return Item(partition, record, None, str(error), group, subscription.id_of(record, None))
+            return Item(partition, record, None, str(error), subscription.id_of(record, None))
 
     def _displace(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:

@@ -61,7 +61,10 @@ def terminate(connection: Connection) -> None:
 
 def in_transaction(connection: Connection) -> bool:
     """Whether a transaction is open; a connection that is gone is not asked, since that is an error of its own."""
-    return is_closed(connection) or connection.is_in_transaction()
+    try:
+        return connection.is_in_transaction() or connection.is_closed()
+    except asyncpg.InterfaceError:
+        return True
 
 
 class Transactions:

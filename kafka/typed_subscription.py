@@ -99,10 +99,10 @@ class TypedSubscription(Subscription[Any]):
         message.type = type
         return message
 
-    async def call_handler(self, messages: list[Message[Any]], tx: Transaction) -> None:
+    def call_handler(self, messages: list[Message[Any]], tx: Transaction) -> Awaitable[object]:
         """Run the handler of these messages' type."""
         route = self._routes.get(messages[0].type)
-        await (super().call_handler(messages, tx) if route is None else route.call_handler(messages, tx))
+        return super().call_handler(messages, tx) if route is None else route.call_handler(messages, tx)
 
     def batch_of(self, message: Message[Any] | None) -> int:
         """Most messages in one call with `message`."""

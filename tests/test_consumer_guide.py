@@ -89,7 +89,8 @@ async def test_duplicates_and_going_on_from_another_place(transports, topic, sid
     assert (await fetch(transports, "SELECT moves FROM transport"))[0]["moves"] == 4
 
 
-async def test_back_pressure(transports, topic, sidings_kafka):
+@pytest.mark.parametrize("heading", ["Back-pressure", "A job for each message"])
+async def test_a_consumer_that_enqueues(transports, topic, sidings_kafka, heading):
     name = await topic()
     service = a_service(transports, sidings_kafka)
 
@@ -97,7 +98,7 @@ async def test_back_pressure(transports, topic, sidings_kafka):
     async def send_eta(job: Job[SendEta]) -> None: ...
 
     given = {**NAMES, "SendEta": SendEta, "send_eta": send_eta}
-    run("consumer.md", "Back-pressure", service=Renamed(service, {"positions": name}), **given)
+    run("consumer.md", heading, service=Renamed(service, {"positions": name}), **given)
     await produce_raw(sidings_kafka, name, Position(transport_id="t1").model_dump_json().encode())
     async with service:
         await eventually(offset_reaches(transports, name, 1))

@@ -16,7 +16,7 @@ PARTITION = Partition(TopicPartition("t", 0))
 
 def an_item(offset: int, key: bytes | None) -> Item:
     record: Any = SimpleNamespace(offset=offset, key=key)
-    return Item(PARTITION, record, None, None, None)
+    return Item(PARTITION, record, None, None)
 
 
 KEYS = st.sampled_from([None, b"", b"a", b"b"])
