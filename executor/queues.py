@@ -130,9 +130,9 @@ class Lane:
 
 
 class OriginQueue:
-    """What the executor knows of one origin. `high` is the position up to which it has been read; `deadline` is the
-    executor's clock time until which jobs of it may start (kept by the lease thread); `timeline` is the server's from
-    which its jobs have been read, None before the first read."""
+    """What the executor knows of one origin. `high` is the position up to which it has been read; before `first` no job
+    waits, as far as is known; `deadline` is the executor's clock time until which jobs of it may start (kept by the
+    lease thread); `timeline` is the server's from which its jobs have been read, None before the first read."""
 
     __slots__ = (
         "backlogged",
@@ -140,6 +140,7 @@ class OriginQueue:
         "draining",
         "epoch",
         "fence",
+        "first",
         "high",
         "lanes",
         "name",
@@ -155,6 +156,7 @@ class OriginQueue:
         self.fence = Fence(name, epoch)
         self.deadline = inf
         self.high = 0
+        self.first = 0
         self.lanes: dict[str, Lane] = {}
         self.running: set[Entry] = set()  # chosen, running, or finished but not yet acknowledged
         self.draining = False

@@ -311,7 +311,9 @@ class Reader:
             queue = self._live(plan, row[1])
             if queue is not None:
                 self._metrics.late_rows.inc()
-                scheduler.insert(_entry(row, queue, skew), time)
+                entry = _entry(row, queue, skew)
+                queue.first = min(queue.first, entry.position)
+                scheduler.insert(entry, time)
         refills: dict[int, list[Entry]] = {}
         for row in parts[_REFILL]:
             ref: int = row[1]

@@ -140,7 +140,7 @@ class Scheduler:
         self._early = {id: entry for id, entry in self._early.items() if entry.origin not in gone}
         for queue in queues:
             queue.version += 1
-            queue.high = 0
+            queue.high = queue.first = 0
             queue.backlogged = True
             for lane in list(queue.lanes.values()):
                 self._forget_lane(lane)

@@ -39,7 +39,6 @@ class Upkeep:
     ) -> None:
         self.oldest: dict[str, float] = {}
         self.held = 0
-        self._firsts: dict[OriginQueue, int] = {}  # before these positions the last look has found nothing
         self._link = link
         self._scheduler = scheduler
         self._metrics = metrics
@@ -73,14 +72,17 @@ class Upkeep:
 
     async def _look_at_ages(self) -> None:
         queues = self._scheduler.origins.copy()
-        begin = {name: self._firsts.get(queue, 0) for name, queue in queues.items()}
-        read = {name: queue.high for name, queue in queues.items()}
-        rows = await self._link.fetch(self._ages_sql, list(begin), list(begin.values()))
+        begin = {name: queue.first for name, queue in queues.items()}
+        for queue in queues.values():
+            queue.first = max(queue.first, queue.high)  # unless a job is found before, or is read late meanwhile
+        found: dict[str, int] = begin
+        try:
+            rows = await self._link.fetch(self._ages_sql, list(begin), list(begin.values()))
+            found = {row["origin"]: row["first"] for row in rows if row["first"] is not None}
+        finally:
+            for name, first in found.items():
+                queues[name].first = min(queues[name].first, first)
         self.oldest = {row["origin"]: row["age"] or 0.0 for row in rows}
-        self._firsts = {
-            queues[name]: first or max(begin[name], read[name])  # none waits: not before what has been read
-            for name, first in ((row["origin"], row["first"]) for row in rows)
-        }
         self.held = sum(row["held"] for row in rows)
 
     async def audit(self) -> int:
@@ -89,8 +91,8 @@ class Upkeep:
         What looks missed is looked at again a little later: the reader may just have been about to deliver it.
         """
         found = 0
-        self._firsts.clear()  # a transaction that commits late may have brought a job that is before them
         for queue in list(self._scheduler.origins.values()):
+            queue.first = 0
             suspects = await self._unaccounted(queue)
             if suspects:
                 await asyncio.sleep(_SECOND_LOOK_SECONDS)

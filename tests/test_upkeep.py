@@ -6,8 +6,15 @@ from sidings.executor import ExecutorMetrics, ExecutorSettings, PostgresSettings
 from sidings.executor.link import Link
 from sidings.executor.scheduler import Scheduler
 from sidings.executor.upkeep import Upkeep
+from sidings.jobs import Registry
 
-ORIGIN = "t/0"
+from .support import ORIGIN, connected, eventually, running
+
+STORE = """
+INSERT INTO sidings.job (type, origin, payload, position, enqueued_at)
+VALUES ('x', $1, '{}', CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('sidings.job_position') END,
+        clock_timestamp() - $2 * interval '1 second')
+"""
 
 
 async def _store(connection: asyncpg.Connection, position: int, age: int) -> None:
@@ -40,15 +47,38 @@ async def test_a_look_at_ages_begins_where_the_last_one_found_something(database
 
     assert await look() == 0.0
     await _store(connection, 90, 200)  # of a transaction that commits late
-    await _store(connection, 120, 50)
     await _store(connection, 110, 100)
+    await _store(connection, 120, 50)
     assert await look() == pytest.approx(100, abs=10)
+    queue.high = 130
+    await look()
     await connection.execute("DELETE FROM sidings.job WHERE position = 110")
     assert await look() == pytest.approx(50, abs=10)
-    await _store(connection, 115, 150)
+    await _store(connection, 111, 150)
     assert await look() == pytest.approx(50, abs=10)
     scheduler.unknown["x"] = 4  # so the audit has nothing to say of them
     assert await upkeep.audit() == 0  # from then on a look begins at the front again
     assert await look() == pytest.approx(200, abs=10)
     await connection.close()
     await link.close()
+
+
+async def test_a_look_at_ages_sees_a_job_whose_transaction_commits_late(database: str):
+    async with (
+        running(database, Registry()) as executor,
+        connected(database) as early,
+        connected(database) as later,
+    ):
+        queue = executor.scheduler.origins[ORIGIN]
+        transaction = early.transaction()
+        await transaction.start()
+        await early.execute(STORE, ORIGIN, 200)
+        await later.execute(STORE, ORIGIN, 50)
+        last = await later.fetchval("SELECT position FROM sidings.job")
+        await eventually(lambda: queue.high >= last, "the second is read")
+        await executor._upkeep._look_at_ages()
+        assert executor._upkeep.oldest[ORIGIN] == pytest.approx(50, abs=10)
+        await transaction.commit()
+        await eventually(lambda: queue.first < last, "the first is read")
+        await executor._upkeep._look_at_ages()
+        assert executor._upkeep.oldest[ORIGIN] == pytest.approx(200, abs=10)
