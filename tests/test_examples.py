@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -57,7 +58,8 @@ def test_the_demo_keeps_its_promises(demo: list[str], environment: dict[str, str
 def test_the_demo_fails_when_a_job_disappears(demo: list[str], environment: dict[str, str]):
     done = run([*demo, *SHORT, "--jobs-only", "--sabotage", "lose-job"], environment, 200)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 messages never reached the carrier" in done.stdout
+    # Which of the two depends on whether an executor had read it already: then it ran, and its end matched no row.
+    assert re.search("1 messages never reached the carrier|1 jobs have no end in the history", done.stdout), done.stdout
 
 
 @pytest.mark.timeout(120)
