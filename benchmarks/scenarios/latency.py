@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+import asyncpg
 from sidings.executor import ExecutorSettings
 from sidings.jobs import Job, Registry
 
@@ -35,7 +36,9 @@ async def _latency(bench: Bench, rate: int, *, elsewhere: bool = False, notify: 
         if elsewhere:
             committed = await _from_elsewhere(dsn, rate, seconds, notify=notify)
         else:
-            committed = await produce(dsn, rate, seconds, made)
+            connection = await asyncpg.connect(dsn)
+            committed = await produce(connection, rate, seconds, made)
+            await connection.close()
         await ours.until(lambda: len(started) >= len(committed))
         reading = await bench.meter.stop()
     waits = sorted(max(0.0, started[n] - at) for n, at in committed.items() if n >= rate * min(1.0, seconds / 2))
