@@ -46,7 +46,7 @@ class Size:
 
 SIZES = {
     "tiny": Size("tiny", 0.01, 1, patience=120.0),
-    "short": Size("short", 0.5, 3, patience=180.0, seconds=480.0),
+    "short": Size("short", 0.4, 3, patience=180.0, seconds=480.0),
     "normal": Size("normal", 1.0, 5),
     "long": Size("long", 1.0, 5, patience=3_600.0, long=True),
 }
