@@ -15,7 +15,7 @@ from .topics import Topics
 __all__ = ["Parking"]
 
 _REASON_CHARACTERS = 2_000
-_SEPARATOR = "\x1f"  # stands in no origin, and in no group of a key: that is printable
+_SEPARATOR = "\x1f"  # stands in no origin, and in no group of a key: that is printable, and never empty
 
 
 class Parking:

@@ -140,7 +140,8 @@ async def test_the_first_position_is_not_passed_before_it_is_drawn(database: str
     ledger = Ledger()
     registry, ride = a_registry(ledger)
     async with running(database, registry, ORIGINS) as executor:
-        await asyncio.sleep(0.2)  # some reads
+        answered: set[float] = set()
+        await eventually(lambda: answered.add(executor.reader.last_answer) or len(answered) > 3, "some reads")
         assert [queue.high for queue in executor.scheduler.origins.values()] == [0, 0, 0]
         await enqueue(database, ride, rides(1, "g"), origin=ORIGINS[0])
         await drained(database)
