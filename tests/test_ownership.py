@@ -5,9 +5,13 @@ import random
 from collections.abc import Collection
 from pathlib import Path
 
+import pytest
+
 from sidings.executor import Executor
+from sidings.jobs import Registry
 
 from .fleet import Fleet, Member, shares, until
+from .support import ORIGIN, SECONDS, running
 
 ORIGINS = ["t/0", "t/1", "t/2", "t/3"]
 LONG = 60.0  # a lease that no test waits for
@@ -216,3 +220,26 @@ async def test_reassignments_in_a_row_lose_nothing_while_three_four_and_two_proc
             await member.stop()
         await fleet.verify()
         assert "lost" not in await fleet.outcomes()
+
+
+async def test_an_origin_that_came_back_while_it_drained_is_released_after_a_cycle_of_the_new_drain(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Between the cycle that was waited for and the release, another one may have named its jobs."""
+    async with running(database, Registry()) as executor:
+        barrier, calls = executor.cycles.barrier, 0
+
+        async def coming_back() -> None:
+            nonlocal calls
+            calls += 1
+            await barrier()
+            if calls == 1:
+                for origins in (frozenset({ORIGIN}), frozenset[str]()):
+                    executor.assign(origins, 1)
+                    executor._reconciler._turn(origins)
+
+        monkeypatch.setattr(executor.cycles, "barrier", coming_back)
+        executor.assign([], 1)
+        await executor.settled(SECONDS)
+        assert not executor.scheduler.origins
+        assert calls == 2
