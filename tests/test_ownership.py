@@ -6,7 +6,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-
 from sidings.executor import Executor
 from sidings.jobs import Registry
 
