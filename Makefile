@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-KAFKA_READY := $(VENV)/.kafka-ready
+JARS_READY := $(VENV)/.jars-ready
 LOCKS := requirements/build.lock requirements/dev.lock
 # What pip says is shown only when it fails.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-input
@@ -22,7 +22,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-e
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(READY) $(KAFKA_READY) ## virtual environment, locked dependencies, Kafka's jars (the others do this by themselves)
+setup: $(READY) $(JARS_READY) ## virtual environment, locked dependencies, Kafka's and Spark's jars (the others do this by themselves)
 
 demo: setup ## the acceptance demo: three instances, kills, takeovers; about a minute
 	$(BIN)/python -m examples.transports
@@ -78,6 +78,6 @@ $(READY): $(LOCKS) pyproject.toml
 	@mkdir -p $(VENV)/typing && ln -sfn ../.. $(VENV)/typing/sidings
 	@touch $@
 
-$(KAFKA_READY): $(READY)
-	@$(BIN)/python -m sidings.devstack fetch
+$(JARS_READY): $(READY)
+	@$(BIN)/python -m sidings.devstack fetch --spark
 	@touch $@

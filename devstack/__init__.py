@@ -8,12 +8,13 @@
     pytest_plugins = ["sidings.devstack.fixtures"]    # `database`, `topic`, … for tests
 
 Reading order: `stack` (both together), `postgres`, `kafka` and `broker`, then what these stand on: `process`
-(a detached process with a pid file), `state`, `binaries`, `kafka_jars`, `accounts`, `tls`, `locations`.
+(a detached process with a pid file), `state`, `binaries`, `jars`, `accounts`, `tls`, `locations`.
 `fixtures` and `__main__` are the two faces.
 """
 
 from .broker import Broker
 from .errors import DevstackError, ServerStartError, ServerStateError, ToolMissingError
+from .jars import spark_jars
 from .kafka import Kafka
 from .postgres import Postgres
 from .stack import Endpoints, Stack, ensure
@@ -32,4 +33,5 @@ __all__ = [
     "Stack",
     "ToolMissingError",
     "ensure",
+    "spark_jars",
 ]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from .broker import Broker
 from .errors import DevstackError
+from .jars import kafka_jars, spark_jars
 from .kafka import Kafka
-from .kafka_jars import kafka_jars
 from .postgres import Postgres
 from .stack import KAFKA_VARIABLE, POSTGRES_VARIABLE, Stack
 from .state import ServerState
@@ -32,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _up(stack)
             case "fetch":
                 kafka_jars()
+                if options.spark:
+                    spark_jars()
             case "down":
                 stack.remove() if options.delete else stack.down()
             case "status":
@@ -61,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     down = commands.add_parser("down", help="stop both servers; their data stays")
     down.add_argument("--delete", action="store_true", help="kill them and delete their data")
-    commands.add_parser("fetch", help="fetch Kafka's jars into the cache, if they are not there yet")
+    fetch = commands.add_parser("fetch", help="fetch Kafka's jars into the cache, if they are not there yet")
+    fetch.add_argument("--spark", action="store_true", help="Spark's connectors to Kafka and Postgres too")
     commands.add_parser("status", help="what runs where; exit code 1 when not all run")
     logs = commands.add_parser("logs", help="the last lines of the servers' logs")
     logs.add_argument("-n", "--lines", type=int, default=40)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .binaries import java
 from .errors import ServerStartError
-from .kafka_jars import kafka_jars
+from .jars import kafka_jars
 from .locations import LOOPBACK
 from .process import ServerProcess, clean_environment
 from .state import ServerStatus, describe

@@ -1,8 +1,14 @@
 """Fixtures for all tests: real servers, as a user of Sidings would get them."""
 
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
 import pytest
 
 from .consumer_support import effects_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytest_plugins = ["sidings.devstack.fixtures"]
 
@@ -12,3 +18,13 @@ async def effects(database: str) -> str:
     """DSN of a database with the table that the handlers of messages write to."""
     await effects_table(database)
     return database
+
+
+@pytest.fixture(scope="session")
+def spark() -> "Generator[SparkSession]":
+    """A Spark on two threads, started by the first test of this process that asks for it."""
+    from .spark_support import start_spark  # it imports Spark, which takes a second
+
+    session = start_spark()
+    yield session
+    session.stop()

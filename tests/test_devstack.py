@@ -28,7 +28,7 @@ from sidings.devstack import (
     ServerState,
     ServerStateError,
     ToolMissingError,
-    kafka_jars,
+    jars,
 )
 from sidings.devstack.accounts import reachable
 from sidings.devstack.broker import answers
@@ -430,14 +430,14 @@ def test_processes_that_need_the_jars_at_once_fetch_them_once(tmp_path: Path, mo
     waiting: list[str] = []
     go_on = threading.Event()
 
-    def fetch(work: Path, _report: object) -> None:
+    def fetch(_jars: object, work: Path, _report: object) -> None:
         assert go_on.wait(SECONDS)
         (work / "jars").mkdir()
         fetched.append(work)
 
-    monkeypatch.setattr(kafka_jars, "_fetch", fetch)
+    monkeypatch.setattr(jars, "_fetch", fetch)
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(kafka_jars.kafka_jars(waiting.append))) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: found.append(jars.kafka_jars(waiting.append))) for _ in range(3)]
     for thread in threads:
         thread.start()
     assert wait_until(lambda: len(waiting) == 2, timeout=SECONDS)
@@ -445,25 +445,25 @@ def test_processes_that_need_the_jars_at_once_fetch_them_once(tmp_path: Path, mo
     for thread in threads:
         thread.join(SECONDS)
     assert len(fetched) == 1
-    assert found == [tmp_path / "sidings" / f"kafka-{kafka_jars.KAFKA_VERSION}"] * 3
+    assert found == [tmp_path / "sidings" / f"kafka-{jars.KAFKA_VERSION}"] * 3
     assert not fetched[0].exists()
 
 
 def test_a_fetch_that_fails_leaves_nothing_that_looks_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     script = "mkdir jars; touch jars/kafka_2.13-0.jar; echo the network is gone; exit 1"
-    monkeypatch.setattr(kafka_jars, "_ivy_command", lambda *_: ["sh", "-c", script])
+    monkeypatch.setattr(jars, "_ivy_command", lambda *_: ["sh", "-c", script])
     with pytest.raises(DevstackError, match="the network is gone"):
-        kafka_jars.kafka_jars(lambda _: None)
+        jars.kafka_jars(lambda _: None)
     assert [path.name for path in (tmp_path / "sidings").iterdir() if path.is_dir()] == []
 
 
 def test_without_ivy_and_maven_the_error_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kafka_jars, "_ivy_jar", lambda: None)
+    monkeypatch.setattr(jars, "_ivy_jar", lambda: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolMissingError, match=r"pyspark.*maven"):
-        kafka_jars.kafka_jars(lambda _: None)
+        jars.kafka_jars(lambda _: None)
 
 
 def test_ports_lie_below_those_of_outgoing_connections():

@@ -1,0 +1,234 @@
+"""Jars: fetched once per user by their Maven coordinates, into a cache, each set into a folder of its own.
+
+Ivy out of the pyspark wheel does it (`jars/ivy-*.jar`); where pyspark is not installed, Maven does. Both
+resolve against the public default repository, or what the user's own Maven or Ivy settings name instead.
+"""
+
+import fcntl
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .binaries import java
+from .errors import DevstackError, ToolMissingError
+from .locations import cache_directory
+
+__all__ = ["KAFKA_VERSION", "kafka_jars", "spark_jars"]
+
+# The newest that resolves: 4.4.0 names an artifact (kafka-tools-api 4.4.0) that is not published.
+KAFKA_VERSION = os.environ.get("SIDINGS_KAFKA_VERSION", "4.3.1")
+POSTGRES_DRIVER_VERSION = "42.7.14"
+# The newest that resolves: later ones were not published everywhere, though the connector asks for its own version.
+TOKEN_PROVIDER_VERSION = "4.0.0"
+FETCH_SECONDS = 900
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class JarSet:
+    """A set of jars that are used together.
+
+    folder: its name in the cache; carries the version. title: for people. coordinates: (group, artifact, version).
+    witness: how the name of a jar begins that must be among them. size: what to expect, for people.
+    without: (group, artifact) of what they depend on but must not bring; "*" stands for all artifacts.
+    """
+
+    folder: str
+    title: str
+    coordinates: tuple[tuple[str, str, str], ...]
+    witness: str
+    size: str
+    without: tuple[tuple[str, str], ...] = ()
+
+
+# Kafka logs through slf4j and brings no backend; this one fits the log4j that it brings.
+KAFKA = JarSet(
+    f"kafka-{KAFKA_VERSION}",
+    f"Apache Kafka {KAFKA_VERSION}",
+    (("org.apache.kafka", "kafka_2.13", KAFKA_VERSION), ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4")),
+    witness="kafka_2.13-",
+    size="about 46 jars, 44 MB",
+)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def kafka_jars(report: Report = _to_stderr) -> Path:
+    """The folder with Kafka's jars; fetched at the first call, which takes about half a minute.
+
+    Safe with several processes at once: one fetches, the others wait for it. The folder appears as a whole or
+    not at all.
+
+    Raises:
+        ToolMissingError: neither pyspark nor Maven is there, or no Java.
+        DevstackError: the fetch failed; the text carries what the tool said.
+    """
+    return _folder_of(KAFKA, report)
+
+
+def spark_jars(report: Report = _to_stderr) -> list[Path]:
+    """The jars that Spark needs beside its own to read Kafka and Postgres: for the setting ``spark.jars``.
+
+    They fit the installed pyspark. Otherwise as `kafka_jars`.
+
+    Raises:
+        ToolMissingError: pyspark is not installed, or no Java.
+        DevstackError: the fetch failed; the text carries what the tool said.
+    """
+    try:
+        spark = importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        raise ToolMissingError("Spark is not installed; try: pip install 'sidings[spark]'") from None
+    jars = JarSet(
+        f"spark-{spark}-kafka-postgres-{POSTGRES_DRIVER_VERSION}",
+        f"Spark {spark}'s connectors to Kafka and Postgres",
+        (
+            ("org.apache.spark", "spark-sql-kafka-0-10_2.13", spark),
+            ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", TOKEN_PROVIDER_VERSION),
+            ("org.postgresql", "postgresql", POSTGRES_DRIVER_VERSION),
+        ),
+        witness="spark-sql-kafka-0-10_2.13-",
+        size="about 11 jars, 16 MB",
+        without=(
+            ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13"),
+            *(("org.scala-lang", "*"), ("org.slf4j", "*"), ("org.apache.hadoop", "*")),  # in pyspark
+        ),
+    )
+    return sorted(_folder_of(jars, report).glob("*.jar"))
+
+
+def _folder_of(jars: JarSet, report: Report) -> Path:
+    folder = cache_directory() / jars.folder
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder.with_suffix(folder.suffix + ".lock"), jars, report):
+        if not folder.is_dir():
+            partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+            try:
+                _fetch(jars, partial, report)
+                (partial / "jars").rename(folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _lock(path: Path, jars: JarSet, report: Report) -> Generator[None]:
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(f"Another process is fetching {jars.title}; waiting for it.")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(jars: JarSet, work: Path, report: Report) -> None:
+    ivy = _ivy_jar()
+    if ivy is not None:
+        command, tool = _ivy_command(jars, ivy, work), "Ivy"
+    elif shutil.which("mvn"):
+        command, tool = _maven_command(jars, work), "Maven"
+    else:
+        raise ToolMissingError(
+            f"the jars of {jars.title} must be fetched once, by Ivy (pip install pyspark, which carries it) or by "
+            "Maven (`apt install maven`, `brew install maven`): neither is there"
+        )
+    report(f"Fetching {jars.title} with {tool}: {jars.size}, once.")
+    said = _run(command, work, report)
+    found = list((work / "jars").glob("*.jar"))
+    if not any(jar.name.startswith(jars.witness) for jar in found):
+        tail = "\n".join(f"    {line}" for line in said[-25:])
+        raise DevstackError(f"fetching {jars.title} with {tool} failed; its last lines:\n{tail}")
+    report(f"Fetched {len(found)} jars, {sum(jar.stat().st_size for jar in found) / 1e6:.0f} MB.")
+
+
+def _run(command: list[str], work: Path, report: Report) -> list[str]:
+    """Run the tool, report each tenth jar that arrives, and return its output's lines."""
+    said: list[str] = []
+    arrived = 0
+    with subprocess.Popen(
+        command,
+        cwd=work,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as tool:
+        assert tool.stdout is not None
+        for line in tool.stdout:
+            said.append(line.rstrip())
+            if ("[SUCCESSFUL ]" in line or "Downloaded from" in line) and ".jar" in line:
+                arrived += 1
+                if arrived % 10 == 0:
+                    report(f"  {arrived} jars so far")
+        if tool.wait(timeout=FETCH_SECONDS) != 0:
+            shutil.rmtree(work / "jars", ignore_errors=True)  # a part of the jars would start and then break
+    return said
+
+
+def _ivy_jar() -> Path | None:
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        return None
+    return next(iter(sorted((Path(found.origin).parent / "jars").glob("ivy-*.jar"))), None)
+
+
+def _ivy_command(jars: JarSet, ivy: Path, work: Path) -> list[str]:
+    wanted = "".join(
+        f'<dependency org="{group}" name="{name}" rev="{revision}" conf="default->default">'
+        + "".join(f'<exclude org="{org}" module="{module}"/>' for org, module in jars.without if module != name)
+        + "</dependency>"
+        for group, name, revision in jars.coordinates
+    )
+    description = work / "ivy.xml"
+    description.write_text(
+        '<ivy-module version="2.0"><info organisation="sidings" module="devstack"/>'
+        f"<dependencies>{wanted}</dependencies></ivy-module>"
+    )
+    pattern = f"{work}/jars/[artifact]-[revision].[ext]"
+    # A cache of its own: Ivy's shared one is not safe for two processes, and keeps failures.
+    cache = ["-cache", str(work / "cache")]
+    return [
+        java(),
+        "-jar",
+        str(ivy),
+        *cache,
+        "-ivy",
+        str(description),
+        "-confs",
+        "default",
+        "-retrieve",
+        pattern,
+    ]
+
+
+def _maven_command(jars: JarSet, work: Path) -> list[str]:
+    unwanted = "".join(
+        f"<exclusion><groupId>{group}</groupId><artifactId>{name}</artifactId></exclusion>"
+        for group, name in jars.without
+    )
+    wanted = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{revision}</version>"
+        f"<exclusions>{unwanted}</exclusions></dependency>"
+        for group, name, revision in jars.coordinates
+    )
+    description = work / "pom.xml"
+    description.write_text(
+        "<project><modelVersion>4.0.0</modelVersion><groupId>sidings</groupId><artifactId>devstack</artifactId>"
+        f"<version>1</version><dependencies>{wanted}</dependencies></project>"
+    )
+    goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={work}/jars"]
+    return ["mvn", "--batch-mode", "--file", str(description), *goal]

@@ -1,0 +1,1 @@
+"""Directories: live replicas of compacted topics."""

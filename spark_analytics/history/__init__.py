@@ -1,0 +1,1 @@
+"""Job histories, analysed on Spark."""

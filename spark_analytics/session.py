@@ -1,0 +1,33 @@
+"""A Spark session with the connectors that this package reads through."""
+
+import os
+from collections.abc import Mapping
+
+import pyspark
+from pyspark.sql import SparkSession
+
+__all__ = ["KAFKA_CONNECTOR", "POSTGRES_DRIVER", "session"]
+
+KAFKA_CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
+POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.14"
+
+JARS_VARIABLE = "SIDINGS_SPARK_JARS"
+
+
+def session(name: str, connector: str, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """The running session, or a new one.
+
+    name: of the application, as Spark's pages show it. connector: what it reads through, by its Maven coordinates
+    (`KAFKA_CONNECTOR`, `POSTGRES_DRIVER`; fetched once). Where the environment's ``SIDINGS_SPARK_JARS`` names jars,
+    separated by commas, these are taken and nothing is fetched. settings: Spark's, which win over those set here.
+
+    Outside of ``spark-submit`` it runs on all cores of this machine; under it, with what its command line says.
+    """
+    builder = SparkSession.builder.appName(name)
+    if "SPARK_ENV_LOADED" not in os.environ:  # as spark-submit sets it
+        builder = builder.master("local[*]").config("spark.ui.enabled", "false")
+        jars = os.environ.get(JARS_VARIABLE)
+        builder = builder.config("spark.jars", jars) if jars else builder.config("spark.jars.packages", connector)
+    for key, value in {"spark.sql.session.timeZone": "UTC", **(settings or {})}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

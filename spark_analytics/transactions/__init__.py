@@ -1,0 +1,1 @@
+"""Change-data rows, combined into transactions on Spark Structured Streaming."""

@@ -1,0 +1,24 @@
+"""A Spark for tests."""
+
+import pytest
+from pyspark.sql import SparkSession
+from sidings.devstack import spark_jars
+from sidings.spark_analytics import KAFKA_CONNECTOR, session
+
+__all__ = ["start_spark"]
+
+SETTINGS = {
+    "spark.master": "local[2]",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.log.level": "ERROR",
+}
+
+
+def start_spark() -> SparkSession:
+    """A session with two threads and the connectors out of the devstack's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SIDINGS_SPARK_JARS", ",".join(map(str, spark_jars())))
+        return session("sidings-tests", KAFKA_CONNECTOR, SETTINGS)
