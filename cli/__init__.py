@@ -1,1 +1,23 @@
-"""The command line: `sidings`."""
+"""The command line: `sidings`. See docs/cli.md.
+
+Reading order: `app` (the tree of commands), `command` (what all commands share), `session` (the connection), `output`
+(tables, JSON, times), `consent` (what is asked before many things are touched), `filters` (times and states as people
+write them); then a module for each group of commands. What is looked at and done is `sidings.jobs.admin`'s and the
+outbox's; the few ``.sql`` files here only look.
+"""
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command that the process' arguments name, and exit with its code (docs/cli.md lists them)."""
+    try:
+        from .app import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        print(f"error: the command line needs {error.name}: pip install 'sidings[cli]'", file=sys.stderr)
+        sys.exit(1)
+    app(prog_name="sidings")

@@ -1,0 +1,5 @@
+"""``python -m sidings.cli``: the same as ``sidings``."""
+
+from . import main
+
+main()

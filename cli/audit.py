@@ -1,0 +1,72 @@
+"""`sidings audit` and `sidings pauses`: what people did, and what is paused."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from .command import Json, Limit, command
+from .output import ago, document, note, print_json, table
+from .session import Session
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Declare both."""
+    command(app, "audit")(audit)
+    command(app, "pauses")(pauses)
+
+
+async def audit(
+    session: Session,
+    by: Annotated[str | None, typer.Option("--by", help="What this person or program did.", metavar="NAME")] = None,
+    action: Annotated[str | None, typer.Option("--action", help="cancel, pause, move, …", metavar="ACTION")] = None,
+    limit: Limit = 100,
+    before: Annotated[int | None, typer.Option("--before", help="The next page: before this id.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What people and programs did, the newest first."""
+    rows = await session.admin().audit(limit=limit, before=before, actor=by, action=action)
+    more = rows[-1].id if len(rows) == limit else None
+    if as_json:
+        print_json(session.now, audit=rows, next=more)
+        return
+    if not rows:
+        note("nothing was done")
+        return
+    shown = [
+        (
+            r.id,
+            ago(r.at, session.now),
+            r.actor,
+            r.action,
+            _pairs(document(r.target)),
+            r.reason,
+            _pairs(document(r.detail)),
+        )
+        for r in rows
+    ]
+    table(["id", "when", "by", "action", "what", "because", "detail"], shown)
+    if more:
+        note(f"there may be more: add --before {more}")
+
+
+async def pauses(session: Session, as_json: Json = False) -> None:
+    """What is paused, by whom and why, the newest first."""
+    rows = await session.admin().pauses()
+    if as_json:
+        print_json(session.now, pauses=rows)
+    elif rows:
+        shown = [(r.type, r.origin, r.group, r.paused_by, ago(r.paused_at, session.now), r.reason) for r in rows]
+        table(["type", "origin", "group", "by", "when", "because"], shown)
+    else:
+        note("nothing is paused")
+
+
+def _pairs(values: dict[str, object]) -> str:
+    return ", ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in values.items()
+        if value is not None
+    )

@@ -1,0 +1,97 @@
+"""`sidings consumers`: stored offsets, and moving them."""
+
+from typing import Annotated
+
+import typer
+
+from ..errors import ActionRefused, ConfigurationError
+from ..kafka import KafkaSettings, ResetTo, reset_offsets
+from ..service.environment import environment
+from .command import Because, By, Json, Yes, command, group
+from .consent import ask
+from .filters import a_time
+from .output import note, print_json, table
+from .session import Session, whoever_runs_this
+
+__all__ = ["app"]
+
+app = group("Consumers: stored offsets, and moving them.")
+
+
+@command(app, "list")
+async def list_offsets(
+    session: Session,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Of this topic.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The next offset of each partition, as Postgres has it. Stateless consumers have theirs in Kafka."""
+    rows = await session.rows("consumer_offsets", topic)
+    if as_json:
+        print_json(session.now, offsets=rows)
+    elif rows:
+        table(["topic", "partition", "next offset", "resets"], [tuple(row) for row in rows])
+    else:
+        note("no offsets are stored")
+
+
+@command(app, "reset")
+async def reset(
+    session: Session,
+    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
+    to: Annotated[str, typer.Option("--to", help="earliest, latest, an offset, 2h (ago), or a time.")],
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", help="Default: all; may be repeated.")
+    ] = None,
+    kafka: Annotated[str | None, typer.Option("--kafka", envvar="SIDINGS_KAFKA", metavar="HOST:PORT")] = None,
+    by: By = None,
+    because: Because = None,
+    yes: Yes = False,
+) -> None:
+    """Let a consumer go on from another place, whether instances run or not. Messages from there on are handled again;
+    what they enqueue is enqueued again."""
+    settings = _kafka(kafka)
+    where = _place(to, session)
+    rows = await session.rows("consumer_offsets", topic)
+    if not rows:
+        raise ActionRefused(
+            f"no consumer has stored offsets of {topic}: `sidings consumers list` has the topics; those of a stateless "
+            "consumer are in Kafka, reset the group there"
+        )
+    meant = [row for row in rows if partition is None or row["partition"] in partition]
+    table(["topic", "partition", "next offset", "resets"], [tuple(row) for row in meant])
+    ask(f"let the consumer of {topic} go on from {to} in {len(meant)} partitions", yes=yes)
+    done = await reset_offsets(
+        settings,
+        session.settings,
+        settings.group or session.service,
+        topic,
+        where,
+        partitions=partition,
+        actor=by or whoever_runs_this(),
+        reason=because,
+    )
+    for one in done:
+        cancelled = f"; {one.cancelled} jobs cancelled, whose messages are delivered again" if one.cancelled else ""
+        typer.echo(f"{topic}/{one.partition}: from {one.before} to {one.offset}{cancelled}")
+
+
+def _kafka(bootstrap: str | None) -> KafkaSettings:
+    """What the option says, else the environment, as for ``Service.from_env``."""
+    if not bootstrap:
+        raise ConfigurationError("no Kafka is named: give --kafka host:port, or set SIDINGS_KAFKA")
+    given = environment().get("kafka")
+    if isinstance(given, KafkaSettings) and given.bootstrap == bootstrap:
+        return given
+    return KafkaSettings(bootstrap=bootstrap)
+
+
+def _place(to: str, session: Session) -> ResetTo:
+    match to:
+        case "earliest" | "latest":
+            return to
+        case _ if to.isdigit():
+            return int(to)
+        case _:
+            time = a_time("--to", to, session.now)
+            assert time is not None
+            return time

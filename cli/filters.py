@@ -1,0 +1,42 @@
+"""Times, states and outcomes as people write them."""
+
+import re
+from datetime import datetime, timedelta
+
+from ..errors import ConfigurationError
+from ..jobs import OutcomeName
+from ..jobs.admin import JobState
+
+__all__ = ["a_state", "a_time", "outcome_names", "state_names"]
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def a_time(option: str, text: str | None, now: datetime) -> datetime | None:
+    """'90s', '30m', '2h' or '7d' ago, or an ISO time with its zone. Raises `ConfigurationError`."""
+    if text is None:
+        return None
+    if found := re.fullmatch(r"(\d{1,6})\s*([smhd])", text.strip()):
+        return now - timedelta(**{_UNITS[found[2]]: int(found[1])})
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise ConfigurationError(f"{option} {text!r}: give 30m, 2h or 7d (ago), or a time such as 2026-05-01T03:00Z")
+    return time
+
+
+def a_state(text: str | None) -> str | None:
+    """A state as the shell likes it: 'backing-off' is 'backing off'."""
+    return None if text is None else text.replace("-", " ").replace("_", " ")
+
+
+def state_names() -> list[str]:
+    """For shell completion."""
+    return [state.replace(" ", "-") for state in JobState]
+
+
+def outcome_names() -> list[str]:
+    """For shell completion: those that `requeue` can bring back."""
+    return [OutcomeName.DISCARDED, OutcomeName.CANCELLED, OutcomeName.SUPERSEDED]

@@ -1,0 +1,79 @@
+"""One job on the screen."""
+
+import json
+
+import typer
+
+from ..jobs.admin import JobDetails, PauseRow
+from .output import ago, plain, span, table, until
+from .session import Session
+
+__all__ = ["pause_text", "show_details"]
+
+
+def show_details(session: Session, details: JobDetails) -> None:
+    """Everything that is known of it, as text."""
+    now, row = session.now, details.row
+    if row is not None:
+        facts: dict[str, object] = {
+            "job": row.id,
+            "type": row.type,
+            "origin": row.origin,
+            "group": row.group,
+            "state": row.state,
+            "held": row.held,
+            "error": row.error,
+            "attempt": row.attempt,
+            "failures": row.failures,
+            "losses": row.losses,
+            "priority": row.priority,
+            "position": row.position,
+            "unique key": row.unique_key,
+            "enqueued": f"{ago(row.enqueued_at, now)}  ({row.enqueued_at:%Y-%m-%d %H:%M:%S %Z})",
+            "next attempt": until(row.run_at, now),
+        }
+    else:
+        last = details.attempts[-1]
+        facts = {
+            "job": details.id,
+            "type": last.type,
+            "origin": last.origin,
+            "group": last.group,
+            "state": f"ended: {last.outcome} {ago(last.finished_at, now)}",
+        }
+    for name, value in facts.items():
+        if value is not None:
+            typer.echo(f"{name + ':':<14} {plain(str(value))}")
+    for pause in details.pauses:
+        typer.echo(f"{'paused:':<14} {plain(pause_text(pause))}, {ago(pause.paused_at, now)}")
+    for name, value in details.headers.items():
+        typer.echo(f"{'header:':<14} {plain(f'{name}={value}')}")
+    if details.payload is not None:
+        payload = json.dumps(json.loads(details.payload), indent=2, ensure_ascii=False)
+        typer.echo("payload:")
+        for line in payload.splitlines():
+            typer.echo(f"  {plain(line)}")
+    if details.attempts:
+        columns = ["attempt", "outcome", "ended", "ran", "executor", "error"]
+        attempts = [
+            (
+                a.attempt,
+                a.outcome,
+                ago(a.finished_at, now),
+                span(a.started_at, a.finished_at),
+                a.executor,
+                ": ".join(text for text in (a.error_class, a.error_message) if text),
+            )
+            for a in details.attempts
+        ]
+        table(columns, attempts, title="attempts")
+    if details.actions:
+        done = [(a.action, a.actor, ago(a.at, now), a.reason) for a in details.actions]
+        table(["action", "by", "when", "because"], done, title="what people did")
+
+
+def pause_text(pause: PauseRow) -> str:
+    """What is paused, by whom and why."""
+    of = ("type", pause.type) if pause.type else ("group" if pause.group else "origin", pause.origin)
+    name = f"{of[0]} {pause.group} of {of[1]}" if pause.group else f"{of[0]} {of[1]}"
+    return f"{name}, by {pause.paused_by}: {pause.reason}"

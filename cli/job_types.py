@@ -1,0 +1,82 @@
+"""`sidings types`: how many jobs each type has, and pausing one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Literal
+
+import typer
+
+from ..jobs.admin import JobCount, JobState, PauseRow
+from .command import Because, By, Json, command, group
+from .output import ago, note, print_json, table
+from .session import Session
+
+__all__ = ["Backlog", "app", "backlogs", "print_types"]
+
+app = group("Types of jobs: list, pause, resume.")
+
+Type = Annotated[str, typer.Argument(help="The type.", show_default=False)]
+Reason = Annotated[str, typer.Option("--because", help="Why: whoever wonders reads it.", metavar="TEXT")]
+
+
+@command(app, "list")
+async def list_types(session: Session, as_json: Json = False) -> None:
+    """Types that have jobs or are paused, with how many jobs are in which state. Reads all jobs."""
+    admin = session.admin()
+    types = backlogs("type", await admin.counts(by=["state", "type"]), await admin.pauses())
+    if as_json:
+        print_json(session.now, types=types)
+    else:
+        print_types(session, types)
+
+
+@command(app, "pause")
+async def pause(session: Session, type: Type, because: Reason, by: By = None) -> None:
+    """No further job of the type starts; what runs goes on. Groups wait whose head is of the type."""
+    admin = session.admin(by)
+    await admin.pause(type=type, reason=because)
+    typer.echo(f"the type {type} is paused")
+    if not await admin.jobs(type=type, limit=1):
+        note("it has no jobs now: if that is a typing error, resume it; `sidings types list` has the names")
+
+
+@command(app, "resume")
+async def resume(session: Session, type: Type, by: By = None, because: Because = None) -> None:
+    """End a pause of the type."""
+    await session.admin(by).resume(type=type, reason=because)
+    typer.echo(f"the type {type} goes on")
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The jobs of a type or of an origin. oldest: when the oldest was enqueued. paused: by whom and why."""
+
+    name: str
+    states: Mapping[JobState, int]
+    oldest: datetime | None
+    paused: str | None
+
+    @property
+    def jobs(self) -> int:
+        return sum(self.states.values())
+
+
+def backlogs(by: Literal["type", "origin"], counts: Sequence[JobCount], pauses: Sequence[PauseRow]) -> list[Backlog]:
+    """One for each type or origin that has jobs or is paused as a whole."""
+    paused = {getattr(p, by): f"{p.paused_by}: {p.reason}" for p in pauses if getattr(p, by) and p.group is None}
+    out: list[Backlog] = []
+    for name in sorted({getattr(count, by) for count in counts} | set(paused)):
+        mine = [count for count in counts if getattr(count, by) == name]
+        states = {state: sum(c.jobs for c in mine if c.state is state) for state in JobState}
+        out.append(Backlog(name, states, min((c.oldest for c in mine), default=None), paused.get(name)))
+    return out
+
+
+def print_types(session: Session, types: Sequence[Backlog]) -> None:
+    """A table of them. Zeroes are left out: what matters stands out."""
+    columns = ["type", *JobState, "oldest", "paused"]
+    rows = [
+        [t.name, *(t.states[state] or None for state in JobState), ago(t.oldest, session.now), t.paused] for t in types
+    ]
+    table(columns, rows) if rows else note("no jobs")

@@ -1,0 +1,166 @@
+"""`sidings outbox`: what waits for the relays, what fails, and what is parked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigurationError
+from ..kafka.outbox.publish import FailingTopic, ParkedMessage
+from .command import Json, Limit, Yes, command, fail, group
+from .consent import ask
+from .output import ago, document, note, print_json, table, until
+from .session import Session
+
+__all__ = ["OutboxTopic", "app", "print_topics", "topics"]
+
+app = group("The outbox: what waits, fails or is parked, by topic; retry, release, discard.")
+
+Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Of this topic.", metavar="TOPIC")]
+Ids = Annotated[list[int] | None, typer.Argument(help="Their numbers.", show_default=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxTopic:
+    """What the outbox has for one topic. oldest: when the oldest waiting message was published."""
+
+    topic: str
+    waiting: int
+    oldest: datetime | None
+    parked: int
+    failing: FailingTopic | None
+
+
+@command(app, "list")
+async def list_topics(session: Session, as_json: Json = False) -> None:
+    """Topics for which messages wait, are parked, or cannot be sent now. Reads all of the outbox."""
+    found = await topics(session)
+    if as_json:
+        print_json(session.now, topics=found)
+    elif found:
+        print_topics(session, found)
+    else:
+        note("the outbox is empty")
+
+
+@command(app, "parked")
+async def parked(
+    session: Session,
+    topic: Topic = None,
+    limit: Limit = 100,
+    after: Annotated[int, typer.Option("--after", help="The next page: after this id.", min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Messages that Kafka refused, the oldest first, with the reason."""
+    async with session.outbox() as outbox:
+        found = await outbox.parked(topic, after=after, limit=limit)
+    more = found[-1].id if len(found) == limit else None
+    if as_json:
+        print_json(session.now, messages=found, next=more)
+        return
+    _print_parked(session, found)
+    if more:
+        note(f"there may be more: add --after {more}")
+
+
+@command(app, "retry")
+async def retry(session: Session, topic: Annotated[str, typer.Argument(show_default=False)]) -> None:
+    """Try a failing topic again now, instead of when its backoff ends."""
+    async with session.outbox() as outbox:
+        if not await outbox.retry(topic):
+            fail(f"the topic {topic} is not failing: `sidings outbox list` says which are")
+    typer.echo(f"{topic}: the relays try it again now")
+
+
+@command(app, "release")
+async def release(session: Session, ids: Ids = None, topic: Topic = None, yes: Yes = False) -> None:
+    """Send parked messages again, as new ones, behind all that waits."""
+    chosen = await _choose(session, "send", ids, topic, yes)
+    async with session.outbox() as outbox:
+        done = await outbox.release(topic, ids=chosen)
+    _say("released", chosen, done)
+
+
+@command(app, "discard")
+async def discard(session: Session, ids: Ids = None, topic: Topic = None, yes: Yes = False) -> None:
+    """Delete parked messages for good."""
+    chosen = await _choose(session, "delete for good", ids, topic, yes)
+    async with session.outbox() as outbox:
+        done = await outbox.discard(topic, ids=chosen)
+    _say("discarded", chosen, done)
+
+
+async def _choose(
+    session: Session, verb: str, ids: Sequence[int] | None, topic: str | None, yes: bool
+) -> Sequence[int] | None:
+    """The messages that are meant, None for all of the topic; what is done to more than one is asked."""
+    if not ids and topic is None:
+        raise ConfigurationError("say which messages: give their numbers, or --topic")
+    if ids:
+        if len(ids) > 1 or verb != "send":
+            ask(f"{verb} {len(ids)} parked messages" if len(ids) > 1 else f"{verb} message {ids[0]}", yes=yes)
+        return ids
+    async with session.outbox() as outbox:
+        _print_parked(session, await outbox.parked(topic, limit=10))
+    found = next((row for row in await topics(session) if row.topic == topic), None)
+    if found is None or not found.parked:
+        fail(f"no message for {topic} is parked: nothing was done")
+    ask(f"{verb} {found.parked} parked messages for {topic}", yes=yes)
+    return None
+
+
+def _say(done: str, chosen: Sequence[int] | None, ids: Sequence[int]) -> None:
+    for id in ids:
+        typer.echo(f"message {id}: {done}")
+    if missing := sorted(set(chosen or ()) - set(ids)):
+        fail(f"no such parked message: {', '.join(map(str, missing))}")
+
+
+async def topics(session: Session) -> list[OutboxTopic]:
+    """One row for each topic; those that cannot be sent to with the error of the relay that has failed longest."""
+    counted = {row["topic"]: row for row in await session.rows("outbox_topics")}
+    async with session.outbox() as outbox:
+        failing = {row.topic: row for row in reversed(await outbox.failing())}
+    return [
+        OutboxTopic(topic, row["waiting"], row["oldest"], row["parked"], failing.get(topic))
+        if (row := counted.get(topic))
+        else OutboxTopic(topic, 0, None, 0, failing.get(topic))
+        for topic in sorted({*counted, *failing})
+    ]
+
+
+def print_topics(session: Session, found: Sequence[OutboxTopic]) -> None:
+    """A table of them."""
+    now = session.now
+    rows = [
+        (
+            row.topic,
+            row.waiting or None,
+            ago(row.oldest, now),
+            row.parked or None,
+            row.failing and until(row.failing.retry_at, now),
+            row.failing and row.failing.error,
+        )
+        for row in found
+    ]
+    table(["topic", "waiting", "oldest", "parked", "next try", "error"], rows)
+
+
+def _print_parked(session: Session, found: Sequence[ParkedMessage]) -> None:
+    columns = ["id", "topic", "key", "bytes", "published", "parked", "error"]
+    now = session.now
+    rows = [
+        (
+            m.id,
+            m.topic,
+            document(m.key),
+            len(m.value or b""),
+            ago(m.published_at, now),
+            ago(m.parked_at, now),
+            m.error,
+        )
+        for m in found
+    ]
+    table(columns, rows) if rows else note("no parked messages")

@@ -1,0 +1,132 @@
+"""How results are shown: tables for people, plain columns for pipes, JSON for programs."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import asyncpg
+import typer
+
+__all__ = ["ago", "document", "duration", "note", "plain", "print_json", "span", "table", "until"]
+
+_STYLES = {
+    "blocked": "red",
+    "held": "red",
+    "discarded": "red",
+    "lost": "red",
+    "backing off": "yellow",
+    "retried": "yellow",
+    "running": "green",
+    "succeeded": "green",
+}
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+    """Print rows: on a terminal as a table that folds what is too long, elsewhere as columns two spaces apart, which
+    cut nothing. None is shown as '-'."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    if sys.stdout.isatty():
+        _rich_table(columns, cells, title)
+        return
+    if title:
+        typer.echo(f"{title}:")
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    for row in (columns, *cells):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        typer.echo(line.rstrip())
+
+
+def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    for name in columns:
+        numeric = name in ("id", "job", "position") or all(row[columns.index(name)].isdigit() for row in rows)
+        grid.add_column(name, overflow="fold", no_wrap=numeric, justify="right" if numeric and rows else "left")
+    for row in rows:
+        grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))  # Text: what is data is no markup
+    Console().print(grid)
+
+
+def note(text: str) -> None:
+    """Something that is not a result, so that pipes do not get it."""
+    typer.echo(text, err=True)
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None or value == "" else plain(str(value))
+
+
+def plain(text: str) -> str:
+    """One line without control characters: keys and errors come from elsewhere, and could steer the terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def print_json(now: datetime, **content: object) -> None:
+    """One document: what is listed, under its name, and `now` by the database's clock, to which ages refer."""
+    typer.echo(json.dumps(document({"now": now, **content}), indent=2, ensure_ascii=False))
+
+
+def document(value: object) -> Any:
+    """`value` as JSON has it. Times are in UTC, durations in seconds; bytes are text, else \\x… in hexadecimal."""
+    match value:
+        case datetime():
+            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        case timedelta():
+            return value.total_seconds()
+        case bytes():
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return f"\\x{value.hex()}"
+        case Mapping():
+            items = cast(Mapping[str, object], value).items()
+            return {name: document(item) for name, item in items}
+        case asyncpg.Record():
+            return {name: document(item) for name, item in value.items()}
+        case list() | tuple():
+            return [document(item) for item in cast(Sequence[object], value)]
+        case bool() | int() | float() | None:
+            return value
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {field.name: document(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        case _:
+            return str(value)
+
+
+def duration(time: timedelta) -> str:
+    """In one or two units: '850 ms', '4 s', '3 m 20 s', '2 h 5 m', '3 d 4 h'."""
+    seconds = time.total_seconds()
+    if seconds < 1:
+        return f"{max(seconds, 0) * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    whole = int(seconds)
+    for size, unit, next_size, next_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            rest = whole % size // next_size
+            return f"{whole // size} {unit} {rest} {next_unit}" if rest else f"{whole // size} {unit}"
+    raise AssertionError
+
+
+def ago(time: datetime | None, now: datetime) -> str | None:
+    """How long ago, for a table."""
+    return None if time is None else f"{duration(now - time)} ago"
+
+
+def until(time: datetime | None, now: datetime) -> str | None:
+    """How long until then, for a table; 'due' when it is past."""
+    if time is None:
+        return None
+    return "due" if time <= now else f"in {duration(time - now)}"
+
+
+def span(begin: datetime | None, end: datetime | None) -> str | None:
+    """How long something took, for a table."""
+    return None if begin is None or end is None else duration(end - begin)

@@ -1,0 +1,132 @@
+"""The connection that one command works on."""
+
+import getpass
+import os
+import re
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import datetime
+
+import asyncpg
+
+from ..errors import ConfigurationError, PostgresUnavailable, SchemaMissing, SchemaTooOld
+from ..executor import PostgresSettings, connect
+from ..jobs.admin import Admin
+from ..kafka import Outbox
+from ..schema import check, load_sql, valid_schema_name
+from ..service.environment import environment
+
+__all__ = ["Session", "open_session", "postgres_settings", "whoever_runs_this"]
+
+_STATEMENT_SECONDS = 60.0
+
+
+class Session:
+    """An open connection to a service's database. now: by the database's clock, when the command began."""
+
+    def __init__(self, settings: PostgresSettings, connection: asyncpg.Connection, service: str, now: datetime) -> None:
+        self.settings = settings
+        self.connection = connection
+        self.service = service
+        self.now = now
+
+    @property
+    def where(self) -> str:
+        """The database, for people: without user and password."""
+        return _where(self.settings.dsn)
+
+    def admin(self, by: str | None = None) -> Admin:
+        """by: who acts, for the audit; None: the user of this process and its host."""
+        return Admin(
+            self.connection,
+            actor=by or whoever_runs_this(),
+            schema=self.settings.schema_name,
+            timeout=_STATEMENT_SECONDS,
+        )
+
+    @asynccontextmanager
+    async def outbox(self) -> AsyncGenerator[Outbox]:
+        """The outbox; it has a connection of its own."""
+        outbox = Outbox(self.settings)
+        try:
+            yield outbox
+        finally:
+            await outbox.close()
+
+    async def rows(self, query: str, *arguments: object) -> list[asyncpg.Record]:
+        """The rows of a ``.sql`` file of this package. Raises `PostgresUnavailable`."""
+        sql = load_sql(__package__ or "", query, self.settings.schema_name)
+        try:
+            return await self.connection.fetch(sql, *arguments, timeout=_STATEMENT_SECONDS)
+        except (OSError, TimeoutError, asyncpg.PostgresConnectionError) as error:
+            raise PostgresUnavailable(f"Postgres did not answer ({type(error).__name__}: {error})") from error
+
+
+def whoever_runs_this() -> str:
+    """``user@host``. In a container the user may have no name: then its number."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def postgres_settings(dsn: str | None, schema: str | None) -> PostgresSettings:
+    """What the options say, else the environment, as for ``Service.from_env``. Raises `ConfigurationError`."""
+    if not dsn:
+        raise ConfigurationError(
+            "no database is named: give --postgres postgresql://user@host/database, or set SIDINGS_POSTGRES "
+            '(on this machine: eval "$(sidings dev up)")'
+        )
+    if not re.match(r"postgres(ql)?://", dsn):
+        raise ConfigurationError("--postgres: this is no DSN: give postgresql://user:password@host:port/database")
+    given = environment().get("postgres")
+    name = valid_schema_name(schema or "sidings")
+    if isinstance(given, PostgresSettings) and given.dsn == dsn:  # with the other SIDINGS_POSTGRES_… settings
+        return given.model_copy(update={"schema_name": name})
+    return PostgresSettings(dsn=dsn, schema_name=name)
+
+
+@asynccontextmanager
+async def open_session(settings: PostgresSettings, *, checked: bool = True) -> AsyncGenerator[Session]:
+    """Connect, and look at the schema.
+
+    checked: refuse a schema that this release does not fit; without it only one that is not there.
+
+    Raises `PostgresUnavailable`, `SchemaError`, and what Postgres says of the account.
+    """
+    try:
+        connection = await connect(settings, for_handlers=True, statement_seconds=_STATEMENT_SECONDS)
+    except (PostgresUnavailable, asyncpg.PostgresError) as error:
+        reason = str(error).removeprefix("no connection to Postgres: ")
+        raise PostgresUnavailable(f"no connection to {_where(settings.dsn)}: {reason}") from error
+    try:
+        service = await _owner(connection, settings)
+        if checked:
+            try:
+                await check(connection, service=service, schema=settings.schema_name)
+            except SchemaTooOld as error:
+                text = str(error).partition(": call ")[0]
+                raise SchemaTooOld(f"{text}: run `sidings migrate apply`") from None
+        now: datetime = await connection.fetchval("SELECT clock_timestamp()")
+        yield Session(settings, connection, service, now)
+    finally:
+        connection.terminate()
+
+
+async def _owner(connection: asyncpg.Connection, settings: PostgresSettings) -> str:
+    schema = settings.schema_name
+    try:
+        return await connection.fetchval(f"SELECT name FROM {schema}.service")
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+        found = [row[0] for row in await connection.fetch(load_sql(__package__ or "", "find_schemas"))]
+        others = f" (there is {', '.join(found)}: give --schema)" if found else ""
+        raise SchemaMissing(
+            f"{_where(settings.dsn)} has no schema {schema!r} of Sidings{others}: "
+            f"make it with `sidings migrate apply --service NAME`"
+        ) from None
+
+
+def _where(dsn: str) -> str:
+    return re.sub(r"//[^/]*@", "//", dsn).partition("?")[0]

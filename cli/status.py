@@ -1,0 +1,164 @@
+"""`sidings status`: everything that matters on one screen, and whether something needs a person."""
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from ..jobs.admin import JobState, Orphan, PauseRow
+from ..schema import migrations
+from .command import Code, Json, command
+from .job_details import pause_text
+from .job_types import Backlog, backlogs, print_types
+from .outbox import OutboxTopic, print_topics, topics
+from .output import ago, note, plain, print_json, table
+from .session import Session
+
+__all__ = ["add_to"]
+
+_FEW = 5  # names in one line
+
+
+def add_to(app: typer.Typer) -> None:
+    """Declare it."""
+    command(app, "status")(status)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An executor that holds origins. named: jobs that it runs or is about to run."""
+
+    host: str
+    pid: int
+    started_at: datetime
+    origins: int
+    named: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What `status` shows. problems: what needs a person, each with the command that goes on from there."""
+
+    service: str
+    schema: str
+    version: int
+    executors: list[Holder]
+    origins_held: int
+    origins_free: int
+    types: list[Backlog]
+    blocked_groups: int
+    orphans: list[Orphan]
+    pauses: list[PauseRow]
+    outbox: list[OutboxTopic]
+    problems: list[str]
+
+
+async def status(
+    session: Session,
+    watch: Annotated[
+        float | None, typer.Option("--watch", "-w", help="Again every so many seconds, until Ctrl-C.", min=0.2)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The schema, executors, backlog, what fails or waits for a person, the outbox. Exit code 4: something needs a
+    person."""
+    while True:
+        overview = await look(session)
+        if watch is not None and sys.stdout.isatty():
+            _clear()
+        _print(session, overview, as_json)
+        if watch is None:
+            raise typer.Exit(Code.ATTENTION if overview.problems else Code.DONE)
+        await asyncio.sleep(watch)
+        session.now = await session.connection.fetchval("SELECT clock_timestamp()")
+
+
+def _clear() -> None:
+    from rich.console import Console
+
+    Console().clear()
+
+
+async def look(session: Session) -> Overview:
+    """Reads all jobs and all of the outbox: 0.3 s for a million."""
+    admin = session.admin()
+    origins = await session.rows("list_origins")
+    holders: dict[object, Holder] = {}
+    for row in origins:
+        if row["held"] and row["host"] is not None:
+            before = holders[row["owner"]].origins if row["owner"] in holders else 0
+            holders[row["owner"]] = Holder(row["host"], row["pid"], row["started_at"], before + 1, row["named"])
+    held = sum(row["held"] for row in origins)
+    pauses = await admin.pauses()
+    types = backlogs("type", await admin.counts(by=["state", "type"]), pauses)
+    blocked = await admin.blocked_groups(limit=10_000)
+    orphans = await admin.orphans()
+    outbox = await topics(session)
+    overview = Overview(
+        session.service,
+        session.settings.schema_name,
+        len(migrations()),
+        sorted(holders.values(), key=lambda holder: (holder.host, holder.pid)),
+        held,
+        len(origins) - held,
+        types,
+        len(blocked),
+        orphans,
+        pauses,
+        outbox,
+        [],
+    )
+    overview.problems.extend(_problems(overview))
+    return overview
+
+
+def _problems(overview: Overview) -> list[str]:
+    sums = {state: sum(type.states[state] for type in overview.types) for state in JobState}
+    out: list[str] = []
+    if not overview.origins_held and overview.origins_free:
+        out.append("no executor holds an origin: does the service run?")
+    if overview.orphans:
+        names = _some([orphan.origin for orphan in overview.orphans])
+        out.append(f"jobs wait in origins that nobody holds: {names}: sidings origins list --orphans")
+    if count := sums[JobState.BLOCKED]:
+        out.append(f"{count} groups are blocked until a person decides: sidings groups list")
+    if count := sums[JobState.HELD]:
+        out.append(f"{count} jobs are held: sidings jobs list --state held")
+    if parked := sum(topic.parked for topic in overview.outbox):
+        out.append(f"{parked} messages are parked: sidings outbox parked")
+    if failing := [topic.topic for topic in overview.outbox if topic.failing]:
+        out.append(f"the outbox cannot send to {_some(failing)}: sidings outbox list")
+    return out
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return plain(", ".join(names[:_FEW])) + more
+
+
+def _print(session: Session, overview: Overview, as_json: bool) -> None:
+    now = session.now
+    if as_json:
+        print_json(now, **{name: getattr(overview, name) for name in Overview.__slots__})
+        return
+    typer.echo(f"service {overview.service}, schema {overview.schema} at {overview.version:04}, {session.where}")
+    free = f", {overview.origins_free} held by nobody" if overview.origins_free else ""
+    typer.echo(f"{len(overview.executors)} executors hold {overview.origins_held} origins{free}")
+    if overview.executors:
+        rows = [(f"{e.host}:{e.pid}", e.origins, e.named, ago(e.started_at, now)) for e in overview.executors]
+        table(["executor", "origins", "jobs named", "started"], rows, title="executors")
+    if overview.types:
+        print_types(session, overview.types)
+    else:
+        typer.echo("no jobs")
+    if overview.blocked_groups:
+        typer.echo(f"{overview.blocked_groups} groups wait for their head")
+    for pause in overview.pauses:
+        typer.echo(f"paused: {plain(pause_text(pause))}, {ago(pause.paused_at, now)}")
+    if overview.outbox:
+        print_topics(session, overview.outbox)
+    for problem in overview.problems:
+        note(f"! {problem}")
