@@ -21,6 +21,10 @@
     │   ├── UnknownMessageType    its type has no handler, and its topic says unknown="fail"
     │   ├── OffsetOutOfRange      the stored offset lies beyond the end of the log: the topic was made anew
     │   └── OffsetUnknown         there is no stored offset, and start="fail" forbids to choose one
+    ├── DirectoryError            a directory cannot give what is asked
+    │   ├── DirectoryNotReady     it has not applied yet what was in its topic at the start
+    │   ├── DirectoryBehind       it has not got so far in the time given
+    │   └── StorageError          its store cannot be used: another process has it, or the disk refuses
     ├── AdministrationError       an action of a person was not done; nothing has changed
     │   ├── JobNotFound           there is no such job; the message says how it ended, if that is known
     │   ├── ActionRefused         it makes no sense as asked, or not in the present state of things
@@ -36,6 +40,9 @@ __all__ = [
     "Busy",
     "ConfigurationError",
     "ConsumerError",
+    "DirectoryBehind",
+    "DirectoryError",
+    "DirectoryNotReady",
     "EnqueueError",
     "Fenced",
     "ForeignSchema",
@@ -54,6 +61,7 @@ __all__ = [
     "SchemaTooNew",
     "SchemaTooOld",
     "SidingsError",
+    "StorageError",
     "UndecodableMessage",
     "UnknownJobType",
     "UnknownMessageType",
@@ -134,6 +142,22 @@ class OffsetOutOfRange(ConsumerError):
 
 class OffsetUnknown(ConsumerError):
     """No offset is stored for a partition, and its consumer was declared with ``start="fail"``."""
+
+
+class DirectoryError(SidingsError):
+    """A directory cannot give what is asked of it."""
+
+
+class DirectoryNotReady(DirectoryError):
+    """A directory has not applied yet what was in its topic at the start. The message says how far it is."""
+
+
+class DirectoryBehind(DirectoryError):
+    """A directory has not got as far as asked in the time given. The message says what was missing."""
+
+
+class StorageError(DirectoryError):
+    """A directory's store cannot be used: another process has the file, or the disk refuses."""
 
 
 class AdministrationError(SidingsError):

@@ -1,0 +1,61 @@
+"""What a service author wants to be told of changes."""
+
+import inspect
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from ...errors import ConfigurationError
+from .rows import Change
+from .storage import Storage
+
+__all__ = ["Callbacks", "Changed"]
+
+log = logging.getLogger("sidings.directory")
+
+T = TypeVar("T")
+
+
+class Changed(NamedTuple, Generic[T]):
+    """A key whose value is another one now. old: None where it is new; new: None where it was deleted."""
+
+    key: Hashable
+    old: T | None
+    new: T | None
+
+
+class Callbacks(Generic[T]):
+    """Functions that are told of changes. failures: how often one has raised."""
+
+    def __init__(self, topic: str) -> None:
+        self.failures = 0
+        self._topic = topic
+        self._functions: list[Callable[[Changed[T]], object]] = []
+
+    def add(self, function: Callable[[Changed[T]], object]) -> None:
+        """Tell this one too. Raises `ConfigurationError`."""
+        if inspect.iscoroutinefunction(function):
+            raise ConfigurationError(
+                f"directory {self._topic!r}: on_change takes a plain function, which is called between two batches: "
+                "let it put the change into an asyncio.Queue, or set an Event, for a task of yours"
+            )
+        self._functions.append(function)
+
+    def before(self, storage: Storage[T], changes: Sequence[Change[T]]) -> dict[Hashable, T | None]:
+        """The values of all keys that `changes` may change."""
+        if not self._functions:
+            return {}
+        keys = {change[1] for change in changes if change[2] is not None}
+        keys.update(storage.keys_of({change[0] for change in changes}))
+        return {key: storage.get(key) for key in keys}
+
+    def after(self, storage: Storage[T], before: dict[Hashable, T | None]) -> None:
+        """Tell of those that have another value than `before`."""
+        for key, old in before.items():
+            if (new := storage.get(key)) != old:
+                for function in self._functions:
+                    try:
+                        function(Changed(key, old, new))
+                    except Exception:  # whatever a callback raises, the directory goes on
+                        self.failures += 1
+                        log.exception("directory %r: on_change failed for %r", self._topic, key)

@@ -1,0 +1,268 @@
+"""The directory as a service author sees it: what it is of, what it offers, and its life."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from ...errors import ConfigurationError, DirectoryBehind, DirectoryNotReady
+from ...supervision import only_error
+from ...waiting import set_within
+from ..settings import KafkaSettings
+from ..subscription import Decoder
+from .callbacks import Callbacks, Changed
+from .follower import Follower
+from .memory import Memory
+from .rows import BadRecord, KeyOf, Rows
+from .storage import Storage
+
+__all__ = ["Directory"]
+
+log = logging.getLogger("sidings.directory")
+
+T = TypeVar("T")
+D = TypeVar("D")
+F = TypeVar("F", bound=Callable[[Changed[Any]], object])
+
+_SILENT_SECONDS = 60.0  # without an answer of Kafka, before the health check complains
+
+
+class Directory(Generic[T]):
+    """An in-process, always current replica of a compacted topic::
+
+        async with Directory("terminal-acquirer", kafka="localhost:9092", model=TerminalAcquirer) as terminals:
+            acquirer = terminals["T-1"].acquirer_id
+
+    In a service it is declared with ``Service.directory``; see there for what comes in, and
+    docs/directories.md for the rest.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        kafka: str | KafkaSettings,
+        model: type[T] | None = None,
+        decoder: Decoder | None = None,
+        key: KeyOf[T] | None = None,
+        active: str | None = "is_active",
+        storage: Storage[T] | None = None,
+        load_seconds: float | None = 300.0,
+        service: str = "",
+        prometheus: CollectorRegistry = REGISTRY,
+    ) -> None:
+        if not topic:
+            raise ConfigurationError("directory: topic='': name the topic")
+        if load_seconds is not None and load_seconds <= 0:
+            raise ConfigurationError(
+                f"directory {topic!r}: load_seconds={load_seconds!r}: give a positive number of seconds, or None"
+            )
+        self.topic = topic
+        self.service = service
+        self._settings = KafkaSettings(bootstrap=kafka) if isinstance(kafka, str) else kafka
+        self._load_seconds = load_seconds
+        self._storage: Storage[T] = Memory() if storage is None else storage
+        self._rows = Rows(topic, model=model, decoder=decoder, key=key, active=active)
+        self._callbacks = Callbacks[T](topic)
+        self._loaded = asyncio.Event()
+        self._follower = Follower(
+            topic, self._settings, self._rows, self._storage, self._callbacks, self._finish_loading
+        )
+        self._prometheus = prometheus
+        self._began: float | None = None
+        self._load_took: float | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: Hashable) -> T:
+        """The value of `key`. Raises `KeyError`, and `DirectoryNotReady` before the load has ended."""
+        if (value := self.get(key)) is None:
+            raise KeyError(key)
+        return value
+
+    def get(self, key: Hashable, default: D = None) -> T | D:
+        """The value of `key`, or `default`. Raises `DirectoryNotReady`."""
+        if self._load_took is None:
+            raise self._not_ready()
+        value = self._storage.get(key)
+        return default if value is None else value
+
+    def __contains__(self, key: Hashable) -> bool:
+        return self.get(key) is not None
+
+    def __len__(self) -> int:
+        if self._load_took is None:
+            raise self._not_ready()
+        return len(self._storage)
+
+    def __bool__(self) -> bool:
+        """True: that it is empty is asked with ``len``."""
+        return True
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self.keys())
+
+    def keys(self) -> list[Hashable]:
+        """All keys, as they are now: a list of its own, which does not change."""
+        return [key for key, _ in self.items()]
+
+    def values(self) -> list[T]:
+        """All values, as they are now."""
+        return [value for _, value in self.items()]
+
+    def items(self) -> list[tuple[Hashable, T]]:
+        """All keys and values, as they are now. Raises `DirectoryNotReady`."""
+        if self._load_took is None:
+            raise self._not_ready()
+        return self._storage.items()
+
+    # -- changes ----------------------------------------------------------------------------------------------------
+
+    def on_change(self, function: F) -> F:
+        """Call `function` for each key whose value has changed, with what was and what is::
+
+            @terminals.on_change
+            def changed(change: Changed[TerminalAcquirer]) -> None:
+                log.info("%s: %s -> %s", change.key, change.old, change.new)
+
+        It is not called for the load, only for what changes afterwards. It is called between two batches, when all of a
+        batch is in the directory: of several changes of a key in one batch it sees the last. What it raises is logged
+        and counted. Returns it unchanged. Raises `ConfigurationError` for an ``async def``.
+        """
+        self._callbacks.add(function)
+        return function
+
+    async def wait_until(
+        self, offset: int | Mapping[int, int] | None = None, *, partition: int = 0, timeout: float | None = None
+    ) -> None:
+        """Return when the directory has got so far.
+
+        offset: of a message in `partition`: until that is applied. Or positions, as `end_offsets` gives them. None:
+        until all that is in the topic now is applied. timeout: seconds; None: any.
+
+        Raises `DirectoryBehind` after `timeout`; what was missing then stands in it.
+        """
+        wanted: Mapping[int, int] | None = {partition: offset + 1} if isinstance(offset, int) else offset
+        try:
+            async with asyncio.timeout(timeout):
+                if wanted is None:
+                    wanted = await self.end_offsets()
+                await self._follower.wait_for(wanted)
+        except TimeoutError:
+            told = self._follower.progress.describe(wanted)
+            raise DirectoryBehind(f"directory {self.topic!r} is not there after {timeout} s: {told}") from None
+
+    async def wait_ready(self, timeout: float | None = None) -> None:
+        """Return when all is applied that was in the topic at the start. Raises `DirectoryNotReady` after `timeout`."""
+        if not await set_within(self._loaded, timeout):
+            raise self._not_ready()
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether all is applied that was in the topic at the start."""
+        return self._load_took is not None
+
+    @property
+    def start_seconds(self) -> float:
+        """How long it took from the start to `ready`, or has taken until now."""
+        if self._load_took is not None:
+            return self._load_took
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    @property
+    def progress(self) -> float:
+        """How much of what was in the topic at the start is applied: 0 to 1."""
+        return 1.0 if self.ready else self._follower.progress.fraction
+
+    def positions(self) -> dict[int, int]:
+        """The next offset of each partition: what is before has been applied."""
+        return dict(self._follower.progress.positions)
+
+    async def end_offsets(self) -> dict[int, int]:
+        """The end of each partition, now: what a position has to reach. Waits for Kafka."""
+        return await self._follower.end_offsets()
+
+    def errors(self) -> list[BadRecord]:
+        """Records that could not be applied and still matter, oldest first, 1,000 at most: a good record of the same
+        row ends the error. The former value of the row is in force."""
+        return list(self._follower.bad.values())
+
+    def problems(self) -> list[str]:
+        """What a health check should complain about; empty when all is well. Any thread may call it."""
+        return [f"directory {self.topic!r}: {problem}" for problem in self._follower.problems(_SILENT_SECONDS)]
+
+    def not_ready(self) -> list[str]:
+        """Why it is not ready; empty when it is. Any thread may call it."""
+        return [] if self.ready else [str(self._not_ready())]
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Load, and follow until `stop`. Kafka may come and go.
+
+        Raises `DirectoryNotReady` when the load takes longer than it may, and `StorageError`.
+        """
+        self._began = time.monotonic()
+        try:
+            async with asyncio.TaskGroup() as group:
+                limit = group.create_task(self._limit_load())
+                await self._follower.run()
+                limit.cancel()
+        except BaseExceptionGroup as errors:
+            raise only_error(errors) from None
+
+    def stop(self) -> None:
+        """`run` returns soon."""
+        self._follower.stop()
+
+    async def __aenter__(self) -> Self:
+        """Start, and return when it is ready. Raises `DirectoryNotReady`, `StorageError`."""
+        if self._running is not None:
+            raise ConfigurationError(f"directory {self.topic!r} has been started before: make another one")
+        self._running = asyncio.create_task(self.run(), name=f"sidings directory {self.topic}")
+        loaded = asyncio.create_task(self._loaded.wait())
+        try:
+            await asyncio.wait([self._running, loaded], return_when=asyncio.FIRST_COMPLETED)
+            if self._running.done():
+                self._running.result()
+        except BaseException:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+            raise
+        finally:
+            loaded.cancel()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._running is not None
+        self.stop()
+        await self._running
+
+    async def _limit_load(self) -> None:
+        """Waiting for Kafka takes as long as it takes; the load itself does not."""
+        await self._follower.contact.wait()
+        if not await set_within(self._loaded, self._load_seconds):
+            raise DirectoryNotReady(
+                f"{self._not_ready()}. It has had load_seconds={self._load_seconds} since Kafka first answered"
+            )
+
+    def _finish_loading(self) -> None:
+        self._load_took = self.start_seconds
+        self._loaded.set()
+        log.info("directory %r is ready after %.2f s: %s entries", self.topic, self._load_took, len(self._storage))
+
+    def _not_ready(self) -> DirectoryNotReady:
+        follower = self._follower
+        told = follower.trouble or follower.progress.describe(follower.progress.barrier)
+        if self._began is None:
+            told = "it has not been started"
+        return DirectoryNotReady(f"directory {self.topic!r} is not loaded: {told}")

@@ -1,0 +1,86 @@
+"""Rows in memory: the fastest store, read again from the topic at every start."""
+
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar
+
+from ..message import Record
+from .rows import Row
+from .storage import Batch, Identity, Kept, Plan
+
+__all__ = ["Memory"]
+
+T = TypeVar("T")
+
+
+class Memory(Generic[T]):
+    """Holds the values in a dict."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Hashable, T] = {}
+        # Where keys differ from rows: the rows, and for each key the rows that have it.
+        self._rows: dict[Row, tuple[Hashable, tuple[int, int, int], T]] = {}
+        self._rivals: dict[Hashable, set[Row]] = {}
+        self._derived = False
+
+    async def open(self, plan: Plan[T]) -> Kept:
+        """Begin, empty."""
+        self._derived = plan.derived
+        return Kept(None, {}, {}, {}, 0.0)
+
+    async def reset(self, identity: Identity) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self._rows.clear()
+        self._rivals.clear()
+
+    async def apply(self, batch: Batch[T]) -> None:
+        """Apply `batch`, in its order."""
+        if self._derived:
+            for row, key, value, record in batch.changes:
+                self._change(row, key, value, record)
+            return
+        entries = self._entries
+        for row, _, value, _ in batch.changes:
+            if value is None:
+                entries.pop(row, None)
+            else:
+                entries[row] = value
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+    def get(self, key: Hashable) -> T | None:
+        """The value of a key."""
+        return self._entries.get(key)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def items(self) -> list[tuple[Hashable, T]]:
+        """All keys and values."""
+        return list(self._entries.items())
+
+    def rows(self) -> Iterable[Row]:
+        """All rows."""
+        return list(self._rows) if self._derived else [row for row in self._entries if isinstance(row, str)]
+
+    def keys_of(self, rows: Iterable[Row]) -> Iterable[Hashable]:
+        """The keys that these rows have now."""
+        return [self._rows[row][0] for row in rows if row in self._rows] if self._derived else rows
+
+    def _change(self, row: Row, key: Hashable, value: T | None, record: Record | None) -> None:
+        if (former := self._rows.pop(row, None)) is not None:
+            self._rivals[former[0]].discard(row)
+            self._show(former[0])
+        if value is not None and record is not None:
+            self._rows[row] = (key, (record.timestamp, record.partition, record.offset), value)
+            self._rivals.setdefault(key, set()).add(row)
+            self._show(key)
+
+    def _show(self, key: Hashable) -> None:
+        """Let the youngest of a key's rows be its value."""
+        rivals = self._rivals[key]
+        if not rivals:
+            del self._rivals[key], self._entries[key]
+            return
+        self._entries[key] = max((self._rows[row] for row in rivals), key=lambda kept: kept[1])[2]

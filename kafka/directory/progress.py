@@ -1,0 +1,58 @@
+"""How far a directory has read its topic, and how far it has to: pure, no I/O, no clock."""
+
+from collections.abc import Mapping
+
+__all__ = ["Progress"]
+
+_SHOWN = 10  # partitions named in a message
+
+
+class Progress:
+    """positions: the next offset of each partition; what is before has been applied. ends: as Kafka last told them.
+    barrier: what the positions have to reach, once it is known."""
+
+    def __init__(self) -> None:
+        self.positions: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        self.barrier: dict[int, int] | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether every position has reached the barrier. Positions, not counts: markers of transactions, aborted
+        records and what compaction has taken are offsets without a record."""
+        return self.barrier is not None and self.has(self.barrier)
+
+    def has(self, wanted: Mapping[int, int]) -> bool:
+        """Whether all positions are there."""
+        return all(self.positions.get(partition, -1) >= offset for partition, offset in wanted.items())
+
+    def missing(self, wanted: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+        """Partitions that are not there: where they are, and where they should be."""
+        return {
+            partition: (self.positions.get(partition, 0), offset)
+            for partition, offset in sorted(wanted.items())
+            if self.positions.get(partition, -1) < offset
+        }
+
+    def describe(self, wanted: Mapping[int, int] | None) -> str:
+        """What is missing, for a person: ``partition 0 at 10 of 20, partition 1 at 5 of 7``."""
+        if wanted is None:
+            return "its end offsets are not known yet"
+        missing = self.missing(wanted)
+        shown = [f"partition {p} at {at} of {end}" for p, (at, end) in list(missing.items())[:_SHOWN]]
+        more = [f"{len(missing) - _SHOWN} more"] if len(missing) > _SHOWN else []
+        return ", ".join([*shown, *more]) or "nothing is missing"
+
+    @property
+    def fraction(self) -> float:
+        """How much of the way to the barrier is done, from 0 to 1."""
+        if self.barrier is None:
+            return 0.0
+        whole = sum(self.barrier.values())
+        if whole == 0:
+            return 1.0
+        return sum(min(self.positions.get(p, 0), end) for p, end in self.barrier.items()) / whole
+
+    def lag(self) -> dict[int, int]:
+        """Offsets between each position and the end."""
+        return {p: max(0, end - self.positions.get(p, 0)) for p, end in list(self.ends.items())}

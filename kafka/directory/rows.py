@@ -1,0 +1,306 @@
+"""From a Kafka record to a change of the directory: the formats that are read, keys, and the flag that deletes.
+
+Rows as a service or an outbox writes them, those of Kafka Connect's JDBC source and Debezium's envelopes are told apart
+record by record, each with or without the wrapper ``{"schema": ..., "payload": ...}``.
+"""
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Generic, TypeAlias, TypeVar, cast
+
+from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
+from pydantic.alias_generators import to_camel
+from pydantic_core import from_json
+
+from ...errors import ConfigurationError
+from ..message import Message, Record
+from ..subscription import Decoder
+
+__all__ = ["BadRecord", "Change", "KeyOf", "Row", "Rows", "Unreadable"]
+
+T = TypeVar("T")
+
+Row: TypeAlias = str | bytes
+"""What tells a row of the table: the message key. Text, or the key's bytes where the directory's key is another."""
+
+Change: TypeAlias = tuple[Row, Hashable, T | None, Record | None]
+"""Row, key in the directory, value, and the record that it came from. Value and record are None for a deletion."""
+
+KeyOf: TypeAlias = str | Callable[[T], Hashable]
+
+_JSON_STARTS = frozenset(b'{"')
+_ENVELOPE = frozenset({"before", "after", "source", "op", "ts_ms", "ts_us", "ts_ns", "transaction", "schema"})
+_OPERATIONS = frozenset("crudtm")
+_MAX_REASON = 500  # characters of an error that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that could not be applied, so that the row's former value stays.
+
+    key: as text, or as Python writes bytes; None where there is none. timestamp_ms: of the record. reason: for a person.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: str | None
+    timestamp_ms: int
+    reason: str
+
+
+Unreadable: TypeAlias = tuple[int, Row | None, BadRecord]
+"""How many changes come before it, its row where that is known, and what is wrong."""
+
+
+class _Refused(ValueError):
+    """A record that cannot be applied, for a reason that is ours to tell."""
+
+
+class Rows(Generic[T]):
+    """Reads the records of one topic.
+
+    model: of a row; what pydantic can validate. decoder: makes the value from the raw message instead of JSON; None from
+    it deletes. key: of the directory; None: the message key as text; a field of the model, or a function of the value.
+    active: the field whose ``false`` deletes, in snake_case or camelCase; None: there is none.
+
+    Raises `ConfigurationError`.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        model: type[T] | None,
+        decoder: Decoder | None,
+        key: KeyOf[T] | None,
+        active: str | None,
+    ) -> None:
+        if model is None and decoder is None:
+            raise ConfigurationError(f"directory {topic!r}: give model=, the pydantic model of a row, or decoder=")
+        if active == "":
+            raise ConfigurationError(
+                f"directory {topic!r}: active='': name the field, or give None where there is none"
+            )
+        self.topic = topic
+        self.derived = key is not None
+        self._model: Any = model
+        self._decoder = decoder
+        self._key_of = _key_function(topic, key, model)
+        self._flags, self._flag_field = _flags(active, model)
+        self._unusual = _unusual(self._flags).search
+        adapter: TypeAdapter[Any] | None = None if model is None else TypeAdapter(model)
+        # As `validate_json` and `validate_python`, in less time.
+        self._validate_json: Any = adapter and adapter.validator.validate_json
+        self._validate_python: Any = adapter and adapter.validator.validate_python
+        self._shapes: dict[tuple[str, ...], Any] = {(): self._validate_json}
+
+    def describe(self) -> str:
+        """How this reads, for comparison: a store that was read in another way is of no use."""
+        schema = None if self._model is None else TypeAdapter(self._model).json_schema(mode="validation")
+        function = self._key_of and (getattr(self._key_of, "__qualname__", None) or repr(self._key_of))
+        decoder = self._decoder and (getattr(self._decoder, "__qualname__", None) or repr(self._decoder))
+        return repr((schema, function, decoder, sorted(self._flags)))
+
+    def read_all(self, records: Iterable[Record]) -> tuple[list[Change[T]], list[Unreadable]]:
+        """The changes that `records` make, in order, and the records that cannot be applied."""
+        changes: list[Change[T]] = []
+        bad: list[Unreadable] = []
+        add = changes.append
+        validate, unusual, key_of, flag = self._validate_json, self._unusual, self._key_of, self._flag_field
+        slow = self._decoder is not None
+        for record in records:
+            try:
+                key, raw = record.key, record.value
+                if slow or raw is None or not key or key[0] in _JSON_STARTS or unusual(raw):
+                    add(self.read(record))
+                    continue
+                value = validate(raw)
+                row = key if key_of is not None else key.decode()
+                if flag is not None and getattr(value, flag) is False:
+                    add((row, None, None, None))
+                else:
+                    add((row, row if key_of is None else _hashable(key_of(value)), value, record))
+            except Exception as error:  # noqa: BLE001 - a decoder may raise anything; whatever it is, it is kept
+                bad.append((len(changes), self._row_or_none(record), _bad(record, error)))
+        return changes, bad
+
+    def read(self, record: Record) -> Change[T]:
+        """The change that one record makes. Raises whatever is wrong with it."""
+        row = self._row_of(record.key)
+        value = self.decode(record)
+        if value is None:
+            return row, None, None, None
+        return row, row if self._key_of is None else _hashable(self._key_of(value)), value, record
+
+    def decode(self, record: Record) -> T | None:
+        """The value of a record, None where it deletes the row. Raises whatever is wrong with it."""
+        raw = record.value
+        if raw is None:
+            return None
+        if self._decoder is not None:
+            return self._by_decoder(self._decoder, record)
+        if not self._unusual(raw):
+            return self._validate_row(raw)
+        data, path = _unwrap(from_json(raw))
+        if data is None or any(data.get(flag) is False or data.get(flag) == 0 for flag in self._flags):
+            return None
+        return self._active(self._shape(path)(raw))
+
+    def key_of(self, row: Row, value: T) -> Hashable:
+        """The key in the directory of a row that has been decoded before."""
+        return row if self._key_of is None else self._key_of(value)
+
+    def _by_decoder(self, decoder: Decoder, record: Record) -> T | None:
+        message: Message[bytes | None] = Message(
+            record.value, record.topic, record.partition, record.offset, record.timestamp, record.key, record.headers
+        )
+        value: Any = decoder(message)
+        if value is not None and self._validate_python is not None:
+            value = self._validate_python(value)
+        get = value.get if isinstance(value, Mapping) else lambda name: getattr(value, name, None)  # pyright: ignore
+        return None if any(get(flag) is False for flag in self._flags) else value
+
+    def _validate_row(self, raw: bytes) -> T | None:
+        return self._active(self._validate_json(raw))
+
+    def _active(self, value: T) -> T | None:
+        """None where the model's own field says so, which has read ``"no"`` or ``0`` as false."""
+        return None if self._flag_field is not None and getattr(value, self._flag_field) is False else value
+
+    def _shape(self, path: tuple[str, ...]) -> Callable[[bytes], Any]:
+        """Validates a row that lies deeper in the JSON, in one pass."""
+        if path not in self._shapes:
+            shape: Any = self._model
+            for name in reversed(path):
+                shape = create_model("Envelope", **{name: (shape, ...)})
+            validate, get = TypeAdapter(shape).validator.validate_json, attrgetter(".".join(path))
+            self._shapes[path] = lambda raw: get(validate(raw))
+        return self._shapes[path]
+
+    def _row_of(self, key: bytes | None) -> Row:
+        if key is None:
+            raise _Refused("it has no key, so nothing tells its row: a compacted topic needs keys")
+        return key if self._key_of is not None else _text(key)
+
+    def _row_or_none(self, record: Record) -> Row | None:
+        try:
+            return self._row_of(record.key)
+        except ValueError:
+            return None
+
+
+def _key_function(topic: str, key: Any, model: Any) -> Callable[[Any], Hashable] | None:
+    if key is None or (callable(key) and not isinstance(key, str)):
+        return key
+    if not isinstance(key, str) or not key.isidentifier():
+        raise ConfigurationError(f"directory {topic!r}: key={key!r}: give a field of the model, a function, or None")
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        if key not in model.model_fields:
+            raise ConfigurationError(
+                f"directory {topic!r}: key={key!r} is no field of {model.__name__}: give one of "
+                f"{', '.join(model.model_fields)}"
+            )
+        return attrgetter(key)
+    return lambda value: cast(Any, value)[key] if isinstance(value, Mapping) else getattr(value, key)
+
+
+def _flags(active: str | None, model: Any) -> tuple[frozenset[str], str | None]:
+    """The names that the flag may have in JSON, and the model's field for it, if there is one."""
+    if active is None:
+        return frozenset(), None
+    names, field = {active, to_camel(active)}, None
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        for name, info in model.model_fields.items():
+            if name in names:
+                field = name
+                aliases = (info.alias, info.validation_alias)
+                names |= {alias for alias in aliases if isinstance(alias, str)}
+    return frozenset(names), field
+
+
+def _unusual(flags: Iterable[str]) -> re.Pattern[bytes]:
+    """Finds what makes a row more than a row: a wrapper, an envelope, a flag that may be false. Where it finds nothing,
+    which is most of the time, the JSON is parsed only once."""
+    deeper = rb'"(?:payload|op|__deleted)"'
+    names = b"|".join(re.escape(flag.encode()) for flag in sorted(flags))
+    return re.compile(deeper if not names else deeper + rb'|"(?:' + names + rb')"\s*:\s*[f0]')
+
+
+def _unwrap(data: Any) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """The row inside of what a connector wrote (None: it is deleted), and the way to it."""
+    path: tuple[str, ...] = ()
+    if isinstance(data, dict) and cast(dict[str, Any], data).keys() == {"schema", "payload"}:
+        data, path = cast(dict[str, Any], data)["payload"], ("payload",)
+    if not isinstance(data, dict):
+        if data is None:
+            return None, path
+        raise _Refused(f"its value is {type(data).__name__}, not a JSON object")
+    row = cast(dict[str, Any], data)
+    if row.get("op") in _OPERATIONS and "after" in row and row.keys() <= _ENVELOPE:
+        if row["after"] is None:
+            return None, path
+        row, path = cast(dict[str, Any], row["after"]), (*path, "after")
+    return (None if row.get("__deleted") in (True, "true") else row), path
+
+
+def _text(key: bytes) -> str:
+    """A message key as text. Of JSON that a connector wrote, what is inside: the text of ``"T-1"``, the only field of
+    ``{"id": 1}``."""
+    text = key.decode()
+    if not text or key[0] not in _JSON_STARTS:
+        return text
+    try:
+        data: Any = from_json(key)
+    except ValueError:
+        return text  # it is no JSON, so it is a text
+    if isinstance(data, dict) and cast(dict[str, Any], data).keys() == {"schema", "payload"}:
+        data = cast(dict[str, Any], data)["payload"]
+    if isinstance(data, dict):
+        fields = cast(dict[str, Any], data)
+        if len(fields) != 1:
+            raise _Refused(
+                f"its key has the fields {', '.join(fields)}: say with key= what the directory's key is, e.g. "
+                "key=lambda row: (row.a, row.b)"
+            )
+        data = next(iter(fields.values()))
+    if isinstance(data, str):
+        return data
+    if isinstance(data, int | float) and not isinstance(data, bool):
+        return str(data)
+    raise _Refused(f"its key is {text[:100]}: give key=")
+
+
+def _hashable(key: Hashable) -> Hashable:
+    if key is None:
+        raise _Refused("its key in the directory is None")
+    hash(key)
+    return key
+
+
+def _bad(record: Record, error: Exception) -> BadRecord:
+    if isinstance(error, ValidationError):
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        reason = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'value'}: {one['msg']}" for one in found)
+    elif isinstance(error, _Refused):
+        reason = str(error)
+    else:
+        reason = f"{type(error).__name__}: {error}"
+    key = record.key
+    return BadRecord(
+        record.topic,
+        record.partition,
+        record.offset,
+        None if key is None else _shown(key),
+        record.timestamp,
+        reason[:_MAX_REASON],
+    )
+
+
+def _shown(key: bytes) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return repr(key)

@@ -1,0 +1,109 @@
+"""The port between a directory and what holds its rows; `memory` and `sqlite` are the two implementations.
+
+One suite, `tests/test_directory_storage.py`, holds both to what is said here.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from ..message import Record
+from .rows import BadRecord, Change, Row
+
+__all__ = ["Batch", "Identity", "Kept", "Mark", "Plan", "Storage"]
+
+T = TypeVar("T")
+
+
+class Mark(NamedTuple):
+    """The last record that was applied of a partition: it tells whether the log is still the same one."""
+
+    offset: int
+    timestamp_ms: int
+
+
+class Identity(NamedTuple):
+    """What the rows of a store are of. topic and cluster: of Kafka; cluster is its id. reading: how records are read."""
+
+    topic: str
+    cluster: str
+    reading: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[T]):
+    """What a store has to know. derived: keys differ from rows, so that several rows may have one key.
+    decode: the value of a record that was stored; key_of: the key of its row."""
+
+    topic: str
+    derived: bool
+    decode: Callable[[Record], T | None]
+    key_of: Callable[[Row, T], Hashable]
+
+
+@dataclass(slots=True)
+class Batch(Generic[T]):
+    """What is applied at once. positions: the next offset of partitions; marks: their last records. bad: all records
+    that could not be applied and still matter, None where that has not changed. synced_at: a time (seconds since 1970)
+    at which nothing of the topic was missing."""
+
+    changes: Sequence[Change[T]] = ()
+    positions: Mapping[int, int] = field(default_factory=dict[int, int])
+    marks: Mapping[int, Mark] = field(default_factory=dict[int, Mark])
+    bad: Mapping[Row, BadRecord] | None = None
+    synced_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a store has kept of a life before. identity: None for a new store."""
+
+    identity: Identity | None
+    positions: Mapping[int, int]
+    marks: Mapping[int, Mark]
+    bad: Mapping[Row, BadRecord]
+    synced_at: float
+
+
+class Storage(Protocol[T]):
+    """Holds the rows of one directory. Where several rows have one key, the one with the youngest record counts, so that
+    the order in which partitions are read does not matter.
+
+    Reading comes from the event loop, and is quick. `open`, `reset`, `apply` and `close` are awaited, one at a time.
+    """
+
+    async def open(self, plan: Plan[T]) -> Kept:
+        """Begin, with what is there. Raises `StorageError`."""
+        ...
+
+    async def reset(self, identity: Identity) -> None:
+        """Forget everything; from now on the rows are of `identity`."""
+        ...
+
+    async def apply(self, batch: Batch[T]) -> None:
+        """Apply all of `batch`, or nothing. Of several changes of a row the last one counts."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of files. Safe to call twice, and when never opened."""
+        ...
+
+    def get(self, key: Hashable) -> T | None:
+        """The value of a key."""
+        ...
+
+    def __len__(self) -> int:
+        """How many keys there are."""
+        ...
+
+    def items(self) -> list[tuple[Hashable, T]]:
+        """All keys and values, as they are now."""
+        ...
+
+    def rows(self) -> Iterable[Row]:
+        """All rows, as they are now."""
+        ...
+
+    def keys_of(self, rows: Iterable[Row]) -> Iterable[Hashable]:
+        """The keys that these rows have now."""
+        ...
