@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from . import audit, consumers, dev, groups, job_types, jobs, migrations, origins, outbox, status
+from . import audit, consumers, dev, groups, job_actions, job_types, migrations, origins, outbox, status
 
 __all__ = ["app"]
 
@@ -35,7 +35,7 @@ def _root(  # pyright: ignore[reportUnusedFunction] - typer calls it
 
 
 status.add_to(app)
-app.add_typer(jobs.app, name="jobs")
+app.add_typer(job_actions.app, name="jobs")
 app.add_typer(groups.app, name="groups")
 app.add_typer(job_types.app, name="types")
 app.add_typer(origins.app, name="origins")

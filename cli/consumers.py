@@ -10,7 +10,7 @@ from ..service.environment import environment
 from .command import Because, By, Json, Yes, command, group
 from .consent import ask
 from .filters import a_time
-from .output import note, print_json, table
+from .output import counted, note, print_json, table
 from .session import Session, whoever_runs_this
 
 __all__ = ["app"]
@@ -59,7 +59,7 @@ async def reset(
         )
     meant = [row for row in rows if partition is None or row["partition"] in partition]
     table(["topic", "partition", "next offset", "resets"], [tuple(row) for row in meant])
-    ask(f"let the consumer of {topic} go on from {to} in {len(meant)} partitions", yes=yes)
+    ask(f"let the consumer of {topic} go on from {to} in {counted(len(meant), 'partition')}", yes=yes)
     done = await reset_offsets(
         settings,
         session.settings,

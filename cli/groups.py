@@ -7,8 +7,8 @@ import typer
 from .command import Because, By, Json, Limit, Yes, command, group
 from .consent import ask
 from .job_details import pause_text
-from .jobs import print_jobs
-from .output import ago, note, print_json, table, until
+from .jobs import print_jobs, without_cursor
+from .output import ago, counted, note, print_json, table, until
 from .session import Session
 
 __all__ = ["app"]
@@ -65,7 +65,7 @@ async def show(session: Session, origin: Origin, group: Group, limit: Limit = 20
     jobs = await admin.jobs(origin=origin, group=group, limit=limit)
     pauses = [p for p in await admin.pauses() if p.origin == origin and p.group in (None, group)]
     if as_json:
-        print_json(session.now, origin=origin, group=group, jobs=jobs, pauses=pauses)
+        print_json(session.now, origin=origin, group=group, jobs=[without_cursor(job) for job in jobs], pauses=pauses)
         return
     for pause in pauses:
         typer.echo(f"paused: {pause_text(pause)}, {ago(pause.paused_at, session.now)}")
@@ -115,7 +115,7 @@ async def clear(
         note("and more")
     ask(f"cancel all waiting jobs of the group {group} of {origin}", yes=yes)
     cleared = await session.admin(by).clear_group(origin, group, reason=because, running=running)
-    typer.echo(f"{cleared} jobs were cancelled")
+    typer.echo(f"cancelled {counted(cleared, 'job')}")
 
 
 @command(app, "pause")

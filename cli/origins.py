@@ -13,7 +13,7 @@ from ..jobs.admin import JobState
 from .command import Because, By, Json, Yes, command, group
 from .consent import ask
 from .job_types import Backlog, backlogs
-from .output import ago, note, print_json, span, table
+from .output import ago, counted, note, print_json, span, table
 from .session import Session
 
 __all__ = ["app"]
@@ -105,13 +105,13 @@ async def move(
     yes: Yes = False,
 ) -> None:
     """Give all jobs of an orphaned origin to another one, in the same order, behind what waits there."""
-    counted = await session.admin().counts(by=["state"], origin=origin)
-    if not counted:
+    counts = await session.admin().counts(by=["state"], origin=origin)
+    if not counts:
         raise ActionRefused(f"there are no jobs in {origin}: `sidings origins list --orphans` names where there are")
-    table(["state", "jobs", "oldest"], [(row.state, row.jobs, ago(row.oldest, session.now)) for row in counted])
-    ask(f"move {sum(row.jobs for row in counted)} jobs from {origin} to {to}", yes=yes)
+    table(["state", "jobs", "oldest"], [(row.state, row.jobs, ago(row.oldest, session.now)) for row in counts])
+    ask(f"move {counted(sum(row.jobs for row in counts), 'job')} from {origin} to {to}", yes=yes)
     moved = await session.admin(by).move(origin, to, reason=because, lease_seconds=lease_seconds)
-    typer.echo(f"{moved} jobs were moved from {origin} to {to}")
+    typer.echo(f"moved {counted(moved, 'job')} from {origin} to {to}")
 
 
 async def _rows(session: Session) -> list[OriginRow]:

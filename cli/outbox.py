@@ -11,7 +11,7 @@ from ..errors import ConfigurationError
 from ..kafka.outbox.publish import FailingTopic, ParkedMessage
 from .command import Json, Limit, Yes, command, fail, group
 from .consent import ask
-from .output import ago, document, note, print_json, table, until
+from .output import ago, counted, document, note, print_json, table, until
 from .session import Session
 
 __all__ = ["OutboxTopic", "app", "print_topics", "topics"]
@@ -100,14 +100,14 @@ async def _choose(
         raise ConfigurationError("say which messages: give their numbers, or --topic")
     if ids:
         if len(ids) > 1 or verb != "send":
-            ask(f"{verb} {len(ids)} parked messages" if len(ids) > 1 else f"{verb} message {ids[0]}", yes=yes)
+            ask(f"{verb} {counted(len(ids), 'parked message')}", yes=yes)
         return ids
     async with session.outbox() as outbox:
         _print_parked(session, await outbox.parked(topic, limit=10))
     found = next((row for row in await topics(session) if row.topic == topic), None)
     if found is None or not found.parked:
         fail(f"no message for {topic} is parked: nothing was done")
-    ask(f"{verb} {found.parked} parked messages for {topic}", yes=yes)
+    ask(f"{verb} {counted(found.parked, 'parked message')} for {topic}", yes=yes)
     return None
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import asyncpg
 import typer
 
-__all__ = ["ago", "document", "duration", "note", "plain", "print_json", "span", "table", "until"]
+__all__ = ["ago", "counted", "document", "duration", "note", "plain", "print_json", "span", "table", "until"]
 
 _STYLES = {
     "blocked": "red",
@@ -22,6 +22,8 @@ _STYLES = {
     "running": "green",
     "succeeded": "green",
 }
+# The columns that give way where a terminal is narrow: texts, and what nobody copies by eye.
+_FOLDED = {"group", "key", "cause", "error", "because", "what", "detail", "paused", "executor"}
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
@@ -47,8 +49,7 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
 
     grid = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     for name in columns:
-        numeric = name in ("id", "job", "position") or all(row[columns.index(name)].isdigit() for row in rows)
-        grid.add_column(name, overflow="fold", no_wrap=numeric, justify="right" if numeric and rows else "left")
+        grid.add_column(name, overflow="fold", no_wrap=name not in _FOLDED)
     for row in rows:
         grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))  # Text: what is data is no markup
     Console().print(grid)
@@ -113,6 +114,11 @@ def duration(time: timedelta) -> str:
             rest = whole % size // next_size
             return f"{whole // size} {unit} {rest} {next_unit}" if rest else f"{whole // size} {unit}"
     raise AssertionError
+
+
+def counted(number: int, noun: str) -> str:
+    """'1 job', '2 jobs'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def ago(time: datetime | None, now: datetime) -> str | None:

@@ -14,7 +14,7 @@ from .command import Code, Json, command
 from .job_details import pause_text
 from .job_types import Backlog, backlogs, print_types
 from .outbox import OutboxTopic, print_topics, topics
-from .output import ago, note, plain, print_json, table
+from .output import ago, counted, plain, print_json, table
 from .session import Session
 
 __all__ = ["add_to"]
@@ -124,11 +124,11 @@ def _problems(overview: Overview) -> list[str]:
         names = _some([orphan.origin for orphan in overview.orphans])
         out.append(f"jobs wait in origins that nobody holds: {names}: sidings origins list --orphans")
     if count := sums[JobState.BLOCKED]:
-        out.append(f"{count} groups are blocked until a person decides: sidings groups list")
+        out.append(f"{counted(count, 'group')} blocked until a person decides: sidings groups list")
     if count := sums[JobState.HELD]:
-        out.append(f"{count} jobs are held: sidings jobs list --state held")
+        out.append(f"{counted(count, 'job')} held: sidings jobs list --state held")
     if parked := sum(topic.parked for topic in overview.outbox):
-        out.append(f"{parked} messages are parked: sidings outbox parked")
+        out.append(f"{counted(parked, 'message')} parked: sidings outbox parked")
     if failing := [topic.topic for topic in overview.outbox if topic.failing]:
         out.append(f"the outbox cannot send to {_some(failing)}: sidings outbox list")
     return out
@@ -145,8 +145,10 @@ def _print(session: Session, overview: Overview, as_json: bool) -> None:
         print_json(now, **{name: getattr(overview, name) for name in Overview.__slots__})
         return
     typer.echo(f"service {overview.service}, schema {overview.schema} at {overview.version:04}, {session.where}")
-    free = f", {overview.origins_free} held by nobody" if overview.origins_free else ""
-    typer.echo(f"{len(overview.executors)} executors hold {overview.origins_held} origins{free}")
+    free = f"; held by nobody: {overview.origins_free}" if overview.origins_free else ""
+    typer.echo(
+        f"held by {counted(len(overview.executors), 'executor')}: {counted(overview.origins_held, 'origin')}{free}"
+    )
     if overview.executors:
         rows = [(f"{e.host}:{e.pid}", e.origins, e.named, ago(e.started_at, now)) for e in overview.executors]
         table(["executor", "origins", "jobs named", "started"], rows, title="executors")
@@ -155,10 +157,12 @@ def _print(session: Session, overview: Overview, as_json: bool) -> None:
     else:
         typer.echo("no jobs")
     if overview.blocked_groups:
-        typer.echo(f"{overview.blocked_groups} groups wait for their head")
+        typer.echo(
+            f"{counted(overview.blocked_groups, 'group')} behind a head that fails or is paused: sidings groups list"
+        )
     for pause in overview.pauses:
         typer.echo(f"paused: {plain(pause_text(pause))}, {ago(pause.paused_at, now)}")
     if overview.outbox:
         print_topics(session, overview.outbox)
     for problem in overview.problems:
-        note(f"! {problem}")
+        typer.echo(f"! {plain(problem)}")

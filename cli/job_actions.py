@@ -1,0 +1,184 @@
+"""`sidings jobs`: cancel, discard, retry, release and requeue jobs, by number or by filter."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from ..errors import AdministrationError, Busy, ConfigurationError
+from .command import Because, By, Limit, Yes, command, fail
+from .consent import ask
+from .filters import a_state
+from .jobs import Group, Origin, Outcomes, Since, State, Type, app, find_ended, print_ended, print_jobs
+from .output import counted, note
+from .session import Session
+
+__all__ = ["app"]
+
+Ids = Annotated[list[int] | None, typer.Argument(help="Their numbers; or give a filter.", show_default=False)]
+
+
+@command(app, "cancel")
+async def cancel(
+    session: Session,
+    ids: Ids = None,
+    state: State = None,
+    type: Type = None,
+    origin: Origin = None,
+    group: Group = None,
+    limit: Limit = 100,
+    by: By = None,
+    because: Because = None,
+    yes: Yes = False,
+) -> None:
+    """End jobs as cancelled, in whatever state they are; a running handler is cancelled within a second."""
+    chosen = await _choose(session, "cancel", ids, state, type, origin, group, limit, yes)
+    admin = session.admin(by)
+    await _each(chosen, "cancelled", lambda job: admin.cancel(job, reason=because))
+
+
+@command(app, "discard")
+async def discard(
+    session: Session,
+    ids: Ids = None,
+    state: State = None,
+    type: Type = None,
+    origin: Origin = None,
+    group: Group = None,
+    limit: Limit = 100,
+    by: By = None,
+    because: Because = None,
+    yes: Yes = False,
+) -> None:
+    """The same as cancel, but they end as discarded."""
+    chosen = await _choose(session, "discard", ids, state, type, origin, group, limit, yes)
+    admin = session.admin(by)
+    await _each(chosen, "discarded", lambda job: admin.discard(job, reason=because))
+
+
+@command(app, "retry")
+async def retry(
+    session: Session,
+    ids: Ids = None,
+    state: State = None,
+    type: Type = None,
+    origin: Origin = None,
+    group: Group = None,
+    limit: Limit = 100,
+    by: By = None,
+    because: Because = None,
+    yes: Yes = False,
+) -> None:
+    """Let jobs that are delayed, back off or are blocked run now; they keep their place in their group."""
+    chosen = await _choose(session, "retry", ids, state, type, origin, group, limit, yes)
+    admin = session.admin(by)
+    await _each(chosen, "due now", lambda job: admin.retry_now(job, reason=because))
+
+
+@command(app, "release")
+async def release(
+    session: Session,
+    ids: Ids = None,
+    type: Type = None,
+    origin: Origin = None,
+    group: Group = None,
+    limit: Limit = 100,
+    by: By = None,
+    because: Because = None,
+    yes: Yes = False,
+) -> None:
+    """Let held jobs run, at the end of their groups' order, failures and losses forgotten."""
+    narrowed = "held" if type or origin else None
+    chosen = await _choose(session, "release", ids, narrowed, type, origin, group, limit, yes)
+    admin = session.admin(by)
+    await _each(chosen, "released", lambda job: admin.release(job, reason=because))
+
+
+@command(app, "requeue")
+async def requeue(
+    session: Session,
+    ids: Ids = None,
+    outcome: Outcomes = None,
+    since: Since = "24h",
+    type: Type = None,
+    origin: Origin = None,
+    limit: Limit = 100,
+    force: Annotated[bool, typer.Option("--force", help="Also those that were requeued before.")] = False,
+    by: By = None,
+    because: Because = None,
+    yes: Yes = False,
+) -> None:
+    """Bring back jobs that were discarded, cancelled or superseded, as new jobs at the end of their groups' order."""
+    filtered = bool(outcome or type or origin)
+    _check_choice("requeue", ids, filtered, "--outcome, --type or --origin")
+    if not ids:
+        rows = await find_ended(session, outcome, since, type, origin, limit, None)
+        if not rows:
+            fail(f"no job that ended since {since} fits: nothing was done")
+        print_ended(session, rows)
+        _say_limit(len(rows), limit)
+        ids = [row.job_id for row in reversed(rows)]  # in the order in which they ended
+    if filtered or len(ids) > 1:
+        ask(f"requeue {counted(len(ids), 'job')}", yes=yes)
+    admin = session.admin(by)
+    await _each(ids, "requeued as", lambda job: admin.requeue(job, reason=because, force=force))
+
+
+async def _choose(
+    session: Session,
+    verb: str,
+    ids: Sequence[int] | None,
+    state: str | None,
+    type: str | None,
+    origin: str | None,
+    group: str | None,
+    limit: int,
+    yes: bool,
+) -> Sequence[int]:
+    """The jobs that are named, or that fit the filter; more than one are shown, and it is asked."""
+    filtered = bool(state or type or origin or group)
+    _check_choice(verb, ids, filtered, "--state, --type, --origin or --group")
+    if ids and len(ids) == 1:
+        return ids
+    if ids:
+        note(f"jobs {', '.join(map(str, ids))}")
+    else:
+        admin = session.admin()
+        jobs = await admin.jobs(state=a_state(state), type=type, origin=origin, group=group, limit=limit)
+        if not jobs:
+            fail("no job fits: nothing was done")
+        print_jobs(session, jobs)
+        _say_limit(len(jobs), limit)
+        ids = [job.id for job in jobs]
+    ask(f"{verb} {counted(len(ids), 'job')}", yes=yes)
+    return ids
+
+
+def _check_choice(verb: str, ids: Sequence[int] | None, filtered: bool, filters: str) -> None:
+    if bool(ids) == filtered:
+        both = "not both numbers and a filter" if ids else f"numbers of jobs, or {filters}"
+        raise ConfigurationError(f"jobs {verb}: say which jobs: {both}")
+
+
+async def _each(ids: Sequence[int], done: str, act: Callable[[int], Awaitable[object]]) -> None:
+    """Do it to one after the other, each in a transaction of its own, and say what became of each."""
+    refused = 0
+    for id in ids:
+        try:
+            found = await act(id)
+        except AdministrationError as error:
+            text = f"job {id}: {error}" if isinstance(error, Busy) else str(error).replace("force => true", "--force")
+            if len(ids) == 1:
+                fail(text)
+            refused += 1
+            note(f"error: {text}")
+        else:
+            was = "" if found is None else f" {found}" if done.endswith(" as") else f" (was {found})"
+            typer.echo(f"job {id}: {done}{was}")
+    if refused:
+        fail(f"{refused} of {len(ids)} jobs were left as they are")
+
+
+def _say_limit(found: int, limit: int) -> None:
+    if found == limit:
+        note(f"these are the first {limit}; there may be more: raise --limit, or do it again")
