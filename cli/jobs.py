@@ -118,7 +118,7 @@ async def ended(
     if as_json:
         print_json(session.now, jobs=rows, next=more)
         return
-    printfind_ended(session, rows)
+    print_ended(session, rows)
     if more:
         note(f"there may be more: add --before '{more}'")
 

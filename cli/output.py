@@ -22,8 +22,8 @@ _STYLES = {
     "running": "green",
     "succeeded": "green",
 }
-# The columns that give way where a terminal is narrow: texts, and what nobody copies by eye.
-_FOLDED = {"group", "key", "cause", "error", "because", "what", "detail", "paused", "executor"}
+# What goes into the next command stays in one piece; the other columns give way where a terminal is narrow.
+_WHOLE = {"id", "job", "origin", "topic"}
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
@@ -49,7 +49,7 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
 
     grid = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     for name in columns:
-        grid.add_column(name, overflow="fold", no_wrap=name not in _FOLDED)
+        grid.add_column(name, overflow="fold", no_wrap=name in _WHOLE)
     for row in rows:
         grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))  # Text: what is data is no markup
     Console().print(grid)
