@@ -1,6 +1,7 @@
 """A Spark session with the connectors that this package reads through."""
 
 import os
+import sys
 from collections.abc import Mapping
 
 import pyspark
@@ -25,6 +26,7 @@ def session(name: str, connector: str, settings: Mapping[str, str] | None = None
     """
     builder = SparkSession.builder.appName(name)
     if "SPARK_ENV_LOADED" not in os.environ:  # as spark-submit sets it
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the path's first python3 works
         builder = builder.master("local[*]").config("spark.ui.enabled", "false")
         jars = os.environ.get(JARS_VARIABLE)
         builder = builder.config("spark.jars", jars) if jars else builder.config("spark.jars.packages", connector)
