@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .command import Json, Limit, command
-from .output import ago, document, note, print_json, table
+from .output import age, document, note, print_json, table
 from .session import Session
 
 __all__ = ["add_to"]
@@ -38,7 +38,7 @@ async def audit(
     shown = [
         (
             r.id,
-            ago(r.at, session.now),
+            age(r.at, session.now),
             r.actor,
             r.action,
             _pairs(document(r.target)),
@@ -47,7 +47,7 @@ async def audit(
         )
         for r in rows
     ]
-    table(["id", "when", "by", "action", "what", "because", "detail"], shown)
+    table(["id", "ago", "by", "action", "what", "because", "detail"], shown)
     if more:
         note(f"there may be more: add --before {more}")
 
@@ -58,8 +58,8 @@ async def pauses(session: Session, as_json: Json = False) -> None:
     if as_json:
         print_json(session.now, pauses=rows)
     elif rows:
-        shown = [(r.type, r.origin, r.group, r.paused_by, ago(r.paused_at, session.now), r.reason) for r in rows]
-        table(["type", "origin", "group", "by", "when", "because"], shown)
+        shown = [(r.type, r.origin, r.group, r.paused_by, age(r.paused_at, session.now), r.reason) for r in rows]
+        table(["type", "origin", "group", "by", "ago", "because"], shown)
     else:
         note("nothing is paused")
 

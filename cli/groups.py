@@ -8,7 +8,7 @@ from .command import Because, By, Json, Limit, Yes, command, group
 from .consent import ask
 from .job_details import pause_text
 from .jobs import print_jobs, without_cursor
-from .output import ago, counted, note, print_json, table, until
+from .output import age, counted, note, plain, print_json, table, until
 from .session import Session
 
 __all__ = ["app"]
@@ -43,7 +43,7 @@ async def list_groups(
             row.origin,
             row.group,
             "paused" if row.pause else row.state,
-            ago(row.since, now),
+            age(row.since, now),
             row.head,
             row.type,
             row.failures,
@@ -53,7 +53,7 @@ async def list_groups(
         )
         for row in found
     ]
-    table(["origin", "group", "state", "since", "job", "type", "failures", "next", "behind", "cause"], rows)
+    table(["origin", "group", "state", "for", "job", "type", "failures", "next in", "behind", "cause"], rows)
     if len(found) == limit:
         note(f"these are the first {limit}; there may be more: raise --limit")
 
@@ -68,7 +68,7 @@ async def show(session: Session, origin: Origin, group: Group, limit: Limit = 20
         print_json(session.now, origin=origin, group=group, jobs=[without_cursor(job) for job in jobs], pauses=pauses)
         return
     for pause in pauses:
-        typer.echo(f"paused: {pause_text(pause)}, {ago(pause.paused_at, session.now)}")
+        typer.echo(f"paused: {plain(pause_text(pause))}, {age(pause.paused_at, session.now)} ago")
     print_jobs(session, jobs)
     if len(jobs) == limit:
         note(f"these are the first {limit}; sidings jobs list --origin {origin} --group '{group}' lists all")

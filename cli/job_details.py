@@ -5,7 +5,7 @@ import json
 import typer
 
 from ..jobs.admin import JobDetails, PauseRow
-from .output import ago, plain, span, table, until
+from .output import age, plain, span, table, until
 from .session import Session
 
 __all__ = ["pause_text", "show_details"]
@@ -29,8 +29,8 @@ def show_details(session: Session, details: JobDetails) -> None:
             "priority": row.priority,
             "position": row.position,
             "unique key": row.unique_key,
-            "enqueued": f"{ago(row.enqueued_at, now)}  ({row.enqueued_at:%Y-%m-%d %H:%M:%S %Z})",
-            "next attempt": until(row.run_at, now),
+            "enqueued": f"{age(row.enqueued_at, now)} ago ({row.enqueued_at:%Y-%m-%d %H:%M:%S %Z})",
+            "next attempt in": until(row.run_at, now),
         }
     else:
         last = details.attempts[-1]
@@ -39,27 +39,27 @@ def show_details(session: Session, details: JobDetails) -> None:
             "type": last.type,
             "origin": last.origin,
             "group": last.group,
-            "state": f"ended: {last.outcome} {ago(last.finished_at, now)}",
+            "state": f"ended: {last.outcome} {age(last.finished_at, now)} ago",
         }
     for name, value in facts.items():
         if value is not None:
-            typer.echo(f"{name + ':':<14} {plain(str(value))}")
+            typer.echo(f"{name + ':':<17} {plain(str(value))}")
     for pause in details.pauses:
-        typer.echo(f"{'paused:':<14} {plain(pause_text(pause))}, {ago(pause.paused_at, now)}")
+        typer.echo(f"{'paused:':<17} {plain(pause_text(pause))}, {age(pause.paused_at, now)} ago")
     for name, value in details.headers.items():
-        typer.echo(f"{'header:':<14} {plain(f'{name}={value}')}")
+        typer.echo(f"{'header:':<17} {plain(f'{name}={value}')}")
     if details.payload is not None:
         payload = json.dumps(json.loads(details.payload), indent=2, ensure_ascii=False)
         typer.echo("payload:")
         for line in payload.splitlines():
             typer.echo(f"  {plain(line)}")
     if details.attempts:
-        columns = ["attempt", "outcome", "ended", "ran", "executor", "error"]
+        columns = ["attempt", "outcome", "ended ago", "ran", "executor", "error"]
         attempts = [
             (
                 a.attempt,
                 a.outcome,
-                ago(a.finished_at, now),
+                age(a.finished_at, now),
                 span(a.started_at, a.finished_at),
                 a.executor,
                 ": ".join(text for text in (a.error_class, a.error_message) if text),
@@ -68,8 +68,8 @@ def show_details(session: Session, details: JobDetails) -> None:
         ]
         table(columns, attempts, title="attempts")
     if details.actions:
-        done = [(a.action, a.actor, ago(a.at, now), a.reason) for a in details.actions]
-        table(["action", "by", "when", "because"], done, title="what people did")
+        done = [(a.action, a.actor, age(a.at, now), a.reason) for a in details.actions]
+        table(["action", "by", "ago", "because"], done, title="what people did")
 
 
 def pause_text(pause: PauseRow) -> str:

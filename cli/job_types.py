@@ -9,7 +9,7 @@ import typer
 
 from ..jobs.admin import JobCount, JobState, PauseRow
 from .command import Because, By, Json, command, group
-from .output import ago, note, print_json, table
+from .output import age, note, print_json, table
 from .session import Session
 
 __all__ = ["Backlog", "app", "backlogs", "print_types"]
@@ -77,6 +77,6 @@ def print_types(session: Session, types: Sequence[Backlog]) -> None:
     """A table of them. Zeroes are left out: what matters stands out."""
     columns = ["type", *JobState, "oldest", "paused"]
     rows = [
-        [t.name, *(t.states[state] or None for state in JobState), ago(t.oldest, session.now), t.paused] for t in types
+        [t.name, *(t.states[state] or None for state in JobState), age(t.oldest, session.now), t.paused] for t in types
     ]
     table(columns, rows) if rows else note("no jobs")

@@ -11,7 +11,7 @@ from ..jobs.admin import AttemptRow, JobRow
 from .command import Json, Limit, command, group
 from .filters import a_state, a_time, outcome_names, state_names
 from .job_details import show_details
-from .output import ago, note, print_json, table, until
+from .output import age, note, print_json, table, until
 from .session import Session
 
 __all__ = [
@@ -97,7 +97,7 @@ async def counts(
         rows = [{name: getattr(row, name) for name in (*names, "jobs", "oldest")} for row in found]
         print_json(session.now, counts=rows)
         return
-    shown = [[*(getattr(row, name) for name in names), row.jobs, ago(row.oldest, session.now)] for row in found]
+    shown = [[*(getattr(row, name) for name in names), row.jobs, age(row.oldest, session.now)] for row in found]
     table([*names, "jobs", "oldest"], shown)
 
 
@@ -146,9 +146,9 @@ async def find_ended(
 def print_jobs(session: Session, jobs: Sequence[JobRow]) -> None:
     """A table of jobs."""
     now = session.now
-    columns = ["id", "type", "origin", "group", "state", "attempt", "age", "next", "cause"]
+    columns = ["id", "type", "origin", "group", "state", "attempt", "age", "next in", "cause"]
     rows = [
-        (j.id, j.type, j.origin, j.group, j.state, j.attempt, ago(j.enqueued_at, now), until(j.run_at, now), _cause(j))
+        (j.id, j.type, j.origin, j.group, j.state, j.attempt, age(j.enqueued_at, now), until(j.run_at, now), _cause(j))
         for j in jobs
     ]
     table(columns, rows) if rows else note("no jobs")
@@ -160,9 +160,9 @@ def _cause(job: JobRow) -> str | None:
 
 def print_ended(session: Session, rows: Sequence[AttemptRow]) -> None:
     """A table of jobs that have ended."""
-    columns = ["id", "type", "origin", "group", "outcome", "attempt", "ended", "cause"]
+    columns = ["id", "type", "origin", "group", "outcome", "attempt", "ended ago", "cause"]
     shown = [
-        (r.job_id, r.type, r.origin, r.group, r.outcome, r.attempt, ago(r.finished_at, session.now), _error(r))
+        (r.job_id, r.type, r.origin, r.group, r.outcome, r.attempt, age(r.finished_at, session.now), _error(r))
         for r in rows
     ]
     table(columns, shown) if shown else note("no jobs")

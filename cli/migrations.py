@@ -8,7 +8,7 @@ from ..errors import ConfigurationError, SchemaError, SchemaMissing
 from ..executor import PostgresSettings
 from ..schema import check, migrate, migrations
 from .command import Code, Json, command, group
-from .output import ago, note, print_json, table
+from .output import age, note, print_json, table
 from .session import Session, open_session
 
 __all__ = ["app"]
@@ -33,8 +33,8 @@ async def status(session: Session, as_json: Json = False) -> None:
         print_json(session.now, **names, applied=list(applied.values()), missing=missing, problem=problem)
     else:
         typer.echo(f"service {session.service}, schema {session.settings.schema_name} at {session.where}")
-        rows = [(f"{row['version']:04}", row["name"], ago(row["applied_at"], session.now)) for row in applied.values()]
-        table(["version", "name", "applied"], [*rows, *((name[:4], name[5:], "missing") for name in missing)])
+        rows = [(f"{row['version']:04}", row["name"], age(row["applied_at"], session.now)) for row in applied.values()]
+        table(["version", "name", "applied ago"], [*rows, *((name[:4], name[5:], "missing") for name in missing)])
         note(problem or "the schema is up to date")
     raise typer.Exit(Code.ATTENTION if problem else Code.DONE)
 

@@ -13,7 +13,7 @@ from ..jobs.admin import JobState
 from .command import Because, By, Json, Yes, command, group
 from .consent import ask
 from .job_types import Backlog, backlogs
-from .output import ago, counted, note, print_json, span, table
+from .output import age, counted, note, print_json, span, table
 from .session import Session
 
 __all__ = ["app"]
@@ -67,7 +67,7 @@ async def list_origins(
             span(now, row.lease_until) if row.held else None,
             row.jobs or None,
             row.states.get(JobState.HELD) or None,
-            ago(row.oldest, now),
+            age(row.oldest, now),
             row.paused,
         )
         for row in rows
@@ -108,7 +108,7 @@ async def move(
     counts = await session.admin().counts(by=["state"], origin=origin)
     if not counts:
         raise ActionRefused(f"there are no jobs in {origin}: `sidings origins list --orphans` names where there are")
-    table(["state", "jobs", "oldest"], [(row.state, row.jobs, ago(row.oldest, session.now)) for row in counts])
+    table(["state", "jobs", "oldest"], [(row.state, row.jobs, age(row.oldest, session.now)) for row in counts])
     ask(f"move {counted(sum(row.jobs for row in counts), 'job')} from {origin} to {to}", yes=yes)
     moved = await session.admin(by).move(origin, to, reason=because, lease_seconds=lease_seconds)
     typer.echo(f"moved {counted(moved, 'job')} from {origin} to {to}")

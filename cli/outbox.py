@@ -11,7 +11,7 @@ from ..errors import ConfigurationError
 from ..kafka.outbox.publish import FailingTopic, ParkedMessage
 from .command import Json, Limit, Yes, command, fail, group
 from .consent import ask
-from .output import ago, counted, document, note, print_json, table, until
+from .output import age, counted, document, note, print_json, table, until
 from .session import Session
 
 __all__ = ["OutboxTopic", "app", "print_topics", "topics"]
@@ -138,18 +138,18 @@ def print_topics(session: Session, found: Sequence[OutboxTopic]) -> None:
         (
             row.topic,
             row.waiting or None,
-            ago(row.oldest, now),
+            age(row.oldest, now),
             row.parked or None,
             row.failing and until(row.failing.retry_at, now),
             row.failing and row.failing.error,
         )
         for row in found
     ]
-    table(["topic", "waiting", "oldest", "parked", "next try", "error"], rows)
+    table(["topic", "waiting", "oldest", "parked", "next try in", "error"], rows)
 
 
 def _print_parked(session: Session, found: Sequence[ParkedMessage]) -> None:
-    columns = ["id", "topic", "key", "bytes", "published", "parked", "error"]
+    columns = ["id", "topic", "key", "bytes", "published ago", "parked ago", "error"]
     now = session.now
     rows = [
         (
@@ -157,8 +157,8 @@ def _print_parked(session: Session, found: Sequence[ParkedMessage]) -> None:
             m.topic,
             document(m.key),
             len(m.value or b""),
-            ago(m.published_at, now),
-            ago(m.parked_at, now),
+            age(m.published_at, now),
+            age(m.parked_at, now),
             m.error,
         )
         for m in found

@@ -10,7 +10,7 @@ from typing import Any, cast
 import asyncpg
 import typer
 
-__all__ = ["ago", "counted", "document", "duration", "note", "plain", "print_json", "span", "table", "until"]
+__all__ = ["age", "counted", "document", "duration", "note", "plain", "print_json", "span", "table", "until"]
 
 _STYLES = {
     "blocked": "red",
@@ -47,7 +47,9 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    grid = Table(
+        box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for name in columns:
         grid.add_column(name, overflow="fold", no_wrap=name in _WHOLE)
     for row in rows:
@@ -102,17 +104,17 @@ def document(value: object) -> Any:
 
 
 def duration(time: timedelta) -> str:
-    """In one or two units: '850 ms', '4 s', '3 m 20 s', '2 h 5 m', '3 d 4 h'."""
+    """In one or two units: '850ms', '4s', '3m20s', '2h5m', '3d4h'."""
     seconds = time.total_seconds()
     if seconds < 1:
-        return f"{max(seconds, 0) * 1000:.0f} ms"
+        return f"{max(seconds, 0) * 1000:.0f}ms"
     if seconds < 60:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.0f}s"
     whole = int(seconds)
-    for size, unit, next_size, next_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s")):
+    for size, unit, part, part_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s")):
         if whole >= size:
-            rest = whole % size // next_size
-            return f"{whole // size} {unit} {rest} {next_unit}" if rest else f"{whole // size} {unit}"
+            rest = whole % size // part
+            return f"{whole // size}{unit}{rest}{part_unit}" if rest else f"{whole // size}{unit}"
     raise AssertionError
 
 
@@ -121,16 +123,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def ago(time: datetime | None, now: datetime) -> str | None:
+def age(time: datetime | None, now: datetime) -> str | None:
     """How long ago, for a table."""
-    return None if time is None else f"{duration(now - time)} ago"
+    return None if time is None else duration(now - time)
 
 
 def until(time: datetime | None, now: datetime) -> str | None:
     """How long until then, for a table; 'due' when it is past."""
     if time is None:
         return None
-    return "due" if time <= now else f"in {duration(time - now)}"
+    return "due" if time <= now else duration(time - now)
 
 
 def span(begin: datetime | None, end: datetime | None) -> str | None:

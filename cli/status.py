@@ -14,7 +14,7 @@ from .command import Code, Json, command
 from .job_details import pause_text
 from .job_types import Backlog, backlogs, print_types
 from .outbox import OutboxTopic, print_topics, topics
-from .output import ago, counted, plain, print_json, table
+from .output import age, counted, plain, print_json, table
 from .session import Session
 
 __all__ = ["add_to"]
@@ -150,8 +150,8 @@ def _print(session: Session, overview: Overview, as_json: bool) -> None:
         f"held by {counted(len(overview.executors), 'executor')}: {counted(overview.origins_held, 'origin')}{free}"
     )
     if overview.executors:
-        rows = [(f"{e.host}:{e.pid}", e.origins, e.named, ago(e.started_at, now)) for e in overview.executors]
-        table(["executor", "origins", "jobs named", "started"], rows, title="executors")
+        rows = [(f"{e.host}:{e.pid}", e.origins, e.named, age(e.started_at, now)) for e in overview.executors]
+        table(["executor", "origins", "jobs named", "up"], rows, title="executors")
     if overview.types:
         print_types(session, overview.types)
     else:
@@ -161,7 +161,7 @@ def _print(session: Session, overview: Overview, as_json: bool) -> None:
             f"{counted(overview.blocked_groups, 'group')} behind a head that fails or is paused: sidings groups list"
         )
     for pause in overview.pauses:
-        typer.echo(f"paused: {plain(pause_text(pause))}, {ago(pause.paused_at, now)}")
+        typer.echo(f"paused: {plain(pause_text(pause))}, {age(pause.paused_at, now)} ago")
     if overview.outbox:
         print_topics(session, overview.outbox)
     for problem in overview.problems:
