@@ -53,7 +53,7 @@ BEGIN
     key := format('convert_to(%s, ''UTF8'')', CASE WHEN cardinality(d.key) = 1 THEN format('to_jsonb(%s) #>> ''{}''', columns)
                                                    ELSE format('jsonb_build_array(%s)::text', columns) END);
     -- Both spellings, so that a partial index with either one serves.
-    rows := format('SELECT %s, %s AS key, (SELECT to_jsonb(v) FROM (SELECT %s) v) AS value FROM %%s r WHERE %s', named, key,
+    rows := format('SELECT %s, %s AS key, (SELECT to_jsonb(v.*) FROM (SELECT %s) v) AS value FROM %%s r WHERE %s', named, key,
                    fields, CASE WHEN d.active IS NULL THEN 'true' ELSE format('r.%1$I AND r.%1$I IS TRUE', d.active) END);
     touched := CASE event
         WHEN 'INSERT' THEN format(rows, 'new_rows')
