@@ -1,0 +1,56 @@
+"""The rows of a complete transaction become events, one for each aggregate root."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from .config import Config, Group
+from .messages import Outgoing, digest, event, text_of, within
+
+__all__ = ["combine_rows", "combine_snapshot", "pack"]
+
+
+def pack(group: str, ids: Iterable[str], row: Mapping[str, object]) -> str:
+    """A row as it is kept until its transaction is complete. ids: of the roots it belongs to: two, where an update
+    moves it from one to another."""
+    return text_of([group, list(ids), row])
+
+
+def combine_rows(config: Config, transaction: str, rows: Iterable[tuple[int, str]]) -> Iterator[Outgoing]:
+    """The events of a transaction. rows: (ordinal, packed row), each ordinal once, in any order.
+
+    A root's rows stand in its event in the order of their ordinals; events follow the order of their first rows.
+    """
+    roots: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for ordinal, packed in sorted(rows):
+        group, ids, row = json.loads(packed)
+        for id in ids:
+            roots.setdefault((group, id), []).append(row | {"ordinal": ordinal})
+    for (name, id), of_root in roots.items():
+        group = config.group_named.get(name)
+        if group is None:  # the configuration was changed while the transaction was open
+            continue
+        type = group.name + _ending(group, of_root)
+        body = {"type": type, "group": name, "id": id, "transaction": transaction, "rows": of_root}
+        made = event(group.topic, type, id, body, transaction=transaction, id=digest("event", transaction, name, id))
+        yield from within(made, config.max_event_bytes, config.alerts)
+
+
+def _ending(group: Group, rows: Iterable[Mapping[str, Any]]) -> str:
+    operations = [row["operation"] for row in rows if row["table"] == group.root]
+    if operations and operations[-1] == "DELETE":
+        return "Deleted"
+    return "Created" if "INSERT" in operations else "Modified"
+
+
+def combine_snapshot(config: Config, name: str, id: str, rows: Iterable[str]) -> Iterator[Outgoing]:
+    """The event with all rows of a root that have come so far. rows: packed."""
+    group = config.group_named.get(name)
+    if group is None:
+        return
+    unpacked = [json.loads(row)[2] for row in rows]
+    unpacked.sort(key=lambda row: (row["table"] != group.root, row["table"], text_of(row)))  # so that ids are the same
+    type = f"{name}Snapshot"
+    body = {"type": type, "group": name, "id": id, "rows": unpacked}
+    made = event(group.topic, type, id, body, transaction=None, id=digest("snapshot", text_of(body)))
+    yield from within(made, config.max_event_bytes, config.alerts)

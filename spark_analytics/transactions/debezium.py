@@ -1,0 +1,93 @@
+"""Debezium's form: an envelope with a `transaction` block, and a topic with the begins and ends of transactions.
+
+The connector must run with ``provide.transaction.metadata=true``. Values are JSON, with or without the schema that
+Connect's converter puts around them.
+"""
+
+from typing import Literal, cast
+
+from .changes import Change, Malformed, field_of, mapping, positive
+from .config import Config
+from .messages import Json
+
+__all__ = ["change", "end"]
+
+OPERATIONS: dict[str, Literal["INSERT", "UPDATE", "DELETE", "SNAPSHOT"]] = {
+    "c": "INSERT",
+    "u": "UPDATE",
+    "d": "DELETE",
+    "r": "SNAPSHOT",
+}
+
+
+def change(config: Config, body: Json) -> Change:
+    """The change in the value of a table's topic.
+
+    Raises:
+        Malformed: A field is missing or makes no sense.
+    """
+    body = _unwrapped(body)
+    source = mapping(field_of(body, "source", dict, "the value"), "source")
+    connector = source.get("connector")
+    if connector not in (None, config.connector):
+        raise Malformed(f"'connector' of the source is {connector!r}; the configuration says {config.connector!r}")
+    op = field_of(body, "op", str, "the value")
+    block = body.get("transaction")
+    table = _table(config, source)
+    if op == "t" and block is not None:
+        # A truncate counts in its transaction, but says nothing about any root: the missing key is told.
+        return Change(table, "DELETE", {}, None, *_position(config, block))
+    if op not in OPERATIONS:
+        raise Malformed(f"'op' of the value is {op!r}, not c, u, d, t or r")
+    operation = OPERATIONS[op]
+    if op != "r" and block is None:
+        raise Malformed("the value has no 'transaction': set provide.transaction.metadata=true in the connector")
+    before = body.get("before")
+    data = mapping(field_of(body, "before" if op == "d" else "after", dict, "the value"), "the row")
+    return Change(
+        table,
+        operation,
+        data,
+        mapping(before, "before") if op == "u" and before is not None else None,
+        *(_position(config, block) if op != "r" else (None, None)),
+    )
+
+
+def end(config: Config, body: Json) -> tuple[str | None, int]:
+    """The transaction that a value of the boundary topic ends, and the number of its rows. None: it is a begin.
+
+    Raises:
+        Malformed: A field is missing or makes no sense.
+    """
+    body = _unwrapped(body)
+    status = field_of(body, "status", str, "the boundary")
+    transaction = _id(config, field_of(body, "id", str, "the boundary"))
+    if status == "BEGIN":
+        return None, 0
+    if status != "END":
+        raise Malformed(f"'status' of the boundary is {status!r}, not BEGIN or END")
+    return transaction, positive(body.get("event_count"), "'event_count' of the boundary", least=0)
+
+
+def _position(config: Config, block: object) -> tuple[str, int]:
+    block = mapping(block, "transaction")
+    ordinal = positive(block.get("total_order"), "'total_order' of the transaction")
+    return _id(config, field_of(block, "id", str, "the transaction")), ordinal
+
+
+def _id(config: Config, id: str) -> str:
+    # Postgres: txId:LSN, and the LSN is another one in each event. MySQL: uuid:number, which belong together.
+    id = id.partition(":")[0] if config.connector == "postgresql" else id
+    if not id:
+        raise Malformed("the id of the transaction is empty")
+    return id
+
+
+def _unwrapped(body: Json) -> Json:
+    return mapping(body["payload"], "payload") if body.keys() >= {"schema", "payload"} else body
+
+
+def _table(config: Config, source: Json) -> str:
+    table = cast(str, field_of(source, "table", str, "the source"))
+    full = f"{source.get('schema') or source.get('db')}.{table}"
+    return full if full in config.group_of or table not in config.group_of else table

@@ -1,0 +1,138 @@
+"""A Kafka record becomes items: what the stateful operator takes in. Nothing that a record holds stops anything."""
+
+import json
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, cast
+
+from . import debezium, header
+from .changes import Change, Malformed
+from .combining import pack
+from .config import Config
+from .messages import Json, alert, digest, text_of
+
+__all__ = ["Item", "Kind", "Record", "decode"]
+
+Kind = Literal["transaction", "snapshot", "alert"]
+
+
+class Record(NamedTuple):
+    """A Kafka record. at: its timestamp, in milliseconds."""
+
+    topic: str
+    partition: int
+    offset: int
+    at: int
+    value: bytes | None
+
+    @property
+    def place(self) -> str:
+        """Where it stands: topic/partition/offset."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+
+class Item(NamedTuple):
+    """What a record means to the operator, which groups items by `kind` and `id`.
+
+    | kind | id | ordinal | last | part | row |
+    |---|---|---|---|---|---|
+    | transaction | its id | of the row; None: an END | how many rows it has, if told | – | packed; None: no group |
+    | snapshot | JSON of group and root id | – | – | tells rows of the root apart | packed |
+    | alert | its key | – | – | its kind | the message, as JSON |
+    """
+
+    kind: Kind
+    id: str
+    ordinal: int | None
+    last: int | None
+    part: str | None
+    row: str | None
+    place: str
+    at: int
+
+
+def decode(config: Config, record: Record) -> Iterator[Item]:
+    """The items of a record: none for a tombstone; for a bad one an alert with its place and the begin of its value."""
+    if record.value is None:
+        return
+    try:
+        body = _object(record.value)
+        if config.form == "header":
+            yield from _items(config, record, header.change(body))
+        elif record.topic == config.boundaries:
+            yield from _boundary(record, *debezium.end(config, body))
+        else:
+            yield from _items(config, record, debezium.change(config, body))
+    except Malformed as problem:
+        yield _alert(config, record, "bad-record", str(problem), value=record.value.decode(errors="replace"))
+
+
+def _boundary(record: Record, transaction: str | None, count: int) -> Iterator[Item]:
+    """The end of a transaction; nothing for its begin (transaction None), or when it is empty."""
+    if transaction is not None and count:
+        yield Item("transaction", transaction, None, count, None, None, record.place, record.at)
+
+
+def _items(config: Config, record: Record, change: Change) -> Iterator[Item]:
+    """A row that belongs to no root still counts in its transaction: without it the transaction were never complete."""
+    group = config.group_of.get(change.table)
+    ids: list[str] = []
+    packed = None
+    if group is None:
+        if config.unknown_tables == "alert":
+            yield _alert(
+                config, record, "unknown-table", f"table {change.table!r} is in no group", change=change.transaction
+            )
+    else:
+        # The row as it is now says to which root it belongs; as it was before, which root has lost it.
+        for data in (change.data, change.before or {}):
+            id = _root_id(data.get(group.key))
+            if id is not None and id not in ids:
+                ids.append(id)
+        if not ids or _root_id(change.data.get(group.key)) is None:
+            problem = f"a row of {change.table!r} has no usable {group.key!r}, the key of group {group.name!r}"
+            yield _alert(
+                config,
+                record,
+                "missing-key",
+                problem,
+                change=change.transaction,
+                value=cast(bytes, record.value).decode(errors="replace"),
+            )
+        row: dict[str, object] = {"table": change.table, "operation": change.operation, "data": change.data}
+        if change.before is not None:
+            row["before"] = change.before
+        packed = pack(group.name, ids, row) if ids else None
+    if change.transaction is not None:
+        yield Item(
+            "transaction", change.transaction, change.ordinal, change.last, None, packed, record.place, record.at
+        )
+    elif packed is not None and group is not None:
+        columns = group.primary_key(change.table) or sorted(change.data)
+        part = digest(change.table, text_of([change.data.get(column) for column in columns]))
+        yield Item("snapshot", text_of([group.name, ids[0]]), None, None, part, packed, record.place, record.at)
+
+
+def _root_id(value: object) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        return None
+    return str(value)
+
+
+def _alert(
+    config: Config, record: Record, kind: str, reason: str, *, change: str | None = None, **details: object
+) -> Item:
+    made = alert(config.alerts, kind, reason, transaction=change, place=record.place, **details)
+    row = text_of([made.topic, made.key, made.value, made.headers])
+    return Item("alert", record.place, None, None, kind, row, record.place, record.at)
+
+
+def _object(value: bytes) -> Json:
+    try:
+        body = json.loads(value)
+    except ValueError as error:  # also UnicodeDecodeError
+        raise Malformed(f"the value is not JSON: {error}") from error
+    except RecursionError as error:
+        raise Malformed("the value is JSON that is nested too deeply") from error
+    if not isinstance(body, dict):
+        raise Malformed(f"the value is {type(body).__name__}, not an object")
+    return cast(Json, body)

@@ -1,0 +1,76 @@
+"""A transaction while its rows come in."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from .decoding import Item
+from .messages import Outgoing, alert
+from .ordinals import Ordinals
+
+__all__ = ["Pending"]
+
+MISSING = 1_000  # ordinals that an alert lists
+
+
+@dataclass
+class Pending:
+    """What has come of a transaction, without its rows.
+
+    since: when the first of it came, in milliseconds. last: how many rows it has, once that is known. seen: their
+    ordinals. alerted: it was told that it is incomplete.
+    """
+
+    since: int
+    last: int | None = None
+    seen: Ordinals = field(default_factory=Ordinals)
+    alerted: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Every one of 1 to `last` has come: none beyond it is let in, so that their number tells."""
+        return self.last is not None and len(self.seen) == self.last
+
+    def absorb(self, alerts: str, items: Iterable[Item]) -> tuple[list[tuple[int, str]], list[Outgoing]]:
+        """Take these in. Duplicates change nothing; what contradicts something that came before is left out, and told.
+
+        Returns the rows that are new, with their ordinals, and the alerts, for the topic `alerts`.
+        """
+        rows: list[tuple[int, str]] = []
+        told: list[Outgoing] = []
+        for item in items:
+            if (problem := self._contradiction(item)) is not None:
+                told.append(alert(alerts, "contradiction", problem, transaction=item.id, place=item.place))
+                continue
+            self.last = self.last if item.last is None else item.last
+            if item.ordinal is not None and self.seen.add(item.ordinal) and item.row is not None:
+                rows.append((item.ordinal, item.row))
+        return rows, told
+
+    def _contradiction(self, item: Item) -> str | None:
+        if item.last is not None and self.last not in (None, item.last):
+            return f"row {item.last} is said to be the last one, but {self.last} was before"
+        if item.last is not None and self.seen.highest > item.last:
+            return f"row {item.last} is said to be the last one, but row {self.seen.highest} has come"
+        if self.last is not None and item.ordinal is not None and item.ordinal > self.last:
+            return f"row {item.ordinal} has come, but row {self.last} is the last one"
+        return None
+
+    def overdue(self, alerts: str, id: str, now: int) -> Outgoing:
+        """The alert that it is incomplete; the article's `signalExpiredTransaction`."""
+        seconds = round((now - self.since) / 1000)
+        if self.last is None:
+            reason = f"no last event yet after {seconds} s"
+        else:
+            reason = f"{self.last - len(self.seen)} of {self.last} rows have not come within {seconds} s"
+        expected = self.last or self.seen.highest
+        return alert(
+            alerts,
+            "incomplete",
+            reason,
+            transaction=id,
+            last=self.last,
+            rows=len(self.seen),
+            missing=list(islice(self.seen.missing(expected), MISSING)),
+            missing_count=expected - len(self.seen),
+        )

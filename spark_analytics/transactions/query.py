@@ -1,0 +1,100 @@
+"""The streaming query: Kafka, decoding, the stateful operator, Kafka."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyarrow has no annotations.
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from .config import Config
+from .decoding import Item, Record, decode
+from .processor import OUTPUT, Combiner
+
+__all__ = ["SETTINGS", "combine"]
+
+ITEMS = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("id", pa.string()),
+        ("ordinal", pa.int32()),
+        ("last", pa.int32()),
+        ("part", pa.string()),
+        ("row", pa.string()),
+        ("place", pa.string()),
+        ("at", pa.int64()),
+    ]
+)
+ITEMS_DDL = "kind STRING, id STRING, ordinal INT, last INT, part STRING, row STRING, place STRING, at LONG"
+
+PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+SETTINGS = {
+    "spark.sql.streaming.stateStore.providerClass": PROVIDER,
+    # A micro-batch writes down what it has changed; all of the state is written in the background, now and then.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+
+
+def combine(spark: SparkSession, config: Config, *, available_now: bool = False) -> StreamingQuery:
+    """Start the query. It runs until its `stop` or an error; await it with `awaitTermination`.
+
+    available_now: take what is in the topics, then end; a timer goes off only if it is due by then.
+
+    Its settings are those of a session of its own, so that it does not change those of `spark`, which needs the
+    connector to Kafka. What is promised: each complete transaction's events are sent at least once, with all of their
+    rows, whatever dies; repeats have the same event id. See docs/cdc-transactions.md.
+    """
+    own = spark.newSession()
+    for key, value in SETTINGS.items():
+        own.conf.set(key, value)
+    own.conf.set("spark.sql.shuffle.partitions", str(config.state_partitions))
+    outgoing = (
+        _read(own, config)
+        .mapInArrow(_decoder(config), ITEMS_DDL)
+        .groupBy("kind", "id")
+        .transformWithState(Combiner(config), OUTPUT, "Append", "ProcessingTime")
+    )
+    writer = (
+        outgoing.writeStream.format("kafka")
+        .options(**config.kafka_options)
+        .option("kafka.bootstrap.servers", config.kafka)
+        .option("includeHeaders", "true")
+        .option("checkpointLocation", config.checkpoint)
+        .outputMode("append")
+        .queryName("cdc-transactions")
+    )
+    seconds = f"{config.trigger_seconds} seconds"
+    triggered = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=seconds)
+    return triggered.start()
+
+
+def _read(spark: SparkSession, config: Config) -> DataFrame:
+    return (
+        spark.readStream.format("kafka")
+        .options(**config.kafka_options)
+        .option("kafka.bootstrap.servers", config.kafka)
+        .option("subscribe", ",".join(config.read))
+        .option("startingOffsets", config.start)
+        .option("maxOffsetsPerTrigger", config.max_rows_per_trigger)
+        .load()
+        .selectExpr("topic", "partition", "offset", "unix_millis(timestamp) AS at", "value")
+    )
+
+
+def _decoder(config: Config) -> Any:
+    def decoded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns = [column.to_pylist() for column in batch.columns]
+            items = [item for record in zip(*columns, strict=True) for item in decode(config, Record(*record))]
+            yield _batch(items)
+
+    return decoded
+
+
+def _batch(items: list[Item]) -> pa.RecordBatch:
+    columns: list[Any] = list(zip(*items, strict=True)) if items else [[] for _ in ITEMS.names]
+    arrays = [pa.array(column, type) for column, type in zip(columns, ITEMS.types, strict=True)]
+    return cast(pa.RecordBatch, pa.RecordBatch.from_arrays(arrays, schema=ITEMS))

@@ -1,0 +1,157 @@
+"""What the tests of change-data transactions share: the article's four tables, and records of transactions on them."""
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from sidings.spark_analytics.transactions import Config, Group
+
+__all__ = ["Row", "Sent", "config", "debezium_rows", "header_row", "header_rows", "produce", "read", "some_rows"]
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row change of a transaction."""
+
+    table: str
+    operation: str
+    data: Json
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message in an output topic."""
+
+    topic: str
+    key: str
+    value: Json
+    headers: dict[str, str]
+
+
+def config(**values: object) -> Config:
+    """The article's groups, in topics `<prefix>customers` and `<prefix>addresses`; the header form."""
+    prefix = str(values.pop("prefix", ""))
+    groups = (
+        Group(name="Address", key="address_id", root="Addresses", tables=("Addresses",), topic=f"{prefix}addresses"),
+        Group(
+            name="Customer",
+            key="customer_id",
+            root="Customers",
+            tables=("Customers", "CustomerNames", "CustomerAddresses"),
+            topic=f"{prefix}customers",
+            primary_keys={"CustomerNames": ("customer_id", "name_type")},
+        ),
+    )
+    given: dict[str, Any] = {
+        "kafka": "localhost:9092",
+        "topics": ("cdc",),
+        "checkpoint": "/nowhere",
+        "alerts": f"{prefix}alerts",
+        "groups": groups,
+    }
+    return Config(**given | values)
+
+
+def header_row(
+    row: Row, *, transaction: str | None = None, ordinal: int | None = None, last: bool | None = None
+) -> bytes:
+    """A record of the article's form; without a transaction one of a snapshot."""
+    header: Json = {"table": row.table, "operation": row.operation}
+    if transaction is not None:
+        header |= {"transactionId": transaction, "transactionEventCounter": ordinal, "transactionLastEvent": last}
+    return json.dumps({"header": header, "data": row.data}).encode()
+
+
+def header_rows(transaction: str, rows: Sequence[Row]) -> list[bytes]:
+    """The records of a transaction, in order."""
+    return [
+        header_row(row, transaction=transaction, ordinal=number, last=number == len(rows))
+        for number, row in enumerate(rows, 1)
+    ]
+
+
+def debezium_rows(
+    transaction: str, rows: Sequence[Row], *, texts: bool = False, wrapped: bool = False
+) -> tuple[list[bytes], list[bytes]]:
+    """The records of a transaction as Debezium's for Postgres: those of the tables, and its BEGIN and END.
+
+    texts: numbers are written as text. wrapped: with Connect's schema around.
+    """
+    number = str if texts else int
+    ops = {"INSERT": "c", "UPDATE": "u", "DELETE": "d", "SNAPSHOT": "r"}
+
+    def made(value: Json) -> bytes:
+        return json.dumps({"schema": {"type": "struct"}, "payload": value} if wrapped else value).encode()
+
+    values: list[Json] = []
+    for order, row in enumerate(rows, 1):
+        op = ops[row.operation]
+        block = {
+            "id": f"{transaction}:{9000 + order}",
+            "total_order": number(order),
+            "data_collection_order": number(1),
+        }
+        values.append(
+            {
+                "op": op,
+                "before": row.data if op == "d" else None,
+                "after": None if op == "d" else row.data,
+                "source": {"connector": "postgresql", "db": "shop", "schema": "public", "table": row.table},
+                "transaction": None if op == "r" else block,
+            }
+        )
+    boundaries = [
+        {"status": "BEGIN", "id": f"{transaction}:8999", "event_count": None, "data_collections": None},
+        {"status": "END", "id": f"{transaction}:9999", "event_count": number(len(rows)), "data_collections": []},
+    ]
+    return [made(value) for value in values], [made(value) for value in boundaries]
+
+
+def some_rows(chance: random.Random, roots: int = 50) -> list[Row]:
+    """A transaction of 1 to 8 rows on the four tables."""
+    rows: list[Row] = []
+    for _ in range(chance.randint(1, 8)):
+        table = chance.choice(["Addresses", "Customers", "CustomerNames", "CustomerAddresses"])
+        key = "address_id" if table == "Addresses" else "customer_id"
+        data = {key: chance.randint(1, roots), "value": chance.randint(1, 10**6)}
+        rows.append(Row(table, chance.choice(["INSERT", "UPDATE"]), data))
+    return rows
+
+
+async def produce(bootstrap: str, topic: str, values: Iterable[bytes | None]) -> None:
+    """Send them, spread over the topic's partitions."""
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer:
+        partitions = sorted(await producer.partitions_for(topic))
+        for number, value in enumerate(values):
+            await producer.send(topic, value, partition=partitions[number % len(partitions)])
+
+
+async def read(bootstrap: str, topics: Sequence[str]) -> list[Sent]:
+    """All that is in these topics now."""
+    async with AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False) as consumer:
+        parts: list[TopicPartition] = []
+        for topic in topics:
+            while not (numbers := consumer.partitions_for_topic(topic)):
+                await consumer.topics()
+            parts += [TopicPartition(topic, number) for number in numbers]
+        consumer.assign(parts)
+        ends = await consumer.end_offsets(parts)
+        await consumer.seek_to_beginning(*parts)
+        sent: list[Sent] = []
+        while any([await consumer.position(part) < ends[part] for part in parts]):
+            for records in (await consumer.getmany(timeout_ms=200)).values():
+                sent += [
+                    Sent(
+                        record.topic,
+                        (record.key or b"").decode(),
+                        json.loads(record.value or b"null"),
+                        {name: value.decode() for name, value in record.headers},
+                    )
+                    for record in records
+                ]
+        return sent
