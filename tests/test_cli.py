@@ -1,0 +1,278 @@
+"""The command line, looking: what it shows of a database, as text and as JSON."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sidings import ConfigurationError
+from sidings.cli.filters import a_time
+from sidings.cli.output import document, duration, plain
+
+from .admin_support import GROUP, STATES, a_holder, a_job, some_jobs
+from .cli_support import cli, cli_json, refused
+from .support import ORIGIN, connected
+
+
+async def execute(dsn: str, *statements: str) -> None:
+    async with connected(dsn) as connection:
+        for statement in statements:
+            await connection.execute(statement)
+
+
+# -- jobs ---------------------------------------------------------------------------------------------------------
+
+
+async def test_jobs_are_listed_in_every_state_and_filtered(database: str):
+    ids = {state: await a_job(database, state, group=state) for state in STATES}
+    other = await a_job(database, origin="other/1", type="'bill'")
+    everything = await cli_json(database, "jobs", "list")
+    assert {job["id"]: job["state"] for job in everything["jobs"]} == {
+        **{id: state for state, id in ids.items()},
+        other: "waiting",
+    }
+    assert everything["next"] is None
+    for state, id in ids.items():
+        found = await cli_json(database, "jobs", "list", "--state", state.replace(" ", "-"), "--origin", ORIGIN)
+        assert [job["id"] for job in found["jobs"]] == [id]
+    assert [job["id"] for job in (await cli_json(database, "jobs", "list", "--type", "bill"))["jobs"]] == [other]
+    grouped = await cli_json(database, "jobs", "list", "--origin", ORIGIN, "--group", "held")
+    assert [(job["id"], job["held"], "cursor" in job) for job in grouped["jobs"]] == [(ids["held"], "poison", False)]
+
+
+async def test_pages_of_jobs_follow_each_other_without_gap_or_repeat(database: str):
+    ids = await some_jobs(database, 5) + await some_jobs(database, 2, "delayed") + await some_jobs(database, 2, "held")
+    seen: list[int] = []
+    after: tuple[str, ...] = ()
+    while True:
+        page = await cli_json(database, "jobs", "list", "--limit", 4, *after)
+        seen += [job["id"] for job in page["jobs"]]
+        if page["next"] is None:
+            break
+        after = ("--after", page["next"])
+    assert seen == ids
+    text = await cli(database, "jobs", "list", "--limit", 4)
+    assert "there may be more: add --after 'ordered:" in text.stderr
+
+
+async def test_what_is_piped_is_in_columns_that_cut_nothing(database: str):
+    group = "g" * 300
+    id = await a_job(database, "backing off", group=group, error=f"'ValueError: {'x' * 300}'")
+    header, line = (await cli(database, "jobs", "list")).stdout.splitlines()
+    assert header.split() == ["id", "type", "origin", "group", "state", "attempt", "age", "next", "in", "cause"]
+    assert line.split()[:6] == [str(id), "ride", ORIGIN, group, "backing", "off"]
+    assert line.endswith("ValueError: " + "x" * 300)
+    assert line.index(group) == header.index("group")
+
+
+async def test_a_key_or_an_error_cannot_steer_the_terminal(database: str):
+    await a_job(database, "backing off", group="evil\x1b[2J", error="E'two\\nlines'")
+    shown = (await cli(database, "jobs", "list")).stdout
+    assert "\x1b" not in shown
+    assert r"evil\x1b[2J" in shown
+    assert r"two\nlines" in shown
+    assert (await cli_json(database, "jobs", "list"))["jobs"][0]["group"] == "evil\x1b[2J"
+
+
+async def test_one_job_is_shown_whole_also_after_its_end(database: str):
+    id = await a_job(database, "backing off", headers="""'{"correlation_id": "c-1"}'""")
+    await cli(database, "groups", "pause", ORIGIN, GROUP, "--because", "carrier down")
+    shown = await cli_json(database, "jobs", "show", id)
+    assert (shown["id"], shown["job"]["state"], shown["payload"]) == (id, "backing off", {"transport": "a"})
+    assert shown["headers"] == {"correlation_id": "c-1"}
+    assert [pause["reason"] for pause in shown["pauses"]] == ["carrier down"]
+    text = (await cli(database, "jobs", "show", id)).stdout
+    assert '"transport": "a"' in text
+    assert "group g of transports/0, by alice: carrier down" in text
+    await cli(database, "jobs", "cancel", id, "--because", "enough")
+    shown = await cli_json(database, "jobs", "show", id)
+    assert shown["job"] is None
+    assert shown["attempts"][-1]["outcome"] == "cancelled"
+    assert shown["actions"][-1]["reason"] == "enough"
+    assert "ended: cancelled" in (await cli(database, "jobs", "show", id)).stdout
+    assert "there is no job 4711" in await refused(database, "jobs", "show", 4711)
+
+
+async def test_counts_and_types_say_how_many_jobs_there_are(database: str):
+    await some_jobs(database, 3)
+    await some_jobs(database, 2, "held", type="'bill'")
+    counted = await cli_json(database, "jobs", "counts")
+    assert [(row["type"], row["state"], row["jobs"]) for row in counted["counts"]] == [
+        ("bill", "held", 2),
+        ("ride", "waiting", 3),
+    ]
+    assert [row["jobs"] for row in (await cli_json(database, "jobs", "counts", "--by", "origin"))["counts"]] == [5]
+    await cli(database, "types", "pause", "ride", "--because", "look")
+    rows = {row["name"]: row for row in (await cli_json(database, "types", "list"))["types"]}
+    assert rows["ride"]["states"]["waiting"] == 3
+    assert rows["ride"]["paused"] == "alice: look"
+    assert rows["bill"]["states"]["held"] == 2
+    assert "alice: look" in (await cli(database, "types", "list")).stdout
+
+
+async def test_ended_jobs_are_listed_by_outcome_and_time_page_by_page(database: str):
+    ids = await some_jobs(database, 3)
+    for id in ids:
+        await cli(database, "jobs", "discard", id)
+    await cli(database, "jobs", "cancel", await a_job(database))
+    first = await cli_json(database, "jobs", "ended", "--outcome", "discarded", "--limit", 2)
+    assert [row["job_id"] for row in first["jobs"]] == [ids[2], ids[1]]
+    rest = await cli_json(database, "jobs", "ended", "--outcome", "discarded", "--before", first["next"])
+    assert [row["job_id"] for row in rest["jobs"]] == [ids[0]]
+    await execute(database, "UPDATE sidings.job_history SET finished_at = finished_at - interval '3 hours'")
+    assert (await cli_json(database, "jobs", "ended", "--since", "2h"))["jobs"] == []
+    assert len((await cli_json(database, "jobs", "ended", "--since", "4h"))["jobs"]) == 4
+
+
+# -- groups, origins, the rest ------------------------------------------------------------------------------------
+
+
+async def test_groups_that_wait_for_their_head_are_listed_with_the_cause(database: str):
+    head = await a_job(database, "blocked")
+    await some_jobs(database, 3)
+    await a_job(database, group="healthy")
+    (row,) = (await cli_json(database, "groups", "list"))["groups"]
+    assert (row["origin"], row["group"], row["head"], row["state"], row["behind"]) == (
+        ORIGIN,
+        GROUP,
+        head,
+        "blocked",
+        3,
+    )
+    assert row["error"] == "ValueError: x"
+    text = (await cli(database, "groups", "list")).stdout
+    assert text.splitlines()[1].endswith("3       ValueError: x")
+    shown = await cli_json(database, "groups", "show", ORIGIN, GROUP)
+    assert [job["state"] for job in shown["jobs"]] == ["blocked", "waiting", "waiting", "waiting"]
+    assert (await cli(database, "groups", "list", "--origin", "other/1")).stderr == "no group is blocked\n"
+
+
+async def test_origins_are_listed_with_holder_and_backlog_and_without_the_slots_of_the_outbox(database: str):
+    me = await a_holder(database, "transports/2", "transports/10", "outbox/3", lease="1 hour")
+    await a_holder(database, "gone/1", lease="-1 minute")
+    await some_jobs(database, 2, origin="transports/10")
+    await a_job(database, "held", origin="gone/1")
+    await a_job(database, origin="never/0")
+    rows = {row["origin"]: row for row in (await cli_json(database, "origins", "list"))["origins"]}
+    assert list(rows) == ["gone/1", "never/0", "transports/2", "transports/10"]
+    held = rows["transports/10"]
+    assert (held["held"], held["owner"], held["epoch"], held["pid"], held["jobs"]) == (True, str(me), 7, 4711, 2)
+    assert (rows["gone/1"]["held"], rows["gone/1"]["states"]["held"]) == (False, 1)
+    assert (rows["never/0"]["held"], rows["never/0"]["epoch"], rows["never/0"]["jobs"]) == (False, None, 1)
+    orphans = await cli_json(database, "origins", "list", "--orphans")
+    assert [row["origin"] for row in orphans["origins"]] == ["gone/1", "never/0"]
+    assert "host-of-the-holder:4711" in (await cli(database, "origins", "list")).stdout
+
+
+async def test_the_audit_is_filtered_and_paged(database: str):
+    ids = await some_jobs(database, 3)
+    for id in ids:
+        await cli(database, "jobs", "cancel", id, "--by", "bob")
+    await cli(database, "types", "pause", "ride", "--because", "look")
+    newest = await cli_json(database, "audit", "--limit", 2)
+    assert [(row["actor"], row["action"]) for row in newest["audit"]] == [("alice", "pause"), ("bob", "cancel")]
+    older = await cli_json(database, "audit", "--before", newest["next"])
+    assert [row["target"]["job"] for row in older["audit"]] == [ids[1], ids[0]]
+    assert len((await cli_json(database, "audit", "--by", "bob", "--action", "cancel"))["audit"]) == 3
+    assert [row["type"] for row in (await cli_json(database, "pauses"))["pauses"]] == ["ride"]
+
+
+async def test_stored_offsets_are_listed(database: str):
+    await execute(
+        database, "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ('a', 1, 42), ('b', 0, 7)"
+    )
+    found = await cli_json(database, "consumers", "list", "--topic", "a")
+    assert found["offsets"] == [{"topic": "a", "partition": 1, "next_offset": 42, "resets": 0}]
+    assert len((await cli(database, "consumers", "list")).stdout.splitlines()) == 3
+
+
+# -- status -------------------------------------------------------------------------------------------------------
+
+
+async def test_status_is_well_as_long_as_nothing_needs_a_person(database: str):
+    await a_holder(database, ORIGIN)
+    await a_job(database)
+    await a_job(database, "backing off", group="other")  # a retry is no trouble
+    found = await cli_json(database, "status")
+    assert (found["service"], found["schema"], found["problems"]) == ("test", "sidings", [])
+    assert (found["origins_held"], found["origins_free"]) == (1, 0)
+    assert [(executor["pid"], executor["origins"]) for executor in found["executors"]] == [(4711, 1)]
+    text = (await cli(database, "status")).stdout
+    assert "service test, schema sidings at 00" in text
+    assert "held by 1 executor: 1 origin" in text
+
+
+@pytest.mark.parametrize(
+    ("trouble", "problem"),
+    [
+        ("blocked", "1 group blocked until a person decides: sidings groups list"),
+        ("held", "1 job held: sidings jobs list --state held"),
+        ("parked", "1 message parked: sidings outbox parked"),
+        ("failing", "the outbox cannot send to etas: sidings outbox list"),
+        ("orphan", "jobs wait in origins that nobody holds: gone/0: sidings origins list --orphans"),
+        ("nobody", "no executor holds an origin: does the service run?"),
+    ],
+)
+async def test_status_names_what_needs_a_person_and_says_so_by_its_exit_code(database: str, trouble: str, problem: str):
+    await a_holder(database, ORIGIN, lease="-1 minute" if trouble == "nobody" else "1 hour")
+    match trouble:
+        case "blocked" | "held":
+            await a_job(database, trouble)
+        case "parked":
+            await a_parked_message(database)
+        case "failing":
+            relay = "00000000-0000-0000-0000-000000000001"
+            await execute(
+                database,
+                f"INSERT INTO sidings.outbox_relay (id, alive_until) VALUES ('{relay}', now())",
+                "INSERT INTO sidings.outbox_topic (topic, relay, retries, retry_at, error) "
+                f"VALUES ('etas', '{relay}', 3, now() + interval '1 minute', 'no such topic')",
+            )
+        case "orphan":
+            await a_job(database, origin="gone/0")
+        case _:
+            pass
+    found = await cli_json(database, "status", exit_code=4)
+    assert found["problems"] == [problem]
+    assert f"! {problem}" in (await cli(database, "status", exit_code=4)).stdout
+
+
+async def a_parked_message(dsn: str, id: int = 1, topic: str = "etas") -> None:
+    await execute(
+        dsn,
+        "INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, key, value, error) "
+        f"VALUES ({id}, now(), 0, '{topic}', 'k', 'v', 'MessageSizeTooLargeError')",
+    )
+
+
+# -- words --------------------------------------------------------------------------------------------------------
+
+
+def test_durations_have_one_or_two_units():
+    seconds = {0.85: "850ms", -3: "0ms", 4: "4s", 60: "1m", 200: "3m20s", 7500: "2h5m", 273_600: "3d4h", 86_400: "1d"}
+    assert {number: duration(timedelta(seconds=number)) for number in seconds} == seconds
+
+
+def test_times_are_ages_or_iso_with_a_zone():
+    now = datetime(2026, 5, 1, tzinfo=UTC)
+    assert a_time("--since", "90s", now) == now - timedelta(seconds=90)
+    assert a_time("--since", "7d", now) == now - timedelta(days=7)
+    assert a_time("--since", "2026-05-01T03:00Z", now) == now + timedelta(hours=3)
+    for wrong in ("", "yesterday", "2026-05-01T03:00", "1y"):
+        with pytest.raises(ConfigurationError, match=r"--since .*: give 30m, 2h or 7d"):
+            a_time("--since", wrong, now)
+
+
+def test_json_has_times_in_utc_durations_in_seconds_and_bytes_as_text():
+    east = datetime(2026, 5, 1, 3, tzinfo=UTC).astimezone()
+    value = {"at": east, "took": timedelta(seconds=1.5), "key": b"k", "raw": b"\xff\x00", "n": None}
+    assert json.loads(json.dumps(document(value))) == {
+        "at": "2026-05-01T03:00:00Z",
+        "took": 1.5,
+        "key": "k",
+        "raw": "\\xff00",
+        "n": None,
+    }
+
+
+def test_text_is_one_line_without_control_characters():
+    assert plain("a\nb\tc\x1b[0m\u202eé") == "a\\nb\\tc\\x1b[0m\\u202eé"
