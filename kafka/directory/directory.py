@@ -192,11 +192,16 @@ class Directory(Generic[T]):
     def errors(self) -> list[BadRecord]:
         """Records that could not be applied and still matter, oldest first, 1,000 at most: a good record of the same
         row ends the error. The former value of the row is in force."""
-        return list(self._follower.bad.values())
+        return list(self._follower.faults)
 
     def problems(self) -> list[str]:
         """What a health check should complain about; empty when all is well. Any thread may call it."""
-        return [f"directory {self.topic!r}: {problem}" for problem in self._follower.problems(_SILENT_SECONDS)]
+        follower = self._follower
+        reader = follower.reader
+        if reader is None:
+            return [f"directory {self.topic!r}: {follower.trouble or 'it is connecting'}"]
+        silence = reader.silence()
+        return [f"directory {self.topic!r}: Kafka is silent for {silence:.0f} s"] if silence > _SILENT_SECONDS else []
 
     def not_ready(self) -> list[str]:
         """Why it is not ready; empty when it is. Any thread may call it."""

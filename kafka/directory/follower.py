@@ -6,18 +6,18 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError, OffsetOutOfRangeError
+from aiokafka.errors import KafkaError
 
 from ...waiting import set_within
-from .. import membership
 from ..message import Record
 from ..settings import KafkaSettings
 from .callbacks import Callbacks
+from .faults import Faults
 from .progress import Progress
-from .rows import BadRecord, Change, Row, Rows, Unreadable
+from .reader import OffsetOutOfRangeError, Reader
+from .rows import Change, Row, Rows
 from .storage import Batch, Identity, Kept, Mark, Plan, Storage
 from .topic import TopicFacts, look_at
 
@@ -30,19 +30,17 @@ T = TypeVar("T")
 _POLL_SECONDS = 0.2  # also how late a position is seen to have passed a transaction's marker
 _LOADING_POLL_SECONDS = 0.02  # the same, while somebody waits for it
 _CHUNK_RECORDS = 1_000  # decoded without a pause, some 5 ms
-_PARTITION_FETCH_BYTES = 4 * 1024 * 1024  # at least: a fetch is awaited for each, and handled one by one
 _LOOK_SECONDS = 1.0  # between looks for new partitions
 _REPORT_SECONDS = 5.0
-_SYNC_SECONDS = 10.0  # between notes in the store that nothing is missing
-_MISSING_SECONDS = 2.0  # between looks for a topic that does not exist
+_NOTE_SECONDS = 10.0  # between notes in the store that nothing is missing
+_MISSING_SECONDS = 1.0  # between looks for a topic that does not exist
 _MAX_PAUSE_SECONDS = 10.0
-_MAX_BAD = 1_000
 _TOMBSTONE_SECONDS = 86_400.0  # Kafka's default, where it does not tell
-_ABSENT_SECONDS = 60.0  # a shorter absence is no absence
+_ABSENT_SECONDS = 60.0  # a shorter absence is none, whatever delete.retention.ms says
 
 
 class Follower(Generic[T]):
-    """Keeps `storage` equal to `topic`. Counts are since the start."""
+    """Keeps `storage` equal to `topic`. on_loaded: called once, when the barrier is reached."""
 
     def __init__(
         self,
@@ -55,44 +53,44 @@ class Follower(Generic[T]):
     ) -> None:
         self.topic = topic
         self.progress = Progress()
-        self.bad: dict[Row, BadRecord] = {}
-        self.stored = self.deleted = self.refused = self.rebuilds = 0
+        self.faults = Faults(topic)
+        self.stored = self.deleted = self.rebuilds = 0  # since the start
         self.contact = asyncio.Event()  # Kafka has answered once
-        self.loaded = False
         self.trouble: str | None = "it has not reached Kafka yet"
-        self.client: AIOKafkaConsumer | None = None
+        self.reader: Reader | None = None
         self._settings = settings
         self._rows = rows
         self._storage = storage
         self._callbacks = callbacks
         self._on_loaded = on_loaded
+        self._loaded = False
         self._stopping = asyncio.Event()
         self._moved = asyncio.Event()
-        self._kept: Kept | None = None
+        self._kept: Kept | None = None  # of the store, until it is compared with the log
         self._identity: Identity | None = None
         self._marks: dict[int, Mark] = {}
         self._expected: dict[int, Mark] = {}  # what stands first where reading goes on, if it is still the same log
         self._seen: set[Row] | None = None  # while the topic is read again: rows that are still there
-        self._synced: dict[int, float] = {}
-        self._synced_at = 0.0  # when nothing was missing
+        self._complete: dict[int, float] = {}  # when nothing of a partition was missing, seconds since 1970
+        self._complete_at = 0.0  # the same of all; while all is read for the first time, when that began
         self._noted_at = 0.0
         self._tombstone_seconds = _TOMBSTONE_SECONDS
-        self._reported_at = 0.0
+        self._reported_at = time.monotonic()
         self._failures = 0
 
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Follow until `stop`; Kafka may come and go. Raises `StorageError`."""
-        plan = Plan(self.topic, self._rows.derived, self._rows.decode, self._rows.key_of)
-        self._kept = await self._storage.open(plan)
         try:
+            plan = Plan(self.topic, self._rows.derived, self._rows.decode, self._rows.key_of)
+            self._kept = await self._storage.open(plan)
             while not self._stopping.is_set():
                 try:
                     if (facts := await self._find_topic()) is not None:
                         await self._connect(facts)
                 except (KafkaError, OSError) as error:  # TimeoutError is an OSError
-                    self.trouble = f"{error!r}"
+                    self.trouble = f"Kafka does not answer: {error!r}"
                     log.warning("directory %r: Kafka: %r; connecting again", self.topic, error)
                     self._failures = min(self._failures + 1, 10)
                     pause = random.uniform(0.02, min(_MAX_PAUSE_SECONDS, 0.1 * 2**self._failures))
@@ -111,21 +109,9 @@ class Follower(Generic[T]):
 
     async def end_offsets(self) -> dict[int, int]:
         """The end of each partition, now; waits for a connection."""
-        while (client := self.client) is None:
+        while (reader := self.reader) is None:
             await self._moved.wait()
-        return await self._ask(client.end_offsets, [TopicPartition(self.topic, p) for p in self.progress.positions])
-
-    def problems(self, silent_seconds: float) -> list[str]:
-        """What a health check should complain about."""
-        client = self.client
-        if client is None or self.trouble is not None:
-            return [self.trouble or "it is connecting"]
-        try:
-            polled = [client.last_poll_timestamp(TopicPartition(self.topic, p)) for p in list(self.progress.positions)]
-        except (AssertionError, AttributeError):
-            return []  # assigned anew between two looks
-        silence = time.time() - min((stamp / 1000 for stamp in polled if stamp is not None), default=time.time())
-        return [f"Kafka has not answered for {silence:.0f} s"] if silence > silent_seconds else []
+        return await reader.ends()
 
     async def _find_topic(self) -> TopicFacts | None:
         """What Kafka says of the topic. None: it does not exist, or may not be seen."""
@@ -139,8 +125,7 @@ class Follower(Generic[T]):
                     "later will not have them; set cleanup.policy=compact",
                     self.topic,
                 )
-            if facts.tombstone_seconds is not None:
-                self._tombstone_seconds = facts.tombstone_seconds
+            self._tombstone_seconds = facts.tombstone_seconds or _TOMBSTONE_SECONDS
             return facts
         trouble = f"there is no topic {self.topic!r}, or no right to see it: create it, with cleanup.policy=compact"
         if self.trouble != trouble:
@@ -150,71 +135,135 @@ class Follower(Generic[T]):
         return None
 
     async def _connect(self, facts: TopicFacts) -> None:
-        options = self._settings.client_options() | {
-            "isolation_level": "read_committed",
-            "fetch_max_wait_ms": max(1, round(self._settings.fetch_seconds * 1000)),
-            "fetch_max_bytes": self._settings.fetch_bytes,
-            "max_partition_fetch_bytes": max(self._settings.partition_fetch_bytes, _PARTITION_FETCH_BYTES),
-        }
-        if self._settings.client_id is not None:
-            options["client_id"] = self._settings.client_id
-        client = AIOKafkaConsumer(**options, enable_auto_commit=False, auto_offset_reset="none")
-        client.assign([TopicPartition(self.topic, partition) for partition in facts.partitions])
+        reader = Reader(self._settings, self.topic, facts.partitions)
         try:
-            await membership.connect(client, self._stopping, self._settings.request_seconds)
+            await reader.connect(self._stopping)
             if not self._stopping.is_set():
-                await self._follow(client, facts)
+                await self._place(reader, facts.cluster)
+                self.reader, self.trouble, self._failures = reader, None, 0
+                self._wake()
+                await self._follow(reader)
         finally:
-            self.client = None
-            await membership.close(client)
+            self.reader = None
+            await reader.close()
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    async def _follow(self, client: AIOKafkaConsumer, facts: TopicFacts) -> None:
-        await self._place(client, facts)
-        self.client, self.trouble, self._failures = client, None, 0
-        self._wake()
+    async def _follow(self, reader: Reader) -> None:
         looked_at = time.monotonic()
         while not self._stopping.is_set():
-            seconds = _POLL_SECONDS if self.loaded and self._seen is None else _LOADING_POLL_SECONDS
             try:
-                fetched = await client.getmany(timeout_ms=round(seconds * 1000), max_records=_CHUNK_RECORDS)
+                fetched = await reader.fetch(
+                    _LOADING_POLL_SECONDS if self._loading else _POLL_SECONDS, most=_CHUNK_RECORDS
+                )
             except OffsetOutOfRangeError as error:
-                fetched = {}
-                await self._start_over(client, f"its log no longer has what comes next ({error})")
-            if (reason := self._differs(fetched)) is not None:
-                await self._start_over(client, reason)
+                await self._start_over(reader, f"its log has not got any more what comes next: {error}")
                 continue
-            await self._apply(client, fetched)
-            if self.progress.reached and (not self.loaded or self._seen is not None):
+            if (reason := self._differs(fetched)) is not None:
+                await self._start_over(reader, reason)
+                continue
+            await self._apply(reader, fetched)
+            if not self._loading:
+                await self._remember_completeness(reader)
+            elif self.progress.reached:
                 await self._finish()
-            elif self.loaded:
-                await self._note_synced(client)
-            if (now := time.monotonic()) - looked_at > _LOOK_SECONDS:
-                looked_at = now
-                await self._look_around(client)
-            await asyncio.sleep(0)  # what has been fetched is returned at once: others must have their turn
+            self._report()
+            if time.monotonic() - looked_at > _LOOK_SECONDS:
+                looked_at = time.monotonic()
+                await self._take_up_new_partitions(reader)
+            await asyncio.sleep(0)  # a fetch that is at hand is returned at once: others must have their turn
 
-    async def _place(self, client: AIOKafkaConsumer, facts: TopicFacts) -> None:
+    @property
+    def _loading(self) -> bool:
+        return not self._loaded or self._seen is not None
+
+    async def _apply(self, reader: Reader, fetched: Mapping[int, Sequence[Record]]) -> None:
+        changes, bad = self._rows.read_all(chain.from_iterable(fetched.values()))
+        positions = await self._look_at_positions(reader)
+        moved = positions != self.progress.positions
+        if not (moved or fetched or time.monotonic() - self._noted_at > _NOTE_SECONDS):
+            return
+        marks = {p: Mark(records[-1].offset, records[-1].timestamp) for p, records in fetched.items()}
+        complete_at = self._complete_at if self._seen is None else 0.0  # a kill in between begins again, too
+        batch = Batch(changes, positions, marks, self.faults.note(changes, bad), complete_at)
+        before = self._callbacks.before(self._storage, changes) if self._loaded else {}
+        await self._storage.apply(batch)
+        self._noted_at = time.monotonic()
+        self._marks.update(marks)
+        self.progress.positions = positions
+        deleted = sum([change[2] is None for change in changes])
+        self.deleted += deleted
+        self.stored += len(changes) - deleted
+        if self._seen is not None:
+            self._seen.update(change[0] for change in changes)
+            self._seen.update(row for _, row, _ in bad if row is not None)
+        if moved:
+            self._wake()
+        self._callbacks.after(self._storage, before)
+
+    async def _look_at_positions(self, reader: Reader) -> dict[int, int]:
+        """What is read next of each partition; and what Kafka has said of its end."""
+        positions = dict(self.progress.positions)
+        for partition, standing in (await reader.standings()).items():
+            # What was applied before is read again after a pause, but has been applied.
+            position = positions[partition] = max(standing.position, positions.get(partition, 0))
+            if standing.end is not None and standing.answered is not None:
+                self.progress.ends[partition] = standing.end
+                if position >= standing.end:
+                    self._complete[partition] = standing.answered
+        return positions
+
+    async def _remember_completeness(self, reader: Reader) -> None:
+        """Who was away for too long has missed deletions."""
+        now = min((self._complete.get(partition, 0.0) for partition in self.progress.positions), default=0.0)
+        away = now - self._complete_at
+        if away > max(self._tombstone_seconds, _ABSENT_SECONDS):
+            await self._start_over(reader, _tombstones_missed(away, self._tombstone_seconds))
+        else:
+            self._complete_at = max(now, self._complete_at)
+
+    async def _take_up_new_partitions(self, reader: Reader) -> None:
+        added = reader.there() - reader.partitions
+        if added:
+            log.info("directory %r: partitions were added: %s", self.topic, ", ".join(map(str, sorted(added))))
+            reader.assign(reader.partitions | added)
+            begins = await reader.begins()
+            self.progress.positions |= {partition: begins[partition] for partition in added}
+            self._seek(reader, begins)
+
+    def _wake(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def _report(self) -> None:
+        """Say now and then how far the load is."""
+        if self._loading and time.monotonic() - self._reported_at > _REPORT_SECONDS:
+            self._reported_at = time.monotonic()
+            told = self.progress.describe(self.progress.barrier)
+            log.info("directory %r: %.0f %% loaded: %s", self.topic, 100 * self.progress.fraction, told)
+
+    # -- where to begin ---------------------------------------------------------------------------------------------
+
+    async def _place(self, reader: Reader, cluster: str) -> None:
         """Decide where to read on, and what is to be reached."""
-        tps = [TopicPartition(self.topic, partition) for partition in facts.partitions]
-        begins, ends = await self._ask(client.beginning_offsets, tps), await self._ask(client.end_offsets, tps)
-        former, self._identity = self._identity, Identity(self.topic, facts.cluster, self._rows.describe())
+        begins, ends = await reader.begins(), await reader.ends()
+        former, self._identity = self._identity, Identity(self.topic, cluster, self._rows.describe())
         kept, self._kept = self._kept, None
         if kept is not None:  # the first time
             former = kept.identity
             self.progress.positions, self._marks = dict(kept.positions), dict(kept.marks)
-            self.bad, self._synced_at = dict(kept.bad), kept.synced_at
+            self._complete_at = kept.complete_at
+            self.faults.replace(kept.bad)
         if former is None:
             await self._storage.reset(self._identity)
-            self._synced_at = time.time()
+            self._complete_at = time.time()
         elif (reason := _other(former, self._identity) or self._why_not(begins, ends)) is not None:
             await self._begin_again(begins, ends, reason)
         self.progress.positions = dict(begins) | self.progress.positions
         self.progress.ends = dict(ends)
         if self.progress.barrier is None:
             self.progress.barrier = dict(ends)
-        self._seek(client, begins)
+        self._seek(reader, begins)
 
     def _why_not(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> str | None:
         """Why the rows cannot be those of this log; None where they can."""
@@ -226,124 +275,49 @@ class Follower(Generic[T]):
                 return f"partition {partition} ends at {ends[partition]}, before {position}: the topic was made anew"
             if position < begins[partition]:
                 return f"partition {partition} begins at {begins[partition]}, after {position}: the rest is gone"
-        if positions and (age := time.time() - self._synced_at) > self._tombstone_seconds:
-            return (
-                f"it is {age:.0f} s behind, and Kafka keeps tombstones for {self._tombstone_seconds:.0f} s "
-                "(delete.retention.ms): it may have missed deletions"
-            )
+        away = time.time() - self._complete_at
+        if positions and away > self._tombstone_seconds and (not self._loaded or away > _ABSENT_SECONDS):
+            return _tombstones_missed(away, self._tombstone_seconds)
         return None
 
-    def _differs(self, fetched: Mapping[TopicPartition, Sequence[Record]]) -> str | None:
+    def _differs(self, fetched: Mapping[int, Sequence[Record]]) -> str | None:
         """Why the log is not the one that was read before; None where nothing tells."""
-        for tp, records in fetched.items() if self._expected else ():
-            expected = self._expected.pop(tp.partition, None)
-            if expected is not None and records[0].offset == expected.offset:
-                found = records[0].timestamp
-                if found != expected.timestamp_ms:
-                    return f"partition {tp.partition} has another record at {expected.offset}: the topic was made anew"
+        for partition, records in fetched.items() if self._expected else ():
+            expected = self._expected.pop(partition, None)
+            if (
+                expected is not None
+                and records[0].offset == expected.offset
+                and records[0].timestamp != expected.timestamp_ms
+            ):
+                return f"partition {partition} has another record at {expected.offset}: the topic was made anew"
         return None
 
-    def _seek(self, client: AIOKafkaConsumer, begins: Mapping[int, int]) -> None:
+    def _seek(self, reader: Reader, begins: Mapping[int, int]) -> None:
         """Read on at the last record that was applied, which is applied again: it tells whether the log is the same."""
         self._expected = dict(self._marks)
-        for partition, position in self.progress.positions.items():
+        for partition in reader.partitions:
+            position = self.progress.positions[partition]
             mark = self._marks.get(partition)
-            first = position if mark is None else max(mark.offset, begins.get(partition, 0))
-            client.seek(TopicPartition(self.topic, partition), first)
+            reader.seek(partition, position if mark is None else max(mark.offset, begins[partition]))
 
-    async def _apply(self, client: AIOKafkaConsumer, fetched: Mapping[TopicPartition, Sequence[Record]]) -> None:
-        changes, bad = self._rows.read_all(chain.from_iterable(fetched.values())) if fetched else ([], [])
-        positions = await self._positions(client)
-        marks = {tp.partition: Mark(records[-1].offset, records[-1].timestamp) for tp, records in fetched.items()}
-        changed = self._note_bad(changes, bad)
-        noting = time.monotonic() - self._noted_at > _SYNC_SECONDS
-        moved = positions != self.progress.positions
-        if not (moved or noting or fetched):
-            return
-        batch = Batch(changes, positions, marks, dict(self.bad) if changed else None, self._synced_at)
-        before = self._callbacks.before(self._storage, changes) if self.loaded else {}
-        await self._storage.apply(batch)
-        self._noted_at = time.monotonic()
-        self._marks.update(marks)
-        self.progress.positions.update(positions)
-        deleted = sum(1 for change in changes if change[2] is None)
-        self.deleted += deleted
-        self.stored += len(changes) - deleted
-        self.refused += len(bad)
-        if self._seen is not None:
-            self._seen.update(change[0] for change in changes)
-            self._seen.update(row for _, row, _ in bad if row is not None)
-        if moved:
-            self._wake()
-        self._callbacks.after(self._storage, before)
-        self._report()
-
-    async def _positions(self, client: AIOKafkaConsumer) -> dict[int, int]:
-        """The position of each partition, and with it what Kafka has said of its end."""
-        positions: dict[int, int] = {}
-        for partition in self.progress.positions:
-            tp = TopicPartition(self.topic, partition)
-            position = positions[partition] = max(await client.position(tp), self.progress.positions[partition])
-            end, polled_ms = client.last_stable_offset(tp), client.last_poll_timestamp(tp)
-            if end is not None and polled_ms is not None:
-                self.progress.ends[partition] = end
-                if position >= end:
-                    self._synced[partition] = polled_ms / 1000
-        return positions
-
-    async def _note_synced(self, client: AIOKafkaConsumer) -> None:
-        """Remember when nothing was missing; who was away for too long has missed deletions."""
-        synced = min((self._synced.get(partition, 0.0) for partition in self.progress.positions), default=0.0)
-        absent = synced - self._synced_at
-        if self._seen is None and absent > max(self._tombstone_seconds, _ABSENT_SECONDS):
-            await self._start_over(
-                client,
-                f"it was {absent:.0f} s behind, and Kafka keeps tombstones for {self._tombstone_seconds:.0f} s "
-                "(delete.retention.ms)",
-            )
-        elif self._seen is None and absent > 0:
-            self._synced_at = synced
-
-    async def _look_around(self, client: AIOKafkaConsumer) -> None:
-        """Take up partitions that have been added."""
-        known = client.partitions_for_topic(self.topic) or set()
-        added = sorted(known - self.progress.positions.keys())
-        if not added:
-            return
-        log.info("directory %r: partitions were added: %s", self.topic, ", ".join(map(str, added)))
-        tps = [TopicPartition(self.topic, partition) for partition in known | self.progress.positions.keys()]
-        client.assign(tps)
-        begins = await self._ask(client.beginning_offsets, tps)
-        self.progress.positions |= {partition: begins[partition] for partition in added}
-        self._seek(client, begins)
-
-    def _wake(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
-
-    # -- beginning again --------------------------------------------------------------------------------------------
-
-    async def _start_over(self, client: AIOKafkaConsumer, reason: str) -> None:
-        """Read everything again, with this client."""
-        tps = [TopicPartition(self.topic, partition) for partition in self.progress.positions]
-        begins, ends = await self._ask(client.beginning_offsets, tps), await self._ask(client.end_offsets, tps)
+    async def _start_over(self, reader: Reader, reason: str) -> None:
+        begins, ends = await reader.begins(), await reader.ends()
         await self._begin_again(begins, ends, reason)
-        self._seek(client, begins)
+        self._seek(reader, begins)
 
     async def _begin_again(self, begins: Mapping[int, int], ends: Mapping[int, int], reason: str) -> None:
-        """Forget the positions. Rows of a directory that is in use stay until it is known which of them are gone."""
+        """Read everything again. Rows that are in use stay until it is known which of them are gone."""
         assert self._identity is not None
         self.rebuilds += 1
         log.warning("directory %r is built anew: %s", self.topic, reason)
-        if self.loaded:
+        if self._loaded:
             self._seen = set()
-            await self._storage.apply(Batch(positions=begins, synced_at=0.0))  # a kill from now on begins again, too
         else:
             await self._storage.reset(self._identity)
-            self.bad.clear()
+            self.faults.replace({})
         self._marks.clear()
-        self._synced.clear()
-        self._synced_at = time.time()
+        self._complete.clear()
+        self._complete_at = time.time()
         self.progress.positions = dict(begins)
         self.progress.barrier = dict(ends)
 
@@ -353,62 +327,26 @@ class Follower(Generic[T]):
             gone = [row for row in self._storage.rows() if row not in self._seen]
             changes: list[Change[T]] = [(row, None, None, None) for row in gone]
             before = self._callbacks.before(self._storage, changes)
-            await self._storage.apply(Batch(changes, synced_at=self._synced_at))
-            self._callbacks.after(self._storage, before)
             self._seen = None
-            log.info("directory %r is built anew: %s rows were gone", self.topic, len(gone))
-        if not self.loaded:
-            self.loaded = True
+            await self._storage.apply(Batch(changes, complete_at=self._complete_at))
+            self._callbacks.after(self._storage, before)
+            log.info("directory %r has been built anew: %s rows were gone", self.topic, len(gone))
+        if not self._loaded:
+            self._loaded = True
             self._on_loaded()
 
-    async def _ask(self, offsets: Callable[[list[TopicPartition]], Any], tps: list[TopicPartition]) -> dict[int, int]:
-        async with asyncio.timeout(self._settings.request_seconds):
-            found = cast(Mapping[TopicPartition, int], await offsets(tps))
-        return {tp.partition: offset for tp, offset in found.items()}
 
-    # -- what is told -----------------------------------------------------------------------------------------------
-
-    def _note_bad(self, changes: Sequence[Change[T]], bad: Sequence[Unreadable]) -> bool:
-        """Keep what is wrong now: a good record of a row ends the row's error. Returns whether that has changed."""
-        if not bad and not self.bad:
-            return False
-        good = {change[0]: index for index, change in enumerate(changes)}
-        ended = [row for row in self.bad if row in good]
-        for row in ended:
-            del self.bad[row]
-        for index, row, record in bad:
-            if row is None or good.get(row, -1) < index:
-                self.bad[f"{record.partition}/{record.offset}" if row is None else row] = record
-        while len(self.bad) > _MAX_BAD:
-            del self.bad[next(iter(self.bad))]
-        if bad:
-            first = bad[0][2]
-            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-            log.error(
-                "directory %r: the record at partition %s offset %s cannot be applied, its row stays as it is%s: %s",
-                *(self.topic, first.partition, first.offset, more, first.reason),
-            )
-        return bool(bad or ended)
-
-    def _report(self) -> None:
-        """Say now and then how far the load is."""
-        if self.loaded or (now := time.monotonic()) - self._reported_at < _REPORT_SECONDS:
-            return
-        if self._reported_at:
-            barrier = self.progress.barrier
-            log.info(
-                "directory %r: %.0f %% loaded: %s",
-                *(self.topic, 100 * self.progress.fraction, self.progress.describe(barrier)),
-            )
-        self._reported_at = now
-
-
-def _other(kept: Identity | None, wanted: Identity) -> str | None:
+def _other(kept: Identity, wanted: Identity) -> str | None:
     """Why rows of `kept` are of no use for `wanted`; None where they are."""
-    if kept is None:
-        return "it is new"
     if kept.topic != wanted.topic:
-        return f"it is of the topic {kept.topic!r}"
+        return f"its rows are of the topic {kept.topic!r}"
     if kept.cluster != wanted.cluster:
-        return f"it is of another Kafka cluster, {kept.cluster}"
-    return None if kept.reading == wanted.reading else "the model, key=, active= or decoder= was another one"
+        return f"its rows are of another Kafka cluster, {kept.cluster}"
+    return None if kept.reading == wanted.reading else "model=, key=, active= or decoder= were others"
+
+
+def _tombstones_missed(away: float, tombstone_seconds: float) -> str:
+    return (
+        f"its rows are {away:.0f} s old, and Kafka keeps tombstones for {tombstone_seconds:.0f} s "
+        "(delete.retention.ms): it may have missed deletions"
+    )

@@ -40,7 +40,8 @@ _MAX_REASON = 500  # characters of an error that are kept
 class BadRecord:
     """A record that could not be applied, so that the row's former value stays.
 
-    key: as text, or as Python writes bytes; None where there is none. timestamp_ms: of the record. reason: for a person.
+    key: as text, or as Python writes bytes; None where there is none. timestamp_ms: of the record. reason: for
+    a person.
     """
 
     topic: str
@@ -62,8 +63,9 @@ class _Refused(ValueError):
 class Rows(Generic[T]):
     """Reads the records of one topic.
 
-    model: of a row; what pydantic can validate. decoder: makes the value from the raw message instead of JSON; None from
-    it deletes. key: of the directory; None: the message key as text; a field of the model, or a function of the value.
+    model: of a row; what pydantic can validate. decoder: makes the value from the raw message instead of JSON; None
+    from it deletes. key: of the directory; None: the message key as text; a field of the model, or a function of the
+    value.
     active: the field whose ``false`` deletes, in snake_case or camelCase; None: there is none.
 
     Raises `ConfigurationError`.
@@ -90,12 +92,12 @@ class Rows(Generic[T]):
         self._decoder = decoder
         self._key_of = _key_function(topic, key, model)
         self._flags, self._flag_field = _flags(active, model)
-        self._unusual = _unusual(self._flags).search
+        self._look_closer = _look_closer(self._flags, model, self._flag_field)
         adapter: TypeAdapter[Any] | None = None if model is None else TypeAdapter(model)
         # As `validate_json` and `validate_python`, in less time.
         self._validate_json: Any = adapter and adapter.validator.validate_json
         self._validate_python: Any = adapter and adapter.validator.validate_python
-        self._shapes: dict[tuple[str, ...], Any] = {(): self._validate_json}
+        self._shapes: dict[tuple[str, ...], Callable[[bytes], Any]] = {(): self._validate_json}
 
     def describe(self) -> str:
         """How this reads, for comparison: a store that was read in another way is of no use."""
@@ -109,18 +111,25 @@ class Rows(Generic[T]):
         changes: list[Change[T]] = []
         bad: list[Unreadable] = []
         add = changes.append
-        validate, unusual, key_of, flag = self._validate_json, self._unusual, self._key_of, self._flag_field
-        slow = self._decoder is not None
+        validate = None if self._decoder is not None else self._validate_json
+        look_closer, key_of, flag = self._look_closer, self._key_of, self._flag_field
         for record in records:
             try:
                 key, raw = record.key, record.value
-                if slow or raw is None or not key or key[0] in _JSON_STARTS or unusual(raw):
+                if validate is None or raw is None or not key or key[0] in _JSON_STARTS:
                     add(self.read(record))
                     continue
-                value = validate(raw)
+                if look_closer is not None and look_closer(raw):
+                    add(self.read(record))
+                    continue
+                try:
+                    value = validate(raw)
+                except ValidationError:
+                    add(self.read(record))
+                    continue
                 row = key if key_of is not None else key.decode()
-                if flag is not None and getattr(value, flag) is False:
-                    add((row, None, None, None))
+                if flag is not None and not getattr(value, flag):
+                    add(self.read(record))
                 else:
                     add((row, row if key_of is None else _hashable(key_of(value)), value, record))
             except Exception as error:  # noqa: BLE001 - a decoder may raise anything; whatever it is, it is kept
@@ -142,8 +151,11 @@ class Rows(Generic[T]):
             return None
         if self._decoder is not None:
             return self._by_decoder(self._decoder, record)
-        if not self._unusual(raw):
-            return self._validate_row(raw)
+        if self._look_closer is None or not self._look_closer(raw):
+            try:
+                return self._active(self._validate_json(raw))
+            except ValidationError:
+                pass  # it may be more than a row, or a deletion that need not be valid
         data, path = _unwrap(from_json(raw))
         if data is None or any(data.get(flag) is False or data.get(flag) == 0 for flag in self._flags):
             return None
@@ -160,24 +172,26 @@ class Rows(Generic[T]):
         value: Any = decoder(message)
         if value is not None and self._validate_python is not None:
             value = self._validate_python(value)
-        get = value.get if isinstance(value, Mapping) else lambda name: getattr(value, name, None)  # pyright: ignore
-        return None if any(get(flag) is False for flag in self._flags) else value
-
-    def _validate_row(self, raw: bytes) -> T | None:
-        return self._active(self._validate_json(raw))
+        return None if any(_member(value, flag) is False for flag in self._flags) else value
 
     def _active(self, value: T) -> T | None:
-        """None where the model's own field says so, which has read ``"no"`` or ``0`` as false."""
-        return None if self._flag_field is not None and getattr(value, self._flag_field) is False else value
+        """None where the model's own field says so, which may have read ``"no"`` as false."""
+        return None if self._flag_field is not None and getattr(value, self._flag_field) in (False, 0) else value
 
     def _shape(self, path: tuple[str, ...]) -> Callable[[bytes], Any]:
         """Validates a row that lies deeper in the JSON, in one pass."""
         if path not in self._shapes:
             shape: Any = self._model
             for name in reversed(path):
-                shape = create_model("Envelope", **{name: (shape, ...)})
-            validate, get = TypeAdapter(shape).validator.validate_json, attrgetter(".".join(path))
-            self._shapes[path] = lambda raw: get(validate(raw))
+                fields: dict[str, Any] = {name: (shape, ...)}
+                shape = create_model("Envelope", **fields)
+            validate: Any = TypeAdapter[Any](shape).validator.validate_json
+            get = attrgetter(".".join(path))
+
+            def validate_inside(raw: bytes) -> Any:
+                return get(validate(raw))
+
+            self._shapes[path] = validate_inside
         return self._shapes[path]
 
     def _row_of(self, key: bytes | None) -> Row:
@@ -204,7 +218,19 @@ def _key_function(topic: str, key: Any, model: Any) -> Callable[[Any], Hashable]
                 f"{', '.join(model.model_fields)}"
             )
         return attrgetter(key)
-    return lambda value: cast(Any, value)[key] if isinstance(value, Mapping) else getattr(value, key)
+    name = key
+
+    def member(value: Any) -> Hashable:
+        if (found := _member(value, name)) is None:
+            raise _Refused(f"it has no {name}, which is its key in the directory")
+        return found
+
+    return member
+
+
+def _member(value: Any, name: str) -> Any:
+    """An item of a mapping, or an attribute; None where there is none."""
+    return cast(Mapping[str, Any], value).get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
 def _flags(active: str | None, model: Any) -> tuple[frozenset[str], str | None]:
@@ -221,12 +247,28 @@ def _flags(active: str | None, model: Any) -> tuple[frozenset[str], str | None]:
     return frozenset(names), field
 
 
-def _unusual(flags: Iterable[str]) -> re.Pattern[bytes]:
-    """Finds what makes a row more than a row: a wrapper, an envelope, a flag that may be false. Where it finds nothing,
-    which is most of the time, the JSON is parsed only once."""
-    deeper = rb'"(?:payload|op|__deleted)"'
-    names = b"|".join(re.escape(flag.encode()) for flag in sorted(flags))
-    return re.compile(deeper if not names else deeper + rb'|"(?:' + names + rb')"\s*:\s*[f0]')
+def _look_closer(flags: frozenset[str], model: Any, flag_field: str | None) -> Callable[[bytes], object] | None:
+    """Finds what may make a row more than a row, so that the JSON has to be parsed twice: a wrapper, an envelope, a
+    flag that is false. None: the model itself tells, as it has the flag, and a field without which it is not valid."""
+    found: list[bytes] = []
+    if not (isinstance(model, type) and issubclass(model, BaseModel) and _tells_rows(model)):
+        found.append(rb'"(?:payload|op)"')
+    if flags and flag_field is None:
+        found.append(rb'"(?:' + b"|".join(re.escape(flag.encode()) for flag in sorted(flags)) + rb')"\s*:\s*[f0]')
+    return re.compile(b"|".join(found)).search if found else None
+
+
+def _tells_rows(model: type[BaseModel]) -> bool:
+    """Whether no wrapper and no envelope can be a valid row: they lack a field that is required."""
+    for name, info in model.model_fields.items():
+        names = {name, info.alias, info.validation_alias}
+        if (
+            info.is_required()
+            and all(isinstance(n, str | None) for n in names)
+            and not names & (_ENVELOPE | {"payload"})
+        ):
+            return True
+    return False
 
 
 def _unwrap(data: Any) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
@@ -243,7 +285,7 @@ def _unwrap(data: Any) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
         if row["after"] is None:
             return None, path
         row, path = cast(dict[str, Any], row["after"]), (*path, "after")
-    return (None if row.get("__deleted") in (True, "true") else row), path
+    return row, path
 
 
 def _text(key: bytes) -> str:

@@ -23,7 +23,7 @@ class Mark(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What the rows of a store are of. topic and cluster: of Kafka; cluster is its id. reading: how records are read."""
+    """What the rows of a store are of. topic; cluster: Kafka's id. reading: how records are read."""
 
     topic: str
     cluster: str
@@ -44,14 +44,14 @@ class Plan(Generic[T]):
 @dataclass(slots=True)
 class Batch(Generic[T]):
     """What is applied at once. positions: the next offset of partitions; marks: their last records. bad: all records
-    that could not be applied and still matter, None where that has not changed. synced_at: a time (seconds since 1970)
-    at which nothing of the topic was missing."""
+    that could not be applied and still matter, None where that has not changed. complete_at: seconds since 1970 at which
+    nothing of the topic was missing; 0: it is not known."""
 
     changes: Sequence[Change[T]] = ()
     positions: Mapping[int, int] = field(default_factory=dict[int, int])
     marks: Mapping[int, Mark] = field(default_factory=dict[int, Mark])
     bad: Mapping[Row, BadRecord] | None = None
-    synced_at: float = 0.0
+    complete_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class Kept:
     positions: Mapping[int, int]
     marks: Mapping[int, Mark]
     bad: Mapping[Row, BadRecord]
-    synced_at: float
+    complete_at: float
 
 
 class Storage(Protocol[T]):
-    """Holds the rows of one directory. Where several rows have one key, the one with the youngest record counts, so that
-    the order in which partitions are read does not matter.
+    """Holds the rows of one directory. Where several rows have one key, the one with the youngest record counts, so
+    that the order in which partitions are read does not matter.
 
     Reading comes from the event loop, and is quick. `open`, `reset`, `apply` and `close` are awaited, one at a time.
     """

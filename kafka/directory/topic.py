@@ -5,7 +5,6 @@ from typing import Any, NamedTuple, cast
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, for_code
 
 from ..settings import KafkaSettings
 
@@ -33,11 +32,11 @@ async def look_at(settings: KafkaSettings, topic: str) -> TopicFacts:
         topics = await admin.describe_topics()  # all, since asking for one may create it
         found = [one for one in topics if one["topic"] == topic]
         partitions = frozenset(partition["partition"] for one in found for partition in one["partitions"])
-        configs = await _configs(admin, topic) if partitions else {}
+        configs = await _configs(admin, topic) if partitions else dict[str, str]()
     finally:
         await admin.close()
-    retention = configs.get("delete.retention.ms")
-    policy = configs.get("cleanup.policy")
+    retention: str | None = configs.get("delete.retention.ms")
+    policy: str | None = configs.get("cleanup.policy")
     return TopicFacts(
         str(cluster.get("cluster_id")),
         partitions,
@@ -53,7 +52,7 @@ async def _configs(admin: AIOKafkaAdminClient, topic: str) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for answer in answers:
         for code, _, _, _, entries in answer.resources:
-            if issubclass(for_code(code), KafkaError) and code != 0:
+            if code != 0:
                 return {}
             found |= {entry[0]: entry[1] for entry in entries}
     return found

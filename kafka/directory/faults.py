@@ -1,0 +1,60 @@
+"""The records that could not be applied and still matter."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .rows import BadRecord, Change, Row, Unreadable
+
+__all__ = ["Faults"]
+
+log = logging.getLogger("sidings.directory")
+
+_MOST = 1_000
+
+
+class Faults:
+    """One for a row: its newest, until a good record of the row comes. total: of all times."""
+
+    def __init__(self, topic: str) -> None:
+        self.total = 0
+        self._topic = topic
+        self._now: dict[Row, BadRecord] = {}
+
+    def __len__(self) -> int:
+        return len(self._now)
+
+    def __iter__(self) -> Iterator[BadRecord]:
+        return iter(list(self._now.values()))
+
+    def replace(self, kept: Mapping[Row, BadRecord]) -> None:
+        """Begin with these."""
+        self._now = dict(kept)
+
+    def note(self, changes: Sequence[Change[Any]], bad: Sequence[Unreadable]) -> Mapping[Row, BadRecord] | None:
+        """What is wrong after these; None where nothing has changed."""
+        if not bad and not self._now:
+            return None
+        good = {change[0]: index for index, change in enumerate(changes)}
+        ended = [row for row in self._now if row in good]
+        for row in ended:
+            del self._now[row]
+        for index, row, record in bad:
+            if row is None or good.get(row, -1) < index:
+                name = f"{record.partition}/{record.offset}" if row is None else row
+                self._now.pop(name, None)  # the newest stand last
+                self._now[name] = record
+        while len(self._now) > _MOST:
+            del self._now[next(iter(self._now))]
+        self._tell(bad)
+        return dict(self._now) if bad or ended else None
+
+    def _tell(self, bad: Sequence[Unreadable]) -> None:
+        self.total += len(bad)
+        if bad:
+            first = bad[0][2]
+            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            log.error(
+                "directory %r: the record at partition %s offset %s cannot be applied, its row stays as it is%s: %s",
+                *(self._topic, first.partition, first.offset, more, first.reason),
+            )
