@@ -1,0 +1,162 @@
+"""How long groups stood still behind a head that failed, and by what error.
+
+A *stop* is the time from the end of an attempt that failed (retried, held or lost) to the end of the same job's next
+attempt, where the job has a group. It counts as blocked while at least one other job of the group waits in it: ready, and
+not started yet. A stop in which another job of the group started blocked nothing and is left out: the group's policy is
+``parallel``, or the failed job was held and had left the order. The stop belongs to the error that began it; the stops
+of a job follow each other without a gap, so together they reach from its first failure to its end.
+
+Of a group all is put in order of time and swept once: with q(t), the jobs that wait at t, the integrals of [q > 0] and
+of q are kept as running sums, and a stop is the difference of these sums at its two ends.
+"""
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+
+from .selection import Selection
+
+__all__ = ["blocked", "blocked_by_error", "pieces", "still_failing", "stops"]
+
+_FAILED = ("retried", "held", "lost")
+# At one instant: a job is ready, markers are set, jobs start. So a job that starts as a stop ends did wait for it.
+_READY, _MARK, _START = 0, 1, 2
+_MINUTE = 60_000_000  # microseconds
+
+
+def _keyed(attempts: DataFrame) -> DataFrame:
+    """Those with a group, whose name is folded into the number `key`."""
+    return attempts.where(f.col("group").isNotNull()).withColumn("key", f.xxhash64("origin", "group"))
+
+
+def stops(attempts: DataFrame, pieces: DataFrame) -> DataFrame:
+    """A row for each stop that blocked: job_id, attempt, origin, group, type, the error; `begin`, `end` and `blocked` in
+    microseconds; `delayed`, microseconds of all waiting jobs together."""
+    events = _events(_near(_keyed(attempts), pieces), pieces)
+    order = Window.partitionBy("key").orderBy("at", "kind")
+    swept = (
+        events.withColumn("waiting", f.sum("change").over(order.rowsBetween(Window.unboundedPreceding, 0)))
+        .withColumn("past", f.coalesce(f.col("at") - f.lag("at").over(order), f.lit(0)))
+        .withColumn("before", f.col("waiting") - f.col("change"))
+        .withColumn("blocked", f.when(f.col("before") > 0, f.col("past")).otherwise(0))
+        .withColumn("delayed", f.col("past").cast("double") * f.greatest(f.col("before"), f.lit(0)))
+    )
+    sums = [
+        f.sum(c).over(order.rowsBetween(Window.unboundedPreceding, 0)).alias(c)
+        for c in ("blocked", "delayed", "starts")
+    ]
+    marks = swept.select("job_id", "attempt", "side", *sums).where(f.col("side") != 0)
+
+    def difference(column: str) -> Column:
+        return f.sum(f.col(column) * f.col("side")).alias(column)
+
+    sides = marks.groupBy("job_id", "attempt").agg(difference("blocked"), difference("delayed"), difference("starts"))
+    found = pieces.join(sides, ["job_id", "attempt"])
+    # Its own next start is one of them.
+    alone = f.col("starts") == f.when(f.col("next_started").isNotNull(), 1).otherwise(0)
+    return found.where(alone & (f.col("blocked") > 0)).drop("starts", "next_started", "key")
+
+
+def pieces(attempts: DataFrame) -> DataFrame:
+    """All stops, whether somebody waits or not. `stops` goes over them four times: keep them."""
+    again = _keyed(attempts).where(f.col("outcome").isin(*_FAILED) | (f.col("attempt") > 1))
+    order = Window.partitionBy("job_id").orderBy("attempt", "finished")
+    return (
+        again.withColumn("end", f.lead("finished").over(order))
+        .withColumn("next_started", f.lead("started").over(order))
+        .where(f.col("outcome").isin(*_FAILED) & f.col("end").isNotNull())
+        .select(
+            "key", "job_id", "attempt", "origin", "group", "type", "error_fingerprint", "error_class", "error_message",
+            "outcome", f.col("finished").alias("begin"), f.greatest("finished", "end").alias("end"), "next_started",
+        )
+    )  # fmt: skip
+
+
+def _near(grouped: DataFrame, pieces: DataFrame) -> DataFrame:
+    """The attempts that a stop of their group may concern, and some that it does not: the rest is not worth sorting.
+
+    Stops leave their group's name in each minute that they touch, and in the one before; an attempt that started within
+    the minute after the one in which it was ready needs one look. Names are folded into 2^23 numbers, so that the set
+    fits into memory whatever it stands for: two that meet only let more pass.
+    """
+
+    def place(minute: Column) -> Column:
+        return f.pmod(f.xxhash64("key", minute), f.lit(1 << 23)).alias("place")
+
+    def minute_of(micros: str) -> Column:
+        return f.floor(f.col(micros) / _MINUTE).cast("bigint")
+
+    minutes = pieces.select("key", f.explode(f.sequence(minute_of("begin") - 1, minute_of("end"))).alias("minute"))
+    always = grouped.sparkSession.range(-1, 0).select(f.col("id").alias("place"))
+    places = minutes.select(place(f.col("minute"))).distinct().unionByName(always)
+    waited = f.coalesce(minute_of("started"), minute_of("finished")) - minute_of("ready")
+    placed = grouped.withColumn("place", f.when(waited > 1, -1).otherwise(place(minute_of("ready"))))
+    return placed.join(f.broadcast(places), "place", "left_semi").drop("place")
+
+
+def _events(attempts: DataFrame, pieces: DataFrame) -> DataFrame:
+    """What happens to groups, in as few bytes as it takes: it is sorted. `side`: -1 where a stop begins, 1 where it ends."""
+    nothing, none = f.lit(None).cast("bigint"), f.lit(0)
+
+    def event(at: Column, kind: int, change: Column, starts: Column, side: int = 0) -> Column:
+        fields = {"at": at, "kind": f.lit(kind), "change": change, "starts": starts, "side": f.lit(side)}
+        job, attempt = (f.col("job_id"), f.col("attempt")) if side else (nothing, nothing.cast("int"))
+        return f.struct(*(c.alias(name) for name, c in (fields | {"job_id": job, "attempt": attempt}).items()))
+
+    first = (f.col("attempt") == 1).cast("int")
+    left = f.greatest(f.coalesce("started", "finished"), f.col("ready"))
+    waits = f.array(
+        event(f.col("ready"), _READY, first, none),
+        event(left, _START, -first, f.col("started").isNotNull().cast("int")),
+    )
+    marks = f.array(event(f.col("begin"), _MARK, none, none, -1), event(f.col("end"), _MARK, none, none, 1))
+    return attempts.select("key", f.inline(waits)).unionByName(pieces.select("key", f.inline(marks)))
+
+
+def blocked(found: DataFrame) -> DataFrame:
+    """origin, group; how often and how long it was blocked, job-seconds of delay, jobs that failed, from when to when."""
+    return _summed(found, "origin", "group").orderBy(f.desc("blocked_seconds"), "origin", "group")
+
+
+def blocked_by_error(found: DataFrame) -> DataFrame:
+    """type, error_fingerprint, error_class (null: an executor died); the same, with how many groups and an example."""
+    out = _summed(found, "type", "error_fingerprint", "error_class", groups=True)
+    return out.orderBy(f.desc("blocked_seconds"), "type", "error_fingerprint")
+
+
+def _summed(found: DataFrame, *keys: str, groups: bool = False) -> DataFrame:
+    many = (
+        [f.count_distinct("origin", "group").alias("groups"), f.min("error_message").alias("example")] if groups else []
+    )
+    return found.groupBy(*keys).agg(
+        f.count("*").alias("stops"),
+        f.count_distinct("job_id").alias("jobs"),
+        (f.sum("blocked") / 1e6).alias("blocked_seconds"),
+        (f.max("blocked") / 1e6).alias("longest_seconds"),
+        (f.sum("delayed") / 1e6).alias("delayed_job_seconds"),
+        f.timestamp_micros(f.min("begin")).alias("first"),
+        f.timestamp_micros(f.max("end")).alias("last"),
+        *many,
+    )
+
+
+def still_failing(attempts: DataFrame, selection: Selection) -> DataFrame:
+    """Jobs with a group whose last attempt in the window was retried: what stands behind them has not ended, so a history
+    cannot know it. origin, group, type, job_id; failures in the window, since when, the last error."""
+    again = attempts.where(f.col("group").isNotNull() & ((f.col("outcome") != "succeeded") | (f.col("attempt") > 1)))
+    last = f.max_by(
+        f.struct("outcome", "error_class", "error_message", "error_fingerprint"), f.struct("attempt", "finished")
+    )
+    jobs = again.groupBy("origin", "group", "type", "job_id").agg(
+        f.sum((f.col("outcome") == "retried").cast("int")).alias("failures"),
+        f.min(f.when(f.col("outcome") == "retried", f.col("finished"))).alias("first"),
+        last.alias("last"),
+    )
+    return (
+        jobs.where(f.col("last.outcome") == "retried")
+        .select(
+            "origin", "group", "type", "job_id", "failures", f.timestamp_micros("first").alias("failing_since"),
+            ((f.lit(selection.until_us) - f.col("first")) / 1e6).alias("seconds"),
+            "last.error_class", "last.error_message", "last.error_fingerprint",
+        )
+        .orderBy(f.desc("seconds"), "job_id")
+    )  # fmt: skip

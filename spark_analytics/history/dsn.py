@@ -1,0 +1,69 @@
+"""A Postgres DSN as JDBC wants it."""
+
+import os
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from ...errors import ConfigurationError
+
+__all__ = ["Jdbc", "jdbc"]
+
+_SAME = {"sslmode", "sslrootcert", "sslcert", "sslkey", "options", "gssencmode"}
+_RENAMED = {"application_name": "ApplicationName", "connect_timeout": "connectTimeout"}
+_SESSIONS = {
+    "any": "any",
+    "primary": "primary",
+    "read-write": "primary",
+    "standby": "secondary",
+    "read-only": "secondary",
+    "prefer-standby": "preferSecondary",
+}
+_EXAMPLE = "e.g. postgresql://user:password@host:5432/database"
+
+
+@dataclass(frozen=True)
+class Jdbc:
+    """A URL without secrets, and the connection's properties, with them."""
+
+    url: str
+    properties: dict[str, str]
+
+
+def jdbc(dsn: str) -> Jdbc:
+    """Translate a ``postgresql://`` DSN: user, password (or ``PGPASSWORD``), several hosts, and libpq's parameters.
+
+    Raises `ConfigurationError` for what JDBC cannot do: Unix sockets, parameters that it does not know.
+    """
+    parts = urlsplit(dsn)
+    if parts.scheme not in ("postgresql", "postgres"):
+        raise ConfigurationError(f"this is no DSN of Postgres: give {_EXAMPLE}")
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    user, _, password = credentials.partition(":")
+    properties = {"user": unquote(user) or os.environ.get("PGUSER", ""), "driver": "org.postgresql.Driver"}
+    if secret := unquote(password) or os.environ.get("PGPASSWORD"):
+        properties["password"] = secret
+    for key, value in parse_qsl(parts.query, keep_blank_values=True):
+        if key in ("user", "password"):
+            properties[key] = value
+        elif key in _SAME:
+            properties[key] = value
+        elif key in _RENAMED:
+            properties[_RENAMED[key]] = value
+        elif key == "target_session_attrs" and value in _SESSIONS:
+            properties["targetServerType"] = _SESSIONS[value]
+        elif key == "host" and not hosts:
+            hosts = value
+        else:
+            raise ConfigurationError(
+                f"the DSN's parameter {key}={value!r} has no counterpart in JDBC: leave it out here"
+            )
+    if not hosts or hosts.startswith(("/", "%2F", "%2f")):
+        raise ConfigurationError(
+            f"the DSN names no host, or a Unix socket, which JDBC cannot use: let Postgres listen on localhost, {_EXAMPLE}"
+        )
+    database = unquote(parts.path.lstrip("/"))
+    if not database:
+        raise ConfigurationError(f"the DSN names no database: give {_EXAMPLE}")
+    if not properties["user"]:
+        raise ConfigurationError(f"the DSN names no user: give {_EXAMPLE}")
+    return Jdbc(f"jdbc:postgresql://{hosts}/{quote(database)}", properties)

@@ -1,0 +1,52 @@
+"""The layout of the archive: ``DIR/sidings-history.json`` and ``DIR/day=2026-03-01/part-1.parquet``."""
+
+import json
+import os
+import re
+import secrets
+from datetime import date
+from pathlib import Path
+
+from ...errors import ConfigurationError
+
+__all__ = ["archived_parts", "check_archive", "claim_archive", "part_file"]
+
+_MARK = "sidings-history.json"
+
+
+def check_archive(directory: Path) -> str:
+    """The name of the service whose archive it is. Raises `ConfigurationError` where it is none."""
+    mark = directory / _MARK
+    if not mark.exists():
+        raise ConfigurationError(f"{directory} is no archive of a history: it has no {_MARK}")
+    return json.loads(mark.read_text(encoding="utf-8"))["service"]
+
+
+def claim_archive(directory: Path, service: str) -> None:
+    """Make `directory` the archive of `service`. Raises `ConfigurationError` where it is another's or holds other things."""
+    directory.mkdir(parents=True, exist_ok=True)
+    mark = directory / _MARK
+    if not mark.exists():
+        if any(not path.name.startswith(f".{_MARK}") for path in directory.iterdir()):
+            raise ConfigurationError(f"{directory} holds other things than an archive: give an empty directory")
+        draft = directory / f".{_MARK}-{secrets.token_hex(8)}"
+        draft.write_text(json.dumps({"service": service, "format": 1}) + "\n", encoding="utf-8")
+        os.replace(draft, mark)
+    if (owner := check_archive(directory)) != service:
+        raise ConfigurationError(
+            f"{directory} is the archive of the service {owner!r}, not of {service!r}: give another"
+        )
+
+
+def archived_parts(directory: Path) -> dict[tuple[date, int], Path]:
+    """The files that it has, by day and part, in order."""
+    found: dict[tuple[date, int], Path] = {}
+    for path in directory.glob("day=*/part-*.parquet"):
+        if match := re.fullmatch(r"day=(\d{4}-\d\d-\d\d)/part-(\d+)\.parquet", path.relative_to(directory).as_posix()):
+            found[date.fromisoformat(match[1]), int(match[2])] = path
+    return dict(sorted(found.items()))
+
+
+def part_file(directory: Path, day: date, part: int) -> Path:
+    """Where the rows are of the `part`-th partition that the day has had."""
+    return directory / f"day={day.isoformat()}" / f"part-{part}.parquet"
