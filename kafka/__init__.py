@@ -9,12 +9,14 @@ alone), `placing` (where to read on), `lag`, `membership`, `vitals` and `metrics
 together. Its other half needs no Postgres: `stateless_subscription`, `stateless_window` (what may start, what may be
 committed), `stateless_partition`, `stateless_offsets`, `dead_letters`, `stateless_handling`, `stateless_loop`, and
 `stateless`, which puts these together.
+`directory` holds live replicas of compacted topics.
 The way out: `outbox` (messages that leave when a transaction has committed), `producer` (those that leave at once).
 """
 
 from .assignment import KafkaExecutor, RebalanceListener, StaticAssignment
 from .consumer import Consumer
 from .dead_letters import DeadLetters
+from .directory import BadRecord, Changed, Directory, KeyOf, SQLite, Storage
 from .message import Message, StoredMessage
 from .outbox import Outbox, OutboxSettings, Receipt, Relay
 from .producer import Producer
@@ -27,12 +29,16 @@ from .transactions import Transactions
 from .typed_subscription import TypedSubscription, Unknown
 
 __all__ = [
+    "BadRecord",
+    "Changed",
     "Consumer",
     "DeadLetters",
     "Decoder",
     "Dedup",
+    "Directory",
     "KafkaExecutor",
     "KafkaSettings",
+    "KeyOf",
     "Message",
     "Outbox",
     "OutboxSettings",
@@ -42,9 +48,11 @@ __all__ = [
     "Relay",
     "Reset",
     "ResetTo",
+    "SQLite",
     "Start",
     "StatelessSubscription",
     "StaticAssignment",
+    "Storage",
     "StoredMessage",
     "Subscription",
     "Topics",

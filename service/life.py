@@ -4,11 +4,12 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from types import TracebackType
+from typing import Any
 
 from ..errors import ConfigurationError
 from ..jobs import Registry
 from ..jobs.tracing import tracing
-from ..kafka import Consumer
+from ..kafka import Consumer, Directory, KafkaExecutor
 from ..supervision import Supervisor, only_error
 from .configuration import Configuration
 from .monitor import Monitor
@@ -40,6 +41,7 @@ class Life:
         self._subscriptions = subscriptions
         self._supervisor = Supervisor()
         self._stack: AsyncExitStack | None = None  # what is to be undone at the end
+        self._giving_up = asyncio.Event()  # nothing waits for directories any more
         if parts.database is not None:
             parts.database.executor.rebalance_listener.on_refused = self._supervisor.fail
 
@@ -54,17 +56,24 @@ class Life:
         found: list[str] = []
         if not self.running:
             found.append("the service does not run")
-        if database is not None:
+        directories = self._subscriptions.directories.values()
+        waiting = not all(directory.ready for directory in directories)  # consumer and executor have not started
+        if database is not None and not waiting:
             found += database.executor.problems()
-        if self.consumer is not None:
+        if self.consumer is not None and not waiting:
             found += self.consumer.vitals.problems()
         if database is not None and database.relay is not None and self.running:
             found += database.relay.problems()
+        if self.running:
+            for directory in directories:
+                found += directory.problems()
         return found
 
     def not_ready(self) -> list[str]:
         """What ``/ready`` complains about. Any thread may call it."""
         found = self.problems()
+        for directory in self._subscriptions.directories.values():
+            found += directory.not_ready()
         if self.consumer is not None and not self.consumer.joined:
             found.append("the consumer has no assignment yet")
         if self._supervisor.stopping:
@@ -103,14 +112,19 @@ class Life:
             stack.callback(self.monitor.stop)
         if self._parts.messaging is not None:
             stack.push_async_callback(self._parts.messaging.producer.stop)
+        stack.callback(self._giving_up.set)
+        for directory in self._subscriptions.directories.values():
+            following = self._supervisor.watch(f"directory {directory.topic!r}", directory.run())
+            stack.push_async_callback(_end_directory, directory, following)
         drain_seconds = _DRAIN_SECONDS
         if (database := self._parts.database) is not None:
             await self._start_database(database, stack)
             drain_seconds = min(drain_seconds, database.executor.settings.shutdown_seconds)
         if self.consumer is not None:
-            consuming = self._supervisor.watch("the consumer", self.consumer.run())
+            consuming = self._supervisor.watch("the consumer", self._consume(self.consumer))
             stack.push_async_callback(_leave_group, self.consumer, consuming)
             stack.push_async_callback(self.consumer.drain, drain_seconds)
+        stack.callback(self._giving_up.set)  # the first thing at the end, or the last where the start has failed before
 
     async def _start_database(self, database: Database, stack: AsyncExitStack) -> None:
         transactions, topics, executor = database.transactions, database.topics, database.executor
@@ -128,11 +142,42 @@ class Life:
             await relay.start()
             self._supervisor.watch("the relay", relay.wait())
         stack.push_async_callback(executor.stop)
-        await executor.start()
+        if not self._subscriptions.directories:
+            await executor.start()
+            self._supervisor.watch("the executor", executor.wait())
+        else:
+            starting = asyncio.Lock()
+            self._supervisor.watch("the executor", self._start_late(executor, starting))
+            stack.push_async_callback(starting.acquire)  # a start that is under way is not to be stopped half-way
         stack.callback(executor.rebalance_listener.close)
-        self._supervisor.watch("the executor", executor.wait())
         if self._configuration.assignment is not None:
             executor.assign(self._configuration.assignment.origins)
+
+    async def _start_late(self, executor: KafkaExecutor, starting: asyncio.Lock) -> None:
+        """Run the executor when the directories are ready: its handlers read them."""
+        await self._directories_ready()
+        async with starting:
+            if self._giving_up.is_set():
+                return
+            await executor.start()
+        await executor.wait()
+
+    async def _consume(self, consumer: Consumer) -> None:
+        """Consume when the directories are ready. A consumer that was told to stop before ends at once."""
+        await self._directories_ready()
+        await consumer.run()
+
+    async def _directories_ready(self) -> None:
+        """Return when all are, or when the service stops."""
+        waiting = [asyncio.ensure_future(d.wait_ready()) for d in self._subscriptions.directories.values()]
+        if not waiting:
+            return
+        stopping = asyncio.ensure_future(self._giving_up.wait())
+        try:
+            await asyncio.wait([asyncio.gather(*waiting), stopping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for future in (stopping, *waiting):
+                future.cancel()
 
     # -- end --------------------------------------------------------------------------------------------------------
 
@@ -158,6 +203,12 @@ class Life:
         if self.consumer is not None:
             self.consumer.cancel()
         asyncio.get_running_loop().call_later(_HURRY_SECONDS, self.hurry)
+
+
+async def _end_directory(directory: Directory[Any], following: asyncio.Task[None]) -> None:
+    directory.stop()
+    await asyncio.wait([following], timeout=_LEAVE_SECONDS)
+    following.cancel()
 
 
 async def _leave_group(consumer: Consumer, consuming: asyncio.Task[None]) -> None:

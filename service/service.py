@@ -15,8 +15,10 @@ from ..jobs.middleware import check_middleware
 from ..kafka import (
     Decoder,
     Dedup,
+    Directory,
     KafkaExecutor,
     KafkaSettings,
+    KeyOf,
     Outbox,
     OutboxSettings,
     Producer,
@@ -25,6 +27,7 @@ from ..kafka import (
     Start,
     StatelessSubscription,
     StaticAssignment,
+    Storage,
     Subscription,
     TypedSubscription,
     Unknown,
@@ -42,6 +45,7 @@ __all__ = ["Service"]
 
 M = TypeVar("M", bound=Middleware)
 H = TypeVar("H", bound=Callable[..., Awaitable[object]])
+T = TypeVar("T")
 
 
 class Service:
@@ -103,6 +107,7 @@ class Service:
         self._subscriptions = Subscriptions(self.registry, has_postgres=configuration.postgres is not None)
         self._life = Life(configuration, self.registry, self._parts, self._subscriptions)
         self._stop = asyncio.Event()
+        self._prometheus = prometheus
 
     @classmethod
     def from_env(cls, name: str, **overrides: Any) -> "Service":
@@ -279,6 +284,56 @@ class Service:
         )
         self._subscriptions.add(subscription)
         return subscription
+
+    def directory(
+        self,
+        topic: str,
+        *,
+        model: type[T] | None = None,
+        decoder: Decoder | None = None,
+        key: KeyOf[T] | None = None,
+        active: str | None = "is_active",
+        storage: Storage[T] | None = None,
+        load_seconds: float | None = 300.0,
+    ) -> Directory[T]:
+        """An in-process, always current replica of a compacted topic, which works while Postgres is down::
+
+            terminals = service.directory("terminal-acquirer", model=TerminalAcquirer)
+
+            acquirer = terminals["T-1"].acquirer_id  # also: get, in, len, keys, values, items
+
+        Consumers and executor start, and ``/ready`` turns 200, when all is applied that was in the topics of all
+        directories at the start; then they are followed. Rows as an outbox or a service writes them, those of Kafka
+        Connect's JDBC source and Debezium's envelopes are all read. A record that cannot be applied is counted and
+        stands in ``terminals.errors()``; the former value of its row stays. See docs/directories.md.
+
+        model: of a row; what pydantic can validate. Aliases say whether JSON is in camelCase.
+        decoder: makes the value from the raw message, instead of JSON; None from it deletes the row.
+        key: of the directory. None: the message key as text; or a field of the model, or a function of the value.
+        active: the field whose ``false`` deletes a row, in snake_case or camelCase; None: only tombstones delete.
+        storage: None: in memory, read again at each start; ``SQLite(path)``: in a file, so that a restart reads only
+            what is new.
+        load_seconds: how long the load may take from Kafka's first answer on; then the service ends with
+            `DirectoryNotReady`, which says how far it is. None: any time.
+
+        Raises `ConfigurationError`.
+        """
+        if self._parts.messaging is None:
+            raise ConfigurationError(f"directory({topic!r}) needs Kafka: give kafka=...")
+        directory = Directory(
+            topic,
+            kafka=self._parts.messaging.settings,
+            model=model,
+            decoder=decoder,
+            key=key,
+            active=active,
+            storage=storage,
+            load_seconds=load_seconds,
+            service=self.name,
+            prometheus=self._prometheus,
+        )
+        self._subscriptions.add_directory(directory)
+        return directory
 
     # -- what it offers at run time ---------------------------------------------------------------------------------
 

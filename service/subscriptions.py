@@ -1,10 +1,10 @@
-"""Who handles the messages of which topic."""
+"""Who handles the messages of which topic, and the directories."""
 
 from typing import Any
 
 from ..errors import ConfigurationError
 from ..jobs import Registry
-from ..kafka import StatelessSubscription, Subscription
+from ..kafka import Directory, StatelessSubscription, Subscription
 
 __all__ = ["Subscriptions"]
 
@@ -12,7 +12,7 @@ _IDLE_SECONDS = 30.0
 
 
 class Subscriptions:
-    """What was declared with `Service.consumer` and `Service.topic`: one for each topic.
+    """What was declared with `Service.consumer` and `Service.topic`, one for each topic, and `Service.directory`.
 
     registry: of the service; it gets a job type for the stored messages of each topic, and has the middleware.
     """
@@ -20,6 +20,7 @@ class Subscriptions:
     def __init__(self, registry: Registry, *, has_postgres: bool) -> None:
         self.stored: dict[str, Subscription[Any]] = {}  # their offsets are in Postgres
         self.stateless: dict[str, StatelessSubscription[Any]] = {}
+        self.directories: dict[str, Directory[Any]] = {}
         self._registry = registry
         self._has_postgres = has_postgres
 
@@ -45,6 +46,15 @@ class Subscriptions:
         self._must_be_free(subscription.topic)
         subscription.middleware = self._registry.middleware
         self.stateless[subscription.topic] = subscription
+
+    def add_directory(self, directory: Directory[Any]) -> None:
+        """One that consumers, executor and readiness wait for. Raises `ConfigurationError`."""
+        if directory.topic in self.directories:
+            raise ConfigurationError(
+                f"two directories are declared for the topic {directory.topic!r}: use one, and a "
+                "Directory(...) of your own for a second view"
+            )
+        self.directories[directory.topic] = directory
 
     def idle_seconds(self) -> float | None:
         """How long a handler's transaction may be silent: a little longer than the slowest of them may take. None: for

@@ -1,14 +1,15 @@
 """Directories: live replicas of compacted topics.
 
-Reading order: `rows` (from a record to a change), `storage` (the port) with `memory`, `progress` (the barrier),
-`callbacks`, `topic` (what Kafka says of the topic), `follower` (reads it), and `directory`, which is what a service
-author sees of all this.
+Reading order: `rows` (from a record to a change), `storage` (the port) with `memory` and `sqlite`, `progress` (the
+barrier), `callbacks`, `faults`, `topic` (what Kafka says of the topic), `reader` (the client), `follower` (reads, and
+decides where to begin), `metrics`, and `directory`, which is what a service author sees of all this.
 """
 
 from .callbacks import Changed
 from .directory import Directory
 from .memory import Memory
 from .rows import BadRecord, KeyOf
+from .sqlite import SQLite
 from .storage import Storage
 
-__all__ = ["BadRecord", "Changed", "Directory", "KeyOf", "Memory", "Storage"]
+__all__ = ["BadRecord", "Changed", "Directory", "KeyOf", "Memory", "SQLite", "Storage"]

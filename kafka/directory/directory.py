@@ -17,6 +17,7 @@ from ..subscription import Decoder
 from .callbacks import Callbacks, Changed
 from .follower import Follower
 from .memory import Memory
+from .metrics import DirectoryMetrics, Figures
 from .rows import BadRecord, KeyOf, Rows
 from .storage import Storage
 
@@ -28,6 +29,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 F = TypeVar("F", bound=Callable[[Changed[Any]], object])
 
+_UNREACHABLE_SECONDS = 15.0  # without Kafka, before the health check complains
 _SILENT_SECONDS = 60.0  # without an answer of Kafka, before the health check complains
 
 
@@ -199,6 +201,8 @@ class Directory(Generic[T]):
         follower = self._follower
         reader = follower.reader
         if reader is None:
+            if time.monotonic() - follower.disconnected_at < _UNREACHABLE_SECONDS:
+                return []
             return [f"directory {self.topic!r}: {follower.trouble or 'it is connecting'}"]
         silence = reader.silence()
         return [f"directory {self.topic!r}: Kafka is silent for {silence:.0f} s"] if silence > _SILENT_SECONDS else []
@@ -214,7 +218,11 @@ class Directory(Generic[T]):
 
         Raises `DirectoryNotReady` when the load takes longer than it may, and `StorageError`.
         """
+        if self._began is not None:
+            raise ConfigurationError(f"directory {self.topic!r} has been started before: make another one")
         self._began = time.monotonic()
+        metrics = DirectoryMetrics.of(self._prometheus)
+        metrics.add(self._figures)
         try:
             async with asyncio.TaskGroup() as group:
                 limit = group.create_task(self._limit_load())
@@ -222,6 +230,8 @@ class Directory(Generic[T]):
                 limit.cancel()
         except BaseExceptionGroup as errors:
             raise only_error(errors) from None
+        finally:
+            metrics.remove(self._figures)
 
     def stop(self) -> None:
         """`run` returns soon."""
@@ -229,8 +239,6 @@ class Directory(Generic[T]):
 
     async def __aenter__(self) -> Self:
         """Start, and return when it is ready. Raises `DirectoryNotReady`, `StorageError`."""
-        if self._running is not None:
-            raise ConfigurationError(f"directory {self.topic!r} has been started before: make another one")
         self._running = asyncio.create_task(self.run(), name=f"sidings directory {self.topic}")
         loaded = asyncio.create_task(self._loaded.wait())
         try:
@@ -264,6 +272,24 @@ class Directory(Generic[T]):
         self._load_took = self.start_seconds
         self._loaded.set()
         log.info("directory %r is ready after %.2f s: %s entries", self.topic, self._load_took, len(self._storage))
+
+    def _figures(self) -> Figures:
+        follower = self._follower
+        return Figures(
+            self.service,
+            self.topic,
+            self.ready,
+            self.start_seconds,
+            len(self._storage),
+            follower.stored,
+            follower.deleted,
+            follower.faults.total,
+            len(follower.faults),
+            follower.rebuilds,
+            self._callbacks.failures,
+            self.positions(),
+            dict(follower.progress.ends),
+        )
 
     def _not_ready(self) -> DirectoryNotReady:
         follower = self._follower

@@ -58,6 +58,7 @@ class Follower(Generic[T]):
         self.contact = asyncio.Event()  # Kafka has answered once
         self.trouble: str | None = "it has not reached Kafka yet"
         self.reader: Reader | None = None
+        self.disconnected_at = time.monotonic()
         self._settings = settings
         self._rows = rows
         self._storage = storage
@@ -144,7 +145,8 @@ class Follower(Generic[T]):
                 self._wake()
                 await self._follow(reader)
         finally:
-            self.reader = None
+            if self.reader is not None:
+                self.reader, self.disconnected_at = None, time.monotonic()
             await reader.close()
 
     # -- reading ----------------------------------------------------------------------------------------------------

@@ -74,8 +74,8 @@ class Reader:
 
     async def fetch(self, seconds: float, most: int) -> dict[int, Sequence[Record]]:
         """The next records, `most` at most; waits for them, `seconds` at most. Raises `OffsetOutOfRangeError`."""
-        fetched = self._client.getmany(timeout_ms=round(seconds * 1000), max_records=most)
-        found = cast(Mapping[TopicPartition, list[Record]], await fetched)
+        fetch = cast(Callable[..., Coroutine[Any, Any, Mapping[TopicPartition, list[Record]]]], self._client.getmany)
+        found = await fetch(timeout_ms=round(seconds * 1000), max_records=most)
         return {tp.partition: records for tp, records in found.items()}
 
     async def standings(self) -> dict[int, Standing]:

@@ -261,12 +261,8 @@ def _look_closer(flags: frozenset[str], model: Any, flag_field: str | None) -> C
 def _tells_rows(model: type[BaseModel]) -> bool:
     """Whether no wrapper and no envelope can be a valid row: they lack a field that is required."""
     for name, info in model.model_fields.items():
-        names = {name, info.alias, info.validation_alias}
-        if (
-            info.is_required()
-            and all(isinstance(n, str | None) for n in names)
-            and not names & (_ENVELOPE | {"payload"})
-        ):
+        alias = info.validation_alias
+        if info.is_required() and isinstance(alias, str | None) and not {name, alias} & (_ENVELOPE | {"payload"}):
             return True
     return False
 

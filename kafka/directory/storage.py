@@ -44,8 +44,8 @@ class Plan(Generic[T]):
 @dataclass(slots=True)
 class Batch(Generic[T]):
     """What is applied at once. positions: the next offset of partitions; marks: their last records. bad: all records
-    that could not be applied and still matter, None where that has not changed. complete_at: seconds since 1970 at which
-    nothing of the topic was missing; 0: it is not known."""
+    that could not be applied and still matter, None where that has not changed. complete_at: when nothing of the
+    topic was missing, in seconds since 1970; 0: it is not known."""
 
     changes: Sequence[Change[T]] = ()
     positions: Mapping[int, int] = field(default_factory=dict[int, int])

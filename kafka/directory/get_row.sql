@@ -1,0 +1,2 @@
+-- The key is the row: one look into the primary key.
+SELECT partition, "offset", timestamp, message_key, value, headers FROM entry WHERE row = ?

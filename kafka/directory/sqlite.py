@@ -1,0 +1,278 @@
+"""Rows in a file: SQLite, embedded. Rows and positions change in one transaction, so a restart reads only what is new.
+
+Statements that write run in a thread of their own; reads come from the event loop, on another connection, and wait for
+nobody (WAL). A lock on a file beside keeps a second process out, for as long as the first one lives.
+"""
+
+import asyncio
+import fcntl
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Generator, Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, Generic, TypeVar
+
+from ...errors import StorageError
+from ...schema import load_sql
+from ..message import Record, StoredRecord
+from .rows import BadRecord, Row
+from .storage import Batch, Identity, Kept, Mark, Plan
+
+__all__ = ["SQLite"]
+
+log = logging.getLogger("sidings.directory")
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_FORMAT = 1  # of the file; one of another format is built anew
+_BUSY_SECONDS = 10.0
+
+
+class SQLite(Generic[T]):
+    """Holds the rows in the file `path`, which is made if it is not there; beside it are ``-wal``, ``-shm`` and
+    ``.lock``.
+
+    After a kill it is as after the last batch; after a power failure the last batches may be missing, and are read
+    again. A damaged file is put aside as ``path.damaged``, and built anew.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._lock: IO[str] | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._plan: Plan[T] | None = None
+
+    # -- the port: what writes --------------------------------------------------------------------------------------
+
+    async def open(self, plan: Plan[T]) -> Kept:
+        """Begin, with what is in the file. Raises `StorageError`."""
+        self._plan = plan
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sidings-directory-{plan.topic}")
+        return await self._work(self._open)
+
+    async def reset(self, identity: Identity) -> None:
+        """Forget everything. Raises `StorageError`."""
+        await self._work(lambda: self._reset(identity))
+
+    async def apply(self, batch: Batch[T]) -> None:
+        """Apply `batch` in one transaction. Raises `StorageError`."""
+        await self._work(lambda: self._apply(batch))
+
+    async def close(self) -> None:
+        """Close the file."""
+        if self._thread is None:
+            return
+        thread, self._thread = self._thread, None
+        await asyncio.get_running_loop().run_in_executor(thread, self._close)
+        thread.shutdown()
+
+    # -- the port: what reads ---------------------------------------------------------------------------------------
+
+    def get(self, key: Hashable) -> T | None:
+        """The value of a key."""
+        plan, reader = self._plan, self._reader
+        if plan is None or reader is None:
+            return None
+        query = load_sql(__package__, "get_key" if plan.derived else "get_row")
+        found = reader.execute(query, (_column(key),)).fetchone()
+        return None if found is None else plan.decode(_record(plan.topic, found))
+
+    def __len__(self) -> int:
+        if self._plan is None or self._reader is None:
+            return 0
+        what = "DISTINCT key" if self._plan.derived else "*"
+        return self._reader.execute(f"SELECT count({what}) FROM entry").fetchone()[0]
+
+    def items(self) -> list[tuple[Hashable, T]]:
+        """All keys and values: all of the file is read and decoded, while the event loop waits."""
+        plan, reader = self._plan, self._reader
+        if plan is None or reader is None:
+            return []
+        found: dict[Hashable, T] = {}
+        for entry in reader.execute(load_sql(__package__, "list_entries")):
+            value = plan.decode(_record(plan.topic, entry))
+            if value is not None:
+                found[plan.key_of(entry[6], value)] = value
+        return list(found.items())
+
+    def rows(self) -> Iterable[Row]:
+        """All rows."""
+        return [] if self._reader is None else [row for (row,) in self._reader.execute("SELECT row FROM entry")]
+
+    def keys_of(self, rows: Iterable[Row]) -> Iterable[Hashable]:
+        """The keys that these rows have now."""
+        plan, reader = self._plan, self._reader
+        if plan is None or reader is None or not plan.derived:
+            return rows
+        keys: list[Hashable] = []
+        for row in rows:
+            found = reader.execute(load_sql(__package__, "get_row"), (row,)).fetchone()
+            if found is not None and (value := plan.decode(_record(plan.topic, found))) is not None:
+                keys.append(plan.key_of(row, value))
+        return keys
+
+    # -- in the thread ----------------------------------------------------------------------------------------------
+
+    async def _work(self, work: Callable[[], R]) -> R:
+        if self._thread is None:
+            raise StorageError(f"the store {str(self._path)!r} is not open")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except (sqlite3.Error, OSError) as error:
+            raise StorageError(f"the store {str(self._path)!r} cannot be used: {error}") from error
+
+    def _open(self) -> Kept:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = self._path.with_name(self._path.name + ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            self._lock = None
+            raise StorageError(
+                f"the store {str(self._path)!r} is in use: by another process, or by another directory of this one. "
+                "Give each of them a file of its own"
+            ) from None
+        try:
+            return self._connect()
+        except (sqlite3.DatabaseError, ValueError) as error:
+            self._put_aside(error)
+            return self._connect()
+
+    def _connect(self) -> Kept:
+        writer = self._writer = sqlite3.connect(
+            self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute("PRAGMA synchronous = NORMAL")  # a power failure may cost the last batches, which are read again
+        (sound,) = writer.execute("PRAGMA quick_check(1)").fetchone()
+        if sound != "ok":
+            raise sqlite3.DatabaseError(sound)
+        writer.executescript(load_sql(__package__, "store_schema"))
+        reader = self._reader = sqlite3.connect(
+            self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=16
+        )
+        reader.execute("PRAGMA query_only = ON")
+        return self._kept(writer)
+
+    def _kept(self, writer: sqlite3.Connection) -> Kept:
+        notes: dict[str, Any] = dict(writer.execute("SELECT name, value FROM note"))
+        if notes.get("format") != _FORMAT:
+            return Kept(None, {}, {}, {}, 0.0)
+        positions = writer.execute(
+            "SELECT partition, next_offset, mark_offset, mark_timestamp FROM position"
+        ).fetchall()
+        return Kept(
+            Identity(notes["topic"], notes["cluster"], notes["reading"]),
+            {partition: offset for partition, offset, _, _ in positions},
+            {partition: Mark(mark, stamp) for partition, _, mark, stamp in positions if mark is not None},
+            {_row(row): BadRecord(**bad) for row, bad in json.loads(notes.get("bad", "[]"))},
+            notes.get("complete_at", 0.0),
+        )
+
+    def _put_aside(self, error: Exception) -> None:
+        """The file is damaged: keep it for a person, and make a new one."""
+        log.error("the store %s is damaged (%s): it is put aside as .damaged, and built anew", self._path, error)
+        for connection in (self._writer, self._reader):
+            if connection is not None:
+                connection.close()
+        for suffix in ("-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        self._path.replace(self._path.with_name(self._path.name + ".damaged"))
+
+    def _reset(self, identity: Identity) -> None:
+        assert self._writer is not None
+        with _transaction(self._writer) as writer:
+            for table in ("entry", "position", "note"):
+                writer.execute(f"DELETE FROM {table}")
+            notes = {"format": _FORMAT, **identity._asdict()}
+            writer.executemany("INSERT INTO note (name, value) VALUES (?, ?)", notes.items())
+
+    def _apply(self, batch: Batch[T]) -> None:
+        assert self._writer is not None
+        assert self._plan is not None
+        derived = self._plan.derived
+        last = {change[0]: change for change in batch.changes}  # of several changes of a row the last one counts
+        put = [
+            _entry(row, _column(key) if derived else None, record)
+            for row, key, _, record in last.values()
+            if record is not None
+        ]
+        gone = [(row,) for row, _, _, record in last.values() if record is None]
+        notes: dict[str, Any] = {"complete_at": batch.complete_at}
+        if batch.bad is not None:
+            notes["bad"] = json.dumps([(_named(row), asdict(bad)) for row, bad in batch.bad.items()])
+        positions = [
+            (partition, offset, *(batch.marks.get(partition) or (None, None)))
+            for partition, offset in batch.positions.items()
+        ]
+        with _transaction(self._writer) as writer:
+            writer.executemany("DELETE FROM entry WHERE row = ?", gone)
+            writer.executemany(load_sql(__package__, "put_entry"), put)
+            writer.executemany(load_sql(__package__, "put_position"), positions)
+            writer.executemany("REPLACE INTO note (name, value) VALUES (?, ?)", notes.items())
+
+    def _close(self) -> None:
+        for connection in (self._reader, self._writer):
+            if connection is not None:
+                connection.close()
+        self._reader = self._writer = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Generator[sqlite3.Connection]:
+    """The connection is in autocommit, so that nothing is begun behind our back."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _entry(row: Row, key: object, record: Record) -> tuple[object, ...]:
+    headers = [(name, _hex(value)) for name, value in record.headers]
+    return (
+        *(row, key, record.partition, record.offset, record.timestamp, record.key, record.value),
+        json.dumps(headers) if headers else None,
+    )
+
+
+def _record(topic: str, entry: tuple[Any, ...]) -> Record:
+    partition, offset, timestamp, key, value, headers = entry[:6]
+    pairs = [(name, bytes.fromhex(text or "")) for name, text in json.loads(headers)] if headers else ()
+    return StoredRecord(topic, partition, offset, timestamp, key, value, pairs)
+
+
+def _column(key: Hashable) -> str | int | bytes:
+    """A key as SQLite compares it: equal exactly where Python's are. Anything but a text or a number as Python writes
+    it, which tells keys apart as long as they are of one kind, e.g. tuples of texts and numbers, dates, UUIDs."""
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, int) and -(2**63) <= key < 2**63:
+        return int(key)
+    return repr(key).encode()
+
+
+def _hex(value: bytes | None) -> str | None:
+    return None if value is None else value.hex()
+
+
+def _named(row: Row) -> tuple[str, str]:
+    return ("text", row) if isinstance(row, str) else ("bytes", row.hex())
+
+
+def _row(named: tuple[str, str]) -> Row:
+    kind, text = named
+    return text if kind == "text" else bytes.fromhex(text)
