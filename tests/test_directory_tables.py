@@ -10,9 +10,11 @@ from typing import Any
 
 import asyncpg
 import pytest
+from pydantic import BaseModel
+from sidings.kafka.directory import Directory
 from sidings.schema import migrate
 
-from .guide import block
+from .guide import block, run
 from .outbox_support import emptied, records, relaying
 from .support import connected, eventually, fetch
 
@@ -101,7 +103,6 @@ async def test_rows_that_are_and_stay_inactive_publish_nothing_beside_the_active
     "statements",
     [
         f"BEGIN; {OFF} 't1'; INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ('t1', 'new'); COMMIT",
-        # Postgres fires the triggers of inserted rows first here.
         """MERGE INTO terminal_acquirer t USING (VALUES ('t1', 'old'), ('t1', 'new')) v (terminal, acquirer)
            ON t.terminal_id = v.terminal AND t.acquirer_id = v.acquirer WHEN MATCHED THEN UPDATE SET is_active = false
            WHEN NOT MATCHED THEN INSERT (terminal_id, acquirer_id) VALUES (v.terminal, v.acquirer)""",
@@ -207,12 +208,15 @@ async def test_the_key_of_several_columns_is_a_json_array_in_the_order_asked_for
 
 
 async def test_keys_that_are_equal_but_differ_in_their_text_are_two(db: asyncpg.Connection):
-    await db.execute("CREATE TABLE rate (k numeric PRIMARY KEY, v int)")
-    await db.execute("SELECT sidings.directory_table('rate', 'rates', '{k}')")
-    await db.execute("INSERT INTO rate VALUES (1.0, 1)")
+    await db.execute("CREATE TABLE rate (k numeric NOT NULL, v int, live boolean NOT NULL DEFAULT true)")
+    await db.execute("CREATE UNIQUE INDEX ON rate (k) WHERE live")
+    await db.execute("SELECT sidings.directory_table('rate', 'rates', '{k}', 'live'); INSERT INTO rate VALUES (1.0, 1)")
     with pytest.raises(asyncpg.RestrictViolationError):
         await db.execute("UPDATE rate SET k = 1.00")
-    await db.execute("DELETE FROM rate; INSERT INTO rate VALUES (1.00, 2)")
+    await db.execute(
+        """MERGE INTO rate USING (VALUES (1), (2)) new (v) ON rate.v = new.v WHEN MATCHED THEN UPDATE SET live = false
+           WHEN NOT MATCHED THEN INSERT VALUES (1.00, new.v)"""
+    )
     assert [(key, value and value["v"]) for key, value in await sent(db)] == [("1.0", 1), ("1.0", None), ("1.00", 2)]
 
 
@@ -561,6 +565,31 @@ async def test_what_was_being_written_when_all_was_published_is_in_it(
             await blocked(third, directory.get_server_pid())
         await waiting
     assert (await acquirers(directory))[-3:] == [("t1", "b"), ("t1", "b"), ("t1", "c")]
+
+
+async def test_the_quickstart_of_the_page_brings_each_change_into_a_directory(
+    database: str, db: asyncpg.Connection, sidings_kafka: str, topic: Any
+):
+    terminals = await topic("terminals", config={"cleanup.policy": "compact"})
+    await insert(db, ("1", "before"))
+    await db.execute(block(PAGE, "Quickstart", "sql").replace("'terminal-acquirer'", f"'{terminals}'"))
+
+    def reading(name: str, **options: Any) -> Directory[Any]:
+        assert name == "terminal-acquirer"
+        return Directory(terminals, **options)
+
+    page = run(PAGE, "Quickstart", BaseModel=BaseModel, Directory=reading, kafka=sidings_kafka)
+    async with relaying(database, sidings_kafka):
+        await emptied(database)
+        assert await page["acquirer_of"]("1") == "before"
+        async with Directory(terminals, kafka=sidings_kafka, model=page["TerminalAcquirer"]) as directory:
+            await insert(db, ("2", "a"), ("3", "a"))
+            await db.execute("UPDATE terminal_acquirer SET acquirer_id = 'b' WHERE terminal_id = '2'")
+            await db.execute(OFF + "'3'")
+            await db.execute("DELETE FROM terminal_acquirer WHERE NOT is_active")
+            await insert(db, ("4", "last"))
+            await eventually(lambda: "4" in directory)
+            assert {key: row.acquirer_id for key, row in directory.items()} == {"1": "before", "2": "b", "4": "last"}
 
 
 KEYS = [f"t{n}" for n in range(5)]

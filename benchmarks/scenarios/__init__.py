@@ -2,12 +2,13 @@
 
 from .. import peers
 from ..suite import SCENARIOS, Size
-from . import consumer, drain, enqueue, fleet, latency, outbox, trouble
+from . import consumer, directory, drain, enqueue, fleet, latency, outbox, trouble
 
 __all__ = [
     "SCENARIOS",
     "Size",
     "consumer",
+    "directory",
     "drain",
     "enqueue",
     "fleet",

@@ -2,8 +2,8 @@
 -- (docs/directory-tables.md; docs/decisions/0022 has the reasons and the numbers).
 --
 -- A trigger publishes the STATE of each key that its statement has touched, read when the statement is over: the row, or
--- a tombstone. Which keys those are, the transition tables say. So it makes no difference in which order Postgres fires
--- the triggers of one statement (MERGE: inserts first), nor that a trigger of the user's has changed the row meanwhile.
+-- a tombstone. Which keys those are, the transition tables say. So it makes no difference that a trigger of the user's has
+-- changed the row again meanwhile, whose own statement has ended, and published, before; nor in which order triggers fire.
 --
 -- ORDER. A key is touched only through its active row. The statement has locked that row, or has entered it into the unique
 -- index, where another transaction's entry of the same key waits for our end. So the numbers of the outbox are drawn, key
