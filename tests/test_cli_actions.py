@@ -1,0 +1,260 @@
+"""The command line, acting: what each command changes in the database, writes into the audit, and refuses."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from .admin_support import GROUP, a_holder, a_job, some_jobs, the_job
+from .cli_support import cli, cli_json, refused
+from .support import ORIGIN, fetch, jobs_left, value
+from .test_cli import a_parked_message, execute
+
+Action = tuple[str, str, str | None]
+
+
+async def actions(dsn: str) -> list[Action]:
+    """Who did what and why, the oldest first."""
+    return [tuple(row) for row in await fetch(dsn, "SELECT actor, action, reason FROM sidings.audit ORDER BY id")]
+
+
+# -- jobs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("verb", "outcome"), [("cancel", "cancelled"), ("discard", "discarded")])
+async def test_a_job_is_ended_with_who_and_why(database: str, verb: str, outcome: str):
+    id = await a_job(database, "blocked")
+    result = await cli(database, "jobs", verb, id, "--because", "wrong address", "--by", "bob")
+    assert result.stdout == f"job {id}: {outcome} (was blocked)\n"
+    assert await jobs_left(database) == 0
+    assert await value(database, "SELECT outcome::text FROM sidings.job_history") == outcome
+    assert await actions(database) == [("bob", verb, "wrong address")]
+
+
+async def test_who_did_it_is_the_user_of_the_process_where_nobody_is_named(database: str):
+    await cli(database, "jobs", "cancel", await a_job(database), SIDINGS_BY=None)
+    ((actor, _, _),) = await actions(database)
+    user, _, host = actor.partition("@")
+    assert user
+    assert host
+
+
+async def test_a_job_that_backs_off_runs_now(database: str):
+    id = await a_job(database, "backing off")
+    await cli(database, "jobs", "retry", id)
+    job = await the_job(database, id)
+    assert job is not None
+    assert job["run_at"] is None
+    assert await actions(database) == [("alice", "retry now", None)]
+    assert f"job {id} is waiting" in await refused(database, "jobs", "retry", id)
+
+
+async def test_held_jobs_are_released_by_filter_and_others_stay(database: str):
+    held = await some_jobs(database, 2, "held", group="a")
+    other = await a_job(database, "held", group="b", type="'bill'")
+    waiting = await a_job(database, group="a")
+    result = await cli(database, "jobs", "release", "--type", "ride", "--yes")
+    assert result.stdout.splitlines()[-2:] == [f"job {held[0]}: released", f"job {held[1]}: released"]
+    rows = await fetch(database, "SELECT id, held FROM sidings.job ORDER BY id")
+    assert {row["id"]: row["held"] for row in rows} == {held[0]: None, held[1]: None, other: "poison", waiting: None}
+
+
+async def test_discarded_jobs_come_back_in_the_order_in_which_they_ended(database: str):
+    ids = await some_jobs(database, 3)
+    for id in ids:
+        await cli(database, "jobs", "discard", id)
+    await cli(database, "jobs", "requeue", "--outcome", "discarded", "--since", "1h", "--yes", "--because", "mended")
+    rows = await fetch(
+        database,
+        "SELECT (detail ->> 'new_job')::bigint AS new, (target ->> 'job')::bigint AS old "
+        "FROM sidings.audit WHERE action = 'requeue' ORDER BY 1",
+    )
+    assert [row["old"] for row in rows] == ids
+    assert await jobs_left(database) == 3
+    text = await refused(database, "jobs", "requeue", ids[0])
+    assert "requeued already" in text
+    assert "--force" in text
+    await cli(database, "jobs", "requeue", ids[0], "--force")
+    assert await jobs_left(database) == 4
+
+
+async def test_many_jobs_are_not_touched_unless_somebody_says_yes(database: str):
+    ids = await some_jobs(database, 3)
+    await cli(database, "groups", "pause", ORIGIN, GROUP, "--because", "look")
+    before = await actions(database)
+    for command in (
+        ("jobs", "cancel", *ids),
+        ("jobs", "cancel", "--type", "ride"),
+        ("jobs", "cancel", ids[0], ids[1]),
+        ("groups", "clear", ORIGIN, GROUP),
+        ("origins", "move", ORIGIN, "other/1"),
+    ):
+        text = await refused(database, *command)
+        assert "nothing was done: give --yes" in text, command
+    assert await jobs_left(database) == 3
+    assert await actions(database) == before
+    shown = await cli(database, "jobs", "cancel", "--type", "ride", exit_code=1)
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == [str(id) for id in ids]
+
+
+async def test_of_many_jobs_those_that_can_are_done_and_the_others_named(database: str):
+    backing_off, waiting, last = (
+        await a_job(database, "backing off"),
+        await a_job(database),
+        await a_job(database, "delayed"),
+    )
+    result = await cli(database, "jobs", "retry", backing_off, waiting, last, 4711, "--yes", exit_code=1)
+    assert result.stdout == f"job {backing_off}: due now (was backing off)\njob {last}: due now (was delayed)\n"
+    assert f"error: job {waiting} is waiting" in result.stderr
+    assert "error: there is no job 4711" in result.stderr
+    assert result.stderr.endswith("error: 2 of 4 jobs were left as they are\n")
+
+
+async def test_a_filter_takes_no_more_than_the_limit_and_says_so(database: str):
+    await some_jobs(database, 5)
+    result = await cli(database, "jobs", "cancel", "--type", "ride", "--limit", 3, "--yes")
+    assert "these are the first 3; there may be more" in result.stderr
+    assert await jobs_left(database) == 2
+
+
+async def test_which_jobs_are_meant_must_be_clear(database: str):
+    id = await a_job(database)
+    for verb in ("cancel", "discard", "retry", "release", "requeue"):
+        assert "say which jobs" in await refused(database, "jobs", verb, exit_code=2)
+        assert "not both" in await refused(database, "jobs", verb, id, "--type", "ride", exit_code=2)
+    assert "needs origin" in await refused(database, "jobs", "cancel", "--group", "g")
+    assert "no job fits: nothing was done" in await refused(database, "jobs", "cancel", "--type", "nothing", "--yes")
+    assert await jobs_left(database) == 1
+
+
+# -- groups, types, origins ---------------------------------------------------------------------------------------
+
+
+async def test_a_blocked_group_is_released_skipped_and_cleared(database: str):
+    head = await a_job(database, "blocked")
+    second, *_ = await some_jobs(database, 3)
+    assert (await cli(database, "groups", "release", ORIGIN, GROUP)).stdout == f"job {head}: due now\n"
+    assert "is not blocked" in await refused(database, "groups", "skip", ORIGIN, GROUP)
+    await execute(database, f"UPDATE sidings.job SET run_at = 'infinity' WHERE id = {head}")
+    assert f"is job {head} now, not {second}" in await refused(
+        database, "groups", "skip", ORIGIN, GROUP, "--head", second
+    )
+    await cli(database, "groups", "skip", ORIGIN, GROUP, "--head", head, "--because", "no such carrier")
+    assert await the_job(database, head) is None
+    assert await jobs_left(database) == 3
+    assert (await cli(database, "groups", "clear", ORIGIN, GROUP, "--yes")).stdout.endswith("cancelled 3 jobs\n")
+    assert await jobs_left(database) == 0
+    assert [action for _, action, _ in await actions(database)] == ["release group", "skip head", "clear group"]
+
+
+@pytest.mark.parametrize(
+    ("command", "target"),
+    [
+        (("types", "{}", "ride"), {"type": "ride", "origin": None, "group": None}),
+        (("origins", "{}", ORIGIN), {"type": None, "origin": ORIGIN, "group": None}),
+        (("groups", "{}", ORIGIN, GROUP), {"type": None, "origin": ORIGIN, "group": GROUP}),
+    ],
+)
+async def test_types_origins_and_groups_are_paused_and_resumed(database: str, command: tuple[str, ...], target: object):
+    await a_job(database)
+    await a_holder(database, ORIGIN)
+    pause = [word.format("pause") for word in command]
+    resume = [word.format("resume") for word in command]
+    assert "Missing option '--because'" in (await cli(database, *pause, exit_code=2)).stderr
+    result = await cli(database, *pause, "--because", "carrier down")
+    assert result.stderr == ""
+    (row,) = (await cli_json(database, "pauses"))["pauses"]
+    assert {name: row[name] for name in ("type", "origin", "group")} == target
+    assert (row["paused_by"], row["reason"]) == ("alice", "carrier down")
+    assert "paused already, by alice" in await refused(database, *pause, "--because", "again")
+    await cli(database, *resume)
+    assert (await cli(database, "pauses")).stderr == "nothing is paused\n"
+    assert "is not paused" in await refused(database, *resume)
+
+
+async def test_a_pause_of_what_is_not_there_says_that_it_may_be_a_typing_error(database: str):
+    for command in (("types", "pause", "rode"), ("origins", "pause", "transport/0"), ("groups", "pause", ORIGIN, "G")):
+        assert "typing error" in (await cli(database, *command, "--because", "x")).stderr, command
+
+
+async def test_an_orphan_s_jobs_are_moved_and_those_of_a_held_origin_are_not(database: str):
+    await a_holder(database, ORIGIN)
+    await some_jobs(database, 3, origin="gone/0")
+    result = await cli(database, "origins", "move", "gone/0", ORIGIN, "--yes", "--because", "topic deleted")
+    assert result.stdout.endswith(f"moved 3 jobs from gone/0 to {ORIGIN}\n")
+    assert await value(database, "SELECT count(*) FROM sidings.job WHERE origin = $1", ORIGIN) == 3
+    assert await actions(database) == [("alice", "move", "topic deleted")]
+    assert "is held by" in await refused(database, "origins", "move", ORIGIN, "gone/0", "--yes")
+    assert "no jobs in" in await refused(database, "origins", "move", "gone/0", ORIGIN, "--yes")
+
+
+# -- outbox, consumers --------------------------------------------------------------------------------------------
+
+
+async def test_parked_messages_are_listed_released_and_discarded(database: str):
+    for id, topic in enumerate(("etas", "etas", "etas", "bills"), start=1):
+        await a_parked_message(database, id, topic)
+    page = await cli_json(database, "outbox", "parked", "--topic", "etas", "--limit", 2)
+    assert [(m["id"], m["key"], m["error"]) for m in page["messages"]] == [
+        (1, "k", "MessageSizeTooLargeError"),
+        (2, "k", "MessageSizeTooLargeError"),
+    ]
+    rest = await cli_json(database, "outbox", "parked", "--topic", "etas", "--after", page["next"])
+    assert [m["id"] for m in rest["messages"]] == [3]
+    assert (await cli(database, "outbox", "release", 1)).stdout == "message 1: released\n"
+    assert "delete for good 1 parked message" in await refused(database, "outbox", "discard", 2)
+    await cli(database, "outbox", "discard", 2, "--yes")
+    assert "no such parked message: 2" in await refused(database, "outbox", "discard", 2, "--yes")
+    assert "send 1 parked message for etas" in await refused(database, "outbox", "release", "--topic", "etas")
+    await cli(database, "outbox", "release", "--topic", "etas", "--yes")
+    rows = {row["topic"]: row for row in (await cli_json(database, "outbox", "list"))["topics"]}
+    assert (rows["etas"]["waiting"], rows["etas"]["parked"]) == (2, 0)
+    assert (rows["bills"]["waiting"], rows["bills"]["parked"]) == (0, 1)
+    assert "no message for etas is parked" in await refused(database, "outbox", "discard", "--topic", "etas", "--yes")
+    assert "say which messages" in await refused(database, "outbox", "release", exit_code=2)
+
+
+async def test_a_failing_topic_is_shown_and_tried_again_at_once(database: str):
+    relay = "00000000-0000-0000-0000-000000000001"
+    await execute(
+        database,
+        f"INSERT INTO sidings.outbox_relay (id, alive_until) VALUES ('{relay}', now())",
+        "INSERT INTO sidings.outbox_topic (topic, relay, retries, retry_at, error) "
+        f"VALUES ('etas', '{relay}', 3, now() + interval '1 hour', 'no such topic')",
+    )
+    (row,) = (await cli_json(database, "outbox", "list"))["topics"]
+    assert (row["failing"]["error"], row["failing"]["retries"]) == ("no such topic", 3)
+    assert "no such topic" in (await cli(database, "outbox", "list")).stdout
+    await cli(database, "outbox", "retry", "etas")
+    assert await value(database, "SELECT retry_at <= clock_timestamp() FROM sidings.outbox_topic")
+    assert "the topic bills is not failing" in await refused(database, "outbox", "retry", "bills")
+
+
+async def test_a_consumer_goes_on_where_it_is_told(database: str, sidings_kafka: str, topic):
+    name = await topic("positions", partitions=2)
+    other = await topic("positions", partitions=1)
+    await execute(
+        database,
+        "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) "
+        f"VALUES ('{name}', 0, 5), ('{name}', 1, 7)",
+    )
+    reset = ("consumers", "reset", name, "--to", "earliest", "--kafka", sidings_kafka)
+    assert "in 2 partitions; nothing was done" in await refused(database, *reset)
+    result = await cli(database, *reset, "--partition", 1, "--yes", "--because", "again")
+    assert result.stdout.endswith(f"{name}/1: from 7 to 0\n")
+    offsets = "SELECT next_offset FROM sidings.consumer_offset ORDER BY partition"
+    assert [row[0] for row in await fetch(database, offsets)] == [5, 0]
+    assert await actions(database) == [("alice", "reset", "again")]
+    later = datetime.now(UTC).isoformat()
+    for to in (later, "1h", "latest"):
+        await cli(database, "consumers", "reset", name, "--to", to, "--kafka", sidings_kafka, "--yes")
+    assert [row[0] for row in await fetch(database, offsets)] == [0, 0]
+    assert "its log goes from 0 to 0" in await refused(
+        database, "consumers", "reset", name, "--to", 9, "--partition", 0, "--kafka", sidings_kafka, "--yes"
+    )
+    assert "no consumer has stored offsets" in await refused(
+        database, "consumers", "reset", other, "--to", "latest", "--kafka", sidings_kafka, "--yes"
+    )
+    assert "no Kafka is named" in await refused(database, "consumers", "reset", name, "--to", "latest", exit_code=2)
+    assert "--to 'soon'" in await refused(
+        database, "consumers", "reset", name, "--to", "soon", "--kafka", sidings_kafka, exit_code=2
+    )

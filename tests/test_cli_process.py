@@ -1,0 +1,193 @@
+"""The command line as a process: the executable, a terminal, connections, schemas, and its messages."""
+
+import asyncio
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sidings.schema import migrations
+
+from .admin_support import some_jobs
+from .cli_support import EXECUTABLE, cli, cli_json, executed, refused
+from .support import SECONDS, connected, jobs_left, value
+from .test_cli import execute
+
+LAST = len(migrations())
+
+
+# -- the executable -----------------------------------------------------------------------------------------------
+
+
+async def test_the_executable_looks_and_acts(database: str):
+    ids = await some_jobs(database, 2, "held")
+    listed = await executed("jobs", "list", "--json", SIDINGS_POSTGRES=database)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert [job["id"] for job in json.loads(listed.stdout)["jobs"]] == ids
+    refusal = await executed("jobs", "release", *ids, "--postgres", database)
+    assert (refusal.returncode, refusal.stdout) == (1, "")
+    assert "this would release 2 jobs; nothing was done: give --yes" in refusal.stderr
+    done = await executed("jobs", "release", *ids, "--yes", "--postgres", database, "--by", "bob")
+    assert done.returncode == 0, done.stderr
+    assert await value(database, "SELECT count(*) FROM sidings.job WHERE held IS NULL") == 2
+    assert await value(database, "SELECT count(*) FROM sidings.audit WHERE actor = 'bob'") == 2
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y", 0), ("n", 2), ("", 2)])
+async def test_on_a_terminal_a_person_is_asked(database: str, answer: str, left: int):
+    await some_jobs(database, 2)
+    code, screen = await on_a_terminal(database, answer, "jobs", "cancel", "--type", "ride")
+    assert "Cancel 2 jobs? [y/N]:" in screen
+    assert code == (0 if left == 0 else 1)
+    assert await jobs_left(database) == left
+
+
+async def test_a_table_on_a_terminal_stays_within_it_and_keeps_ids_whole(database: str):
+    await some_jobs(database, 1, origin="a-topic-with-a-long-name/17", group="g" * 80)
+    _, screen = await on_a_terminal(database, "", "jobs", "list")
+    lines = screen.splitlines()
+    assert any("a-topic-with-a-long-name/17" in line for line in lines)
+    assert max(len(line) for line in lines) <= 100
+    assert screen.count("g") >= 80
+
+
+async def on_a_terminal(dsn: str, answer: str, *arguments: str) -> tuple[int, str]:
+    """Run the executable on a pseudo-terminal of 100 columns, and answer what it asks: exit code and screen."""
+    primary, secondary = pty.openpty()
+    environment = {**os.environ, "SIDINGS_POSTGRES": dsn, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    process = await asyncio.create_subprocess_exec(
+        EXECUTABLE, *arguments, stdin=secondary, stdout=secondary, stderr=secondary, env=environment
+    )
+    os.close(secondary)
+    try:
+        async with asyncio.timeout(SECONDS):
+            screen = await asyncio.to_thread(_converse, primary, answer)
+            return await process.wait(), screen.replace("\r\n", "\n")
+    finally:
+        if process.returncode is None:
+            process.kill()
+        os.close(primary)
+
+
+def _converse(terminal: int, answer: str) -> str:
+    screen, answered = b"", False
+    while True:
+        try:
+            part = os.read(terminal, 65_536)
+        except OSError:  # its other end is closed: the process has ended
+            return screen.decode()
+        if not part:
+            return screen.decode()
+        screen += part
+        if not answered and b"[y/N]:" in screen:
+            os.write(terminal, f"{answer}\n".encode())
+            answered = True
+
+
+async def test_without_its_libraries_it_names_the_extra():
+    script = (
+        "import sys\n"
+        "sys.modules['typer'] = None\n"  # as Python marks a module that cannot be imported
+        "from sidings.cli import main\n"
+        "main()\n"
+    )
+    result = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr == "error: the command line needs typer: pip install 'sidings[cli]'\n"
+
+
+async def test_it_runs_as_a_module_and_tells_its_version():
+    result = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "sidings.cli", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert result.stdout.startswith("sidings 0.")
+
+
+async def test_the_devstack_s_commands_go_through(tmp_path: Path):
+    result = await executed("dev", "status", "--directory", tmp_path)
+    assert result.returncode == 1  # nothing runs there
+    assert [line.split()[:2] for line in result.stdout.splitlines()] == [["postgres", "absent"], ["kafka", "absent"]]
+    assert (await executed("dev", "logs", "mysql", "--directory", tmp_path)).stderr.startswith(
+        "error: there is no server"
+    )
+
+
+# -- connections and schemas --------------------------------------------------------------------------------------
+
+
+async def test_a_database_that_cannot_be_used_is_named_without_its_password(database: str):
+    server, _, name = database.rpartition("/")
+    user, _, address = server.partition("@")
+    closed = "postgresql://somebody:secret@127.0.0.1:1/x"
+    text = await refused(closed, "status", exit_code=3)
+    assert text.startswith("no connection to postgresql://127.0.0.1:1/x: ")
+    assert f'database "{name}x" does not exist' in await refused(f"{database}x", "status", exit_code=3)
+    wrong = await refused(f"{user}x@{address}/{name}", "status", exit_code=3)
+    assert "password authentication failed" in wrong
+    for text in (wrong, await refused("host=x password=secret", "status", exit_code=2)):
+        assert "secret" not in text
+        assert user.rpartition(":")[2] not in text
+    assert "set SIDINGS_POSTGRES" in await refused(None, "status", exit_code=2)
+
+
+async def test_settings_of_the_environment_count_as_for_the_service(database: str):
+    assert "call_seconds" in await refused(database, "status", exit_code=2, SIDINGS_POSTGRES_CALL_SECONDS="-1")
+    assert "schema='A B' is not usable" in await refused(database, "status", "--schema", "A B", exit_code=2)
+    await execute(database, "ALTER SCHEMA sidings RENAME TO elsewhere")
+    for command in (("status",), ("jobs", "list"), ("migrate", "status")):
+        text = await refused(database, *command)
+        assert "has no schema 'sidings' of Sidings (there is elsewhere: give --schema)" in text
+
+
+async def test_the_schema_is_made_once_its_service_is_named(empty_database: str):
+    assert "sidings migrate apply --service NAME" in await refused(empty_database, "status")
+    assert "give --service NAME" in await refused(empty_database, "migrate", "apply", exit_code=2)
+    made = await cli(empty_database, "migrate", "apply", "--service", "tracker", "--schema", "own")
+    assert made.stdout.splitlines()[0] == "applied 0001_core"
+    assert made.stdout.splitlines()[-1] == "the schema 'own' of the service 'tracker' is up to date"
+    again = await cli(empty_database, "migrate", "apply", SIDINGS_SCHEMA="own")
+    assert again.stdout.splitlines() == made.stdout.splitlines()[-1:]
+    text = await refused(empty_database, "migrate", "apply", "--service", "billing", "--schema", "own")
+    assert "belongs to the service 'tracker'" in text
+    status = await cli_json(empty_database, "status", "--schema", "own")
+    assert (status["service"], status["schema"], status["version"]) == ("tracker", "own", LAST)
+
+
+async def test_a_schema_of_another_release_is_not_touched(database: str):
+    fine = await cli_json(database, "migrate", "status")
+    assert (len(fine["applied"]), fine["missing"], fine["problem"]) == (LAST, [], None)
+    await execute(database, f"DELETE FROM sidings.migration WHERE version = {LAST}")
+    assert "run `sidings migrate apply`" in await refused(database, "jobs", "list")
+    older = await cli_json(database, "migrate", "status", exit_code=4)
+    assert [name[:4] for name in older["missing"]] == [f"{LAST:04}"]
+    await execute(database, "INSERT INTO sidings.migration (version, name, checksum) VALUES (9999, 'future', 'x')")
+    assert "a newer release of sidings has migrated it" in await refused(database, "jobs", "list")
+
+
+async def test_a_role_that_may_not_look_is_told_so(database: str):
+    async with connected(database) as connection:
+        await connection.execute("CREATE ROLE cli_stranger LOGIN PASSWORD 'x'")
+        try:
+            stranger = database.replace(database[len("postgresql://") : database.index("@")], "cli_stranger:x")
+            assert "permission denied for schema sidings" in await refused(stranger, "jobs", "list")
+        finally:
+            await connection.execute("DROP ROLE cli_stranger")
+
+
+async def test_someone_else_s_lock_is_an_error_that_says_try_again(database: str):
+    (id,) = await some_jobs(database, 1)
+    async with connected(database) as connection, connection.transaction():
+        await connection.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", id)
+        text = await refused(database, "jobs", "cancel", id)
+    assert text.startswith(f"job {id}: somebody else is changing the same rows")
+    assert await jobs_left(database) == 1
