@@ -28,6 +28,8 @@ SETTINGS: Mapping[str, str] = {
     "unix_socket_directories": "",  # a socket's path is limited to about 100 characters; TCP has no such trap
     "max_connections": "300",
     "shared_buffers": "256MB",
+    # In files of the data directory, so that a server that was killed leaves none of its memory behind in /dev/shm.
+    "dynamic_shared_memory_type": "mmap",
     "wal_level": "replica",
     "max_prepared_transactions": "10",
     "max_wal_size": "4GB",

@@ -5,7 +5,6 @@ import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from secrets import token_hex
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from sidings.devstack import Postgres
 from sidings.devstack.accounts import open_directory, server_account
 from sidings.devstack.binaries import postgres_program
 from sidings.devstack.databases import create_database, ensure_template
+from sidings.devstack.fixtures import ServerDirectory
 from sidings.devstack.process import clean_environment
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry
@@ -30,11 +30,10 @@ SETTINGS = {"fsync": "off", "shared_buffers": "32MB"}
 class Line:
     """A primary, and its successors: each a copy that follows it asynchronously until it takes its place."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: ServerDirectory) -> None:
         self._directory = directory
-        self.primary = Postgres(directory / "first", settings=SETTINGS)
+        self.primary = Postgres(directory("first"), settings=SETTINGS)
         self.made = [self.primary]
-        directory.mkdir()
         self.primary.start()
         self._account = urlsplit(self.primary.dsn).netloc.rpartition("@")[0]
 
@@ -42,8 +41,8 @@ class Line:
         return f"postgresql://{self._account}@127.0.0.1:{server.port}/{database}"
 
     def add_standby(self) -> Postgres:
-        folder = self._directory / token_hex(4)
-        folder.mkdir()
+        folder = self._directory("standby").resolve()
+        folder.mkdir(exist_ok=True)
         account = server_account()
         data = open_directory(folder / "data", account)
         subprocess.run(
@@ -67,8 +66,8 @@ class Line:
 
 
 @pytest.fixture(scope="module")
-def line(sidings_devstack_directory: Path) -> Iterator[Line]:
-    line = Line(sidings_devstack_directory / f"line-{token_hex(4)}")
+def line(sidings_server_directory: ServerDirectory) -> Iterator[Line]:
+    line = Line(sidings_server_directory)
     try:
         yield line
     finally:

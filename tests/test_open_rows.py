@@ -10,7 +10,6 @@ import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -18,6 +17,7 @@ import asyncpg
 import pytest
 from sidings.devstack import Postgres
 from sidings.devstack.databases import create_database, ensure_template
+from sidings.devstack.fixtures import ServerDirectory
 from sidings.errors import PostgresUnavailable
 from sidings.executor import Executor, scheduler
 from sidings.executor.scheduler import Scheduler
@@ -192,10 +192,10 @@ async def test_after_a_read_that_took_too_long_origins_take_turns(database: str,
 
 
 @pytest.fixture(scope="module")
-def mortal(sidings_devstack_directory: Path) -> Iterator[Postgres]:
+def mortal(sidings_server_directory: ServerDirectory) -> Iterator[Postgres]:
     """A server whose backends the test may kill. WAL reaches the disk with commits only."""
     settings = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
-    server = Postgres(sidings_devstack_directory / f"mortal-{token_hex(4)}", settings=settings)
+    server = Postgres(sidings_server_directory("mortal"), settings=settings)
     server.start()
     try:
         yield server

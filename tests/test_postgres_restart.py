@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 from sidings.devstack import Postgres
 from sidings.devstack.databases import create_database, ensure_template
+from sidings.devstack.fixtures import ServerDirectory
 
 from .chaos_worker import SERVICE
 from .faulty_proxy import proxied
@@ -18,9 +19,9 @@ ORIGINS = ["t/0", "t/1", "t/2", "t/3"]
 
 
 @pytest.fixture(scope="module")
-def mortal(sidings_devstack_directory: Path) -> Iterator[Postgres]:
+def mortal(sidings_server_directory: ServerDirectory) -> Iterator[Postgres]:
     """A server that the tests of this module may kill; making one takes longer than restarting it."""
-    server = Postgres(sidings_devstack_directory / f"mortal-{token_hex(4)}")
+    server = Postgres(sidings_server_directory("mortal"))
     server.start()
     try:
         yield server

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest
+from sidings.devstack.fixtures import ServerDirectory
 from sidings.devstack.kafka import Kafka
 from sidings.devstack.topics import create_topic
 from sidings.errors import KafkaUnavailable
@@ -26,9 +26,9 @@ READ, WRITE = 3, 4
 
 
 @pytest.fixture(scope="module")
-def guarded(sidings_devstack_directory: Path) -> Iterator[Kafka]:
+def guarded(sidings_server_directory: ServerDirectory) -> Iterator[Kafka]:
     """A cluster with a secured listener, whose user may do nothing but what is allowed."""
-    cluster = Kafka(sidings_devstack_directory / "own-kafka-guarded", secure=True, settings=AUTHORIZED)
+    cluster = Kafka(sidings_server_directory("own-kafka-guarded"), secure=True, settings=AUTHORIZED)
     try:
         cluster.start()
         yield cluster
