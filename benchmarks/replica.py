@@ -16,7 +16,7 @@ from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from pydantic import BaseModel
-from sidings.kafka.directory import Directory
+from sidings.kafka.directory import Directory, SQLite
 from sidings.supervision import relax_collector
 
 __all__ = ["READERS", "TerminalAcquirer"]
@@ -65,6 +65,13 @@ async def _memory(bootstrap: str, topic: str, _: Path) -> int:
         return len(directory)
 
 
+async def _sqlite(bootstrap: str, topic: str, file: Path) -> int:
+    """Ours, in a file: cold where there is none yet."""
+    storage = SQLite[TerminalAcquirer](file)
+    async with Directory(topic, kafka=bootstrap, model=TerminalAcquirer, storage=storage) as directory:
+        return len(directory)
+
+
 async def _consumer(bootstrap: str, topic: str) -> AIOKafkaConsumer:
     consumer = AIOKafkaConsumer(
         topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", max_partition_fetch_bytes=FETCH_BYTES
@@ -77,7 +84,7 @@ async def _there(consumer: AIOKafkaConsumer, ends: dict[TopicPartition, int]) ->
     return all([await consumer.position(partition) >= end for partition, end in ends.items()])
 
 
-READERS = {"bare": _bare, "by hand": _by_hand, "memory": _memory}
+READERS = {"bare": _bare, "by hand": _by_hand, "memory": _memory, "sqlite": _sqlite}
 
 
 def main(kind: str, bootstrap: str, topic: str, file: str) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from secrets import token_hex
+from tempfile import TemporaryDirectory
 
 from aiokafka import AIOKafkaProducer
 from sidings.devstack.topics import create_topic
@@ -63,6 +64,14 @@ async def _read(bench: Bench, kind: str, records: int, file: str = "-") -> Figur
     }
 
 
+async def _from_file(bench: Bench, records: int, *, warm: bool) -> Figures:
+    """warm: a life before has read all of it into the file."""
+    with TemporaryDirectory(prefix="sidings-bench-") as folder:
+        file = f"{folder}/store"
+        cold = await _read(bench, "sqlite", records, file)
+        return await _read(bench, "sqlite", records, file) if warm else cold
+
+
 @scenario(
     "directory",
     "A directory of a compacted topic with 4 partitions, from its start until it is ready, a process for each",
@@ -75,11 +84,17 @@ async def _read(bench: Bench, kind: str, records: int, file: str = "-") -> Figur
         Compare("sidings, memory", key="memory_mib", target=200.0, at_most=True),
         Compare("sidings, memory", "a loop with a dict of models"),
         Compare("sidings, memory", "floor: aiokafka alone", key="client_us"),
+        Compare("sidings, SQLite, cold", key="seconds", target=1.0, at_most=True),
+        Compare("sidings, SQLite, cold", "floor: aiokafka alone"),
+        Compare("sidings, SQLite, cold", key="memory_mib", target=200.0, at_most=True),
+        Compare("sidings, SQLite, warm", key="seconds", target=1.0, at_most=True),
+        Compare("sidings, SQLite, warm", key="memory_mib", target=200.0, at_most=True),
     ],
     note="Rows of a table with five columns, about 130 bytes of JSON each, with a message id, for a pydantic "
     "model. From the start of the client, so with its connections, which all of them need; imports are not counted. "
-    "The floor reads the records and throws them away; the loop is what one writes without a directory. The targets "
-    "are of 50,000 records; with --long there are 1,000,000. Other cores' work includes the broker's.",
+    "The floor reads the records and throws them away; the loop is what one writes without a directory. Warm: "
+    "restarted on the file of a life before, so next to nothing is read. The targets are of 50,000 records; "
+    "with --long there are 1,000,000. Other cores' work includes the broker's.",
     kafka=True,
 )
 def directory(size: Size) -> Sequence[Variant]:
@@ -91,4 +106,6 @@ def directory(size: Size) -> Sequence[Variant]:
         Variant("floor: aiokafka alone", lambda b: _read(b, "bare", records), settings),
         Variant("a loop with a dict of models", lambda b: _read(b, "by hand", records), settings),
         Variant("sidings, memory", lambda b: _read(b, "memory", records), settings),
+        Variant("sidings, SQLite, cold", lambda b: _from_file(b, records, warm=False), settings),
+        Variant("sidings, SQLite, warm", lambda b: _from_file(b, records, warm=True), settings),
     ]
