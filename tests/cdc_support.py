@@ -34,16 +34,16 @@ class Sent:
 
 
 def config(**values: object) -> Config:
-    """The article's groups, in topics `<prefix>customers` and `<prefix>addresses`; the header form."""
-    prefix = str(values.pop("prefix", ""))
+    """The article's groups; the header form. customers, addresses: their topics."""
+    customers, addresses = (str(values.pop(name, name)) for name in ("customers", "addresses"))
     groups = (
-        Group(name="Address", key="address_id", root="Addresses", tables=("Addresses",), topic=f"{prefix}addresses"),
+        Group(name="Address", key="address_id", root="Addresses", tables=("Addresses",), topic=addresses),
         Group(
             name="Customer",
             key="customer_id",
             root="Customers",
             tables=("Customers", "CustomerNames", "CustomerAddresses"),
-            topic=f"{prefix}customers",
+            topic=customers,
             primary_keys={"CustomerNames": ("customer_id", "name_type")},
         ),
     )
@@ -51,7 +51,7 @@ def config(**values: object) -> Config:
         "kafka": "localhost:9092",
         "topics": ("cdc",),
         "checkpoint": "/nowhere",
-        "alerts": f"{prefix}alerts",
+        "alerts": "alerts",
         "groups": groups,
     }
     return Config(**given | values)
@@ -137,7 +137,7 @@ async def read(bootstrap: str, topics: Sequence[str]) -> list[Sent]:
         parts: list[TopicPartition] = []
         for topic in topics:
             while not (numbers := consumer.partitions_for_topic(topic)):
-                await consumer.topics()
+                await consumer.topics()  # a fetch of the metadata of all
             parts += [TopicPartition(topic, number) for number in numbers]
         consumer.assign(parts)
         ends = await consumer.end_offsets(parts)

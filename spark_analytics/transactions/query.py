@@ -41,7 +41,7 @@ SETTINGS = {
 def combine(spark: SparkSession, config: Config, *, available_now: bool = False) -> StreamingQuery:
     """Start the query. It runs until its `stop` or an error; await it with `awaitTermination`.
 
-    available_now: take what is in the topics, then end; a timer goes off only if it is due by then.
+    available_now: take what is in the topics, then end. Timers that are due go off only in a micro-batch with data.
 
     Its settings are those of a session of its own, so that it does not change those of `spark`, which needs the
     connector to Kafka. What is promised: each complete transaction's events are sent at least once, with all of their
@@ -51,6 +51,8 @@ def combine(spark: SparkSession, config: Config, *, available_now: bool = False)
     for key, value in SETTINGS.items():
         own.conf.set(key, value)
     own.conf.set("spark.sql.shuffle.partitions", str(config.state_partitions))
+    if available_now:  # else Spark goes on with micro-batches without data, since timers might go off
+        own.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     outgoing = (
         _read(own, config)
         .mapInArrow(_decoder(config), ITEMS_DDL)

@@ -1,0 +1,68 @@
+"""What an operator wants to know of a running query."""
+
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from .config import Config
+
+__all__ = ["Progress", "progress"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """batch: the number of the last micro-batch, which took `seconds` for `rows`. behind: Kafka records that were not
+    read by then. open: transactions that are incomplete, the oldest of which began `oldest` seconds ago; None: the
+    state could not be read now, or nothing has been written yet."""
+
+    batch: int
+    rows: int
+    seconds: float
+    behind: int
+    open: int | None
+    oldest: float | None
+
+    def __str__(self) -> str:
+        state = "state not readable now"
+        if self.open is not None:
+            state = f"{self.open:,} open transactions"
+            state += f", the oldest since {self.oldest:,.0f} s" if self.oldest is not None else ""
+        return f"batch {self.batch}: {self.rows:,} rows in {self.seconds:.1f} s, {self.behind:,} behind; {state}"
+
+
+def progress(spark: SparkSession, query: StreamingQuery, config: Config) -> Progress | None:
+    """How the query stands; None before its first micro-batch has ended. It reads the state in a job of its own, which
+    takes about as long as a small micro-batch: do it every minute or so."""
+    last = cast(dict[str, Any] | None, query.lastProgress)
+    if last is None:
+        return None
+    behind = sum(_number(source, "maxOffsetsBehindLatest") for source in last["sources"])
+    opened = _open(spark, config)
+    return Progress(
+        batch=last["batchId"],
+        rows=last["numInputRows"],
+        seconds=last["durationMs"].get("triggerExecution", 0) / 1000,
+        behind=behind,
+        open=opened[0] if opened else None,
+        oldest=None if opened is None or opened[1] is None else max(0.0, time.time() - opened[1] / 1000),
+    )
+
+
+def _open(spark: SparkSession, config: Config) -> tuple[int, int | None] | None:
+    """How many transactions are open, and since when the oldest, in milliseconds."""
+    reader = spark.read.format("statestore").option("path", config.checkpoint).option("stateVarName", "open")
+    try:
+        row = reader.load().selectExpr("count(*)", "min(value.since)").first()
+    except (PySparkException, Py4JJavaError):  # a file of the checkpoint was replaced while it was read
+        return None
+    return None if row is None else (row[0], row[1])
+
+
+def _number(source: dict[str, Any], name: str) -> int:
+    metrics = cast(dict[str, str], source.get("metrics") or {})
+    return int(float(metrics.get(name) or 0))

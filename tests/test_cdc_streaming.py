@@ -1,0 +1,211 @@
+"""The whole path: Kafka, Spark, Kafka. Micro-batches are slow, so much happens within one query."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from sidings.devstack.fixtures import TopicFactory
+from sidings.spark_analytics.transactions import Config, combine
+from sidings.spark_analytics.transactions.progress import progress
+
+from .cdc_support import Row, Sent, config, debezium_rows, header_row, header_rows, produce, read, some_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.timeout(900)  # about 20 s each; many times that where others work on the machine
+Until = Callable[[Callable[[list[Sent]], bool]], Awaitable[list[Sent]]]
+UPDATE = Row("Customers", "UPDATE", {"customer_id": 7})
+
+
+@pytest.fixture
+async def topics(topic: TopicFactory) -> Mapping[str, str]:
+    """Where row changes, boundaries, events and alerts go."""
+    partitions = {"cdc": 3, "boundaries": 1, "customers": 2, "addresses": 1, "alerts": 1}
+    return {name: await topic(name, partitions=number) for name, number in partitions.items()}
+
+
+def configured(topics: Mapping[str, str], kafka: str, folder: Path, **values: object) -> Config:
+    given: dict[str, object] = {
+        "kafka": kafka,
+        "topics": (topics["cdc"],),
+        "checkpoint": str(folder / "checkpoint"),
+        "state_partitions": 2,
+        "trigger_seconds": 0.1,
+        **{name: topics[name] for name in ("customers", "addresses", "alerts")},
+    }
+    return config(**given | values)
+
+
+@asynccontextmanager
+async def running(spark: SparkSession, by: Config) -> AsyncIterator[tuple[StreamingQuery, Until]]:
+    """A query, and what waits until that which was sent is enough, and returns it."""
+    query = await asyncio.to_thread(combine, spark, by)
+
+    async def until(enough: Callable[[list[Sent]], bool]) -> list[Sent]:
+        while not enough(found := await sent(by)):
+            if not query.isActive:
+                query.awaitTermination()  # raises what ended it
+            await asyncio.sleep(0.2)
+        return found
+
+    try:
+        yield query, until
+    finally:
+        await asyncio.to_thread(query.stop)
+
+
+async def sent(by: Config) -> list[Sent]:
+    return await read(by.kafka, [*{group.topic for group in by.groups}, by.alerts])
+
+
+def rows_of(found: Sequence[Sent]) -> set[tuple[str, int]]:
+    """Transactions' rows that have come, by ordinal; each event, told apart by its id, counts once."""
+    events = {event.headers["sidings-id"]: event.value for event in found if "transaction" in event.value}
+    rows = [(event["transaction"], row["ordinal"]) for event in events.values() for row in event.get("rows", [])]
+    assert len(rows) == len(set(rows)), "a row is in two different events"
+    return set(rows)
+
+
+def alerts(found: Sequence[Sent]) -> dict[str, Sent]:
+    return {message.value["alert"]: message for message in found if "alert" in message.value}
+
+
+async def test_the_header_form_with_timers_snapshots_and_bad_records(
+    spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
+):
+    by = configured(topics, sidings_kafka, tmp_path, expire_seconds=3, snapshot_quiet_seconds=2)
+    chance = random.Random(7)
+    made = {f"t{number}": some_rows(chance) for number in range(40)}
+    values: list[bytes | None] = [value for id, rows in made.items() for value in header_rows(id, rows)]
+    values += [*chance.sample(values, 30), b"nonsense", None]
+    name = Row("CustomerNames", "REFRESH", {"customer_id": 7, "name_type": "nick", "name": "Al"})
+    values += [header_row(Row("Customers", "REFRESH", {"customer_id": 7})), header_row(name)]
+    first, second, third = header_rows("lost", [UPDATE] * 3)
+    chance.shuffle(values)
+    await produce(sidings_kafka, topics["cdc"], [*values, first, third])
+    expected = {(id, ordinal) for id, rows in made.items() for ordinal in range(1, len(rows) + 1)}
+
+    async with running(spark, by) as (query, until):
+        # From here on nothing comes: it is micro-batches without data that make the timers go off.
+        found = await until(
+            lambda found: (
+                rows_of(found) >= expected
+                and {"incomplete", "bad-record"} <= alerts(found).keys()
+                and any(message.headers["type"] == "CustomerSnapshot" for message in found)
+            )
+        )
+        assert rows_of(found) == expected
+        incomplete = alerts(found)["incomplete"]
+        assert (incomplete.value["transaction"], incomplete.value["missing"]) == ("lost", [2])
+        assert alerts(found)["bad-record"].value["place"].startswith(f"{topics['cdc']}/")
+        (snapshot,) = [message for message in found if message.headers["type"] == "CustomerSnapshot"]
+        assert [row["table"] for row in snapshot.value["rows"]] == ["Customers", "CustomerNames"]
+
+        stands = await asyncio.to_thread(progress, spark, query, by)
+        assert stands is not None
+        assert stands.open == 1
+        assert stands.oldest is not None
+        assert stands.oldest >= 3
+
+        # What was missing comes after all; duplicates of what is finished open nothing again; a table is loaded later.
+        other = Row("CustomerNames", "REFRESH", {"customer_id": 7, "name_type": "full", "name": "Albert"})
+        await produce(sidings_kafka, topics["cdc"], [*values[:20], second, header_row(other)])
+        found = await until(
+            lambda found: (
+                ("lost", 2) in rows_of(found)
+                and "completed-late" in alerts(found)
+                and len([message for message in found if message.headers["type"] == "CustomerSnapshot"]) == 2
+            )
+        )
+        assert rows_of(found) == expected | {("lost", ordinal) for ordinal in (1, 2, 3)}
+        assert [len(m.value["rows"]) for m in found if m.headers["type"] == "CustomerSnapshot"] == [2, 3]
+        ids = [message.headers["sidings-id"] for message in found]
+        assert len(ids) == len(set(ids))
+        assert [m.value["transaction"] for m in found if m.headers["type"] == "incomplete"] == ["lost"]
+
+
+async def test_debezium_with_its_boundaries_before_and_after_the_rows(
+    spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
+):
+    by = configured(
+        topics, sidings_kafka, tmp_path, form="debezium", connector="postgresql", boundaries=topics["boundaries"]
+    )
+    chance = random.Random(11)
+    made = {str(700 + number): some_rows(chance) for number in range(20)}
+    built = [debezium_rows(id, rows, texts=number % 2 == 0, wrapped=number % 3 == 0)
+             for number, (id, rows) in enumerate(made.items())]  # fmt: skip
+    values = [value for rows, _ in built for value in rows]
+    ends = [value for _, boundaries in built for value in boundaries]
+    chance.shuffle(values)
+    await produce(sidings_kafka, topics["boundaries"], ends[: len(ends) // 2])
+    await produce(sidings_kafka, topics["cdc"], values[: len(values) // 2])
+    expected = {(id, ordinal) for id, rows in made.items() for ordinal in range(1, len(rows) + 1)}
+    async with running(spark, by) as (_, until):
+        await until(lambda found: bool(found))
+        await produce(sidings_kafka, topics["cdc"], [*values[len(values) // 2 :], None, *values[:5]])
+        await produce(sidings_kafka, topics["boundaries"], ends[len(ends) // 2 :])
+        found = await until(lambda found: rows_of(found) >= expected)
+    assert rows_of(found) == expected
+    assert not alerts(found)
+
+
+def toml(by: Config) -> str:
+    """The configuration as a file."""
+    plain = by.model_dump(mode="json", exclude={"groups", "kafka_options"}, exclude_none=True)
+    lines = [f"{name} = {json.dumps(value)}" for name, value in plain.items()]
+    for group in by.groups:
+        fields = group.model_dump(mode="json", exclude={"primary_keys"})
+        lines += ["[[groups]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]
+    return "\n".join(lines)
+
+
+async def test_a_kill_in_the_middle_loses_no_row(sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path):
+    by = configured(topics, sidings_kafka, tmp_path, max_rows_per_trigger=60, report_seconds=1)
+    file = tmp_path / "config.toml"
+    file.write_text(toml(by))
+    chance = random.Random(13)
+    made = {f"t{number}": some_rows(chance) for number in range(150)}
+    values: list[bytes | None] = [value for id, rows in made.items() for value in header_rows(id, rows)]
+    chance.shuffle(values)  # so that nearly all transactions are open over many micro-batches
+    await produce(sidings_kafka, topics["cdc"], values)
+    expected = {(id, ordinal) for id, rows in made.items() for ordinal in range(1, len(rows) + 1)}
+    log = tmp_path / "log"
+
+    def start() -> subprocess.Popen[bytes]:
+        with log.open("ab") as out:
+            command = [sys.executable, "-m", "tests.cdc_worker", str(file)]
+            return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
+
+    async def until(process: subprocess.Popen[bytes], enough: Callable[[list[Sent]], bool]) -> list[Sent]:
+        while not enough(found := await sent(by)):
+            assert process.poll() is None, log.read_text()[-4000:]
+            await asyncio.sleep(0.1)
+        return found
+
+    process = start()
+    try:
+        found = await until(process, bool)
+        os.killpg(process.pid, signal.SIGKILL)  # Python and its JVM
+        process.wait()
+        assert not rows_of(found) >= expected, "it was killed too late to prove anything"
+        process = start()
+        found = await until(process, lambda found: rows_of(found) >= expected)
+        assert rows_of(found) == expected
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    text = log.read_text()
+    assert "open transactions" in text
+    assert "stopped: batch" in text
