@@ -90,6 +90,7 @@ class Rows(Generic[T]):
         self.derived = key is not None
         self._model: Any = model
         self._decoder = decoder
+        self._key = key
         self._key_of = _key_function(topic, key, model)
         self._flags, self._flag_field = _flags(active, model)
         self._look_closer = _look_closer(self._flags, model, self._flag_field)
@@ -102,9 +103,7 @@ class Rows(Generic[T]):
     def describe(self) -> str:
         """How this reads, for comparison: a store that was read in another way is of no use."""
         schema = None if self._model is None else TypeAdapter(self._model).json_schema(mode="validation")
-        function = self._key_of and (getattr(self._key_of, "__qualname__", None) or repr(self._key_of))
-        decoder = self._decoder and (getattr(self._decoder, "__qualname__", None) or repr(self._decoder))
-        return repr((schema, function, decoder, sorted(self._flags)))
+        return repr((schema, _name(self._key), _name(self._decoder), sorted(self._flags)))
 
     def read_all(self, records: Iterable[Record]) -> tuple[list[Change[T]], list[Unreadable]]:
         """The changes that `records` make, in order, and the records that cannot be applied."""
@@ -226,6 +225,14 @@ def _key_function(topic: str, key: Any, model: Any) -> Callable[[Any], Hashable]
         return found
 
     return member
+
+
+def _name(given: object) -> str | None:
+    """What stays the same from one process to the next; what a function does may change all the same."""
+    if given is None or isinstance(given, str):
+        return given
+    named: object = given if hasattr(given, "__qualname__") else type(given)
+    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}()"
 
 
 def _member(value: Any, name: str) -> Any:

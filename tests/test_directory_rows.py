@@ -1,0 +1,207 @@
+"""From a Kafka record to a change of a directory: what other systems write, as they write it."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from sidings import ConfigurationError, Message
+from sidings.kafka.directory.rows import Rows
+from sidings.kafka.message import StoredRecord
+
+from .directory_support import Acquirer, row
+
+
+class Snake(BaseModel):
+    terminal_id: str
+    acquirer_id: str
+
+
+class Flagged(Acquirer):
+    is_active: bool
+
+
+class Optional(BaseModel):
+    """No field is required, so that anything is a valid row."""
+
+    terminal_id: str | None = None
+    acquirer_id: str | None = None
+
+
+def a_record(key: bytes | str | None, value: Any, *, offset: int = 0) -> StoredRecord:
+    raw = value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
+    return StoredRecord("t", 0, offset, 1, key.encode() if isinstance(key, str) else key, raw, ())
+
+
+def rows_of(model: Any = Acquirer, **options: Any) -> Rows[Any]:
+    return Rows("t", **{"model": model, "decoder": None, "key": None, "active": "is_active", **options})
+
+
+def one(rows: Rows[Any], key: bytes | str | None, value: Any) -> tuple[Any, Any]:
+    """Key and value of the only change that a record makes."""
+    changes, bad = rows.read_all([a_record(key, value)])
+    assert not bad, bad
+    (change,) = changes
+    return (change[0] if change[2] is None else change[1]), change[2]
+
+
+SCHEMA = {"type": "struct", "fields": [{"type": "string", "field": "terminal_id"}], "optional": False}
+CAMEL = {"id": 1, "terminalId": "T", "acquirerId": "a", "isActive": True, "updatedDate": "2024-01-01 11:11:11.000"}
+PLAIN = {"id": 1, "terminal_id": "T", "acquirer_id": "a", "is_active": True}
+INACTIVE = {name: value for name, value in CAMEL.items() if name != "isActive"}
+SOURCE = {"version": "3.0", "connector": "postgresql", "name": "db", "op": "not this one", "payload": 1}
+
+
+def envelope(op: str, before: Any, after: Any) -> dict[str, Any]:
+    return {"before": before, "after": after, "source": SOURCE, "transaction": None, "op": op, "ts_ms": 1}
+
+
+@pytest.mark.parametrize("model", [Acquirer, Flagged, Optional, Snake])
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("op", [None, "c", "r", "u"])
+def test_a_row_is_found_in_whatever_a_connector_writes(model: Any, wrapped: bool, op: str | None):
+    data: Any = CAMEL | {"is_active": True} if model in (Acquirer, Flagged) else PLAIN
+    data = data if op is None else envelope(op, None if op in "cr" else data | {"acquirerId": "old"}, data)
+    data = {"schema": SCHEMA, "payload": data} if wrapped else data
+    key, value = one(rows_of(model), "T", data)
+    assert key == "T"
+    assert type(value) is model
+    assert (value.terminal_id, value.acquirer_id) == ("T", "a")
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("T-1", "T-1"),
+        ("17", "17"),
+        ('"T-1"', "T-1"),
+        ('{"id": 17}', "17"),
+        ('{"schema": {"type": "int64"}, "payload": 17}', "17"),
+        ('{"schema": {"type": "struct"}, "payload": {"terminal_id": "T-1"}}', "T-1"),
+        ('{"schema": {"type": "string"}, "payload": "T-1"}', "T-1"),
+        ("{not json", "{not json"),
+    ],
+)
+def test_the_key_is_the_text_of_the_message_key(key: str, text: str):
+    assert one(rows_of(), key, row("T"))[0] == text
+    assert one(rows_of(), key, None) == (text, None)
+
+
+@pytest.mark.parametrize("model", [Acquirer, Flagged, Optional])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"null",
+        {"schema": None, "payload": None},
+        envelope("d", PLAIN, None),
+        {"schema": SCHEMA, "payload": envelope("d", PLAIN, None)},
+        CAMEL | {"isActive": False},
+        INACTIVE | {"is_active": False},
+        INACTIVE | {"is_active": 0},
+        envelope("u", PLAIN, PLAIN | {"is_active": False}),
+        {"schema": SCHEMA, "payload": CAMEL | {"isActive": False}},
+        {"isActive": False},  # a row that is gone need not be valid
+        b'{ "isActive" :\n false }',
+    ],
+)
+def test_rows_are_deleted_by_tombstones_envelopes_and_flags(model: Any, value: Any):
+    assert one(rows_of(model), "T", value) == ("T", None)
+
+
+def test_a_flag_of_another_name_and_none_at_all():
+    assert one(rows_of(active="in_force"), "T", CAMEL | {"inForce": False}) == ("T", None)
+    assert one(rows_of(active="in_force"), "T", CAMEL | {"isActive": False})[1] is not None
+    assert one(rows_of(active=None), "T", CAMEL | {"isActive": False})[1] is not None
+    assert one(rows_of(), "T", CAMEL | {"child": {"isActive": False}})[1] is not None, "a flag of something else"
+
+
+def test_a_row_with_columns_that_look_like_an_envelope_is_a_row():
+    data = {"terminalId": "T", "acquirerId": "a", "op": "c", "after": None, "payload": 1}
+    for model in (Acquirer, Optional):
+        assert one(rows_of(model), "T", data)[1] is not None
+
+
+def test_bad_records_are_told_and_do_not_stop_the_others():
+    records = [
+        a_record("T-1", row("T-1"), offset=0),
+        a_record("T-2", b"{", offset=1),
+        a_record("T-3", {"terminalId": "T-3"}, offset=2),
+        a_record(None, row("T-4"), offset=3),
+        a_record(b"\xff", row("T-5"), offset=4),
+        a_record('{"a": 1, "b": 2}', row("T-6"), offset=5),
+        a_record("T-7", b"[1]", offset=6),
+        a_record("T-8", row("T-8"), offset=7),
+        a_record("T-9", envelope("u", None, {"terminalId": 1}), offset=8),
+    ]
+    changes, bad = rows_of().read_all(records)
+    assert [change[1] for change in changes] == ["T-1", "T-8"]
+    assert [(one.offset, index, known) for index, known, one in bad] == [
+        (1, 1, "T-2"),
+        (2, 1, "T-3"),
+        (3, 1, None),
+        (4, 1, None),
+        (5, 1, None),
+        (6, 1, "T-7"),
+        (8, 2, "T-9"),
+    ]
+    reasons = {one.offset: one.reason for _, _, one in bad}
+    assert reasons[2] == "acquirerId: Field required"
+    assert "no key" in reasons[3]
+    assert "key=" in reasons[5]
+    assert "payload" not in reasons[8]
+    assert "after.terminalId" in reasons[8]
+    assert bad[3][2].key == repr(b"\xff")
+
+
+def test_a_key_from_the_value():
+    for key in ("terminal_id", lambda value: value.terminal_id):
+        change = rows_of(key=key).read_all([a_record('{"id": 1}', CAMEL)])[0][0]
+        assert change[:2] == (b'{"id": 1}', "T")
+    assert rows_of(key=lambda _: None).read_all([a_record("1", CAMEL)])[1][0][2].reason.startswith("its key")
+    assert "unhashable" in rows_of(key=lambda _: []).read_all([a_record("1", CAMEL)])[1][0][2].reason
+    assert rows_of(dict, key="terminalId").read_all([a_record("1", CAMEL)])[0][0][1] == "T"
+    assert "no terminalId" in rows_of(dict, key="terminalId").read_all([a_record("1", {})])[1][0][2].reason
+
+
+def test_a_decoder_of_ones_own():
+    def decode(message: Message[bytes | None]) -> Any:
+        assert message.value is not None
+        terminal, _, acquirer = message.value.decode().partition("=")
+        return None if not acquirer else {"terminalId": terminal, "acquirerId": acquirer, "is_active": acquirer != "off"}
+
+    rows = rows_of(None, decoder=decode)
+    assert one(rows, "T", b"T=a")[1] == {"terminalId": "T", "acquirerId": "a", "is_active": True}
+    assert one(rows, "T", b"T=")[1] is None
+    assert one(rows, "T", b"T=off")[1] is None
+    assert one(rows, "T", None)[1] is None
+    assert one(rows_of(Acquirer, decoder=decode), "T", b"T=a")[1] == Acquirer(terminalId="T", acquirerId="a")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"model": None}, "model="),
+        ({"active": ""}, "active="),
+        ({"key": "nonsense"}, "no field of Acquirer: give one of terminal_id, acquirer_id"),
+        ({"key": ""}, "key=''"),
+        ({"key": 5}, "key=5"),
+    ],
+)
+def test_wrong_declarations_are_refused(options: Any, told: str):
+    with pytest.raises(ConfigurationError, match=told):
+        rows_of(**options)
+
+
+def test_what_is_compared_with_a_store_tells_readings_apart():
+    readings = [
+        rows_of(),
+        rows_of(Snake),
+        rows_of(key="terminal_id"),
+        rows_of(active=None),
+        rows_of(key=len),
+        rows_of(decoder=len),
+    ]
+    assert len({rows.describe() for rows in readings}) == len(readings)
+    assert rows_of().describe() == rows_of().describe()
+    assert rows_of(key="terminal_id").describe() == rows_of(key="terminal_id").describe()
