@@ -79,6 +79,7 @@ async def retry(
 async def release(
     session: Session,
     ids: Ids = None,
+    state: State = None,
     type: Type = None,
     origin: Origin = None,
     group: Group = None,
@@ -88,8 +89,10 @@ async def release(
     yes: Yes = False,
 ) -> None:
     """Let held jobs run, at the end of their groups' order, failures and losses forgotten."""
-    narrowed = "held" if type or origin else None
-    chosen = await _choose(session, "release", ids, narrowed, type, origin, group, limit, yes)
+    if state not in (None, "held"):
+        raise ConfigurationError("jobs release: only held jobs are released: --state held, or leave it out")
+    state = "held" if state or type or origin or group else None
+    chosen = await _choose(session, "release", ids, state, type, origin, group, limit, yes)
     admin = session.admin(by)
     await _each(chosen, "released", lambda job: admin.release(job, reason=because))
 

@@ -54,6 +54,8 @@ async def test_held_jobs_are_released_by_filter_and_others_stay(database: str):
     waiting = await a_job(database, group="a")
     result = await cli(database, "jobs", "release", "--type", "ride", "--yes")
     assert result.stdout.splitlines()[-2:] == [f"job {held[0]}: released", f"job {held[1]}: released"]
+    text = await refused(database, "jobs", "release", "--state", "waiting", exit_code=2)
+    assert "only held jobs" in text
     rows = await fetch(database, "SELECT id, held FROM sidings.job ORDER BY id")
     assert {row["id"]: row["held"] for row in rows} == {held[0]: None, held[1]: None, other: "poison", waiting: None}
 
