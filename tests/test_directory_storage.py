@@ -1,0 +1,221 @@
+"""The port behind a directory: one suite for memory and SQLite, then what only a file can do."""
+
+import asyncio
+import signal
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sidings import StorageError
+from sidings.kafka.directory import Memory, SQLite, Storage
+from sidings.kafka.directory.rows import BadRecord, Rows
+from sidings.kafka.directory.storage import Batch, Identity, Mark, Plan
+from sidings.kafka.message import StoredRecord
+
+from .directory_support import Acquirer, row
+from .support import SECONDS
+
+IDENTITY = Identity("terminals", "cluster", "reading")
+BAD = BadRecord("terminals", 0, 7, "T-7", 1, "why")
+
+
+def rows_by(key: Any = None) -> Rows[Any]:
+    return Rows("terminals", model=Acquirer, decoder=None, key=key, active="is_active")
+
+
+def plan_of(rows: Rows[Any]) -> Plan[Any]:
+    return Plan("terminals", rows.derived, rows.decode, rows.key_of)
+
+
+def a_batch(rows: Rows[Any], *changes: tuple[str, bytes | None], partition: int = 0, start: int = 0, stamp: int = 0):
+    """What the follower would apply: message keys and values."""
+    records = [
+        StoredRecord("terminals", partition, start + n, stamp or start + n, key.encode(), value, [("h", b"\xff")])
+        for n, (key, value) in enumerate(changes)
+    ]
+    made, bad = rows.read_all(records)
+    assert not bad
+    last = records[-1]
+    return Batch(made, {partition: last.offset + 1}, {partition: Mark(last.offset, last.timestamp)}, None, 5.0)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Storage[Any]]:
+    made: Storage[Any] = Memory() if request.param == "memory" else SQLite(tmp_path / "terminals.db")
+    yield made
+    await made.close()
+    await made.close()
+
+
+async def begin(storage: Storage[Any], rows: Rows[Any]) -> None:
+    kept = await storage.open(plan_of(rows))
+    assert kept.identity is None
+    await storage.reset(IDENTITY)
+
+
+async def test_rows_come_change_and_go(storage: Storage[Any]):
+    rows = rows_by()
+    await begin(storage, rows)
+    assert (len(storage), storage.items(), storage.get("T-1")) == (0, [], None)
+    await storage.apply(a_batch(rows, ("T-1", row("T-1", "a")), ("T-2", row("T-2", "b")), ("T-1", row("T-1", "c"))))
+    assert storage.get("T-1") == Acquirer(terminal_id="T-1", acquirer_id="c")
+    assert storage.get("T-3") is None
+    assert storage.get(("T-1",)) is None
+    assert (len(storage), {key for key, _ in storage.items()}) == (2, {"T-1", "T-2"})
+    await storage.apply(a_batch(rows, ("T-1", None), ("T-3", None), ("T-2", None), ("T-2", row("T-2", "d")), start=3))
+    assert dict(storage.items()) == {"T-2": Acquirer(terminal_id="T-2", acquirer_id="d")}
+    assert set(storage.rows()) == {"T-2"}
+    assert set(storage.keys_of(["T-2"])) == {"T-2"}
+    await storage.reset(IDENTITY)
+    assert (len(storage), storage.items(), list(storage.rows())) == (0, [], [])
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_of_several_rows_with_one_key_the_youngest_counts(storage: Storage[Any], newest_first: bool):
+    """A terminal's former row was switched off and a new one made; they may lie in different partitions."""
+    rows = rows_by("terminal_id")
+    await begin(storage, rows)
+    old = a_batch(rows, ("1", row("T", "old")), partition=0, stamp=10)
+    new = a_batch(rows, ("5", row("T", "new")), partition=1, stamp=20)
+    off = a_batch(rows, ("1", row("T", "old", isActive=False)), partition=0, start=1, stamp=15)
+    for batch in (new, old) if newest_first else (old, new):
+        await storage.apply(batch)
+    assert storage.get("T").acquirer_id == "new"
+    assert (len(storage), len(storage.items())) == (1, 1)
+    assert storage.items()[0][1].acquirer_id == "new"
+    await storage.apply(off)
+    assert storage.get("T").acquirer_id == "new"
+    assert set(storage.rows()) == {b"5"}
+    await storage.apply(a_batch(rows, ("5", row("other", "new")), partition=1, start=1, stamp=30))
+    assert storage.get("T") is None
+    assert storage.get("other").acquirer_id == "new"
+    assert set(storage.keys_of([b"5", b"1"])) == {"other"}
+    await storage.apply(a_batch(rows, ("5", None), partition=1, start=2))
+    assert (len(storage), storage.items()) == (0, [])
+
+
+@pytest.mark.parametrize("key", ["T", 7, -1, 2**70, ("T", 7), date(2026, 5, 1), b"T"])
+async def test_keys_of_any_kind(storage: Storage[Any], key: Any):
+    rows = rows_by(lambda value: key if value.terminal_id == "T" else value.terminal_id)
+    await begin(storage, rows)
+    await storage.apply(a_batch(rows, ("1", row("T")), ("2", row("U"))))
+    assert storage.get(key).terminal_id == "T"
+    assert {found for found, _ in storage.items()} == {key, "U"}
+    assert storage.get(str(key) + "?") is None
+
+
+# -- what only a file can do ------------------------------------------------------------------------------------------
+
+
+async def test_a_file_keeps_rows_positions_and_errors(tmp_path: Path):
+    rows = rows_by()
+    first: SQLite[Any] = SQLite(tmp_path / "new" / "terminals.db")
+    await begin(first, rows)
+    await first.apply(a_batch(rows, ("T-1", row("T-1", "a")), ("T-2", row("T-2", "b"))))
+    batch = a_batch(rows, ("T-1", row("T-1", "c")), partition=3, start=9)
+    batch.bad = {"T-7": BAD, b"\xff": BAD}
+    await first.apply(batch)
+    await first.apply(Batch(positions={3: 12}, complete_at=6.5))
+    await first.close()
+    second: SQLite[Any] = SQLite(tmp_path / "new" / "terminals.db")
+    kept = await second.open(plan_of(rows))
+    assert kept.identity == IDENTITY
+    assert kept.positions == {0: 2, 3: 12}
+    assert kept.marks == {0: Mark(1, 1), 3: Mark(9, 9)}
+    assert kept.bad == {"T-7": BAD, b"\xff": BAD}
+    assert kept.complete_at == 6.5
+    assert second.get("T-1").acquirer_id == "c"
+    await second.close()
+
+
+async def test_a_file_has_one_user(tmp_path: Path):
+    path = tmp_path / "terminals.db"
+    first: SQLite[Any] = SQLite(path)
+    await begin(first, rows_by())
+    with pytest.raises(StorageError, match="in use"):
+        await SQLite(path).open(plan_of(rows_by()))
+    code = "import fcntl, sys; fcntl.flock(open(sys.argv[1] + '.lock', 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    other = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, str(path), stderr=asyncio.subprocess.PIPE
+    )
+    _, told = await asyncio.wait_for(other.communicate(), SECONDS)
+    assert b"BlockingIOError" in told, "the lock is between processes"
+    await first.close()
+    second: SQLite[Any] = SQLite(path)
+    assert (await second.open(plan_of(rows_by()))).identity == IDENTITY
+    await second.close()
+
+
+@pytest.mark.parametrize("damage", [b"this is no database, and long enough to be read as one" * 20, None])
+async def test_a_damaged_file_is_put_aside(tmp_path: Path, damage: bytes | None, caplog: pytest.LogCaptureFixture):
+    path, rows = tmp_path / "terminals.db", rows_by()
+    first: SQLite[Any] = SQLite(path)
+    await begin(first, rows)
+    await first.apply(a_batch(rows, *[(f"T-{n}", row(f"T-{n}")) for n in range(500)]))
+    await first.close()
+    whole = path.read_bytes()
+    path.write_bytes(damage if damage is not None else whole[:4096] + b"\x5a" * 4096 + whole[8192:])
+    second: SQLite[Any] = SQLite(path)
+    kept = await second.open(plan_of(rows))
+    assert kept.identity is None
+    assert "damaged" in caplog.text
+    assert path.with_name("terminals.db.damaged").exists()
+    await second.reset(IDENTITY)
+    await second.apply(a_batch(rows, ("T-1", row("T-1"))))
+    assert len(second) == 1
+    await second.close()
+
+
+async def test_a_disk_that_refuses_is_told(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be used"):
+        await SQLite(tmp_path / "file" / "terminals.db").open(plan_of(rows_by()))
+    with pytest.raises(StorageError, match="not open"):
+        await SQLite(tmp_path / "terminals.db").reset(IDENTITY)
+
+
+KILLED = """
+import asyncio, sys
+from tests.test_directory_storage import IDENTITY, SQLite, a_batch, plan_of, row, rows_by
+
+async def main():
+    rows, store = rows_by(), SQLite(sys.argv[1])
+    kept = await store.open(plan_of(rows))
+    if kept.identity is None:
+        await store.reset(IDENTITY)
+    number = kept.positions.get(0, 0)
+    while True:  # each batch: 50 rows that all say how many batches there were
+        changes = [(f"T-{n}", row(f"T-{n}", str(number // 50))) for n in range(50)]
+        await store.apply(a_batch(rows, *changes, start=number))
+        number += 50
+        print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_kill_leaves_rows_and_positions_of_one_moment(tmp_path: Path):
+    path, rows = tmp_path / "terminals.db", rows_by()
+    last = 0
+    for _ in range(3):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", KILLED, str(path), stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[1]
+        )
+        assert process.stdout is not None
+        for _ in range(10):
+            last = int(await asyncio.wait_for(process.stdout.readline(), SECONDS))
+        process.kill()
+        assert await asyncio.wait_for(process.wait(), SECONDS) == -signal.SIGKILL
+        store: SQLite[Any] = SQLite(path)
+        kept = await store.open(plan_of(rows))
+        assert kept.positions[0] >= last
+        assert {value.acquirer_id for _, value in store.items()} == {str(kept.positions[0] // 50 - 1)}
+        assert kept.marks[0].offset == kept.positions[0] - 1
+        await store.close()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
