@@ -1,0 +1,159 @@
+"""Directories in SQLite over restarts: only what is new is read, and a store that may be wrong is built anew."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from sidings import SQLite
+from sidings.devstack.topics import create_topic, delete_topics
+
+from .directory_support import COMPACTED, Acquirer, a_directory, put, row
+from .support import SECONDS, eventually
+
+
+class Renamed(Acquirer):
+    """Another model."""
+
+    note: str = ""
+
+
+async def load(name: str, kafka: str, path: Path, **options: Any) -> tuple[dict[Any, str], int, int]:
+    """A life of the directory: what it has, how many records it has read, how often it was built anew."""
+    async with a_directory(name, kafka, storage=SQLite(path), **options) as terminals:
+        follower = terminals._follower
+        found = {key: value.acquirer_id for key, value in terminals.items()}
+        return found, follower.stored + follower.deleted, follower.rebuilds
+
+
+async def test_a_restart_reads_only_what_is_new(topic, sidings_kafka, tmp_path):
+    name = await topic("terminals", partitions=2, config=COMPACTED)
+    path = tmp_path / "terminals.db"
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(30)})
+    await put(sidings_kafka, name, {"T-1": b"{broken"}, partition=0)
+    assert (await load(name, sidings_kafka, path))[1:] == (30, 0)
+    await put(sidings_kafka, name, {"T-2": None, "T-30": row("T-30", "b")}, partition=1)
+    await put(sidings_kafka, name, {"T-3": None}, partition=0)
+    async with a_directory(name, sidings_kafka, storage=SQLite(path)) as terminals:
+        assert terminals._follower.rebuilds == 0
+        assert terminals._follower.stored + terminals._follower.deleted == 3, "the last record is read again, no more"
+        assert set(terminals) == {f"T-{n}" for n in range(31)} - {"T-2", "T-3"}
+        assert [error.key for error in terminals.errors()] == ["T-1"], "what is wrong is kept, too"
+        assert (terminals["T-30"].acquirer_id, terminals.get("T-2")) == ("b", None)
+
+
+async def test_a_store_that_may_be_wrong_is_built_anew(topic, sidings_kafka, tmp_path, monkeypatch, caplog):
+    name = await topic("terminals", config=COMPACTED)
+    path = tmp_path / "terminals.db"
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(5)})
+    everything = {f"T-{n}": "a" for n in range(5)}
+
+    async def again(why: str, **options: Any) -> None:
+        assert await load(name, sidings_kafka, path, **options) == (everything, 5, 1)
+        assert why in caplog.text
+        caplog.clear()
+
+    assert await load(name, sidings_kafka, path) == (everything, 5, 0)
+    await again("model=, key=, active= or decoder=", model=Renamed)
+    await again("model=, key=, active= or decoder=")
+
+    other = await topic("other", config=COMPACTED)
+    await put(sidings_kafka, other, {"T-1": row("T-1", "b")})
+    assert await load(other, sidings_kafka, path) == ({"T-1": "b"}, 1, 1)
+    assert f"of the topic '{name}'" in caplog.text
+    await again("of the topic")
+
+    now = __import__("time").time
+    with monkeypatch.context() as later:
+        later.setattr("sidings.kafka.directory.follower.time.time", lambda: now() + 86_401)
+        await again("delete.retention.ms")
+
+    await delete_topics(sidings_kafka, [name])
+    await create_topic(sidings_kafka, name, partitions=1, config=COMPACTED)
+    await put(sidings_kafka, name, {"T-1": row("T-1", "new")})
+    assert await load(name, sidings_kafka, path) == ({"T-1": "new"}, 1, 1)
+    assert "ends at 1, before 5: the topic was made anew" in caplog.text
+
+    await delete_topics(sidings_kafka, [name])
+    await create_topic(sidings_kafka, name, partitions=1, config=COMPACTED)
+    await put(sidings_kafka, name, {"T-2": row("T-2", "newer"), "T-3": row("T-3", "newer")})
+    assert (await load(name, sidings_kafka, path))[::2] == ({"T-2": "newer", "T-3": "newer"}, 1)
+    assert "has another record at 0" in caplog.text, "although it is longer than what was read"
+
+
+async def test_a_topic_that_is_made_anew_under_a_running_directory(topic, sidings_kafka, caplog):
+    """What is gone goes when the new topic has been read; until then the old rows serve."""
+    name = await topic("terminals", config=COMPACTED)
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(5)})
+    async with a_directory(name, sidings_kafka) as terminals:
+        told: list[Any] = []
+        terminals.on_change(lambda change: told.append((change.key, change.new and change.new.acquirer_id)))
+        await delete_topics(sidings_kafka, [name])
+        await create_topic(sidings_kafka, name, partitions=1, config=COMPACTED)
+        await put(sidings_kafka, name, {"T-1": row("T-1", "new")})
+        await eventually(lambda: len(terminals) == 1)
+        await eventually(lambda: terminals.positions() == {0: 1})
+        assert terminals["T-1"].acquirer_id == "new"
+        assert dict(told) == {"T-1": "new", "T-0": None, "T-2": None, "T-3": None, "T-4": None}
+        assert "is built anew" in caplog.text
+        assert terminals._follower.rebuilds >= 1
+
+
+async def test_records_that_were_deleted_before_they_were_read(topic, sidings_kafka, tmp_path, caplog):
+    name = await topic("terminals", config={"cleanup.policy": "compact,delete"})
+    path = tmp_path / "terminals.db"
+    await put(sidings_kafka, name, {"T-1": row("T-1")})
+    await load(name, sidings_kafka, path)
+    await put(sidings_kafka, name, {"T-1": None, "T-2": row("T-2"), "T-3": row("T-3")})
+    admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
+    await admin.start()
+    await admin.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=3)})
+    await admin.close()
+    assert await load(name, sidings_kafka, path) == ({"T-3": "a"}, 1, 1)
+    assert "begins at 3, after 1" in caplog.text
+
+
+WORKER = """
+import asyncio, sys
+from sidings import SQLite
+from tests.directory_support import a_directory
+
+async def main():
+    topic, kafka, path = sys.argv[1:]
+    async with a_directory(topic, kafka, storage=SQLite(path)) as terminals:
+        print(terminals._follower.rebuilds, flush=True)
+        while True:
+            print(sum(terminals.positions().values()), flush=True)
+            await asyncio.sleep(0.02)
+
+asyncio.run(main())
+"""
+
+
+async def test_killed_again_and_again_it_misses_nothing(topic, sidings_kafka, tmp_path):
+    name = await topic("terminals", partitions=2, config=COMPACTED)
+    path = tmp_path / "terminals.db"
+    wanted: dict[str, str] = {}
+    for turn in range(3):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", WORKER, name, sidings_kafka, str(path)),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=Path(__file__).parents[1],
+        )
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.readline(), SECONDS) == b"0\n", "it is not built anew"
+        for n in range(40):
+            key, partition = f"T-{n}", n % 2
+            value = None if n % 5 == turn else str(turn)
+            await put(sidings_kafka, name, {key: value and row(key, value)}, partition=partition)
+            wanted |= {key: value} if value else {}
+            if value is None:
+                wanted.pop(key, None)
+            if n == 20:
+                process.kill()
+                assert await asyncio.wait_for(process.wait(), SECONDS) == -signal.SIGKILL
+    found, _, rebuilds = await load(name, sidings_kafka, path)
+    assert (found, rebuilds) == (wanted, 0)

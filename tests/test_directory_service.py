@@ -1,0 +1,172 @@
+"""Directories in a service: everything waits for them, nothing of it needs Postgres."""
+
+import asyncio
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+from sidings import (
+    ConfigurationError,
+    DirectoryNotReady,
+    ExecutorSettings,
+    Job,
+    Message,
+    Service,
+    SQLite,
+    StaticAssignment,
+    StorageError,
+    migrate,
+)
+from sidings.devstack.topics import create_topic
+
+from .directory_support import COMPACTED, Acquirer, put, quick, row
+from .support import SECONDS, Ride, enqueue, eventually
+
+
+class Payment(BaseModel):
+    terminal: str
+
+
+def a_service(kafka: str | None, **options: Any) -> Any:
+    return Service("test", kafka=None if kafka is None else quick(kafka), prometheus=CollectorRegistry(), **options)
+
+
+async def status(service: Any, page: str) -> int:
+    host, port = service.http_address
+
+    def get() -> int:
+        try:
+            with urllib.request.urlopen(f"http://{host}:{port}{page}", timeout=SECONDS) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    return await asyncio.to_thread(get)
+
+
+async def pay(kafka: str, name: str, terminal: str) -> None:
+    await put(kafka, name, {terminal: Payment(terminal=terminal).model_dump_json().encode()})
+
+
+async def test_a_service_of_directories_and_stateless_consumers_needs_no_postgres(own_postgres, topic, sidings_kafka):
+    """Postgres is gone from before the start; messages are handled all the same, and the directory is current."""
+    postgres = own_postgres()
+    await migrate(postgres.dsn, service="test")
+    await asyncio.to_thread(postgres.kill)
+    payments, directory = await topic("payments"), await topic("terminals", config=COMPACTED)
+    await pay(sidings_kafka, payments, "T-1")
+    await put(sidings_kafka, directory, {"T-1": row("T-1", "a")})
+    service = a_service(sidings_kafka, postgres=postgres.dsn)
+    terminals = service.directory(directory, model=Acquirer)
+    routed: list[str] = []
+
+    @service.consumer(payments, stateless=True, dead_letter=f"{payments}.dlq")
+    async def route(message: Message[Payment]) -> None:
+        routed.append(terminals[message.value.terminal].acquirer_id)
+
+    async with service:
+        await eventually(lambda: routed == ["a"])
+        await put(sidings_kafka, directory, {"T-1": row("T-1", "b")})
+        await terminals.wait_until(timeout=SECONDS)
+        await pay(sidings_kafka, payments, "T-1")
+        await eventually(lambda: routed == ["a", "b"])
+
+
+async def test_consumers_and_readiness_wait_for_the_directories(topic, sidings_kafka, caplog):
+    payments = await topic("payments")
+    directory = f"{payments}-directory"
+    await pay(sidings_kafka, payments, "T-1")
+    service = a_service(sidings_kafka, http="127.0.0.1:0")
+    terminals = service.directory(directory, model=Acquirer)
+    routed: list[str] = []
+
+    @service.consumer(payments, stateless=True, dead_letter=f"{payments}.dlq")
+    async def route(message: Message[Payment]) -> None:
+        routed.append(terminals[message.value.terminal].acquirer_id)
+
+    async with service:
+        await eventually(lambda: "there is no topic" in caplog.text)
+        assert await status(service, "/ready") == 503
+        assert await status(service, "/health") == 200, "waiting is no illness"
+        assert not service._life.consumer.joined
+        assert not terminals.ready
+        await create_topic(sidings_kafka, directory, partitions=1, config=COMPACTED)
+        await eventually(lambda: service._life.consumer.joined)
+        assert terminals.ready
+        await put(sidings_kafka, directory, {"T-1": row("T-1", "a")})
+        await eventually(lambda: routed == ["a"])  # its first attempts found nothing
+
+        async def ready() -> bool:
+            return await status(service, "/ready") == 200
+
+        await eventually(ready)
+
+
+async def test_jobs_wait_for_the_directories(database, topic, sidings_kafka, caplog):
+    directory = await topic() + "-directory"
+    service = a_service(sidings_kafka, postgres=database, executor=ExecutorSettings(poll_seconds=0.02))
+    terminals = service.directory(directory, model=Acquirer)
+    ran: list[int] = []
+
+    @service.job
+    async def settle(job: Job[Ride]) -> None:
+        ran.append(len(terminals))
+
+    origin = f"{directory}-jobs/0"
+    async with service:
+        service.executor.assign([origin])
+        await enqueue(database, settle, [Ride()], origin=origin)
+        await eventually(lambda: "there is no topic" in caplog.text)
+        assert ran == []
+        assert not service.executor.held
+        await create_topic(sidings_kafka, directory, partitions=1, config=COMPACTED)
+        await eventually(lambda: ran == [0])
+        await eventually(lambda: service.problems() == [])
+
+
+async def test_a_service_stops_at_once_while_it_waits(database, topic, sidings_kafka, caplog):
+    payments = await topic("payments")
+    service = a_service(sidings_kafka, postgres=database)
+    service.directory(f"{payments}-nowhere", model=Acquirer)
+
+    @service.consumer(payments, stateless=True, dead_letter=f"{payments}.dlq")
+    async def route(message: Message[Payment]) -> None: ...
+
+    async with asyncio.timeout(SECONDS):
+        async with service:
+            await eventually(lambda: "there is no topic" in caplog.text)
+        began = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - began < SECONDS
+
+
+async def test_a_directory_that_cannot_be_loaded_ends_the_service(topic, sidings_kafka, tmp_path):
+    name = await topic("terminals", config=COMPACTED)
+    service = a_service(sidings_kafka)
+    service.directory(f"{name}-nowhere", model=Acquirer, load_seconds=0.5)
+    with pytest.raises(DirectoryNotReady, match="there is no topic"):
+        async with service:
+            await asyncio.sleep(SECONDS)
+    (tmp_path / "file").touch()
+    service = a_service(sidings_kafka)
+    service.directory(name, model=Acquirer, storage=SQLite(tmp_path / "file" / "terminals.db"))
+    with pytest.raises(StorageError):
+        async with service:
+            await asyncio.sleep(SECONDS)
+
+
+def test_wrong_declarations_are_refused():
+    with pytest.raises(ConfigurationError, match="needs Kafka"):
+        a_service(None, postgres="postgresql://nowhere").directory("terminals", model=Acquirer)
+    with pytest.raises(ConfigurationError, match="needs Kafka"):
+        a_service(None, assignment=StaticAssignment(["t/0"])).directory("terminals", model=Acquirer)
+
+    async def twice() -> None:
+        service = a_service("localhost:1")
+        service.directory("terminals", model=Acquirer)
+        with pytest.raises(ConfigurationError, match="two directories"):
+            service.directory("terminals", model=Acquirer)
+
+    asyncio.run(twice())
