@@ -46,14 +46,14 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.check:
         print(f"{chosen.config} is right")
         return 0
+    spark = session("cdc-transactions", KAFKA_CONNECTOR, {"spark.ui.showConsoleProgress": "false"})
     stop = threading.Event()
 
     def asked(number: int, frame: FrameType | None) -> None:
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT):  # after the session, which has a handler of its own
         signal.signal(number, asked)
-    spark = session("cdc-transactions", KAFKA_CONNECTOR)
     try:
         return _run(spark, config, stop, available_now=chosen.available_now)
     finally:

@@ -12,6 +12,8 @@ from .messages import Json, alert, digest, text_of
 
 __all__ = ["Item", "Kind", "Record", "decode"]
 
+DEPTH = 100  # of nested JSON; Python's own limit is near 1,000, and differs from call to call
+
 Kind = Literal["transaction", "snapshot", "alert"]
 
 
@@ -62,7 +64,7 @@ def decode(config: Config, record: Record) -> Iterator[Item]:
             yield from _boundary(record, *debezium.end(config, body))
         else:
             yield from _items(config, record, debezium.change(config, body))
-    except Malformed as problem:
+    except (Malformed, ValueError) as problem:  # a ValueError: a number that is none, or infinite
         yield _alert(config, record, "bad-record", str(problem), value=record.value.decode(errors="replace"))
 
 
@@ -135,4 +137,22 @@ def _object(value: bytes) -> Json:
         raise Malformed("the value is JSON that is nested too deeply") from error
     if not isinstance(body, dict):
         raise Malformed(f"the value is {type(body).__name__}, not an object")
+    # What follows would fail later, where it stopped everything.
+    if value.count(b"{") + value.count(b"[") > DEPTH and _depth(cast(object, body)) > DEPTH:
+        raise Malformed(f"the value is JSON that is nested too deeply, in more than {DEPTH} levels")
+    if b"\\u" in value and any("\ud800" <= letter <= "\udfff" for letter in text_of(cast(object, body))):
+        raise Malformed("the value has half of a character, a lone surrogate")
     return cast(Json, body)
+
+
+def _depth(body: object) -> int:
+    depth, level = 0, [body]
+    while level := [inner for outer in level for inner in _inside(outer)]:
+        depth += 1
+    return depth
+
+
+def _inside(body: object) -> list[object]:
+    if isinstance(body, dict):
+        return list(cast(dict[str, object], body).values())
+    return cast(list[object], body) if isinstance(body, list) else []

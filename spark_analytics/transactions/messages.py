@@ -50,8 +50,8 @@ def correlation_id(transaction: str) -> str:
 
 
 def text_of(value: object) -> str:
-    """As compact JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """As compact JSON. Raises ValueError for a number that JSON does not have."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def event(topic: str, type: str, key: str, body: Json, *, transaction: str | None, id: str) -> Outgoing:

@@ -93,7 +93,8 @@ class Combiner(StatefulProcessor):
             return
         if was_open:
             rows = [*cast(Iterator[tuple[int, str]], self._rows.get()), *rows]
-            self._forget(pending)
+            self._handle.deleteTimer(self._expires(pending))
+            self._forget()
             if pending.alerted:
                 seconds = round((now - pending.since) / 1000)
                 reason = f"all {pending.last} rows have come, {seconds} s after the first"
@@ -106,7 +107,7 @@ class Combiner(StatefulProcessor):
         if not was_open:
             return
         if pending.alerted:  # it has had its second time
-            self._forget(pending)
+            self._forget()
             self._done.update((now,))
             return
         yield pending.overdue(self._config.alerts, id, now)
@@ -129,14 +130,13 @@ class Combiner(StatefulProcessor):
         for begin in range(0, len(rows), APPENDED):
             self._rows.appendList(cast(list[tuple[Any, ...]], rows[begin : begin + APPENDED]))
 
-    def _forget(self, pending: Pending) -> None:
+    def _forget(self) -> None:
         self._open.clear()
         self._rows.clear()
-        self._handle.deleteTimer(self._expires(pending))
 
     def _snapshot(self, items: Iterable[Item], now: int) -> Iterator[Outgoing]:
         changed = False
-        for item in sorted(items, key=lambda item: item.at):
+        for item in sorted(items, key=lambda item: (item.at, _offset(item))):
             part = (item.part,)
             known = cast(tuple[int, str] | None, self._parts.getValue(part))
             if known is None or (item.at >= known[0] and item.row != known[1]):
@@ -172,6 +172,10 @@ class Combiner(StatefulProcessor):
     def _row(self, outgoing: Outgoing) -> Row:
         headers = [Row(key=name, value=value.encode()) for name, value in outgoing.headers.items()]
         return Row(topic=outgoing.topic, key=outgoing.key, value=outgoing.value, headers=headers)
+
+
+def _offset(item: Item) -> int:
+    return int(item.place.rpartition("/")[2])
 
 
 def _ms(seconds: float) -> int:
