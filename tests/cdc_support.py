@@ -128,7 +128,8 @@ async def produce(bootstrap: str, topic: str, values: Iterable[bytes | None]) ->
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer:
         partitions = sorted(await producer.partitions_for(topic))
         for number, value in enumerate(values):
-            await producer.send(topic, value, partition=partitions[number % len(partitions)])
+            key = b"gone" if value is None else None
+            await producer.send(topic, value, key, partition=partitions[number % len(partitions)])
 
 
 async def read(bootstrap: str, topics: Sequence[str]) -> list[Sent]:

@@ -209,3 +209,12 @@ async def test_a_kill_in_the_middle_loses_no_row(sidings_kafka: str, topics: Map
     text = log.read_text()
     assert "open transactions" in text
     assert "stopped: batch" in text
+
+
+def test_the_example_keeps_its_promises(sidings_postgres: str, sidings_kafka: str):
+    command = [sys.executable, "-m", "examples.cdc", "--transactions", "60"]
+    environment = os.environ | {"SIDINGS_POSTGRES": sidings_postgres, "SIDINGS_KAFKA": sidings_kafka}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert "all is as it should be" in done.stdout
+    assert "missing: [2]" in done.stdout

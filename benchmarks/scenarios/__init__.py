@@ -2,11 +2,12 @@
 
 from .. import peers
 from ..suite import SCENARIOS, Size
-from . import consumer, directory, drain, enqueue, fleet, latency, outbox, trouble
+from . import cdc, consumer, directory, drain, enqueue, fleet, latency, outbox, trouble
 
 __all__ = [
     "SCENARIOS",
     "Size",
+    "cdc",
     "consumer",
     "directory",
     "drain",
