@@ -111,7 +111,7 @@ async def test_jobs_wait_for_the_directories(database, topic, sidings_kafka, cap
     terminals = service.directory(directory, model=Acquirer)
     ran: list[int] = []
 
-    @service.job
+    @service.job()
     async def settle(job: Job[Ride]) -> None:
         ran.append(len(terminals))
 
