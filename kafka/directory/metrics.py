@@ -1,4 +1,5 @@
-"""What directories show of themselves. The table in `docs/metrics.md` is the reference; a test holds it equal to this.
+"""What directories show of themselves. The table in `docs/directories.md` is the reference; a test holds it
+equal to this.
 
 All directories of a registry are one collector, so that a process with several shows each metric once.
 """
