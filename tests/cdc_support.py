@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from sidings.spark_analytics.transactions import Config, Group
 
 __all__ = ["Row", "Sent", "config", "debezium_rows", "header_row", "header_rows", "produce", "read", "some_rows"]
@@ -134,15 +134,10 @@ async def produce(bootstrap: str, topic: str, values: Iterable[bytes | None]) ->
 
 async def read(bootstrap: str, topics: Sequence[str]) -> list[Sent]:
     """All that is in these topics now."""
-    async with AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False) as consumer:
-        parts: list[TopicPartition] = []
-        for topic in topics:
-            while not (numbers := consumer.partitions_for_topic(topic)):
-                await consumer.topics()  # a fetch of the metadata of all
-            parts += [TopicPartition(topic, number) for number in numbers]
-        consumer.assign(parts)
+    # Without a group, all partitions are assigned at once.
+    async with AIOKafkaConsumer(*topics, bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
+        parts = list(consumer.assignment())
         ends = await consumer.end_offsets(parts)
-        await consumer.seek_to_beginning(*parts)
         sent: list[Sent] = []
         while any([await consumer.position(part) < ends[part] for part in parts]):
             for records in (await consumer.getmany(timeout_ms=200)).values():

@@ -169,11 +169,11 @@ def toml(by: Config) -> str:
 
 
 async def test_a_kill_in_the_middle_loses_no_row(sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path):
-    by = configured(topics, sidings_kafka, tmp_path, max_rows_per_trigger=60, report_seconds=1)
+    by = configured(topics, sidings_kafka, tmp_path, max_rows_per_trigger=100, report_seconds=1)
     file = tmp_path / "config.toml"
     file.write_text(toml(by))
     chance = random.Random(13)
-    made = {f"t{number}": some_rows(chance) for number in range(150)}
+    made = {f"t{number}": some_rows(chance) for number in range(100)}
     values: list[bytes | None] = [value for id, rows in made.items() for value in header_rows(id, rows)]
     chance.shuffle(values)  # so that nearly all transactions are open over many micro-batches
     await produce(sidings_kafka, topics["cdc"], values)
