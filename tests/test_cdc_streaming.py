@@ -69,8 +69,13 @@ async def sent(by: Config) -> list[Sent]:
 
 def rows_of(found: Sequence[Sent]) -> set[tuple[str, int]]:
     """Transactions' rows that have come, by ordinal; each event, told apart by its id, counts once."""
-    events = {event.headers["sidings-id"]: event.value for event in found if "transaction" in event.value}
-    rows = [(event["transaction"], row["ordinal"]) for event in events.values() for row in event.get("rows", [])]
+    events = {event.headers["sidings-id"]: event.value for event in found if "group" in event.value}
+    rows = [
+        (event["transaction"], row["ordinal"])
+        for event in events.values()
+        if "transaction" in event
+        for row in event["rows"]
+    ]
     assert len(rows) == len(set(rows)), "a row is in two different events"
     return set(rows)
 
