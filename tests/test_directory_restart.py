@@ -71,6 +71,13 @@ async def test_a_store_that_may_be_wrong_is_built_anew(topic, sidings_kafka, tmp
         later.setattr("sidings.kafka.directory.follower.time.time", lambda: now() + 86_401)
         await again("delete.retention.ms")
 
+    quick_to_forget = await topic("quick", config=COMPACTED | {"delete.retention.ms": "0"})
+    await put(sidings_kafka, quick_to_forget, {"T-1": row("T-1", "c")})
+    for _ in range(2):
+        assert await load(quick_to_forget, sidings_kafka, path) == ({"T-1": "c"}, 1, 1)
+    assert "keeps tombstones for 0 s" in caplog.text
+    await again("of the topic")
+
     await delete_topics(sidings_kafka, [name])
     await create_topic(sidings_kafka, name, partitions=1, config=COMPACTED)
     await put(sidings_kafka, name, {"T-1": row("T-1", "new")})

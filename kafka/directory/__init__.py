@@ -2,7 +2,7 @@
 
 Reading order: `rows` (from a record to a change), `storage` (the port) with `memory` and `sqlite`, `progress` (the
 barrier), `callbacks`, `faults`, `topic` (what Kafka says of the topic), `reader` (the client), `follower` (reads, and
-decides where to begin), `metrics`, and `directory`, which is what a service author sees of all this.
+decides where to begin; `collector` helps), `metrics`, and `directory`, which is what a service author sees of all this.
 """
 
 from .callbacks import Changed

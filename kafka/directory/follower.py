@@ -14,6 +14,7 @@ from ...waiting import set_within
 from ..message import Record
 from ..settings import KafkaSettings
 from .callbacks import Callbacks
+from .collector import Collector
 from .faults import Faults
 from .progress import Progress
 from .reader import OffsetOutOfRangeError, Reader
@@ -64,6 +65,7 @@ class Follower(Generic[T]):
         self._storage = storage
         self._callbacks = callbacks
         self._on_loaded = on_loaded
+        self._collector = Collector()
         self._loaded = False
         self._stopping = asyncio.Event()
         self._moved = asyncio.Event()
@@ -126,7 +128,8 @@ class Follower(Generic[T]):
                     "later will not have them; set cleanup.policy=compact",
                     self.topic,
                 )
-            self._tombstone_seconds = facts.tombstone_seconds or _TOMBSTONE_SECONDS
+            known = facts.tombstone_seconds
+            self._tombstone_seconds = _TOMBSTONE_SECONDS if known is None else known
             return facts
         trouble = f"there is no topic {self.topic!r}, or no right to see it: create it, with cleanup.policy=compact"
         if self.trouble != trouble:
@@ -145,6 +148,7 @@ class Follower(Generic[T]):
                 self._wake()
                 await self._follow(reader)
         finally:
+            self._collector.resume()
             if self.reader is not None:
                 self.reader, self.disconnected_at = None, time.monotonic()
             await reader.close()
@@ -161,6 +165,10 @@ class Follower(Generic[T]):
             except OffsetOutOfRangeError as error:
                 await self._start_over(reader, f"its log has not got any more what comes next: {error}")
                 continue
+            if self._loading and fetched:
+                self._collector.rest()
+            else:
+                self._collector.resume()
             if (reason := self._differs(fetched)) is not None:
                 await self._start_over(reader, reason)
                 continue
