@@ -10,7 +10,8 @@ LOCKS := requirements/build.lock requirements/dev.lock
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 LOG := $(VENV)/setup.log
 # Tests mostly wait, so two run at once, each worker with servers of its own. 0: one after the other, in one process;
-# so too where the environment names servers, which the workers would share.
+# so too where the environment names servers, which the workers would share. Files run in the order of their
+# names: xdist's own order puts those of few tests last, and some of these are long (the models: over a minute).
 WORKERS ?= $(if $(SIDINGS_POSTGRES)$(SIDINGS_KAFKA),0,2)
 SHOW_LOG := (tail -n 40 $(LOG); exit 1)
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-options \
@@ -28,7 +29,7 @@ demo: setup ## the acceptance demo: three instances, kills, takeovers; about a m
 	$(BIN)/python -m examples.transports
 
 test: setup ## all tests but the long ones, on a real Postgres and a real Kafka; WORKERS=0: one after the other
-	$(BIN)/python -m pytest -q -m "not chaos" -n $(WORKERS) --dist loadfile tests
+	$(BIN)/python -m pytest -q -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
 
 chaos: setup ## the long tests, which kill servers and processes again and again
 	$(BIN)/python -m pytest -q -m chaos tests

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)  # some seconds on an idle machine
+pytestmark = pytest.mark.timeout(300)  # a good minute on one core
 
 MODEL = Path(__file__).parent.parent / "docs" / "model"
 
