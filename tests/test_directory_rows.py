@@ -168,7 +168,9 @@ def test_a_decoder_of_ones_own():
     def decode(message: Message[bytes | None]) -> Any:
         assert message.value is not None
         terminal, _, acquirer = message.value.decode().partition("=")
-        return None if not acquirer else {"terminalId": terminal, "acquirerId": acquirer, "is_active": acquirer != "off"}
+        return (
+            None if not acquirer else {"terminalId": terminal, "acquirerId": acquirer, "is_active": acquirer != "off"}
+        )
 
     rows = rows_of(None, decoder=decode)
     assert one(rows, "T", b"T=a")[1] == {"terminalId": "T", "acquirerId": "a", "is_active": True}
