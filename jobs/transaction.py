@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from ..errors import NotInTransaction
-
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
 else:
@@ -22,28 +20,16 @@ current_origin: ContextVar[str | None] = ContextVar("sidings_origin", default=No
 
 class Transaction:
     """An open transaction. Whoever opened it commits it: a consumer after its handler, ``service.transaction()``
-    at the end of its block. It has asyncpg's query methods; `connection` is asyncpg's own object. When their block
-    is over, both raise `NotInTransaction`.
+    at the end of its block. It has asyncpg's query methods; `connection` is asyncpg's own object.
     """
 
-    __slots__ = ("_connection", "enqueued", "published")
+    __slots__ = ("connection", "enqueued", "published")
 
     def __init__(self, connection: Connection) -> None:
-        self._connection: Connection | None = connection
+        self.connection = connection
         # Origins whose executors should look for jobs once this has committed; and of jobs that came alone, which.
         self.enqueued: dict[str, list[int]] = {}
         self.published = False  # whether a relay should look for messages then
-
-    @property
-    def connection(self) -> Connection:
-        """The connection that it is open on."""
-        if self._connection is None:
-            raise NotInTransaction("this transaction has ended: use it inside of its block or handler")
-        return self._connection
-
-    def over(self) -> None:
-        """It has ended; its connection will be lent to others."""
-        self._connection = None
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run `query` and return Postgres' command tag."""

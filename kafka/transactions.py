@@ -90,7 +90,6 @@ class Transactions:
         self.on_published: Callable[[], None] | None = None  # after a commit that has put messages into the outbox
         self._on_committed = on_committed
         self._pool: Pool | None = None
-        self._returning: set[asyncio.Task[None]] = set()  # connections on their way back into the pool
 
     async def start(self) -> None:
         """Make the pool. No connection is opened before one is needed."""
@@ -124,11 +123,9 @@ class Transactions:
             return
         try:
             async with asyncio.timeout(_ROLLBACK_SECONDS):
-                await pool.close()  # which waits for those that are on their way back
+                await pool.close()
         except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             pool.terminate()
-        finally:
-            await asyncio.gather(*self._returning)
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Transaction]:
@@ -136,18 +133,15 @@ class Transactions:
 
         Raises `PostgresUnavailable` when there is no connection, or it broke: after a commit that was not answered
         it is unknown whether it has happened. Other errors of Postgres pass through; nothing is committed then.
-
-        The caller goes on when the commit is answered. Afterwards, and before anybody else gets it, the connection is
-        cleaned of what the block has left behind: settings, session locks, LISTEN, cursors.
         """
         connection = await self._acquire()
-        tx = Transaction(connection)
         try:
             transaction = connection.transaction()
             await self._call(transaction.start(), connection)
             if self.settings.pgbouncer:  # it does not pass settings on at the start of a session
                 limits = "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in self._session().items())
                 await self._call(connection.execute(limits), connection)
+            tx = Transaction(connection)
             try:
                 yield tx
             except BaseException as error:
@@ -159,11 +153,7 @@ class Transactions:
             if tx.published and self.on_published is not None:
                 self.on_published()
         finally:
-            tx.over()
-            # Not awaited: to clean it takes a round trip, which is no matter of the caller's.
-            returning = asyncio.create_task(self._release(connection), name="sidings connection")
-            self._returning.add(returning)
-            returning.add_done_callback(self._returning.discard)
+            await self._release(connection)
 
     async def _undo(self, error: BaseException, rollback: Coroutine[Any, Any, None], connection: Connection) -> None:
         """Roll back after `error`, and say so where it was the server's."""
@@ -224,5 +214,5 @@ class Transactions:
             return
         try:
             await self._pool.release(connection, timeout=_ROLLBACK_SECONDS)  # pyright: ignore[reportArgumentType]
-        except Exception as error:  # noqa: BLE001 - nobody waits for it; the pool has closed the connection
+        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             log.warning("a connection could not be given back: %r", error)
