@@ -47,6 +47,7 @@ class Upkeep:
         self._audit_sql = load_sql(__package__, "audit", schema)
         self._ages_sql = load_sql(__package__, "ages", schema)
         self._maintain_sql = load_sql(__package__, "maintain", schema)
+        self._unarchived_sql = load_sql(__package__, "unarchived", schema)
 
     async def run(self) -> None:
         """Do each of the tasks in its time, for ever. A failed one is logged and tried at its next turn."""
@@ -60,6 +61,7 @@ class Upkeep:
                 if time >= maintain_at:
                     maintain_at = time + 60.0  # if it fails
                     await self._link.fetch(self._maintain_sql, self._settings.history_days)
+                    await self._look_at_archive()
                     maintain_at = time + _MAINTAIN_SECONDS
                 if time >= ages_at:
                     ages_at = time + _AGES_SECONDS
@@ -69,6 +71,18 @@ class Upkeep:
                     await self.audit()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 log.warning("upkeep failed, trying again: %s", error)
+
+    async def _look_at_archive(self) -> None:
+        """Say which days of the history are kept for longer than `history_days`, because they are not archived."""
+        [late] = await self._link.fetch(self._unarchived_sql, self._settings.history_days)
+        if late["days"]:
+            log.warning(
+                "%s days of the history, from %s on, are over history_days=%s and kept until they are archived: run "
+                "`python -m sidings.spark_analytics.history archive`, or see what keeps it from running",
+                late["days"],
+                late["first"],
+                self._settings.history_days,
+            )
 
     async def _look_at_ages(self) -> None:
         queues = self._scheduler.origins.copy()

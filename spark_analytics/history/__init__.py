@@ -4,12 +4,15 @@
 answers as Parquet tables, `report` makes a page of them. ``python -m sidings.spark_analytics.history`` does all three.
 `archive` copies the days of a history that are over to Parquet.
 
-To read on: `reading`; `volume`, `durations`; `blocked`; `capacity`; `skew`; `failures`; `compare`; `analysis`; `report`;
+To read on: `reading`; `volume`, `durations`; `blocked`; `capacity`; `skew`; `failures`; `compare`; `analysis`;
+`report`;
 `files`, `archive`.
 """
 
 from .analysis import TABLES, analyse
+from .archive import archive
 from .reading import reading
+from .report import Facts, report
 from .selection import Selection
 
-__all__ = ["TABLES", "Selection", "analyse", "reading"]
+__all__ = ["TABLES", "Facts", "Selection", "analyse", "archive", "reading", "report"]

@@ -1,7 +1,8 @@
 """How long groups stood still behind a head that failed, and by what error.
 
 A *stop* is the time from the end of an attempt that failed (retried, held or lost) to the end of the same job's next
-attempt, where the job has a group. It counts as blocked while at least one other job of the group waits in it: ready, and
+attempt, where the job has a group. It counts as blocked while at least one other job of the group waits in it:
+ready, and
 not started yet. A stop in which another job of the group started blocked nothing and is left out: the group's policy is
 ``parallel``, or the failed job was held and had left the order. The stop belongs to the error that began it; the stops
 of a job follow each other without a gap, so together they reach from its first failure to its end.
@@ -23,13 +24,19 @@ _READY, _MARK, _START = 0, 1, 2
 _MINUTE = 60_000_000  # microseconds
 
 
+def _left() -> Column:
+    """When a job left the queue."""
+    return f.greatest(f.coalesce("started", "finished"), f.col("ready"))
+
+
 def _keyed(attempts: DataFrame) -> DataFrame:
     """Those with a group, whose name is folded into the number `key`."""
     return attempts.where(f.col("group").isNotNull()).withColumn("key", f.xxhash64("origin", "group"))
 
 
 def stops(attempts: DataFrame, pieces: DataFrame) -> DataFrame:
-    """A row for each stop that blocked: job_id, attempt, origin, group, type, the error; `begin`, `end` and `blocked` in
+    """A row for each stop that blocked: job_id, attempt, origin, group, type, the error; `begin`, `end` and
+    `blocked` in
     microseconds; `delayed`, microseconds of all waiting jobs together."""
     events = _events(_near(_keyed(attempts), pieces), pieces)
     order = Window.partitionBy("key").orderBy("at", "kind")
@@ -51,22 +58,26 @@ def stops(attempts: DataFrame, pieces: DataFrame) -> DataFrame:
 
     sides = marks.groupBy("job_id", "attempt").agg(difference("blocked"), difference("delayed"), difference("starts"))
     found = pieces.join(sides, ["job_id", "attempt"])
-    # Its own next start is one of them.
-    alone = f.col("starts") == f.when(f.col("next_started").isNotNull(), 1).otherwise(0)
-    return found.where(alone & (f.col("blocked") > 0)).drop("starts", "next_started", "key")
+    return found.where((f.col("starts") == f.col("own")) & (f.col("blocked") > 0)).drop("starts", "own", "key")
 
 
 def pieces(attempts: DataFrame) -> DataFrame:
     """All stops, whether somebody waits or not. `stops` goes over them four times: keep them."""
     again = _keyed(attempts).where(f.col("outcome").isin(*_FAILED) | (f.col("attempt") > 1))
     order = Window.partitionBy("job_id").orderBy("attempt", "finished")
+    # Of the starts from a stop's begin to before its end, those of the job itself: its next one, and one that took
+    # no time.
+    own = (f.col("next") >= f.col("finished")) & (f.col("next") < f.col("end"))
+    own = f.coalesce(own.cast("int"), f.lit(0)) + f.coalesce((_left() == f.col("finished")).cast("int"), f.lit(0)) * (
+        f.col("started").isNotNull().cast("int")
+    )
     return (
         again.withColumn("end", f.lead("finished").over(order))
-        .withColumn("next_started", f.lead("started").over(order))
+        .withColumn("next", f.lead(f.when(f.col("started").isNotNull(), _left())).over(order))
         .where(f.col("outcome").isin(*_FAILED) & f.col("end").isNotNull())
         .select(
             "key", "job_id", "attempt", "origin", "group", "type", "error_fingerprint", "error_class", "error_message",
-            "outcome", f.col("finished").alias("begin"), f.greatest("finished", "end").alias("end"), "next_started",
+            "outcome", f.col("finished").alias("begin"), f.greatest("finished", "end").alias("end"), own.alias("own"),
         )
     )  # fmt: skip
 
@@ -94,7 +105,8 @@ def _near(grouped: DataFrame, pieces: DataFrame) -> DataFrame:
 
 
 def _events(attempts: DataFrame, pieces: DataFrame) -> DataFrame:
-    """What happens to groups, in as few bytes as it takes: it is sorted. `side`: -1 where a stop begins, 1 where it ends."""
+    """What happens to groups, in as few bytes as it takes: it is sorted. `side`: -1 where a stop begins, 1 where it
+    ends."""
     nothing, none = f.lit(None).cast("bigint"), f.lit(0)
 
     def event(at: Column, kind: int, change: Column, starts: Column, side: int = 0) -> Column:
@@ -103,17 +115,17 @@ def _events(attempts: DataFrame, pieces: DataFrame) -> DataFrame:
         return f.struct(*(c.alias(name) for name, c in (fields | {"job_id": job, "attempt": attempt}).items()))
 
     first = (f.col("attempt") == 1).cast("int")
-    left = f.greatest(f.coalesce("started", "finished"), f.col("ready"))
     waits = f.array(
         event(f.col("ready"), _READY, first, none),
-        event(left, _START, -first, f.col("started").isNotNull().cast("int")),
+        event(_left(), _START, -first, f.col("started").isNotNull().cast("int")),
     )
     marks = f.array(event(f.col("begin"), _MARK, none, none, -1), event(f.col("end"), _MARK, none, none, 1))
     return attempts.select("key", f.inline(waits)).unionByName(pieces.select("key", f.inline(marks)))
 
 
 def blocked(found: DataFrame) -> DataFrame:
-    """origin, group; how often and how long it was blocked, job-seconds of delay, jobs that failed, from when to when."""
+    """origin, group; how often and how long it was blocked, job-seconds of delay, jobs that failed, from when to
+    when."""
     return _summed(found, "origin", "group").orderBy(f.desc("blocked_seconds"), "origin", "group")
 
 
@@ -140,7 +152,8 @@ def _summed(found: DataFrame, *keys: str, groups: bool = False) -> DataFrame:
 
 
 def still_failing(attempts: DataFrame, selection: Selection) -> DataFrame:
-    """Jobs with a group whose last attempt in the window was retried: what stands behind them has not ended, so a history
+    """Jobs with a group whose last attempt in the window was retried: what stands behind them has not ended, so a
+    history
     cannot know it. origin, group, type, job_id; failures in the window, since when, the last error."""
     again = attempts.where(f.col("group").isNotNull() & ((f.col("outcome") != "succeeded") | (f.col("attempt") > 1)))
     last = f.max_by(

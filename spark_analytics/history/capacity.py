@@ -43,7 +43,7 @@ def concurrency(attempts: DataFrame, selection: Selection) -> DataFrame:
     edges = selection.since_us // tick, (selection.until_us - 1) // tick
     ticks = attempts.sparkSession.range(edges[0], edges[1] + 1).withColumnRenamed("id", "tick")
     grid = ran.select("type").distinct().crossJoin(ticks)
-    full = grid.join(changes.groupBy("type", "tick").agg(f.sum("change").alias("change"), f.sum("within").alias("within")),
+    full = grid.join(changes.groupBy("type", "tick").agg(f.sum("change").alias("change"), f.sum("within").alias("within")),  # noqa: E501
                      ["type", "tick"], "left").na.fill(0, ["change", "within"])  # fmt: skip
     before = Window.partitionBy("type").orderBy("tick").rowsBetween(Window.unboundedPreceding, -1)
     running = f.coalesce(f.sum("change").over(before), f.lit(0)) + f.col("within") / tick
@@ -61,8 +61,10 @@ def concurrency(attempts: DataFrame, selection: Selection) -> DataFrame:
 def capacity(
     attempts: DataFrame, selection: Selection, *, concurrency: int = 100, utilisation: float = 0.7
 ) -> DataFrame:
-    """type (null: all together); attempts that became ready per second, over the window and in its busiest bucket; their
-    mean run time; the mean number that runs by Little's law; `instances` and `busiest_instances`, those needed to keep up
+    """type (null: all together); attempts that became ready per second, over the window and in its busiest bucket;
+    their
+    mean run time; the mean number that runs by Little's law; `instances` and `busiest_instances`, those needed to
+    keep up
     with either rate when each runs `concurrency` handlers at once and is to be busy for `utilisation` of that.
 
     Raises `ConfigurationError` for a concurrency below 1, or a utilisation that is not above 0 and at most 1.

@@ -43,9 +43,7 @@ def jdbc(dsn: str) -> Jdbc:
     if secret := unquote(password) or os.environ.get("PGPASSWORD"):
         properties["password"] = secret
     for key, value in parse_qsl(parts.query, keep_blank_values=True):
-        if key in ("user", "password"):
-            properties[key] = value
-        elif key in _SAME:
+        if key in ("user", "password") or key in _SAME:
             properties[key] = value
         elif key in _RENAMED:
             properties[_RENAMED[key]] = value
@@ -59,7 +57,8 @@ def jdbc(dsn: str) -> Jdbc:
             )
     if not hosts or hosts.startswith(("/", "%2F", "%2f")):
         raise ConfigurationError(
-            f"the DSN names no host, or a Unix socket, which JDBC cannot use: let Postgres listen on localhost, {_EXAMPLE}"
+            f"the DSN names no host, or a Unix socket, which JDBC cannot use: let Postgres listen on "
+            f"localhost, {_EXAMPLE}"
         )
     database = unquote(parts.path.lstrip("/"))
     if not database:

@@ -30,7 +30,8 @@ def seconds_of(number: Column) -> Column:
 
 
 def binned(attempts: DataFrame, *keys: str) -> DataFrame:
-    """How many attempts that were started fell into each bin: the keys, `measure`, `bin`, `n`, `most` (microseconds)."""
+    """How many attempts that were started fell into each bin: the keys, `measure`, `bin`, `n`, `most`
+    (microseconds)."""
     started = attempts.where(f.col("started").isNotNull())
     parts: list[DataFrame] = []
     for measure, begin, end in (("wait", "ready", "started"), ("run", "started", "finished")):

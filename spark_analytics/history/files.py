@@ -1,7 +1,6 @@
 """The layout of the archive: ``DIR/sidings-history.json`` and ``DIR/day=2026-03-01/part-1.parquet``."""
 
 import json
-import os
 import re
 import secrets
 from datetime import date
@@ -23,7 +22,8 @@ def check_archive(directory: Path) -> str:
 
 
 def claim_archive(directory: Path, service: str) -> None:
-    """Make `directory` the archive of `service`. Raises `ConfigurationError` where it is another's or holds other things."""
+    """Make `directory` the archive of `service`. Raises `ConfigurationError` where it is another's or holds other
+    things."""
     directory.mkdir(parents=True, exist_ok=True)
     mark = directory / _MARK
     if not mark.exists():
@@ -31,7 +31,7 @@ def claim_archive(directory: Path, service: str) -> None:
             raise ConfigurationError(f"{directory} holds other things than an archive: give an empty directory")
         draft = directory / f".{_MARK}-{secrets.token_hex(8)}"
         draft.write_text(json.dumps({"service": service, "format": 1}) + "\n", encoding="utf-8")
-        os.replace(draft, mark)
+        draft.replace(mark)
     if (owner := check_archive(directory)) != service:
         raise ConfigurationError(
             f"{directory} is the archive of the service {owner!r}, not of {service!r}: give another"

@@ -1,9 +1,10 @@
 """Attempts of jobs as one table, out of Postgres, out of the archive, or out of both."""
 
 import asyncio
+import itertools
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
@@ -41,7 +42,7 @@ def reading(
     schema: str = "sidings",
     archive: Path | None = None,
     scratch: Path | None = None,
-) -> Iterator[DataFrame]:
+) -> Generator[DataFrame]:
     """The chosen attempts, an attempt a row, as long as the context lasts.
 
     postgres: DSN of the service's database. archive: directory of its Parquet archive. With both, what retention has
@@ -71,8 +72,8 @@ def reading(
             copy = str(folder / "attempts")
             with asyncio.Runner() as runner, _snapshot(runner, postgres, schema) as (connection, snapshot):
                 if archive is not None:
-                    kept = runner.run(_kept(connection, schema))
-                    files = {key: file for key, file in files.items() if key not in kept}
+                    dropped = runner.run(_dropped(connection, schema))
+                    files = {(day, part): file for (day, part), file in files.items() if part <= dropped.get(day, part)}
                 slices = runner.run(_slices(connection, schema, selection))
                 rows = _out_of_postgres(spark, postgres, schema, snapshot, selection, slices)
                 rows.write.parquet(copy, compression="snappy")
@@ -93,7 +94,7 @@ def reading(
 @contextmanager
 def _snapshot(
     runner: asyncio.Runner, dsn: str, schema: str
-) -> Iterator[tuple["asyncpg.Connection[asyncpg.Record]", str]]:
+) -> Generator[tuple["asyncpg.Connection[asyncpg.Record]", str]]:
     """A transaction whose snapshot the readers share."""
     connection = runner.run(_connected(dsn, schema))
     try:
@@ -115,12 +116,11 @@ async def _connected(dsn: str, schema: str) -> "asyncpg.Connection[asyncpg.Recor
     return connection
 
 
-async def _kept(connection: "asyncpg.Connection[asyncpg.Record]", schema: str) -> set[tuple[date, int]]:
-    """The parts of the archive whose rows are in Postgres as well; also one that was written but not entered."""
-    parts = await connection.fetch(load_sql(__package__, "list_parts", schema))
+async def _dropped(connection: "asyncpg.Connection[asyncpg.Record]", schema: str) -> dict[date, int]:
+    """Up to which part the rows of a day are in the archive alone; later ones, entered or not, are in Postgres too."""
     days = await connection.fetch(load_sql(__package__, "list_days", schema))
-    last = {row["day"]: 0 for row in days} | {row["day"]: row["part"] for row in parts if row["dropped"]}
-    return {(day, part) for day, dropped in last.items() for part in (dropped + 1, dropped + 2)}
+    parts = await connection.fetch(load_sql(__package__, "list_parts", schema))
+    return {row["day"]: 0 for row in days} | {row["day"]: row["part"] for row in parts if row["dropped"]}
 
 
 async def _slices(
@@ -134,13 +134,14 @@ async def _slices(
         end = min(selection.until, datetime.combine(day + timedelta(days=1), time(), UTC))
         count = 1
         if day in rows:
-            # Retention gives up at once on a day that is locked. The default partition is not locked for long: tomorrow's
+            # Retention gives up at once on a day that is locked. The default partition is not locked for long:
+            # tomorrow's
             # partition could not be made meanwhile.
             await connection.execute(f"LOCK TABLE {schema}.{rows[day]['name']} IN ACCESS SHARE MODE")
             count = min(_MOST_SLICES, 1 + rows[day]["rows"] // _SLICE_ROWS)
         step = (end - begin) / count
         edges = [begin + n * step for n in range(count)] + [end]
-        slices += list(zip(edges, edges[1:], strict=False))
+        slices += itertools.pairwise(edges)
     return slices
 
 

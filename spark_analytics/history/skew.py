@@ -40,7 +40,8 @@ def skew(groups: DataFrame) -> DataFrame:
     """A row for each dimension: `members`, `attempts`; the largest and the median member and their ratio; `gini`, of
     attempts over members: 0 where all have the same, near 1 where one has all.
 
-    The Gini coefficient is taken over sizes, not members: its formula by ranks i, 2 Σ i x_i / (n Σ x) - (n + 1) / n, needs
+    The Gini coefficient is taken over sizes, not members: its formula by ranks i, 2 Σ i x_i / (n Σ x) - (n + 1) / n,
+    needs
     of the members of one size only the sum of their ranks. So it costs no sort of all groups.
     """
     parts = [_skew_of(_members(groups, dimension)) for dimension in _DIMENSIONS]
@@ -86,7 +87,8 @@ def _heaviest_of(members: DataFrame) -> DataFrame:
 
 
 def slowest_groups(groups: DataFrame) -> DataFrame:
-    """origin, group; attempts, mean and longest wait and run time, failures: the 100 with the longest mean time from ready
+    """origin, group; attempts, mean and longest wait and run time, failures: the 100 with the longest mean time from
+    ready
     to finished, among those with at least 3 attempts that were started."""
     named = groups.where(f.col("group").isNotNull()).groupBy("origin", "group")
     summed = named.agg(

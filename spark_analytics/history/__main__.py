@@ -1,0 +1,190 @@
+"""``python -m sidings.spark_analytics.history``: an analysis, or ``… archive``: the archive."""
+
+import argparse
+import os
+import secrets
+import shutil
+import sys
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from ...errors import ConfigurationError, SidingsError
+from ..session import POSTGRES_DRIVER, session
+from .analysis import analyse
+from .archive import archive
+from .reading import reading
+from .report import Facts, report
+from .selection import Selection
+
+_SETTINGS = {
+    "spark.driver.memory": "3g",
+    "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+    "spark.log.level": "ERROR",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; 0 when it is done, 1 with the reason on stderr otherwise."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        if given[:1] == ["archive"]:
+            _archive(given[1:])
+        else:
+            _analyse(given)
+    except (SidingsError, OSError, asyncpg.PostgresError) as error:
+        print(f"error: {_told(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, SidingsError):
+        return str(error)
+    if isinstance(error, asyncpg.PostgresError | OSError) and not isinstance(
+        error, FileNotFoundError | PermissionError
+    ):
+        return f"Postgres cannot be used: {error or type(error).__name__}; check the DSN, and that the server runs"
+    return str(error)
+
+
+def _source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--postgres", metavar="DSN", help="default, where no archive is read: $SIDINGS_POSTGRES")
+    parser.add_argument("--schema", default="sidings", help="default: sidings")
+
+
+def _analyse(given: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m sidings.spark_analytics.history",
+        description="Analyse a history of jobs; `archive` archives one.",
+    )
+    _source(parser)
+    parser.add_argument(
+        "--archive", type=Path, metavar="DIR", help="its Parquet archive, for days that Postgres no longer has"
+    )
+    parser.add_argument(
+        "--from",
+        dest="since",
+        type=_time,
+        required=True,
+        metavar="TIME",
+        help="e.g. 2026-03-01T06:00Z; without a zone: UTC",
+    )
+    parser.add_argument(
+        "--to", dest="until", type=_time, default=datetime.now(UTC), metavar="TIME", help="default: now"
+    )
+    parser.add_argument(
+        "--compare-from", type=_time, metavar="TIME", help="an earlier window, to look for what has become worse"
+    )
+    parser.add_argument("--compare-to", type=_time, metavar="TIME")
+    parser.add_argument(
+        "--type", dest="types", action="append", default=[], help="only this type; may be given several times"
+    )
+    parser.add_argument("--origin", dest="origins", action="append", default=[], help="only this origin; as above")
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        default=100,
+        metavar="N",
+        help="of an instance, for the instances needed; default: 100",
+    )
+    parser.add_argument(
+        "--utilisation", type=float, default=0.7, metavar="SHARE", help="how busy an instance is to be; default: 0.7"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="made; gets a Parquet table for each answer, and report.html",
+    )
+    chosen = parser.parse_args(given)
+    if chosen.archive is None:
+        chosen.postgres = chosen.postgres or os.environ.get("SIDINGS_POSTGRES")
+    if (chosen.compare_from is None) != (chosen.compare_to is None):
+        raise ConfigurationError("give both --compare-from and --compare-to, or neither")
+    if chosen.out.exists():
+        raise ConfigurationError(f"{chosen.out} exists already: give a new directory")
+    only = tuple(chosen.types), tuple(chosen.origins)
+    selection = Selection(chosen.since, chosen.until, *only)
+    compared = Selection(chosen.compare_from, chosen.compare_to, *only) if chosen.compare_from else None
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    draft = chosen.out.parent / f".{chosen.out.name}-{secrets.token_hex(4)}"
+    facts = Facts(_named(chosen), selection, compared, chosen.concurrency, chosen.utilisation)
+    try:
+        _write(chosen, facts, draft)
+        draft.rename(chosen.out)  # it is there as a whole or not at all
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    print(f"{chosen.out / 'report.html'}")
+
+
+def _write(chosen: argparse.Namespace, facts: Facts, out: Path) -> None:
+    where = {"postgres": chosen.postgres, "schema": chosen.schema, "archive": chosen.archive}
+    with ExitStack() as stack:
+        spark = session("sidings-history", POSTGRES_DRIVER, _SETTINGS)
+        stack.callback(spark.stop)
+        attempts = stack.enter_context(reading(spark, facts.selection, **where))
+        if attempts.isEmpty():
+            raise ConfigurationError(_nothing(facts.selection))
+        before = None
+        if facts.compared is not None:
+            earlier = stack.enter_context(reading(spark, facts.compared, **where))
+            if earlier.isEmpty():
+                raise ConfigurationError(_nothing(facts.compared))
+            before = earlier, facts.compared
+        analyse(
+            attempts, facts.selection, out, before=before, instance_concurrency=facts.concurrency,
+            utilisation=facts.utilisation, on_table=lambda name: print(f"wrote {name}", file=sys.stderr),
+        )  # fmt: skip
+    (out / "report.html").write_text(report(out, facts), encoding="utf-8")
+
+
+def _nothing(selection: Selection) -> str:
+    only = " of these types and origins" if selection.types or selection.origins else ""
+    return (
+        f"no attempt{only} ended between {selection.since:%Y-%m-%d %H:%M:%S}Z and "
+        f"{selection.until:%Y-%m-%d %H:%M:%S}Z: "
+        "choose another window; of days that retention has dropped, the archive may know (--archive)"
+    )
+
+
+def _named(chosen: argparse.Namespace) -> str:
+    names: list[str] = []
+    if chosen.postgres:
+        parts = urlsplit(str(chosen.postgres))
+        names.append(f"{parts.netloc.rpartition('@')[2]}{parts.path}, schema {chosen.schema}")
+    if chosen.archive:
+        names.append(f"the archive {chosen.archive}")
+    return " and ".join(names)
+
+
+def _archive(given: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m sidings.spark_analytics.history archive",
+        description="Copy the days of a history that are over to Parquet. Safe to repeat, to kill, and "
+        "to run twice at once.",
+    )
+    _source(parser)
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the archive; made when missing")
+    chosen = parser.parse_args(given)
+    dsn = chosen.postgres or os.environ.get("SIDINGS_POSTGRES")
+    if not dsn:
+        parser.error("give --postgres, the DSN of the service's database, or set SIDINGS_POSTGRES")
+    archive(dsn, chosen.to, schema=chosen.schema, on_day=print)
+
+
+def _time(text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write e.g. 2026-03-01 or 2026-03-01T06:00Z") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

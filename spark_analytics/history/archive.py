@@ -1,0 +1,164 @@
+"""The archive: days of the history that are over, as Parquet.
+
+A day takes two transactions. The first sets a trigger on the day's partition, which notes rows that come late, and by
+that waits for those that are being written. The second takes a lock, looks at the notes, reads the rows, writes them to
+a new file, syncs it, gives it its name, enters it in `history_archive`, removes the notes that it has seen, and
+commits.
+So whenever it is killed: a file under its name is whole, an entry has its file, and a row that is in neither is either
+in a partition that is not entered, or noted; both keep retention from dropping it, and the next run goes on from there.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (pyarrow has no annotations)
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...errors import SchemaMissing, SidingsError
+from ...schema import load_sql, valid_schema_name
+from .files import claim_archive, part_file
+
+__all__ = ["archive"]
+
+if TYPE_CHECKING:
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+_CONNECT_SECONDS = 10.0
+_CALL_SECONDS = 600.0
+_ROWS = 20_000  # in memory at once
+_GROUP = 200_000  # rows of a row group
+
+_TIME = pa.timestamp("us", tz="UTC")
+_SHAPE = pa.schema(
+    [
+        ("job_id", pa.int64()), ("epoch", pa.int64()), ("enqueued_at", _TIME), ("due_at", _TIME), ("started_at", _TIME),
+        ("finished_at", _TIME), ("executor", pa.string()), ("attempt", pa.int32()), ("outcome", pa.string()),
+        ("priority", pa.int16()), ("type", pa.string()), ("origin", pa.string()), ("group", pa.string()),
+        ("error_class", pa.string()), ("error_message", pa.string()), ("error_fingerprint", pa.string()),
+        ("correlation_id", pa.string()), ("payload", pa.string()),
+    ]
+)  # fmt: skip
+
+
+def archive(
+    dsn: str, directory: Path, *, schema: str = "sidings", on_day: Callable[[str], None] = lambda _: None
+) -> int:
+    """Copy each day that is over, and not archived with all of its rows, to ``DIR/day=…/part-1.parquet``; returns
+    how many.
+
+    on_day: is told of each day. The role of `dsn` must own the tables, for it sets triggers. Another run at the same
+    time
+    is noticed, and left to its work.
+
+    Raises `ConfigurationError` where the directory is another service's archive or holds other things, `SchemaMissing`
+    where the schema is not there or too old; asyncpg's errors, and `OSError`.
+    """
+    return asyncio.run(_archive(dsn, directory.resolve(), valid_schema_name(schema), on_day))
+
+
+async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str], None]) -> int:
+    connection = await asyncpg.connect(
+        dsn, timeout=_CONNECT_SECONDS, command_timeout=_CALL_SECONDS, statement_cache_size=0
+    )
+    try:
+        if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.history_archive") is None:
+            raise SchemaMissing(
+                f"the database has no schema {schema!r} of Sidings, or one from before the archive: "
+                f"check the DSN and the "
+                "schema's name, or migrate (python -m sidings.schema)"
+            )
+        claim_archive(directory, await connection.fetchval(f"SELECT name FROM {schema}.service"))
+        done = 0
+        for row in await connection.fetch(load_sql(__package__, "closed_days", schema)):
+            here = row["location"] != str(directory) or part_file(directory, row["day"], row["part"]).exists()
+            if row["archived"] and here:
+                continue
+            if not row["divided"]:
+                await connection.execute(f"SELECT {schema}.make_history_day($1)", row["day"])
+            await connection.execute(f"SELECT {schema}.watch_history_day($1)", row["day"])
+            async with connection.transaction():
+                rows = await _day(connection, directory, schema, row["day"], row["part"])
+            if rows is None:
+                on_day("another run is at work: the rest is left to it")
+                break
+            on_day(f"archived {row['day']}: {rows:,} rows")
+            done += 1
+        return done
+    finally:
+        await connection.close(timeout=_CONNECT_SECONDS)
+
+
+async def _day(connection: "Connection", directory: Path, schema: str, day: date, part: int) -> int | None:
+    """Archive one day inside a transaction; the number of its rows, or None where another run has the lock."""
+    # In the transaction that enters the file: who loses the connection, and with it the lock, cannot enter it either.
+    key = f"sidings.archive:{schema}"
+    if not await connection.fetchval("SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))", key):
+        return None
+    # Before the rows: a note that is seen now belongs to a row that is read below.
+    late = await connection.fetch(f"SELECT id FROM {schema}.history_late WHERE day = $1", day)
+    file = part_file(directory, day, part)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _tidy(file)
+    draft = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
+    rows = await _write(connection, draft, schema, day)
+    await _verify(connection, draft, rows, schema, day, [row["id"] for row in late])
+    await connection.execute(load_sql(__package__, "enter_day", schema), day, part, rows, str(directory))
+    await connection.execute(f"DELETE FROM {schema}.history_late WHERE id = ANY ($1)", [row["id"] for row in late])
+    draft.rename(file)
+    _sync(file.parent)
+    _sync(directory)
+    return rows
+
+
+async def _write(connection: "Connection", draft: Path, schema: str, day: date) -> int:
+    query = load_sql(__package__, "read_day", schema).replace("{partition}", f"job_history_{day:%Y%m%d}")
+    cursor = await connection.cursor(query)
+    rows = 0
+    with pq.ParquetWriter(draft, _SHAPE, compression="zstd") as writer:
+        batches: list[pa.RecordBatch] = []
+        while found := await cursor.fetch(_ROWS):
+            rows += len(found)
+            columns = [
+                pa.array(column, field.type) for column, field in zip(zip(*found, strict=True), _SHAPE, strict=True)
+            ]
+            batches.append(pa.record_batch(columns, schema=_SHAPE))
+            if sum(batch.num_rows for batch in batches) >= _GROUP:
+                writer.write_table(pa.Table.from_batches(batches))
+                batches.clear()
+        if batches:
+            writer.write_table(pa.Table.from_batches(batches))
+    _sync(draft)
+    return rows
+
+
+async def _verify(connection: "Connection", draft: Path, rows: int, schema: str, day: date, late: list[int]) -> None:
+    """Compare the file with what Postgres counts; rows that came since it was read are noted."""
+    query = load_sql(__package__, "count_day", schema).replace("{partition}", f"job_history_{day:%Y%m%d}")
+    count = await connection.fetchrow(query, day, late)
+    written = pq.read_metadata(draft).num_rows
+    if count is None or written != rows or not rows <= count["rows"] <= rows + count["noted"]:
+        raise SidingsError(
+            f"{draft} has {written} rows, {rows} were read, Postgres counts {count}: nothing was entered"
+        )
+
+
+def _tidy(file: Path) -> None:
+    """Remove what runs that were killed have left; nobody else writes there, for we have the lock."""
+    for left in file.parent.glob(f".{file.name}-*"):
+        left.unlink()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

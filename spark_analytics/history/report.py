@@ -1,0 +1,91 @@
+"""The tables of an analysis as one page of HTML that needs nothing else."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+
+from .analysis import TABLES
+from .findings import duration, findings, measured
+from .plots import bars, lines
+from .selection import Selection
+
+__all__ = ["Facts", "report"]
+
+_ROWS = 25  # of a table in the page; the Parquet tables have all
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What stands in the page's head. source: without secrets. compared: the earlier window."""
+
+    source: str
+    selection: Selection
+    compared: Selection | None = None
+    concurrency: int = 100
+    utilisation: float = 0.7
+
+
+def report(folder: Path, facts: Facts) -> str:
+    """The page. folder: where `analyse` has put its tables."""
+    tables = {
+        name: pd.read_parquet(folder / f"{name}.parquet") for name in TABLES if (folder / f"{name}.parquet").exists()
+    }
+    for name in ("concurrency", "capacity"):
+        tables[name]["type"] = tables[name]["type"].fillna("all types")
+    environment = Environment(
+        loader=PackageLoader(__package__ or "", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        {
+            "duration": duration, "measured": measured, "count": _count, "percent": _percent, "time": _time, "text": _text,  # noqa: E501
+        }
+    )  # fmt: skip
+    heaviest = tables["heaviest"].query("dimension == 'group'").head(15)
+    return environment.get_template("report.html.j2").render(
+        facts=facts,
+        findings=findings(tables),
+        attempts=int(tables["types"]["attempts"].sum()),
+        jobs=int(tables["throughput"]["jobs"].sum()),
+        tables={name: table.head(_ROWS).to_dict("records") for name, table in tables.items()},
+        sizes={name: len(table) for name, table in tables.items()},
+        plots={name: Markup(svg) for name, svg in _plots(tables).items()},  # matplotlib has escaped them
+        groups=heaviest.to_dict("records"),
+        origins=tables["heaviest"].query("dimension == 'origin'").head(15).to_dict("records"),
+    )
+
+
+def _plots(tables: dict[str, pd.DataFrame]) -> dict[str, str]:
+    blocked = tables["blocked_by_error"].head(12)
+    classes = blocked["error_class"].fillna("lost executor")
+    return {
+        "throughput": lines(tables["throughput"], "bucket", "jobs_per_second", "type", "jobs/s"),
+        "errors": lines(tables["rates"], "bucket", "error_rate", "type", "share that failed"),
+        "wait": lines(tables["durations"], "bucket", "wait_p95_seconds", "type", "seconds", log=True),
+        "run": lines(tables["durations"], "bucket", "run_p95_seconds", "type", "seconds", log=True),
+        "concurrency": lines(tables["concurrency"], "bucket", "mean_running", "type", "attempts at once"),
+        "blocked": bars(
+            [f"{t}: {c}" for t, c in zip(blocked["type"], classes, strict=True)],
+            list(blocked["blocked_seconds"] / 3_600),
+            "hours",
+        ),
+    }
+
+
+def _count(value: Any) -> str:
+    return "–" if pd.isna(value) else f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3g}"
+
+
+def _percent(value: Any) -> str:
+    return "–" if pd.isna(value) else f"{value:.2%}"
+
+
+def _time(value: Any) -> str:
+    return "–" if pd.isna(value) else f"{value:%Y-%m-%d %H:%M:%S}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "–"

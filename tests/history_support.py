@@ -1,0 +1,169 @@
+"""Histories made up at random, as rows of Python, and what the analysis should say about them, computed plainly."""
+
+import asyncio
+import itertools
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+
+__all__ = ["DAY", "Attempt", "blocked_seconds", "quantile", "random_history", "store"]
+
+DAY = datetime(2026, 3, 2, tzinfo=UTC)
+NOTHING = timedelta(0)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    job: int
+    attempt: int
+    outcome: str
+    enqueued: datetime
+    finished: datetime
+    started: datetime | None = None
+    due: datetime | None = None
+    type: str = "a"
+    origin: str = "t/0"
+    group: str | None = None
+    error: str | None = None
+
+    @property
+    def ready(self) -> datetime:
+        return max(self.enqueued, self.due or self.enqueued)
+
+    @property
+    def wait(self) -> float | None:
+        return None if self.started is None else max(NOTHING, self.started - self.ready).total_seconds()
+
+    @property
+    def run(self) -> float | None:
+        return None if self.started is None else max(NOTHING, self.finished - self.started).total_seconds()
+
+
+def random_history(seed: int, jobs: int) -> list[Attempt]:
+    """Jobs of serial groups, of parallel ones and of none; whole seconds often, so that much happens at one instant."""
+    dice = random.Random(seed)
+    free: dict[tuple[str, str], datetime] = {}
+    rows: list[Attempt] = []
+    clock = DAY + timedelta(hours=1)
+    for job in range(1, jobs + 1):
+        clock += timedelta(seconds=dice.choice((0, 0, 0, 1, 2, dice.random())))
+        origin, kind = f"t/{min(3, int(dice.expovariate(1)))}", f"type {min(4, int(dice.expovariate(0.8)))}"
+        group = dice.choice((None, *(f"g{n}" for n in range(6)), "g0", "parallel"))
+        ready, number = clock, 1
+        while True:
+            lane = free.get((origin, group or ""), clock) if group not in (None, "parallel") else clock
+            started = max(ready, lane) + timedelta(seconds=dice.choice((0, 0.002, dice.random() / 10)))
+            finished = started + timedelta(seconds=dice.choice((0, 1, dice.expovariate(3))))
+            outcome = dice.choices(
+                ("succeeded", "retried", "lost", "discarded", "snoozed", "held", "cancelled"), (80, 9, 2, 2, 2, 1, 1)
+            )[0]
+            error = f"fp{job % 3}" if outcome in ("retried", "discarded", "held") else None
+            due = ready if number > 1 else None
+            unstarted = outcome in ("lost", "cancelled")
+            rows.append(
+                Attempt(
+                    job,
+                    number,
+                    outcome,
+                    clock,
+                    finished,
+                    None if unstarted else started,
+                    due,
+                    kind,
+                    origin,
+                    group,
+                    error,
+                )
+            )
+            if group not in (None, "parallel"):
+                free[origin, group] = finished
+            if outcome in ("succeeded", "discarded", "cancelled", "held"):
+                break
+            ready, number = finished + timedelta(seconds=dice.choice((0, 1, 5, dice.random() * 20))), number + 1
+            if group not in (None, "parallel"):
+                free[origin, group] = ready  # the head holds its group
+    return rows
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The smallest value that at least that share of all does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(1, math.ceil(share * len(ordered) - 1e-9)) - 1]
+
+
+def blocked_seconds(rows: list[Attempt]) -> dict[tuple[str, str], tuple[float, float]]:
+    """For each (origin, group): how long it was blocked, and the delay of its jobs; by looking at every pair."""
+    groups: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
+    for row in rows:
+        if row.group is not None:
+            groups[row.origin, row.group].append(row)
+    out: dict[tuple[str, str], tuple[float, float]] = {}
+    for key, members in groups.items():
+        jobs: dict[int, list[Attempt]] = defaultdict(list)
+        for row in sorted(members, key=lambda r: r.attempt):
+            jobs[row.job].append(row)
+        waits = [(r.job, r.ready, max(r.started or r.finished, r.ready)) for r in members if r.attempt == 1]
+        blocked = delayed = 0.0
+        for job, attempts in jobs.items():
+            for one, following in itertools.pairwise(attempts):
+                begin, end = one.finished, max(one.finished, following.finished)
+                if one.outcome not in ("retried", "held", "lost"):
+                    continue
+                if any(r.job != job and r.started and begin <= r.started < end for r in members):
+                    continue
+                held_up = [(max(a, begin), min(b, end)) for _, a, b in waits if a < end and b > begin]
+                delayed += sum((b - a).total_seconds() for a, b in held_up)
+                blocked += _union(held_up)
+        if blocked:
+            out[key] = blocked, delayed
+    return out
+
+
+def _union(intervals: list[tuple[datetime, datetime]]) -> float:
+    total, reached = 0.0, None
+    for a, b in sorted(intervals):
+        begin = a if reached is None else max(a, reached)
+        if b > begin:
+            total += (b - begin).total_seconds()
+            reached = b
+    return total
+
+
+def moved(rows: list[Attempt], by: timedelta, jobs: int) -> list[Attempt]:
+    """The same history of other jobs at another time."""
+    return [
+        replace(
+            r, job=r.job + jobs, enqueued=r.enqueued + by, finished=r.finished + by,
+            started=r.started and r.started + by, due=r.due and r.due + by,
+        )
+        for r in rows
+    ]  # fmt: skip
+
+
+def store(dsn: str, rows: list[Attempt]) -> None:
+    """Put them into the history, with a partition for each of their days."""
+    asyncio.run(stored(dsn, rows))
+
+
+async def stored(dsn: str, rows: list[Attempt], *, partitions: bool = True) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        for day in sorted({row.finished.date() for row in rows}) if partitions else ():
+            await connection.execute("SELECT sidings.make_history_day($1)", day)
+        await connection.copy_records_to_table(
+            "job_history", schema_name="sidings",
+            columns=["job_id", "attempt", "outcome", "enqueued_at", "finished_at", "started_at", "due_at", "type", "origin",  # noqa: E501
+                     "group", "priority", "error_class", "error_message", "error_fingerprint"],
+            records=[
+                (r.job, r.attempt, r.outcome, r.enqueued, r.finished, r.started, r.due, r.type, r.origin, r.group, 0,
+                 r.error and "Broken", r.error and f"message <script>{r.job}", r.error)
+                for r in rows
+            ],
+        )  # fmt: skip
+    finally:
+        await connection.close()

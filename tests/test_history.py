@@ -1,0 +1,254 @@
+"""The analysis of histories against plain computations over the same rows, on a real Postgres and a real Spark."""
+
+import asyncio
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Generator
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pyspark.sql import SparkSession
+from sidings.devstack.databases import create_database, drop_database
+from sidings.errors import ConfigurationError
+from sidings.spark_analytics.history import TABLES, Facts, Selection, analyse, reading, report
+
+from .history_support import DAY, Attempt, blocked_seconds, moved, quantile, random_history, store
+
+pytestmark = pytest.mark.timeout(600)  # the first test waits for Spark to start and for all tables
+ROWS = random_history(7, 1_200)
+EARLIER = [
+    # Half as fast as that one day before; the same otherwise.
+    Attempt(**{**vars(r), "finished": r.started + (r.finished - r.started) / 2}) if r.started else r
+    for r in moved(ROWS, timedelta(days=-1), 100_000)
+]
+WINDOW = Selection(DAY, DAY + timedelta(days=1))
+BEFORE = Selection(DAY - timedelta(days=1), DAY)
+FAILED = ("retried", "discarded", "held", "lost")
+
+
+@pytest.fixture(scope="module")
+def stored(sidings_postgres: str, sidings_template: Callable[[], Coroutine[None, None, str]]) -> Generator[str]:
+    """A database with both days."""
+
+    async def make() -> str:
+        return await create_database(sidings_postgres, "history", template=await sidings_template())
+
+    dsn = asyncio.run(make())
+    store(dsn, ROWS + EARLIER)
+    yield dsn
+    asyncio.run(drop_database(sidings_postgres, dsn))
+
+
+@pytest.fixture(scope="module")
+def out(spark: SparkSession, stored: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where an analysis of the day, compared with the one before, has put its tables."""
+    folder = tmp_path_factory.mktemp("history")
+    with reading(spark, WINDOW, postgres=stored) as attempts, reading(spark, BEFORE, postgres=stored) as earlier:
+        analyse(attempts, WINDOW, folder, before=(earlier, BEFORE), instance_concurrency=2, utilisation=0.5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def table(out: Path) -> Callable[[str], pd.DataFrame]:
+    return lambda name: pd.read_parquet(out / f"{name}.parquet")
+
+
+def bucket(time: datetime) -> datetime:
+    step = WINDOW.step.total_seconds()
+    return datetime.fromtimestamp(time.timestamp() // step * step, UTC)
+
+
+def test_every_answer_is_a_table_of_one_file(out: Path):
+    for name in TABLES:
+        assert len(list((out / f"{name}.parquet").glob("part-*.parquet"))) == 1, name
+
+
+def test_throughput_and_rates_count_each_attempt_once(table: Callable[[str], pd.DataFrame]):
+    counted = Counter((r.type, bucket(r.finished), r.outcome) for r in ROWS)
+    rates = table("rates")
+    for row in rates.to_dict("records"):
+        own = {o: n for (t, b, o), n in counted.items() if (t, b) == (row["type"], row["bucket"])}
+        assert row["attempts"] == sum(own.values())
+        assert {o: row[o] for o in own} == own
+        assert row["error_rate"] == pytest.approx(sum(own.get(o, 0) for o in FAILED) / sum(own.values()))
+        assert row["retried_rate"] == pytest.approx(own.get("retried", 0) / sum(own.values()))
+    assert rates["attempts"].sum() == len(ROWS)
+    throughput = table("throughput")
+    ended = sum(r.outcome in ("succeeded", "discarded", "cancelled", "superseded") for r in ROWS)
+    assert throughput["jobs"].sum() == ended
+    assert throughput["jobs_per_second"].sum() * WINDOW.step.total_seconds() == pytest.approx(ended)
+    assert throughput["run_seconds"].sum() == pytest.approx(sum(r.run or 0 for r in ROWS))
+
+
+def test_quantiles_are_within_one_percent(table: Callable[[str], pd.DataFrame]):
+    values: dict[object, list[Attempt]] = defaultdict(list)
+    for row in ROWS:
+        if row.started:
+            values[row.type, bucket(row.finished)].append(row)
+            values[row.type].append(row)
+    for row in [*table("durations").to_dict("records"), *table("types").to_dict("records")]:
+        own = values[(row["type"], row["bucket"]) if "bucket" in row else row["type"]]
+        assert row["started"] == len(own)
+        for measure in ("wait", "run"):
+            exact = [getattr(r, measure) for r in own]
+            assert row[f"{measure}_max_seconds"] == pytest.approx(max(exact), abs=1e-6)
+            for share in (50, 90, 95, 99):
+                expected = quantile(exact, share / 100)
+                assert row[f"{measure}_p{share}_seconds"] == pytest.approx(expected, rel=0.0101, abs=2e-6)
+
+
+def test_groups_were_blocked_as_long_as_somebody_waited_behind_a_failure(table: Callable[[str], pd.DataFrame]):
+    expected = blocked_seconds(ROWS)
+    assert len(expected) > 10
+    assert not any(group == "parallel" for _, group in expected), "the history has stops of parallel groups"
+    found = {
+        (r["origin"], r["group"]): (r["blocked_seconds"], r["delayed_job_seconds"])
+        for r in table("blocked").to_dict("records")
+    }
+    assert found == {key: pytest.approx(value, abs=1e-3) for key, value in expected.items()}
+    by_error = table("blocked_by_error")
+    assert by_error["blocked_seconds"].sum() == pytest.approx(sum(b for b, _ in expected.values()))
+    assert set(by_error["error_fingerprint"].dropna()) == {"fp0", "fp1", "fp2"}
+
+
+def test_heads_that_still_fail_are_told_apart(table: Callable[[str], pd.DataFrame]):
+    last = {r.job: r for r in sorted(ROWS, key=lambda r: r.attempt) if r.group}
+    assert set(table("still_failing")["job_id"]) == {r.job for r in last.values() if r.outcome == "retried"}
+
+
+def test_concurrency_is_the_time_that_handlers_ran(table: Callable[[str], pd.DataFrame]):
+    found = table("concurrency")
+    seconds = WINDOW.step.total_seconds()
+    ran = sum(r.run for r in ROWS if r.run)
+    assert found[found["type"].isna()]["mean_running"].sum() * seconds == pytest.approx(ran, rel=1e-6)
+    assert found[found["type"].notna()]["mean_running"].sum() * seconds == pytest.approx(ran, rel=1e-6)
+    tick = seconds / 60
+    by_tick: dict[float, float] = defaultdict(float)
+    for row in ROWS:
+        if row.started:
+            begin, end = row.started.timestamp(), row.finished.timestamp()
+            for number in range(int(begin // tick), int(end // tick) + 1):
+                by_tick[number] += max(0.0, min(end, (number + 1) * tick) - max(begin, number * tick)) / tick
+    assert found[found["type"].isna()]["peak_running"].max() == pytest.approx(max(by_tick.values()), rel=1e-4)
+
+
+def test_instances_follow_littles_law(table: Callable[[str], pd.DataFrame]):
+    [row] = table("capacity").query("type.isna()").to_dict("records")
+    runs = [r.run for r in ROWS if r.run is not None]
+    assert row["ready_per_second"] == pytest.approx(len(runs) / 86_400)
+    assert row["mean_running"] == pytest.approx(row["ready_per_second"] * row["run_mean_seconds"])
+    busiest = max(Counter(bucket(r.ready) for r in ROWS if r.started).values()) / WINDOW.step.total_seconds()
+    assert row["busiest_per_second"] == pytest.approx(busiest)
+    assert row["busiest_instances"] == math.ceil(busiest * sum(runs) / len(runs) / (2 * 0.5))
+
+
+def test_errors_are_clustered(table: Callable[[str], pd.DataFrame]):
+    found = {r["error_fingerprint"]: r for r in table("errors").to_dict("records")}
+    for name in ("fp0", "fp1", "fp2"):
+        own = [r for r in ROWS if r.error == name]
+        row = found.pop(name)
+        assert (row["attempts"], row["jobs"]) == (len(own), len({r.job for r in own}))
+        assert row["groups"] == len({(r.origin, r.group) for r in own if r.group})
+        assert list(row["types"]) == sorted({r.type for r in own})
+        assert row["first"] == min(r.finished for r in own)
+        assert row["last"] == max(r.finished for r in own)
+        assert row["discarded"] == sum(r.outcome == "discarded" for r in own)
+    assert not found
+
+
+def test_skew_is_that_of_the_textbook(table: Callable[[str], pd.DataFrame]):
+    found = {r["dimension"]: r for r in table("skew").to_dict("records")}
+    for dimension, key in {
+        "type": lambda r: r.type,
+        "origin": lambda r: r.origin,
+        "group": lambda r: (r.origin, r.group),
+    }.items():
+        sizes = sorted(Counter(key(r) for r in ROWS if dimension != "group" or r.group).values())
+        differences = sum(abs(a - b) for a in sizes for b in sizes)
+        assert found[dimension]["gini"] == pytest.approx(differences / (2 * len(sizes) * sum(sizes)))
+        assert found[dimension]["largest"] == sizes[-1]
+        assert found[dimension]["median"] == quantile(sizes, 0.5)
+    top = table("heaviest").query("dimension == 'origin'")
+    assert dict(zip(top["name"], top["attempts"], strict=True)) == Counter(r.origin for r in ROWS)
+
+
+def test_the_slowest_group_has_the_longest_mean_time(table: Callable[[str], pd.DataFrame]):
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in ROWS:
+        if row.group and row.started:
+            times[row.origin, row.group].append(row.wait + row.run)
+    expected = {k: sum(v) / len(v) for k, v in times.items() if len(v) >= 3}
+    found = {(r["origin"], r["group"]): r["mean_seconds"] for r in table("slowest_groups").to_dict("records")}
+    assert found == {k: pytest.approx(v) for k, v in expected.items()}
+    assert list(found) == sorted(expected, key=lambda k: -expected[k])
+
+
+def test_a_regression_is_reported_and_a_small_sample_is_not(table: Callable[[str], pd.DataFrame]):
+    found = {(r["type"], r["measure"]): r for r in table("regressions").to_dict("records")}
+    sizes = Counter(r.type for r in ROWS if r.started)
+    assert found["type 0", "run_p50"]["verdict"] == "worse"
+    assert found["type 0", "error_rate"]["verdict"] == "same"
+    assert found["type 0", "wait_p50"]["verdict"] == "same"
+    small = [t for t, n in sizes.items() if n < 100]
+    assert small
+    assert {r["verdict"] for (t, m), r in found.items() if t in small and m != "error_rate"} == {"too few"}
+    worse = found["type 0", "run_p50"]
+    assert worse["after"] == pytest.approx(
+        quantile((r.run for r in ROWS if r.type == "type 0" and r.started), 0.5), rel=0.011
+    )
+    assert worse["before_low"] <= worse["before"] <= worse["before_high"] < worse["after_low"] <= worse["after_high"]
+
+
+def test_filters_choose_types_and_origins(spark: SparkSession, stored: str):
+    only = Selection(DAY, DAY + timedelta(hours=1, minutes=10), types=("type 0", "it's"), origins=("t/1",))
+    with reading(spark, only, postgres=stored) as attempts:
+        found = {(r.job_id, r.attempt) for r in attempts.select("job_id", "attempt").collect()}
+    assert found == {
+        (r.job, r.attempt) for r in ROWS if r.type == "type 0" and r.origin == "t/1" and r.finished < only.until
+    }
+    assert found
+
+
+class _Page(HTMLParser):
+    """Fails where tags do not match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: Counter[str] = Counter()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] += 1
+        if tag not in ("meta", "br", "link", "img"):
+            self.open.append(tag)
+        assert not any(n in ("src", "srcset") or (n.endswith("href") and not str(v).startswith("#")) for n, v in attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_report_is_one_page_that_needs_nothing_else(out: Path):
+    html = report(out, Facts("db.example/<script>", WINDOW, BEFORE))
+    page = _Page()
+    page.feed(html)
+    assert page.open == []
+    assert page.seen["svg"] == 6
+    assert page.seen["script"] == 0, "names and messages are escaped"
+    assert "message &lt;script&gt;" in html
+    assert f"{len(ROWS):,} attempts" in html
+    assert "times as much as before" in html
+    assert "@import" not in html
+    assert "url(http" not in html
+
+
+def test_a_window_without_sense_is_refused():
+    with pytest.raises(ConfigurationError, match="the window is empty"):
+        Selection(DAY, DAY)
+    with pytest.raises(ConfigurationError, match="no time zone"):
+        Selection(DAY.replace(tzinfo=None), DAY)
