@@ -160,7 +160,7 @@ async def read_once(dsn: str, kafka: str, topic: str) -> list[str]:
     messages = await everything(kafka, [topic])
     async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
         for message in messages:
-            await producer.send_and_wait(topic, message.value, key=message.key, headers=message.headers)
+            await producer.send_and_wait(topic, message.value, key=message.key, headers=list(message.headers))
     connection = await asyncpg.connect(dsn)
     await connection.execute(TABLES)
     service = make_reader(dsn, kafka, topic)
