@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader
@@ -39,11 +39,9 @@ def report(folder: Path, facts: Facts) -> str:
     environment = Environment(
         loader=PackageLoader(__package__ or "", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(
-        {
-            "duration": duration, "measured": measured, "count": _count, "percent": _percent, "time": _time, "text": _text,  # noqa: E501
-        }
-    )  # fmt: skip
+    filters = cast(dict[str, Any], environment.filters)
+    filters |= {"duration": duration, "measured": measured, "count": _count, "percent": _percent}
+    filters |= {"time": _time, "text": _text}
     heaviest = tables["heaviest"].query("dimension == 'group'").head(15)
     return environment.get_template("report.html.j2").render(
         facts=facts,
