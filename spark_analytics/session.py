@@ -14,6 +14,11 @@ POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.14"
 
 JARS_VARIABLE = "SIDINGS_SPARK_JARS"
 
+_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # the default, INT96, has no zone for other readers
+}
+
 
 def session(name: str, connector: str, settings: Mapping[str, str] | None = None) -> SparkSession:
     """The running session, or a new one.
@@ -30,6 +35,6 @@ def session(name: str, connector: str, settings: Mapping[str, str] | None = None
         builder = builder.master("local[*]").config("spark.ui.enabled", "false")
         jars = os.environ.get(JARS_VARIABLE)
         builder = builder.config("spark.jars", jars) if jars else builder.config("spark.jars.packages", connector)
-    for key, value in {"spark.sql.session.timeZone": "UTC", **(settings or {})}.items():
+    for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

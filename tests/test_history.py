@@ -20,8 +20,8 @@ from .history_support import DAY, Attempt, blocked_seconds, moved, quantile, ran
 pytestmark = pytest.mark.timeout(600)  # the first test waits for Spark to start and for all tables
 ROWS = random_history(7, 1_200)
 EARLIER = [
-    # Half as fast as that one day before; the same otherwise.
-    Attempt(**{**vars(r), "finished": r.started + (r.finished - r.started) / 2}) if r.started else r
+    # A tenth as long as that one day before; the same otherwise.
+    Attempt(**{**vars(r), "finished": r.started + (r.finished - r.started) / 10}) if r.started else r
     for r in moved(ROWS, timedelta(days=-1), 100_000)
 ]
 WINDOW = Selection(DAY, DAY + timedelta(days=1))
