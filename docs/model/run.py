@@ -1,7 +1,7 @@
 """Check the models: right protocols must hold, seeded bugs must be caught. Exit code 1 if one does not.
 
 python docs/model/run.py              a few minutes
-python docs/model/run.py --quick      seeded bugs and the smallest right protocols, some seconds
+python docs/model/run.py --quick      seeded bugs and the smallest right protocols, two minutes
 python docs/model/run.py --full       also the largest spaces, longer
 python docs/model/run.py --verbose    with the counterexample of each bug
 python docs/model/run.py --only TEXT  the checks whose name contains TEXT, whatever their size
