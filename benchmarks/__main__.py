@@ -76,6 +76,9 @@ def _run(chosen: argparse.Namespace) -> int:
     picked = [SCENARIOS[name] for name in chosen.names]
     if not picked:
         picked = sorted(SCENARIOS.values(), key=lambda scenario: scenario.kafka)  # the servers one after the other
+        if size.name in ("tiny", "short"):
+            log.info("without those on Spark, which have to be named: %s", ", ".join(s.name for s in picked if s.spark))
+            picked = [scenario for scenario in picked if not scenario.spark]
         if size.name == "tiny":
             picked = [scenario for scenario in picked if not scenario.kafka]
     if chosen.no_peers:

@@ -17,7 +17,7 @@ from .results import Figures
 if TYPE_CHECKING:
     from .server import Server
 
-__all__ = ["Meter", "Reading", "foreign_cores", "postgres_cpu"]
+__all__ = ["Meter", "Reading", "cpu_with_children", "foreign_cores", "postgres_cpu"]
 
 
 def postgres_cpu(pid: int) -> float:
@@ -33,6 +33,16 @@ def postgres_cpu(pid: int) -> float:
         # A child that ends meanwhile moves from one account to the other: count again.
         if {child.pid for child in postmaster.children()} == {child.pid for child in children}:
             return total + own.user + own.system + own.children_user + own.children_system
+
+
+def cpu_with_children() -> float:
+    """Seconds of CPU that this process and all that it has started have used."""
+    me = psutil.Process()
+    total = 0.0
+    for process in [me, *me.children(recursive=True)]:
+        times = process.cpu_times()
+        total += times.user + times.system + (times.children_user + times.children_system if process != me else 0.0)
+    return total
 
 
 def foreign_cores(server: "Server | None") -> Callable[[], float]:

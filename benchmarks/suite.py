@@ -98,6 +98,7 @@ class Scenario:
     note: str
     peers: bool
     kafka: bool
+    spark: bool
 
 
 SCENARIOS: dict[str, Scenario] = {}
@@ -112,12 +113,14 @@ def scenario(
     note: str = "",
     peers: bool = False,
     kafka: bool = False,
+    spark: bool = False,
 ) -> Callable[[Callable[[Size], Sequence[Variant]]], Callable[[Size], Sequence[Variant]]]:
     """Declare the decorated function's variants as a scenario. peers: it runs other projects' queues; kafka: it needs
-    a broker, which `Bench.kafka` is then."""
+    a broker, which `Bench.kafka` is then; spark: it takes minutes, so that it is left out of short runs that do not
+    name it."""
 
     def declare(variants: Callable[[Size], Sequence[Variant]]) -> Callable[[Size], Sequence[Variant]]:
-        SCENARIOS[name] = Scenario(name, title, variants, compare, key, note, peers, kafka)
+        SCENARIOS[name] = Scenario(name, title, variants, compare, key, note, peers, kafka, spark)
         return variants
 
     return declare

@@ -2,7 +2,7 @@
 
 from .. import peers
 from ..suite import SCENARIOS, Size
-from . import cdc, consumer, directory, drain, enqueue, fleet, latency, outbox, trouble
+from . import cdc, consumer, directory, drain, enqueue, fleet, history, latency, outbox, trouble
 
 __all__ = [
     "SCENARIOS",
@@ -13,6 +13,7 @@ __all__ = [
     "drain",
     "enqueue",
     "fleet",
+    "history",
     "latency",
     "outbox",
     "trouble",

@@ -11,11 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from secrets import token_hex
 
-import psutil
 from aiokafka import AIOKafkaProducer
 from sidings import devstack
 from sidings.devstack.topics import create_topic
 
+from ..meter import cpu_with_children
 from ..results import Figures
 from ..suite import Bench, Compare, Size, Variant, scenario
 
@@ -97,10 +97,14 @@ def _spark(kafka: str, warm: str, topic: str, rows: int, combined: bool) -> Figu
     spark = session("bench", KAFKA_CONNECTOR, settings)
     try:
         _once(spark, kafka, warm, combined)
-        began, used = time.perf_counter(), _cpu()
+        began, used = time.perf_counter(), cpu_with_children()
         _once(spark, kafka, topic, combined)
         seconds = time.perf_counter() - began
-        return {"messages": rows / seconds, "client_us": (_cpu() - used) / rows * 1e6, "work_seconds": seconds}
+        return {
+            "messages": rows / seconds,
+            "client_us": (cpu_with_children() - used) / rows * 1e6,
+            "work_seconds": seconds,
+        }
     finally:
         spark.stop()
 
@@ -134,15 +138,6 @@ def _config(kafka: str, topic: str, folder: str):
     )
 
 
-def _cpu() -> float:
-    me = psutil.Process()
-    total = 0.0
-    for process in [me, *me.children(recursive=True)]:
-        times = process.cpu_times()
-        total += times.user + times.system + (times.children_user + times.children_system if process != me else 0.0)
-    return total
-
-
 @scenario(
     "cdc",
     "Row changes of small transactions, combined on Spark with two threads",
@@ -152,6 +147,7 @@ def _cpu() -> float:
     "are in Kafka before. From the start of the query to its end, in a Spark that is warm; CPU is that of the JVM and "
     "of Python's workers. The floor reads them and does nothing.",
     kafka=True,
+    spark=True,
 )
 def cdc(size: Size) -> Sequence[Variant]:
     rows = size.jobs(150_000)
