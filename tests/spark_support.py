@@ -13,6 +13,7 @@ SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
     "spark.log.level": "ERROR",
     # A few rows: to compile code for them takes longer than to do without.
     "spark.sql.codegen.wholeStage": "false",

@@ -173,6 +173,7 @@ def toml(by: Config) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.chaos
 async def test_a_kill_in_the_middle_loses_no_row(sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path):
     by = configured(topics, sidings_kafka, tmp_path, max_rows_per_trigger=100, report_seconds=1)
     file = tmp_path / "config.toml"
