@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from sidings.devstack.locations import free_port
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry, Retry
+from sidings.jobs.admin import Admin
 from tenacity import wait_fixed
 
 
@@ -113,3 +114,25 @@ async def test_jobs_run_retry_and_wait_their_turn_through_pgbouncer(bouncer: str
         await direct.close()
     finally:
         await executor.stop()
+
+
+async def test_administration_works_through_pgbouncer(bouncer: str) -> None:
+    """Several persons at once: what a driver does in two trips may meet two server connections."""
+    await reachable(bouncer)
+
+    async def look_and_act(name: str) -> None:
+        connection = await asyncpg.connect(bouncer, statement_cache_size=0)
+        try:
+            admin = Admin(connection, actor=name)
+            for _ in range(20):
+                assert await admin.jobs() == []
+                assert await admin.counts() == []
+                await admin.pause(type=name, reason="a test")
+                assert name in {pause.type for pause in await admin.pauses()}
+                await admin.resume(type=name, reason="it is over")
+        finally:
+            await connection.close()
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for number in range(6):
+            group.create_task(look_and_act(f"type_{number}"))
