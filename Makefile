@@ -31,7 +31,7 @@ demo: setup ## the acceptance demo: three instances, kills, takeovers; about a m
 test: setup ## all tests but the long ones, on a real Postgres and a real Kafka; WORKERS=0: one after the other
 	$(BIN)/python -m pytest -q -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
 
-chaos: setup ## the long tests, which kill servers and processes again and again
+chaos: setup ## the long tests, which kill servers and processes again and again, or search the models
 	$(BIN)/python -m pytest -q -m chaos tests
 
 lint: $(READY) ## style, formatting, strict types, import contracts

@@ -51,7 +51,7 @@ def of(report: Report) -> Callable[[str], ScenarioResult]:
 
 
 def test_every_scenario_measures_what_it_is_about(report: Report):
-    assert {s.name for s in report.scenarios} == {s.name for s in SCENARIOS.values() if not s.kafka}
+    assert {s.name for s in report.scenarios} == {s.name for s in SCENARIOS.values() if not s.kafka and not s.spark}
     for scenario in report.scenarios:
         for variant in scenario.variants:
             assert variant.skipped is None, (scenario.name, variant.name, variant.skipped)
@@ -129,7 +129,15 @@ async def test_a_variant_that_fails_or_cannot_run_does_not_spoil_the_others():
 
     variants = [Variant("bad", fails), Variant("away", cannot), Variant("good", works), Variant("one", works, {}, 1)]
     chosen = Scenario(
-        "s", "t", lambda _: variants, [Compare("good", "one"), Compare("good", "bad")], "rate", "", False, False
+        "s",
+        "t",
+        lambda _: variants,
+        [Compare("good", "one"), Compare("good", "bad")],
+        "rate",
+        "",
+        peers=False,
+        kafka=False,
+        spark=False,
     )
     kept: list[int] = []
     size = replace(SIZES["tiny"], repetitions=2)
@@ -149,7 +157,9 @@ async def test_no_further_repetition_begins_when_the_time_is_up():
     async def works(_: object) -> dict[str, float]:
         return {"rate": 1.0}
 
-    chosen = Scenario("s", "t", lambda _: [Variant("only", works)], [], "rate", "", False, False)
+    chosen = Scenario(
+        "s", "t", lambda _: [Variant("only", works)], [], "rate", "", peers=False, kafka=False, spark=False
+    )
     size = replace(SIZES["tiny"], repetitions=3, seconds=1e-9)
     with patch("benchmarks.suite.foreign_cores", lambda _: lambda: 0.0), patch("benchmarks.suite.Meter"):
         [result] = await run([chosen], Mock(), size)

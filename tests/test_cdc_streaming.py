@@ -217,6 +217,7 @@ async def test_a_kill_in_the_middle_loses_no_row(sidings_kafka: str, topics: Map
     assert "stopped: batch" in text
 
 
+@pytest.mark.chaos
 def test_the_example_keeps_its_promises(sidings_postgres: str, sidings_kafka: str):
     command = [sys.executable, "-m", "examples.cdc", "--transactions", "60"]
     environment = os.environ | {"SIDINGS_POSTGRES": sidings_postgres, "SIDINGS_KAFKA": sidings_kafka}
