@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ..errors import AdministrationError, Busy, ConfigurationError
+from ..jobs.admin import Admin
 from .command import Because, By, Limit, Yes, command, fail
 from .consent import ask
 from .filters import a_state
@@ -18,83 +19,57 @@ __all__ = ["app"]
 Ids = Annotated[list[int] | None, typer.Argument(help="Their numbers; or give a filter.", show_default=False)]
 
 
-@command(app, "cancel")
-async def cancel(
-    session: Session,
-    ids: Ids = None,
-    state: State = None,
-    type: Type = None,
-    origin: Origin = None,
-    group: Group = None,
-    limit: Limit = 100,
-    by: By = None,
-    because: Because = None,
-    yes: Yes = False,
-) -> None:
-    """End jobs as cancelled, in whatever state they are; a running handler is cancelled within a second."""
-    chosen = await _choose(session, "cancel", ids, state, type, origin, group, limit, yes)
-    admin = session.admin(by)
-    await _each(chosen, "cancelled", lambda job: admin.cancel(job, reason=because))
+def _action(verb: str, done: str, text: str, act: Callable[[Admin, int, str | None], Awaitable[object]]) -> None:
+    """Declare a command that does the same to each of the jobs that are named, or that fit a filter."""
+
+    async def run(
+        session: Session,
+        ids: Ids = None,
+        state: State = None,
+        type: Type = None,
+        origin: Origin = None,
+        group: Group = None,
+        limit: Limit = 100,
+        by: By = None,
+        because: Because = None,
+        yes: Yes = False,
+    ) -> None:
+        if verb == "release":
+            if state not in (None, "held"):
+                raise ConfigurationError("jobs release: only held jobs are released: --state held, or leave it out")
+            state = "held" if state or type or origin or group else None
+        chosen = await _choose(session, verb, ids, state, type, origin, group, limit, yes)
+        admin = session.admin(by)
+        await _each(chosen, done, lambda job: act(admin, job, because))
+
+    run.__doc__ = text
+    command(app, verb)(run)
 
 
-@command(app, "discard")
-async def discard(
-    session: Session,
-    ids: Ids = None,
-    state: State = None,
-    type: Type = None,
-    origin: Origin = None,
-    group: Group = None,
-    limit: Limit = 100,
-    by: By = None,
-    because: Because = None,
-    yes: Yes = False,
-) -> None:
-    """The same as cancel, but they end as discarded."""
-    chosen = await _choose(session, "discard", ids, state, type, origin, group, limit, yes)
-    admin = session.admin(by)
-    await _each(chosen, "discarded", lambda job: admin.discard(job, reason=because))
-
-
-@command(app, "retry")
-async def retry(
-    session: Session,
-    ids: Ids = None,
-    state: State = None,
-    type: Type = None,
-    origin: Origin = None,
-    group: Group = None,
-    limit: Limit = 100,
-    by: By = None,
-    because: Because = None,
-    yes: Yes = False,
-) -> None:
-    """Let jobs that are delayed, back off or are blocked run now; they keep their place in their group."""
-    chosen = await _choose(session, "retry", ids, state, type, origin, group, limit, yes)
-    admin = session.admin(by)
-    await _each(chosen, "due now", lambda job: admin.retry_now(job, reason=because))
-
-
-@command(app, "release")
-async def release(
-    session: Session,
-    ids: Ids = None,
-    state: State = None,
-    type: Type = None,
-    origin: Origin = None,
-    group: Group = None,
-    limit: Limit = 100,
-    by: By = None,
-    because: Because = None,
-    yes: Yes = False,
-) -> None:
-    """Let held jobs run, at the end of their groups' order, failures and losses forgotten."""
-    if state not in (None, "held"):
-        raise ConfigurationError("jobs release: only held jobs are released: --state held, or leave it out")
-    state = "held" if state or type or origin or group else None
-    chosen = await _choose(session, "release", ids, state, type, origin, group, limit, yes)
-    admin = session.admin(by)
-    await _each(chosen, "released", lambda job: admin.release(job, reason=because))
+_action(
+    "cancel",
+    "cancelled",
+    "End jobs as cancelled, in whatever state they are; a running handler is cancelled within a second.",
+    lambda admin, job, because: admin.cancel(job, reason=because),
+)
+_action(
+    "discard",
+    "discarded",
+    "The same as cancel, but they end as discarded.",
+    lambda admin, job, because: admin.discard(job, reason=because),
+)
+_action(
+    "retry",
+    "due now",
+    "Let jobs that are delayed, back off or are blocked run now; they keep their place in their group.",
+    lambda admin, job, because: admin.retry_now(job, reason=because),
+)
+_action(
+    "release",
+    "released",
+    "Let held jobs run, at the end of their groups' order, failures and losses forgotten.",
+    lambda admin, job, because: admin.release(job, reason=because),
+)
 
 
 @command(app, "requeue")
