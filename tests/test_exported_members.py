@@ -1,6 +1,13 @@
 """What `import sidings` offers: the list is kept, sorted, and everything in it has a docstring."""
 
+import ast
 import inspect
+import pickle
+import pydoc
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import sidings
@@ -103,3 +110,52 @@ def test_every_public_name_has_a_docstring() -> None:
 def test_every_public_method_of_the_service_has_a_docstring() -> None:
     methods = [name for name in vars(sidings.Service) if not name.startswith("_")]
     assert [name for name in methods if not inspect.getdoc(getattr(sidings.Service, name))] == []
+
+
+def declared() -> dict[str, str]:
+    """What type checkers see: each name with the package that it is imported from."""
+    tree = ast.parse(Path(sidings.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1]
+    return {alias.name: f"sidings.{node.module}" for node in imports for alias in node.names}
+
+
+def test_a_name_is_what_type_checkers_take_it_for() -> None:
+    assert sorted(declared()) == sorted(EXPORTED)
+    for name, home in declared().items():
+        assert getattr(sidings, name) is getattr(import_module(home), name), name
+
+
+def test_importing_sidings_imports_nothing_that_is_not_asked_for() -> None:
+    script = (
+        "import sys, sidings\n"
+        "from sidings import SidingsError\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}))\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('sidings.')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    tops, ours = (line.split() for line in done.stdout.splitlines())
+    assert not {"aiokafka", "asyncpg", "prometheus_client", "pydantic", "pyspark", "tenacity"} & set(tops)
+    assert ours == ["sidings.errors"]
+
+
+def test_every_name_can_be_imported_alone_listed_explained_and_pickled() -> None:
+    """In a process of its own, where nothing is imported yet."""
+    script = (
+        "import sidings\n"
+        "assert set(sidings.__all__) <= set(dir(sidings))\n"
+        "for name in sidings.__all__: exec(f'from sidings import {name}')\n"
+        "from sidings import *\n"
+        "assert Service is sidings.Service and migrate is sidings.schema.migrate\n"
+    )
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
+    assert "class Service" in pydoc.plain(pydoc.render_doc(sidings))
+    for name in EXPORTED:
+        if inspect.isclass(exported := getattr(sidings, name)):
+            assert pickle.loads(pickle.dumps(exported)) is exported
+
+
+def test_a_wrong_name_fails_as_it_does_everywhere() -> None:
+    with pytest.raises(AttributeError, match="module 'sidings' has no attribute 'Servise'"):
+        _ = sidings.Servise  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match="cannot import name 'Servise' from 'sidings'"):
+        from sidings import Servise  # type: ignore[attr-defined] # noqa: F401
