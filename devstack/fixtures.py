@@ -21,7 +21,6 @@ Servers start when the first test asks for them and are removed with the session
 import re
 import secrets
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -112,9 +111,10 @@ def sidings_server_directory(sidings_devstack_directory: Path) -> ServerDirector
     def make(name: str) -> Path:
         directory = sidings_devstack_directory / f"{name}-{secrets.token_hex(4)}"
         if MEMORY.is_dir() and min(shutil.disk_usage(MEMORY).free, psutil.virtual_memory().available) >= ROOM:
-            place = Path(tempfile.mkdtemp(prefix="sidings-", dir=MEMORY))
+            place = MEMORY / f"sidings-{secrets.token_hex(8)}"
+            directory.symlink_to(place)  # first: if this session is killed, the next one finds here what it has left
+            place.mkdir()
             place.chmod(0o755)  # Postgres may run as another user
-            directory.symlink_to(place)  # if this session is killed, the next one finds its servers here
         return directory
 
     return make

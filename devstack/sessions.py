@@ -35,7 +35,7 @@ def session_directory() -> Generator[Path]:
         yield directory
     finally:
         with _alone(sessions):
-            shutil.rmtree(directory, ignore_errors=True)
+            _remove(directory)
 
 
 @contextmanager
@@ -55,9 +55,14 @@ def _sweep(sessions: Path) -> None:
         if birth(int(pid)) == noted:
             continue
         log.warning("removing the servers of a test session that was killed: %s", directory)
-        for server in directory.iterdir():
-            if (server / "postgres.json").exists():
-                Postgres(server).remove()
-            elif (server / "kafka.json").exists():
-                Kafka(server).remove()
-        shutil.rmtree(directory, ignore_errors=True)
+        _remove(directory)
+
+
+def _remove(directory: Path) -> None:
+    """The servers as well, and what the links lead to: in memory it would stay until the machine is restarted."""
+    for server in directory.iterdir():
+        if (server / "kafka.json").exists():
+            Kafka(server).remove()
+        elif server.is_dir():  # a Postgres, perhaps one whose session was killed while `initdb` was at work
+            Postgres(server).remove()
+    shutil.rmtree(directory, ignore_errors=True)

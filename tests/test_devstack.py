@@ -332,6 +332,46 @@ def test_the_servers_of_a_killed_test_session_are_removed_by_the_next_one(
         assert list(directory.parent.iterdir()) == [directory]
 
 
+KILLED = """
+def test_that_is_killed(own_postgres, sidings_server_directory):
+    server = own_postgres()
+    unfinished = sidings_server_directory("postgres")  # as while `initdb` is at work
+    (unfinished / "data").mkdir(parents=True)
+    print("\\nleft:", server.pid, server.directory, unfinished.resolve(), flush=True)
+    input()
+"""
+
+
+def test_what_a_killed_test_run_leaves_in_memory_is_removed_by_the_next_one(
+    sidings_devstack_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    home = sidings_devstack_directory / "killed"
+    home.mkdir()
+    monkeypatch.setenv("SIDINGS_DEVSTACK_HOME", str(home))
+    (home / "pytest.ini").write_text("[pytest]\n")  # nothing of the project's own settings
+    (home / "conftest.py").write_text('pytest_plugins = ["sidings.devstack.fixtures"]\n')
+    (home / "test_killed.py").write_text(KILLED)
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "test_killed.py"],
+        cwd=home,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        left = next(line for line in run.stdout if line.startswith("left:"))
+        run.kill()
+        run.wait(SECONDS)
+    _, pid, *directories = left.split()
+    server = psutil.Process(int(pid))
+    assert not gone(server)
+    assert all(Path(directory).is_dir() for directory in directories)
+
+    with session_directory():
+        assert gone(server)
+        assert not any(Path(directory).exists() for directory in directories)
+
+
 def test_sessions_that_begin_at_the_same_time_remove_what_is_left_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
