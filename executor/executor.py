@@ -379,6 +379,12 @@ class Executor:
             {service: len(origins)},
         )
         yield gauge(
+            "sidings_history_unarchived_seconds",
+            "Since the end of the oldest day of the history that is not archived with all of its rows; 0: none waits.",
+            ["service"],
+            {service: self._upkeep.unarchived},
+        )
+        yield gauge(
             "sidings_unknown_jobs",
             "Jobs seen of types that this process has no handler for.",
             ["service", "type"],

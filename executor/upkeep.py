@@ -20,12 +20,14 @@ log = logging.getLogger("sidings.executor")
 
 _AGES_SECONDS = 5.0
 _MAINTAIN_SECONDS = 3_600.0
+_ARCHIVE_SECONDS = 60.0
 _PAGE = 1_000
 _SECOND_LOOK_SECONDS = 2.0
 
 
 class Upkeep:
-    """`oldest` is the age of the oldest waiting job of each held origin, in seconds, as of the last look."""
+    """`oldest` is the age of the oldest waiting job of each held origin, in seconds, as of the last look; `unarchived`
+    that of the oldest day of the history that the archive does not have."""
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class Upkeep:
     ) -> None:
         self.oldest: dict[str, float] = {}
         self.held = 0
+        self.unarchived = 0.0
         self._link = link
         self._scheduler = scheduler
         self._metrics = metrics
@@ -53,16 +56,21 @@ class Upkeep:
         """Do each of the tasks in its time, for ever. A failed one is logged and tried at its next turn."""
         loop = asyncio.get_running_loop()
         audit_at = loop.time() + self._settings.audit_seconds
-        ages_at = maintain_at = loop.time()
+        ages_at = maintain_at = archive_at = warn_at = loop.time()
         while True:
-            await asyncio.sleep(max(0.0, min(audit_at, ages_at, maintain_at) - loop.time()))
+            await asyncio.sleep(max(0.0, min(audit_at, ages_at, maintain_at, archive_at) - loop.time()))
             time = loop.time()
             try:
                 if time >= maintain_at:
                     maintain_at = time + 60.0  # if it fails
                     await self._link.fetch(self._maintain_sql, self._settings.history_days)
-                    await self._look_at_archive()
                     maintain_at = time + _MAINTAIN_SECONDS
+                if time >= archive_at:
+                    archive_at = time + _ARCHIVE_SECONDS
+                    late = await self._look_at_archive()
+                    if time >= warn_at:
+                        warn_at = time + _MAINTAIN_SECONDS
+                        self._warn_of(late)
                 if time >= ages_at:
                     ages_at = time + _AGES_SECONDS
                     await self._look_at_ages()
@@ -72,9 +80,14 @@ class Upkeep:
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 log.warning("upkeep failed, trying again: %s", error)
 
-    async def _look_at_archive(self) -> None:
-        """Say which days of the history are kept for longer than `history_days`, because they are not archived."""
+    async def _look_at_archive(self) -> asyncpg.Record:
+        """What the archive does not have, though the day is over."""
         [late] = await self._link.fetch(self._unarchived_sql, self._settings.history_days)
+        self.unarchived = late["seconds"]
+        return late
+
+    def _warn_of(self, late: asyncpg.Record) -> None:
+        """Say which days of the history are kept for longer than `history_days`, because they are not archived."""
         if late["days"]:
             log.warning(
                 "%s days of the history, from %s on, are over history_days=%s and kept until they are archived: run "

@@ -70,6 +70,8 @@ async def test_a_look_at_ages_sees_a_job_whose_transaction_commits_late(database
         connected(database) as later,
     ):
         queue = executor.scheduler.origins[ORIGIN]
+        # Its own look at the start would share the connection with those below.
+        await eventually(lambda: executor._upkeep.oldest, "the first look")
         transaction = early.transaction()
         await transaction.start()
         await early.execute(STORE, ORIGIN, 200)
