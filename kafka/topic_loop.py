@@ -121,6 +121,7 @@ class FetchLoop(ABC):
             async with asyncio.timeout(_REBALANCE_SECONDS):
                 ready = [partition for partition in ready if await self._in_place(partition)]
                 if not ready:
+                    await self._wait_for_change()  # to be told so takes aiokafka no await: the loop must not spin
                     return
                 # Naming none means all; with names, aiokafka searches them for every partition that has messages.
                 wanted = [] if len(ready) == len(self._client.assignment()) else [partition.tp for partition in ready]

@@ -36,8 +36,9 @@ class Vitals:
         self._unconnected_since = None
 
     def disconnected(self, error: BaseException | None = None) -> None:
-        """The client is given up, because of `error`."""
+        """The client is given up, because of `error`. What was assigned to it is not its successor's yet."""
         self._client, self._loops = None, ()
+        self.rebalance_begins()
         if self._unconnected_since is None:
             self._unconnected_since = time.monotonic()
         if error is not None:

@@ -3,11 +3,13 @@
 import asyncio
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
+from aiokafka.errors import KafkaError
 from sidings import (
     ConfigurationError,
     Discard,
@@ -448,6 +450,28 @@ async def test_discard_snooze_and_retry_after_steer_a_message(effects, topic, si
 
 
 # -- gaps, and the ends of the log ------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_fails_is_replaced_by_another_one(effects, topic, sidings_kafka, monkeypatch):
+    """Until the new one has its assignment, nothing of the former one's may be read."""
+    name = await topic("positions", partitions=3)
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+    getmany, fails = AIOKafkaConsumer.getmany, [KafkaError("a mistake inside of the client")]
+
+    async def failing_once(self: AIOKafkaConsumer, *args: Any, **options: Any) -> Any:
+        if fails and self.assignment():
+            raise fails.pop()
+        return await getmany(self, *args, **options)
+
+    await produce(sidings_kafka, name, range(3))
+    async with service:
+        await eventually(offset_reaches(effects, name, 3))
+        monkeypatch.setattr(AIOKafkaConsumer, "getmany", failing_once)
+        await eventually(lambda: not fails)
+        await produce(sidings_kafka, name, range(3, 6))
+        await eventually(offset_reaches(effects, name, 6))
+    assert await numbers(effects) == list(range(6))
 
 
 async def test_gaps_in_the_log_do_not_matter(effects, topic, sidings_kafka):
