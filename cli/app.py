@@ -1,6 +1,5 @@
 """The tree of commands."""
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -20,6 +19,8 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"sidings {version('sidings')}")
         raise typer.Exit
 

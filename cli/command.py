@@ -1,13 +1,11 @@
 """What all commands share: how they are declared, connect, fail and end."""
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
 from enum import IntEnum
 from typing import Annotated, Any, NoReturn, ParamSpec
 
-import asyncpg
 import typer
 
 from ..errors import ConfigurationError, KafkaUnavailable, PostgresUnavailable, SidingsError
@@ -83,6 +81,7 @@ def command(
 
             run_guarded(work())
 
+        run.__annotations__ = {}  # they came with `wraps`; those of the signature count, without the first parameter's
         own = list(inspect.signature(function).parameters.values())[1:]
         shared = [
             inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -98,6 +97,10 @@ def command(
 
 def run_guarded(work: Coroutine[Any, Any, None]) -> None:
     """Run it; expected errors end the process with one line and a code, without a traceback."""
+    import asyncio
+
+    import asyncpg
+
     try:
         asyncio.run(work)
     except ConfigurationError as error:

@@ -1,17 +1,18 @@
 """`sidings consumers`: stored offsets, and moving them."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import ActionRefused, ConfigurationError
-from ..kafka import KafkaSettings, ResetTo, reset_offsets
-from ..service.environment import environment
 from .command import Because, By, Json, Yes, command, group
 from .consent import ask
 from .filters import a_time
 from .output import counted, note, print_json, table
 from .session import Session, whoever_runs_this
+
+if TYPE_CHECKING:
+    from ..kafka import KafkaSettings, ResetTo
 
 __all__ = ["app"]
 
@@ -27,7 +28,7 @@ async def list_offsets(
     """The next offset of each partition, as Postgres has it. Stateless consumers have theirs in Kafka."""
     rows = await session.rows("consumer_offsets", topic)
     if as_json:
-        print_json(session.now, offsets=rows)
+        print_json(session.now, offsets=[dict(row) for row in rows])
     elif rows:
         table(["topic", "partition", "next offset", "resets"], [tuple(row) for row in rows])
     else:
@@ -49,6 +50,8 @@ async def reset(
 ) -> None:
     """Let a consumer go on from another place, whether instances run or not. Messages from there on are handled again;
     what they enqueue is enqueued again."""
+    from ..kafka import reset_offsets
+
     settings = _kafka(kafka)
     where = _place(to, session)
     rows = await session.rows("consumer_offsets", topic)
@@ -75,8 +78,11 @@ async def reset(
         typer.echo(f"{topic}/{one.partition}: from {one.before} to {one.offset}{cancelled}")
 
 
-def _kafka(bootstrap: str | None) -> KafkaSettings:
+def _kafka(bootstrap: str | None) -> "KafkaSettings":
     """What the option says, else the environment, as for ``Service.from_env``."""
+    from ..kafka import KafkaSettings
+    from ..service.environment import environment
+
     if not bootstrap:
         raise ConfigurationError("no Kafka is named: give --kafka host:port, or set SIDINGS_KAFKA")
     given = environment().get("kafka")
@@ -85,7 +91,7 @@ def _kafka(bootstrap: str | None) -> KafkaSettings:
     return KafkaSettings(bootstrap=bootstrap)
 
 
-def _place(to: str, session: Session) -> ResetTo:
+def _place(to: str, session: Session) -> "ResetTo":
     match to:
         case "earliest" | "latest":
             return to

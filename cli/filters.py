@@ -4,8 +4,6 @@ import re
 from datetime import datetime, timedelta
 
 from ..errors import ConfigurationError
-from ..jobs import OutcomeName
-from ..jobs.admin import JobState
 
 __all__ = ["a_state", "a_time", "outcome_names", "state_names"]
 
@@ -33,10 +31,10 @@ def a_state(text: str | None) -> str | None:
 
 
 def state_names() -> list[str]:
-    """For shell completion."""
-    return [state.replace(" ", "-") for state in JobState]
+    """For shell completion, which must not wait for an import: those of `JobState`."""
+    return ["waiting", "backing-off", "blocked", "running", "delayed", "held"]
 
 
 def outcome_names() -> list[str]:
-    """For shell completion: those that `requeue` can bring back."""
-    return [OutcomeName.DISCARDED, OutcomeName.CANCELLED, OutcomeName.SUPERSEDED]
+    """For shell completion too: those that `requeue` can bring back."""
+    return ["discarded", "cancelled", "superseded"]

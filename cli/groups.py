@@ -8,7 +8,7 @@ from .command import Because, By, Json, Limit, Yes, command, group
 from .consent import ask
 from .job_details import pause_text
 from .jobs import print_jobs, without_cursor
-from .output import age, counted, note, plain, print_json, table, until
+from .output import age, at_most, counted, note, plain, print_json, table, until
 from .session import Session
 
 __all__ = ["app"]
@@ -18,7 +18,6 @@ app = group("Groups that wait for their head: list, release, skip, clear, pause,
 Origin = Annotated[str, typer.Argument(help="topic/partition", show_default=False)]
 Group = Annotated[str, typer.Argument(help="The group.", show_default=False)]
 Reason = Annotated[str, typer.Option("--because", help="Why: whoever wonders reads it.", metavar="TEXT")]
-_BEHIND = 10_000  # what Admin counts
 
 
 @command(app, "list")
@@ -48,7 +47,7 @@ async def list_groups(
             row.type,
             row.failures,
             until(row.next_at, now),
-            f"{row.behind}+" if row.behind >= _BEHIND else row.behind,
+            at_most(row.behind),
             pause_text(row.pause) if row.pause else row.error,
         )
         for row in found

@@ -1,12 +1,11 @@
 """`sidings jobs`: cancel, discard, retry, release and requeue jobs, by number or by filter."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import AdministrationError, Busy, ConfigurationError
-from ..jobs.admin import Admin
 from .command import Because, By, Limit, Yes, command, fail
 from .consent import ask
 from .filters import a_state
@@ -14,12 +13,15 @@ from .jobs import Group, Origin, Outcomes, Since, State, Type, app, find_ended, 
 from .output import counted, note
 from .session import Session
 
+if TYPE_CHECKING:
+    from ..jobs.admin import Admin
+
 __all__ = ["app"]
 
 Ids = Annotated[list[int] | None, typer.Argument(help="Their numbers; or give a filter.", show_default=False)]
 
 
-def _action(verb: str, done: str, text: str, act: Callable[[Admin, int, str | None], Awaitable[object]]) -> None:
+def _action(verb: str, done: str, text: str, act: Callable[["Admin", int, str | None], Awaitable[object]]) -> None:
     """Declare a command that does the same to each of the jobs that are named, or that fit a filter."""
 
     async def run(

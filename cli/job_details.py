@@ -1,17 +1,20 @@
 """One job on the screen."""
 
 import json
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..jobs.admin import JobDetails, PauseRow
 from .output import age, plain, span, table, until
 from .session import Session
+
+if TYPE_CHECKING:
+    from ..jobs.admin import JobDetails, PauseRow
 
 __all__ = ["pause_text", "show_details"]
 
 
-def show_details(session: Session, details: JobDetails) -> None:
+def show_details(session: Session, details: "JobDetails") -> None:
     """Everything that is known of it, as text."""
     now, row = session.now, details.row
     if row is not None:
@@ -72,7 +75,7 @@ def show_details(session: Session, details: JobDetails) -> None:
         table(["action", "by", "ago", "because"], done, title="what people did")
 
 
-def pause_text(pause: PauseRow) -> str:
+def pause_text(pause: "PauseRow") -> str:
     """What is paused, by whom and why."""
     of = ("type", pause.type) if pause.type else ("group" if pause.group else "origin", pause.origin)
     name = f"{of[0]} {pause.group} of {of[1]}" if pause.group else f"{of[0]} {of[1]}"

@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..jobs.admin import JobCount, JobState, PauseRow
 from .command import Because, By, Json, command, group
 from .output import age, note, print_json, table
 from .session import Session
+
+if TYPE_CHECKING:
+    from ..jobs.admin import JobCount, JobState, PauseRow
 
 __all__ = ["Backlog", "app", "backlogs", "print_types"]
 
@@ -53,7 +55,7 @@ class Backlog:
     """The jobs of a type or of an origin. oldest: when the oldest was enqueued. paused: by whom and why."""
 
     name: str
-    states: Mapping[JobState, int]
+    states: "Mapping[JobState, int]"
     oldest: datetime | None
     paused: str | None
 
@@ -62,8 +64,12 @@ class Backlog:
         return sum(self.states.values())
 
 
-def backlogs(by: Literal["type", "origin"], counts: Sequence[JobCount], pauses: Sequence[PauseRow]) -> list[Backlog]:
+def backlogs(
+    by: Literal["type", "origin"], counts: Sequence["JobCount"], pauses: Sequence["PauseRow"]
+) -> list[Backlog]:
     """One for each type or origin that has jobs or is paused as a whole."""
+    from ..jobs.admin import JobState
+
     paused = {getattr(p, by): f"{p.paused_by}: {p.reason}" for p in pauses if getattr(p, by) and p.group is None}
     out: list[Backlog] = []
     for name in sorted({getattr(count, by) for count in counts} | set(paused)):
@@ -75,6 +81,8 @@ def backlogs(by: Literal["type", "origin"], counts: Sequence[JobCount], pauses: 
 
 def print_types(session: Session, types: Sequence[Backlog]) -> None:
     """A table of them. Zeroes are left out: what matters stands out."""
+    from ..jobs.admin import JobState
+
     columns = ["type", *JobState, "oldest", "paused"]
     rows = [
         [t.name, *(t.states[state] or None for state in JobState), age(t.oldest, session.now), t.paused] for t in types

@@ -3,16 +3,18 @@
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..jobs.admin import AttemptRow, JobRow
 from .command import Json, Limit, command, group
 from .filters import a_state, a_time, outcome_names, state_names
 from .job_details import show_details
 from .output import age, note, print_json, table, until
 from .session import Session
+
+if TYPE_CHECKING:
+    from ..jobs.admin import AttemptRow, JobRow
 
 __all__ = [
     "Group",
@@ -131,7 +133,7 @@ async def find_ended(
     origin: str | None,
     limit: int,
     before: str | None,
-) -> list[AttemptRow]:
+) -> "list[AttemptRow]":
     """The rows of `Admin.ended` for the options of a command."""
     return await session.admin().ended(
         outcomes=outcome or outcome_names(),
@@ -143,7 +145,7 @@ async def find_ended(
     )
 
 
-def print_jobs(session: Session, jobs: Sequence[JobRow]) -> None:
+def print_jobs(session: Session, jobs: "Sequence[JobRow]") -> None:
     """A table of jobs."""
     now = session.now
     columns = ["id", "type", "origin", "group", "state", "attempt", "age", "next in", "cause"]
@@ -154,11 +156,11 @@ def print_jobs(session: Session, jobs: Sequence[JobRow]) -> None:
     table(columns, rows) if rows else note("no jobs")
 
 
-def _cause(job: JobRow) -> str | None:
+def _cause(job: "JobRow") -> str | None:
     return ": ".join(text for text in (job.held, job.error) if text) or None
 
 
-def print_ended(session: Session, rows: Sequence[AttemptRow]) -> None:
+def print_ended(session: Session, rows: "Sequence[AttemptRow]") -> None:
     """A table of jobs that have ended."""
     columns = ["id", "type", "origin", "group", "outcome", "attempt", "ended ago", "cause"]
     shown = [
@@ -168,10 +170,10 @@ def print_ended(session: Session, rows: Sequence[AttemptRow]) -> None:
     table(columns, shown) if shown else note("no jobs")
 
 
-def _error(row: AttemptRow) -> str | None:
+def _error(row: "AttemptRow") -> str | None:
     return ": ".join(text for text in (row.error_class, row.error_message) if text) or None
 
 
-def without_cursor(job: JobRow) -> dict[str, object]:
+def without_cursor(job: "JobRow") -> dict[str, object]:
     """A job as JSON shows it: where the next page begins is said once, in `next`."""
     return {field.name: getattr(job, field.name) for field in fields(job) if field.name != "cursor"}

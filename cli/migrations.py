@@ -1,15 +1,16 @@
 """`sidings migrate`: the state of the schema, and bringing it up to this release."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import ConfigurationError, SchemaError, SchemaMissing
-from ..executor import PostgresSettings
-from ..schema import check, migrate, migrations
 from .command import Code, Json, command, group
 from .output import age, note, print_json, table
 from .session import Session, open_session
+
+if TYPE_CHECKING:
+    from ..executor import PostgresSettings
 
 __all__ = ["app"]
 
@@ -19,6 +20,8 @@ app = group("The schema: what is applied, and bringing it up to this release.")
 @command(app, "status", checked=False)
 async def status(session: Session, as_json: Json = False) -> None:
     """The migrations that are applied and that are missing; exit code 4 if the schema is not that of this release."""
+    from ..schema import check, migrations
+
     applied = {row["version"]: row for row in await session.rows("applied_migrations")}
     missing = [f"{m.version:04}_{m.name}" for m in migrations() if m.version not in applied]
     problem: str | None = None
@@ -30,7 +33,9 @@ async def status(session: Session, as_json: Json = False) -> None:
         problem = "migrations are missing: run `sidings migrate apply`, then roll the instances"
     if as_json:
         names = {"service": session.service, "schema": session.settings.schema_name}
-        print_json(session.now, **names, applied=list(applied.values()), missing=missing, problem=problem)
+        print_json(
+            session.now, **names, applied=[dict(row) for row in applied.values()], missing=missing, problem=problem
+        )
     else:
         typer.echo(f"service {session.service}, schema {session.settings.schema_name} at {session.where}")
         rows = [(f"{row['version']:04}", row["name"], age(row["applied_at"], session.now)) for row in applied.values()]
@@ -41,12 +46,14 @@ async def status(session: Session, as_json: Json = False) -> None:
 
 @command(app, "apply", connects=False)
 async def apply(
-    settings: PostgresSettings,
+    settings: "PostgresSettings",
     service: Annotated[
         str | None, typer.Option("--service", help="Whose schema it is. Needed the first time.", metavar="NAME")
     ] = None,
 ) -> None:
     """Apply the migrations that are missing. Safe when many do it at once; run it before the instances are rolled."""
+    from ..schema import migrate
+
     try:
         async with open_session(settings, checked=False) as session:
             owner = service or session.service

@@ -1,19 +1,13 @@
 """`sidings origins`: who holds which, what waits there; pausing one, and moving the jobs of an orphan."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated
-from uuid import UUID
 
 import typer
 
 from ..errors import ActionRefused
-from ..jobs.admin import JobState
 from .command import Because, By, Json, Yes, command, group
 from .consent import ask
-from .job_types import Backlog, backlogs
-from .output import age, counted, note, print_json, span, table
+from .output import age, at_most, counted, note, print_json, span, table
 from .session import Session
 
 __all__ = ["app"]
@@ -24,33 +18,16 @@ Origin = Annotated[str, typer.Argument(help="topic/partition", show_default=Fals
 Reason = Annotated[str, typer.Option("--because", help="Why: whoever wonders reads it.", metavar="TEXT")]
 
 
-@dataclass(frozen=True, slots=True)
-class OriginRow:
-    """An origin: who holds it, or held it last, and what waits there."""
-
-    origin: str
-    held: bool
-    owner: UUID | None
-    epoch: int | None
-    lease_until: datetime | None
-    host: str | None
-    pid: int | None
-    jobs: int
-    states: Mapping[JobState, int]
-    oldest: datetime | None
-    paused: str | None
-
-
 @command(app, "list")
 async def list_origins(
     session: Session,
     orphans: Annotated[bool, typer.Option("--orphans", help="Only those with jobs that nobody holds.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Origins with their holder, epoch, lease and jobs. Reads all jobs."""
-    rows = await _rows(session)
+    """Origins with their holder, epoch, lease, and jobs by state; groups whose head fails."""
+    rows = sorted(await session.admin().origins(), key=lambda row: _by_partition(row.origin))
     if orphans:
-        rows = [row for row in rows if row.jobs and not row.held]
+        rows = [row for row in rows if row.jobs and not row.leased]
     if as_json:
         print_json(session.now, origins=rows)
         return
@@ -58,17 +35,23 @@ async def list_origins(
         note("no orphans" if orphans else "no origins: no executor has run, and no job waits")
         return
     now = session.now
-    columns = ["origin", "held by", "epoch", "lease", "jobs", "held jobs", "oldest", "paused"]
+    counts = ["waiting", "running", "backing off", "blocked", "delayed", "held"]
+    columns = ["origin", "held by", "epoch", "lease", *counts, "oldest", "groups", "paused"]
     shown = [
         (
             row.origin,
-            f"{row.host}:{row.pid}" if row.held else None,
+            f"{row.host}:{row.pid}" if row.leased else None,
             row.epoch,
-            span(now, row.lease_until) if row.held else None,
-            row.jobs or None,
-            row.states.get(JobState.HELD) or None,
+            span(now, row.lease_until) if row.leased else None,
+            at_most(row.waiting),
+            row.running or None,
+            row.backing_off or None,
+            row.blocked or None,
+            at_most(row.delayed),
+            at_most(row.held),
             age(row.oldest, now),
-            row.paused,
+            row.blocked_groups or None,
+            row.pause and f"{row.pause.paused_by}: {row.pause.reason}",
         )
         for row in rows
     ]
@@ -78,12 +61,14 @@ async def list_origins(
 @command(app, "pause")
 async def pause(session: Session, origin: Origin, because: Reason, by: By = None) -> None:
     """No further job of the origin starts; what runs goes on."""
-    known = origin in {row["origin"] for row in await session.rows("list_origins")}
-    await session.admin(by).pause(origin=origin, reason=because)
+    admin = session.admin(by)
+    known = origin in {row.origin for row in await admin.origins() if row.epoch or row.jobs}
+    await admin.pause(origin=origin, reason=because)
     typer.echo(f"the origin {origin} is paused")
     if not known:
         note(
-            "no executor has held it so far: if that is a typing error, resume it; `sidings origins list` has the names"
+            "no executor has held it so far, and it has no jobs: if that is a typing error, resume it; "
+            "`sidings origins list` has the names"
         )
 
 
@@ -112,34 +97,6 @@ async def move(
     ask(f"move {counted(sum(row.jobs for row in counts), 'job')} from {origin} to {to}", yes=yes)
     moved = await session.admin(by).move(origin, to, reason=because, lease_seconds=lease_seconds)
     typer.echo(f"moved {counted(moved, 'job')} from {origin} to {to}")
-
-
-async def _rows(session: Session) -> list[OriginRow]:
-    """Every origin that has been held, that has jobs, or that is paused."""
-    admin = session.admin()
-    holders = {row["origin"]: row for row in await session.rows("list_origins")}
-    counts = await admin.counts(by=["state", "origin"])
-    jobs = {backlog.name: backlog for backlog in backlogs("origin", counts, await admin.pauses())}
-    rows: list[OriginRow] = []
-    for name in sorted({*holders, *jobs}, key=_by_partition):
-        backlog = jobs.get(name, Backlog(name, {}, None, None))
-        holder = dict(holders[name]) if name in holders else {}
-        rows.append(
-            OriginRow(
-                name,
-                holder.get("held", False),
-                holder.get("owner"),
-                holder.get("epoch"),
-                holder.get("lease_until"),
-                holder.get("host"),
-                holder.get("pid"),
-                backlog.jobs,
-                backlog.states,
-                backlog.oldest,
-                backlog.paused,
-            )
-        )
-    return rows
 
 
 def _by_partition(origin: str) -> tuple[str, int, str]:

@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import ConfigurationError
-from ..kafka.outbox.publish import FailingTopic, ParkedMessage
 from .command import Json, Limit, Yes, command, fail, group
 from .consent import ask
 from .output import age, counted, document, note, print_json, table, until
 from .session import Session
+
+if TYPE_CHECKING:
+    from ..kafka.outbox.publish import FailingTopic, ParkedMessage
 
 __all__ = ["OutboxTopic", "app", "print_topics", "topics"]
 
@@ -30,7 +32,7 @@ class OutboxTopic:
     waiting: int
     oldest: datetime | None
     parked: int
-    failing: FailingTopic | None
+    failing: "FailingTopic | None"
 
 
 @command(app, "list")
@@ -148,7 +150,7 @@ def print_topics(session: Session, found: Sequence[OutboxTopic]) -> None:
     table(["topic", "waiting", "oldest", "parked", "next try in", "error"], rows)
 
 
-def _print_parked(session: Session, found: Sequence[ParkedMessage]) -> None:
+def _print_parked(session: Session, found: "Sequence[ParkedMessage]") -> None:
     columns = ["id", "topic", "key", "bytes", "published ago", "parked ago", "error"]
     now = session.now
     rows = [

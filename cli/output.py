@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-import asyncpg
 import typer
 
-__all__ = ["age", "counted", "document", "duration", "note", "plain", "print_json", "span", "table", "until"]
+__all__ = ["age", "at_most", "counted", "document", "duration", "note", "plain", "print_json", "span", "table", "until"]
 
 _STYLES = {
     "blocked": "red",
@@ -22,6 +21,7 @@ _STYLES = {
     "running": "green",
     "succeeded": "green",
 }
+_COUNTED = 10_000  # as far as Admin counts
 # What goes into the next command stays in one piece; the other columns give way where a terminal is narrow.
 _WHOLE = {"id", "job", "origin", "topic"}
 
@@ -91,8 +91,6 @@ def document(value: object) -> Any:
         case Mapping():
             items = cast(Mapping[str, object], value).items()
             return {name: document(item) for name, item in items}
-        case asyncpg.Record():
-            return {name: document(item) for name, item in value.items()}
         case list() | tuple():
             return [document(item) for item in cast(Sequence[object], value)]
         case bool() | int() | float() | None:
@@ -121,6 +119,12 @@ def duration(time: timedelta) -> str:
 def counted(number: int, noun: str) -> str:
     """'1 job', '2 jobs'."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def at_most(number: int) -> str | None:
+    """A number as `Admin` counts it, for a table: '10000+' where there may be more. Zeroes are left out: what matters
+    stands out."""
+    return f"{number}+" if number >= _COUNTED else str(number or "") or None
 
 
 def age(time: datetime | None, now: datetime) -> str | None:

@@ -1,4 +1,8 @@
-"""The connection that one command works on."""
+"""The connection that one command works on.
+
+Here, as in the other modules, what is large is imported by the function that needs it: --help and the completion of a
+shell wait for none of it, and only what has to do with Kafka for Kafka's client.
+"""
 
 import getpass
 import os
@@ -7,15 +11,16 @@ import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import datetime
-
-import asyncpg
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError, PostgresUnavailable, SchemaMissing, SchemaTooOld
-from ..executor import PostgresSettings, connect
-from ..jobs.admin import Admin
-from ..kafka import Outbox
-from ..schema import check, load_sql, valid_schema_name
-from ..service.environment import environment
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from ..executor import PostgresSettings
+    from ..jobs.admin import Admin
+    from ..kafka import Outbox
 
 __all__ = ["Session", "open_session", "postgres_settings", "whoever_runs_this"]
 
@@ -25,7 +30,9 @@ _STATEMENT_SECONDS = 60.0
 class Session:
     """An open connection to a service's database. now: by the database's clock, when the command began."""
 
-    def __init__(self, settings: PostgresSettings, connection: asyncpg.Connection, service: str, now: datetime) -> None:
+    def __init__(
+        self, settings: "PostgresSettings", connection: "asyncpg.Connection", service: str, now: datetime
+    ) -> None:
         self.settings = settings
         self.connection = connection
         self.service = service
@@ -36,8 +43,10 @@ class Session:
         """The database, for people: without user and password."""
         return _where(self.settings.dsn)
 
-    def admin(self, by: str | None = None) -> Admin:
+    def admin(self, by: str | None = None) -> "Admin":
         """by: who acts, for the audit; None: the user of this process and its host."""
+        from ..jobs.admin import Admin
+
         return Admin(
             self.connection,
             actor=by or whoever_runs_this(),
@@ -46,16 +55,22 @@ class Session:
         )
 
     @asynccontextmanager
-    async def outbox(self) -> AsyncGenerator[Outbox]:
+    async def outbox(self) -> "AsyncGenerator[Outbox]":
         """The outbox; it has a connection of its own."""
+        from ..kafka import Outbox
+
         outbox = Outbox(self.settings)
         try:
             yield outbox
         finally:
             await outbox.close()
 
-    async def rows(self, query: str, *arguments: object) -> list[asyncpg.Record]:
+    async def rows(self, query: str, *arguments: object) -> "list[asyncpg.Record]":
         """The rows of a ``.sql`` file of this package. Raises `PostgresUnavailable`."""
+        import asyncpg
+
+        from ..schema import load_sql
+
         sql = load_sql(__package__ or "", query, self.settings.schema_name)
         try:
             return await self.connection.fetch(sql, *arguments, timeout=_STATEMENT_SECONDS)
@@ -72,8 +87,11 @@ def whoever_runs_this() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def postgres_settings(dsn: str | None, schema: str | None) -> PostgresSettings:
+def postgres_settings(dsn: str | None, schema: str | None) -> "PostgresSettings":
     """What the options say, else the environment, as for ``Service.from_env``. Raises `ConfigurationError`."""
+    from ..executor import PostgresSettings
+    from ..schema import valid_schema_name
+
     if not dsn:
         raise ConfigurationError(
             "no database is named: give --postgres postgresql://user@host/database, or set SIDINGS_POSTGRES "
@@ -81,21 +99,29 @@ def postgres_settings(dsn: str | None, schema: str | None) -> PostgresSettings:
         )
     if not re.match(r"postgres(ql)?://", dsn):
         raise ConfigurationError("--postgres: this is no DSN: give postgresql://user:password@host:port/database")
-    given = environment().get("postgres")
     name = valid_schema_name(schema or "sidings")
-    if isinstance(given, PostgresSettings) and given.dsn == dsn:  # with the other SIDINGS_POSTGRES_… settings
-        return given.model_copy(update={"schema_name": name})
+    if any(variable.upper().startswith("SIDINGS_POSTGRES_") for variable in os.environ):
+        from ..service.environment import environment
+
+        given = environment().get("postgres")
+        if isinstance(given, PostgresSettings) and given.dsn == dsn:
+            return given.model_copy(update={"schema_name": name})
     return PostgresSettings(dsn=dsn, schema_name=name)
 
 
 @asynccontextmanager
-async def open_session(settings: PostgresSettings, *, checked: bool = True) -> AsyncGenerator[Session]:
+async def open_session(settings: "PostgresSettings", *, checked: bool = True) -> AsyncGenerator[Session]:
     """Connect, and look at the schema.
 
     checked: refuse a schema that this release does not fit; without it only one that is not there.
 
     Raises `PostgresUnavailable`, `SchemaError`, and what Postgres says of the account.
     """
+    import asyncpg
+
+    from ..executor import connect
+    from ..schema import check
+
     try:
         connection = await connect(settings, for_handlers=True, statement_seconds=_STATEMENT_SECONDS)
     except (PostgresUnavailable, asyncpg.PostgresError) as error:
@@ -115,7 +141,11 @@ async def open_session(settings: PostgresSettings, *, checked: bool = True) -> A
         connection.terminate()
 
 
-async def _owner(connection: asyncpg.Connection, settings: PostgresSettings) -> str:
+async def _owner(connection: "asyncpg.Connection", settings: "PostgresSettings") -> str:
+    import asyncpg
+
+    from ..schema import load_sql
+
     schema = settings.schema_name
     try:
         return await connection.fetchval(f"SELECT name FROM {schema}.service")

@@ -1,21 +1,20 @@
 """`sidings status`: everything that matters on one screen, and whether something needs a person."""
 
-import asyncio
 import sys
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..jobs.admin import JobState, Orphan, PauseRow
-from ..schema import migrations
 from .command import Code, Json, command
 from .job_details import pause_text
 from .job_types import Backlog, backlogs, print_types
 from .outbox import OutboxTopic, print_topics, topics
-from .output import age, counted, plain, print_json, table
+from .output import age, counted, plain, print_json, span, table
 from .session import Session
+
+if TYPE_CHECKING:
+    from ..jobs.admin import ExecutorRow, Orphan, PauseRow
 
 __all__ = ["add_to"]
 
@@ -28,30 +27,19 @@ def add_to(app: typer.Typer) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """An executor that holds origins. named: jobs that it runs or is about to run."""
-
-    host: str
-    pid: int
-    started_at: datetime
-    origins: int
-    named: int
-
-
-@dataclass(frozen=True, slots=True)
 class Overview:
     """What `status` shows. problems: what needs a person, each with the command that goes on from there."""
 
     service: str
     schema: str
     version: int
-    executors: list[Holder]
+    executors: "list[ExecutorRow]"
     origins_held: int
     origins_free: int
     types: list[Backlog]
     blocked_groups: int
-    orphans: list[Orphan]
-    pauses: list[PauseRow]
+    orphans: "list[Orphan]"
+    pauses: "list[PauseRow]"
     outbox: list[OutboxTopic]
     problems: list[str]
 
@@ -65,6 +53,8 @@ async def status(
 ) -> None:
     """The schema, executors, backlog, what fails or waits for a person, the outbox. Exit code 4: something needs a
     person."""
+    import asyncio
+
     while True:
         overview = await look(session)
         if watch is not None and sys.stdout.isatty():
@@ -84,28 +74,25 @@ def _clear() -> None:
 
 async def look(session: Session) -> Overview:
     """Reads all jobs and all of the outbox."""
+    from ..schema import migrations
+
     admin = session.admin()
-    origins = await session.rows("list_origins")
-    holders: dict[object, Holder] = {}
-    for row in origins:
-        if row["held"] and row["host"] is not None:
-            before = holders[row["owner"]].origins if row["owner"] in holders else 0
-            holders[row["owner"]] = Holder(row["host"], row["pid"], row["started_at"], before + 1, row["named"])
-    held = sum(row["held"] for row in origins)
+    executors = await admin.executors()
+    origins = await admin.origins()
+    held = sum(origin.leased for origin in origins)
     pauses = await admin.pauses()
     types = backlogs("type", await admin.counts(by=["state", "type"]), pauses)
-    blocked = await admin.blocked_groups(limit=10_000)
     orphans = await admin.orphans()
     outbox = await topics(session)
     overview = Overview(
         session.service,
         session.settings.schema_name,
         len(migrations()),
-        sorted(holders.values(), key=lambda holder: (holder.host, holder.pid)),
+        executors,
         held,
         len(origins) - held,
         types,
-        len(blocked),
+        sum(origin.blocked_groups for origin in origins),
         orphans,
         pauses,
         outbox,
@@ -116,6 +103,8 @@ async def look(session: Session) -> Overview:
 
 
 def _problems(overview: Overview) -> list[str]:
+    from ..jobs.admin import JobState
+
     sums = {state: sum(type.states[state] for type in overview.types) for state in JobState}
     out: list[str] = []
     if not overview.origins_held and overview.origins_free:
@@ -150,16 +139,17 @@ def _print(session: Session, overview: Overview, as_json: bool) -> None:
         f"held by {counted(len(overview.executors), 'executor')}: {counted(overview.origins_held, 'origin')}{free}"
     )
     if overview.executors:
-        rows = [(f"{e.host}:{e.pid}", e.origins, e.named, age(e.started_at, now)) for e in overview.executors]
-        table(["executor", "origins", "jobs named", "up"], rows, title="executors")
+        rows = [
+            (f"{e.host}:{e.pid}", e.origins, e.running or None, span(now, e.lease_until), age(e.started_at, now))
+            for e in overview.executors
+        ]
+        table(["executor", "origins", "running", "lease", "up"], rows, title="executors")
     if overview.types:
         print_types(session, overview.types)
     else:
         typer.echo("no jobs")
     if overview.blocked_groups:
-        typer.echo(
-            f"{counted(overview.blocked_groups, 'group')} behind a head that fails or is paused: sidings groups list"
-        )
+        typer.echo(f"{counted(overview.blocked_groups, 'group')} behind a head that fails: sidings groups list")
     for pause in overview.pauses:
         typer.echo(f"paused: {plain(pause_text(pause))}, {age(pause.paused_at, now)} ago")
     if overview.outbox:

@@ -333,6 +333,94 @@ async def test_who_acts_has_to_be_named(database: str):
     assert await the_job(database, id) is not None
 
 
+# -- origins, executors -------------------------------------------------------------------------------------------
+
+
+async def test_an_origin_is_shown_with_its_holder_and_its_jobs_by_state(database: str, admin: Admin):
+    (running, *_), delayed = await some_jobs(database, 3, group="a"), await some_jobs(database, 2, "delayed")
+    for group in ("b", "c", None):
+        await a_job(database, "backing off", group=group)
+    await a_job(database, "backing off", group="d", policy="2")  # parallel: it keeps nobody waiting
+    await a_job(database, "blocked", group="e")
+    await some_jobs(database, 4, group="e")
+    await a_job(database, "held")
+    again = await a_job(database, "backing off", group="f")
+    me = await a_holder(database, ORIGIN, running=[running, again])
+    await admin.pause(origin=ORIGIN, reason="look")
+    [row] = await admin.origins()
+    assert (row.origin, row.leased, row.owner, row.host, row.pid, row.epoch) == (
+        *(ORIGIN, True, me),
+        *("host-of-the-holder", 4711, 7),
+    )
+    states = (row.waiting, row.running, row.backing_off, row.blocked, row.delayed, row.held)
+    assert states == (6, 2, 4, 1, len(delayed), 1)
+    counts = {count.state: count.jobs for count in await admin.counts(by=["state"])}
+    assert states == tuple(
+        counts[state]
+        for state in (
+            *(
+                JobState.WAITING,
+                JobState.RUNNING,
+                JobState.BACKING_OFF,
+                JobState.BLOCKED,
+                JobState.DELAYED,
+                JobState.HELD,
+            ),
+        )
+    )
+    assert row.jobs == await jobs_left(database)
+    assert row.blocked_groups == 3
+    assert row.oldest == await value(database, "SELECT enqueued_at FROM sidings.job WHERE id = $1", running)
+    assert row.lease_until == await value(database, "SELECT lease_until FROM sidings.origin")
+    assert row.pause is not None
+    assert (row.pause.origin, row.pause.group, row.pause.paused_by, row.pause.reason) == (ORIGIN, None, "alice", "look")
+
+
+async def test_origins_are_those_that_have_jobs_or_were_held_or_paused(database: str, admin: Admin):
+    for number, state in enumerate(("waiting", "delayed", "held")):
+        await a_job(database, state, origin=f"never/{number}")
+    dead = await a_holder(database, "dead/0", lease="-1 minute")
+    await a_holder(database, "alive/0", "outbox/3", "outbox/15")
+    await a_holder(database, "given/0", "outbox/16")
+    async with connected(database) as connection:
+        await connection.execute("UPDATE sidings.origin SET owner = NULL, lease_until = NULL WHERE origin = 'given/0'")
+    await admin.pause(origin="typo/0", reason="look")
+    await admin.pause(origin="group/0", group="g", reason="look")
+    rows = {row.origin: row for row in await admin.origins()}
+    assert list(rows) == [
+        *("alive/0", "dead/0", "given/0", "group/0", "never/0", "never/1", "never/2"),
+        *("outbox/16", "typo/0"),  # a topic of that name has its own origins; the outbox has 16 slots
+    ]
+    assert [name for name, row in rows.items() if row.leased] == ["alive/0", "outbox/16"]
+    assert (rows["dead/0"].owner, rows["dead/0"].pid) == (dead, 4711)
+    assert (rows["given/0"].owner, rows["given/0"].epoch, rows["given/0"].jobs) == (None, 7, 0)
+    assert (rows["never/0"].epoch, rows["never/0"].waiting, rows["never/0"].pause) == (None, 1, None)
+    assert (rows["group/0"].epoch, rows["group/0"].pause) == (0, None)
+    assert (rows["never/1"].delayed, rows["never/1"].oldest) == (1, None)
+
+
+async def test_what_waits_is_counted_up_to_ten_thousand(database: str, admin: Admin):
+    await some_jobs(database, 10_001, group=None)
+    await some_jobs(database, 3, "backing off", group=None)
+    [row] = await admin.origins()
+    assert (row.waiting, row.backing_off) == (10_000, 3)
+
+
+async def test_executors_are_those_that_hold_origins(database: str, admin: Admin):
+    me = await a_holder(database, "a/0", "a/1", "outbox/0", running=[1, 2, 3])
+    await a_holder(database, "b/0", lease="-1 minute")
+    await a_holder(database)
+    await a_holder(database, "outbox/1")
+    async with connected(database) as connection:
+        await connection.execute(
+            "UPDATE sidings.origin SET lease_until = lease_until - interval '9 minutes' WHERE origin = 'a/1'"
+        )
+    [row] = await admin.executors()
+    assert (row.id, row.host, row.pid, row.origins, row.running) == (me, "host-of-the-holder", 4711, 2, 3)
+    assert row.lease_until == await value(database, "SELECT lease_until FROM sidings.origin WHERE origin = 'a/1'")
+    assert row.started_at == await value(database, "SELECT started_at FROM sidings.executor WHERE id = $1", me)
+
+
 # -- orphans ------------------------------------------------------------------------------------------------------
 
 

@@ -41,6 +41,7 @@ LISTS: dict[str, tuple[str, tuple[object, ...], str]] = {
     "running": ("list_running", (0, None, None, None, 10), "job_pkey"),
     "blocked groups": ("blocked_groups", (None, 10, 100), "job_backoff"),
     "orphans": ("orphans", (), "job_scan"),
+    "origins": ("origins", (100,), "job_backoff"),
 }
 
 
@@ -102,6 +103,16 @@ async def test_a_page_costs_what_it_shows(filled: str, which: str):
     plan = await explained(filled, name, arguments)
     assert plan["Actual Rows"] == 10
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 400, plan
+
+
+async def test_origins_cost_what_fails_and_a_bounded_count_of_the_rest(filled: str):
+    """Of 50,000 jobs 100 fail and 200 run: rows are read of these, of the rest entries of indexes."""
+    plan = await explained(filled, "origins", (100,))
+    assert plan["Actual Rows"] == 10
+    counted = [node for node in nodes(plan) if node["Node Type"] == "Limit" and node["Actual Rows"] > 1]
+    assert counted
+    assert all(node["Actual Rows"] <= 150 for node in counted), counted
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 5_000, plan
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """The command line, looking: what it shows of a database, as text and as JSON."""
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sidings import ConfigurationError
-from sidings.cli.filters import a_time
+from sidings.cli.filters import a_state, a_time, outcome_names, state_names
 from sidings.cli.output import document, duration, plain
+from sidings.jobs import OutcomeName
+from sidings.jobs.admin import JobState
 
 from .admin_support import GROUP, STATES, a_holder, a_job, some_jobs
 from .cli_support import cli, cli_json, refused
@@ -150,17 +153,34 @@ async def test_origins_are_listed_with_holder_and_backlog_and_without_the_slots_
     me = await a_holder(database, "transports/2", "transports/10", "outbox/3", lease="1 hour")
     await a_holder(database, "gone/1", lease="-1 minute")
     await some_jobs(database, 2, origin="transports/10")
+    await a_job(database, "blocked", origin="transports/2")
     await a_job(database, "held", origin="gone/1")
     await a_job(database, origin="never/0")
+    await cli(database, "origins", "pause", "transports/2", "--because", "look")
     rows = {row["origin"]: row for row in (await cli_json(database, "origins", "list"))["origins"]}
     assert list(rows) == ["gone/1", "never/0", "transports/2", "transports/10"]
-    held = rows["transports/10"]
-    assert (held["held"], held["owner"], held["epoch"], held["pid"], held["jobs"]) == (True, str(me), 7, 4711, 2)
-    assert (rows["gone/1"]["held"], rows["gone/1"]["states"]["held"]) == (False, 1)
-    assert (rows["never/0"]["held"], rows["never/0"]["epoch"], rows["never/0"]["jobs"]) == (False, None, 1)
+    leased = rows["transports/10"]
+    assert (leased["leased"], leased["owner"], leased["epoch"], leased["pid"]) == (True, str(me), 7, 4711)
+    assert (leased["waiting"], rows["transports/2"]["blocked"], rows["transports/2"]["blocked_groups"]) == (2, 1, 1)
+    assert (rows["gone/1"]["leased"], rows["gone/1"]["held"]) == (False, 1)
+    assert (rows["never/0"]["leased"], rows["never/0"]["epoch"], rows["never/0"]["waiting"]) == (False, None, 1)
     orphans = await cli_json(database, "origins", "list", "--orphans")
     assert [row["origin"] for row in orphans["origins"]] == ["gone/1", "never/0"]
-    assert "host-of-the-holder:4711" in (await cli(database, "origins", "list")).stdout
+    header, _, _, paused, leased = (await cli(database, "origins", "list")).stdout.splitlines()
+    counts = ["waiting", "running", "backing off", "blocked", "delayed", "held"]
+    assert re.split(r"\s{2,}", header) == [
+        *("origin", "held by", "epoch", "lease"),
+        *counts,
+        *("oldest", "groups", "paused"),
+    ]
+    assert paused.split()[:2] == ["transports/2", "host-of-the-holder:4711"]
+    assert paused.endswith("1       alice: look")
+    assert leased.split()[4:10] == ["2", *"-----"]
+
+
+async def test_what_admin_counts_only_so_far_is_shown_so(database: str):
+    await some_jobs(database, 10_000, group=None)
+    assert (await cli(database, "origins", "list")).stdout.splitlines()[1].split()[4] == "10000+"
 
 
 async def test_the_audit_is_filtered_and_paged(database: str):
@@ -276,3 +296,9 @@ def test_json_has_times_in_utc_durations_in_seconds_and_bytes_as_text():
 
 def test_text_is_one_line_without_control_characters():
     assert plain("a\nb\tc\x1b[0m\u202eé") == "a\\nb\\tc\\x1b[0m\\u202eé"
+
+
+def test_the_words_that_a_shell_offers_are_those_that_there_are():
+    assert [a_state(name) for name in state_names()] == list(JobState)
+    without_success = {name for name in OutcomeName if name.terminal} - {OutcomeName.SUCCEEDED}
+    assert set(outcome_names()) == without_success

@@ -175,7 +175,9 @@ async def test_types_origins_and_groups_are_paused_and_resumed(database: str, co
 
 async def test_a_pause_of_what_is_not_there_says_that_it_may_be_a_typing_error(database: str):
     for command in (("types", "pause", "rode"), ("origins", "pause", "transport/0"), ("groups", "pause", ORIGIN, "G")):
-        assert "typing error" in (await cli(database, *command, "--because", "x")).stderr, command
+        for _ in range(2):  # the first leaves a row of the origin
+            assert "typing error" in (await cli(database, *command, "--because", "x")).stderr, command
+            await cli(database, command[0], "resume", *command[2:])
 
 
 async def test_an_orphan_s_jobs_are_moved_and_those_of_a_held_origin_are_not(database: str):

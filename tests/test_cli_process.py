@@ -113,6 +113,61 @@ async def test_it_runs_as_a_module_and_tells_its_version():
     assert result.stdout.startswith("sidings 0.")
 
 
+# Not pydantic: typer has a use for it, too.
+SLOW = {"aiokafka", "asyncpg", "prometheus_client", "pydantic_settings", "pyspark", "tenacity"}
+
+
+async def imported(*arguments: object, **environment: str) -> tuple[str, set[str]]:
+    """Run a command in a process of its own: what it prints, and what of `SLOW` it has imported."""
+    script = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr))\n"
+        "from sidings.cli import main\n"
+        "main()\n"
+    )
+    result = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", script, *(str(argument) for argument in arguments)],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    return result.stdout, SLOW & set(result.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("jobs", "--help"), ("status", "--help"), ("--version",)])
+async def test_help_does_not_wait_for_the_libraries_that_commands_use(arguments: tuple[str, ...]):
+    shown, slow = await imported(*arguments)
+    assert "sidings" in shown
+    assert slow == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("sidings outbox re", {"retry", "release"}),
+        ("sidings jobs list --state b", {"backing-off", "blocked"}),
+        ("sidings jobs ended --outcome s", {"superseded"}),
+    ],
+)
+async def test_the_completion_of_a_shell_does_not_wait_for_them_either(words: str, offered: set[str]):
+    complete = {"_SIDINGS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    shown, slow = await imported(**complete)
+    assert set(shown.split()) == offered
+    assert slow == set()
+
+
+async def test_what_has_nothing_to_do_with_kafka_does_not_import_its_client(database: str):
+    (id,) = await some_jobs(database, 1)
+    shown, slow = await imported("jobs", "list", "--json", SIDINGS_POSTGRES=database)
+    assert [job["id"] for job in json.loads(shown)["jobs"]] == [id]
+    assert "asyncpg" in slow
+    assert "aiokafka" not in slow
+
+
 async def test_the_devstack_s_commands_go_through(tmp_path: Path):
     result = await executed("dev", "status", "--directory", tmp_path)
     assert result.returncode == 1  # nothing runs there

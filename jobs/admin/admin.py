@@ -12,12 +12,24 @@ from ..job import JobId
 from ..outcome import OutcomeName
 from .calls import Calls, Database
 from .listing import Filter, job_row, list_jobs
-from .rows import AttemptRow, AuditRow, BlockedGroup, JobCount, JobDetails, JobRow, JobState, Orphan, PauseRow
+from .rows import (
+    AttemptRow,
+    AuditRow,
+    BlockedGroup,
+    ExecutorRow,
+    JobCount,
+    JobDetails,
+    JobRow,
+    JobState,
+    OriginRow,
+    Orphan,
+    PauseRow,
+)
 
 __all__ = ["Admin"]
 
 _MOST_ROWS = 10_000
-_BEHIND = 10_000  # jobs counted behind the head of a blocked group
+_COUNTED = 10_000  # jobs behind the head of a blocked group; of an origin, in each of three states
 _CLEARED_AT_ONCE = 10_000  # the holder's cycles wait meanwhile: about 75 ms
 _LAST_ID = 2**63 - 1
 _UNSUCCESSFUL = (OutcomeName.DISCARDED, OutcomeName.CANCELLED, OutcomeName.SUPERSEDED)
@@ -129,7 +141,7 @@ class Admin:
         """Groups that wait for their head, the longest first: it backs off, is blocked, or the group is paused. Groups
         of a paused origin or type are not listed one by one, see `pauses`."""
         _check_limit(limit)
-        rows = await self._calls.walk("blocked_groups", origin, limit, _BEHIND)
+        rows = await self._calls.walk("blocked_groups", origin, limit, _COUNTED)
         without = [row["head"] for row in rows if row["error"] is None and row["state"] != JobState.WAITING]
         found = await self._calls.rows("last_errors", without) if without else []
         errors: dict[int, str] = {row["job_id"]: row["error"] for row in found}
@@ -138,6 +150,15 @@ class Admin:
     async def pauses(self) -> list[PauseRow]:
         """What is paused, by whom and why; the newest first."""
         return [_pause(row) for row in await self._calls.rows("pauses")]
+
+    async def origins(self) -> list[OriginRow]:
+        """Every origin that has jobs, or was ever held or paused: who holds it, and what is there. Reads what fails,
+        and of the rest the entries of indexes: a tenth of a second for a million jobs."""
+        return [_origin(row) for row in await self._calls.walk("origins", _COUNTED)]
+
+    async def executors(self) -> list[ExecutorRow]:
+        """The executors that hold origins, by host and process."""
+        return [ExecutorRow(**dict(row)) for row in await self._calls.rows("executors")]
 
     async def orphans(self) -> list[Orphan]:
         """Origins that have jobs and that nobody holds. One that is being handed over appears for a moment."""
@@ -280,6 +301,14 @@ def _concerns(pause: PauseRow, job: JobRow) -> bool:
     if pause.type is not None:
         return pause.type == job.type
     return pause.origin == job.origin and pause.group in (None, job.group)
+
+
+def _origin(row: asyncpg.Record) -> OriginRow:
+    pause = None
+    if row["paused_by"] is not None:
+        pause = PauseRow(None, row["origin"], None, row["paused_by"], row["pause_reason"], row["paused_at"])
+    columns = {name: value for name, value in row.items() if not name.startswith("pause")}
+    return OriginRow(**columns, pause=pause)
 
 
 def _blocked(row: asyncpg.Record, error: str | None) -> BlockedGroup:

@@ -12,10 +12,12 @@ __all__ = [
     "AttemptRow",
     "AuditRow",
     "BlockedGroup",
+    "ExecutorRow",
     "JobCount",
     "JobDetails",
     "JobRow",
     "JobState",
+    "OriginRow",
     "Orphan",
     "PauseRow",
 ]
@@ -150,6 +152,57 @@ class BlockedGroup:
     error: str | None
     behind: int
     pause: PauseRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class OriginRow:
+    """An origin with who holds it, or held it last, and what is there.
+
+    leased: somebody holds it: the lease has not run out. owner, host, pid: of the lease, also when it has run out; None
+    where nobody has held the origin, or where it was given back. epoch: 0 or None where nobody has held it. The counts
+    are of jobs, by `JobState`; of those that wait, are delayed or held at most 10,000 are counted. oldest: when the
+    first in its order was enqueued. blocked_groups: those whose head backs off or is blocked. pause: of the whole
+    origin.
+    """
+
+    origin: str
+    leased: bool
+    owner: UUID | None
+    host: str | None
+    pid: int | None
+    epoch: int | None
+    lease_until: datetime | None
+    waiting: int
+    running: int
+    backing_off: int
+    blocked: int
+    delayed: int
+    held: int
+    oldest: datetime | None
+    blocked_groups: int
+    pause: PauseRow | None
+
+    @property
+    def jobs(self) -> int:
+        """All that are counted."""
+        return self.waiting + self.running + self.backing_off + self.blocked + self.delayed + self.held
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorRow:
+    """An executor that holds origins: of one that holds none nobody knows whether it lives.
+
+    origins: how many. lease_until: the first of its leases to end, if it renews none. running: jobs that it runs or is
+    about to run.
+    """
+
+    id: UUID
+    host: str
+    pid: int
+    started_at: datetime
+    origins: int
+    lease_until: datetime
+    running: int
 
 
 @dataclass(frozen=True, slots=True)
