@@ -25,6 +25,7 @@ from .scheduler_world import Handlers
 from .support import eventually
 
 CYCLE = load_sql("sidings.executor", "cycle")
+NAME = load_sql("sidings.executor", "name")
 LIVES = 15
 JOBS = 60
 
@@ -356,6 +357,23 @@ async def test_a_cycle_that_is_sent_while_the_one_before_is_at_work_waits_for_it
     assert await first.fetchval("SELECT count(*) FROM sidings.job") == (1 if bumped else 0)
     await first.close()
     await second.close()
+
+
+@pytest.mark.parametrize("query", [CYCLE, NAME], ids=["it ends jobs", "it only names"])
+async def test_a_sending_that_comes_behind_its_repetition_is_void(database: str, query: str):
+    """Nobody waits for it any more. It would name again what has ended since, or names no more what runs."""
+    connection, me = await asyncpg.connect(database), uuid4()
+    await connection.execute("INSERT INTO sidings.executor (id) VALUES ($1)", me)
+    arguments = _arguments(me, 1, running=[7], ended=[])
+    if query is NAME:
+        arguments = *arguments[:4], None
+    applied = [(await connection.fetch(query, *arguments))[0]["applied"] for _ in range(2)]
+    following = await connection.fetch(CYCLE, *_arguments(me, 2, running=[8], ended=[]))
+    applied += [following[0]["applied"], (await connection.fetch(query, *arguments))[0]["applied"]]
+    assert applied == [1, 0, 1, 0]
+    row = await connection.fetchrow("SELECT cycle, running FROM sidings.executor")
+    assert tuple(row or ()) == (2, [8])
+    await connection.close()
 
 
 async def _waits(observer: asyncpg.Connection, of: asyncpg.Connection) -> bool:
