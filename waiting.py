@@ -1,8 +1,12 @@
 """Waiting for an event, or for the time that it may take."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-__all__ = ["set_within"]
+__all__ = ["set_within", "unless_set"]
+
+T = TypeVar("T")
 
 
 async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
@@ -13,3 +17,16 @@ async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def unless_set(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns; None where `event` is set before it has ended, which cancels it."""
+    working = asyncio.ensure_future(work)
+    interrupted = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([working, interrupted], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        interrupted.cancel()
+        await asyncio.gather(working, interrupted, return_exceptions=True)

@@ -11,6 +11,7 @@ import logging
 import resource
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -23,6 +24,8 @@ __all__ = ["READERS", "TerminalAcquirer"]
 
 FETCH_BYTES = 4 * 2**20  # of a partition at once, as the directory does; with the client's default it is slower
 
+Ready = Callable[[], None]  # called as soon as all is read: closing is not counted
+
 
 class TerminalAcquirer(BaseModel):
     """The row of the table in the article."""
@@ -34,17 +37,18 @@ class TerminalAcquirer(BaseModel):
     updated_date: datetime
 
 
-async def _bare(bootstrap: str, topic: str, _: Path) -> int:
+async def _bare(bootstrap: str, topic: str, _: Path, ready: Ready) -> int:
     """All records of the topic, thrown away."""
     consumer, records = await _consumer(bootstrap, topic), 0
     ends = await consumer.end_offsets(consumer.assignment())
     while not await _there(consumer, ends):
         records += sum(len(found) for found in (await consumer.getmany(timeout_ms=100)).values())
+    ready()
     await consumer.stop()
     return records
 
 
-async def _by_hand(bootstrap: str, topic: str, _: Path) -> int:
+async def _by_hand(bootstrap: str, topic: str, _: Path, ready: Ready) -> int:
     """What one writes without a directory: a loop that puts models into a dict."""
     consumer, rows = await _consumer(bootstrap, topic), dict[bytes | None, TerminalAcquirer]()
     ends = await consumer.end_offsets(consumer.assignment())
@@ -55,20 +59,23 @@ async def _by_hand(bootstrap: str, topic: str, _: Path) -> int:
                     rows.pop(record.key, None)
                 else:
                     rows[record.key] = TerminalAcquirer.model_validate_json(record.value)
+    ready()
     await consumer.stop()
     return len(rows)
 
 
-async def _memory(bootstrap: str, topic: str, _: Path) -> int:
+async def _memory(bootstrap: str, topic: str, _: Path, ready: Ready) -> int:
     """Ours."""
     async with Directory(topic, kafka=bootstrap, model=TerminalAcquirer) as directory:
+        ready()
         return len(directory)
 
 
-async def _sqlite(bootstrap: str, topic: str, file: Path) -> int:
+async def _sqlite(bootstrap: str, topic: str, file: Path, ready: Ready) -> int:
     """Ours, in a file: cold where there is none yet."""
     storage = SQLite[TerminalAcquirer](file)
     async with Directory(topic, kafka=bootstrap, model=TerminalAcquirer, storage=storage) as directory:
+        ready()
         return len(directory)
 
 
@@ -94,11 +101,12 @@ def main(kind: str, bootstrap: str, topic: str, file: str) -> None:
     gc.collect()
     cpu, began = time.process_time(), time.perf_counter()
 
-    async def read() -> dict[str, float]:
-        records = await READERS[kind](bootstrap, topic, Path(file))
-        return {"records": records, "seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}
+    figures: dict[str, float] = {}
 
-    figures = asyncio.run(read())
+    def ready() -> None:
+        figures.update(seconds=time.perf_counter() - began, cpu=time.process_time() - cpu)
+
+    figures["records"] = asyncio.run(READERS[kind](bootstrap, topic, Path(file), ready))
     print(json.dumps(figures | {"memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
 
 

@@ -7,6 +7,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import KafkaError
 
+from ..waiting import unless_set
 from .settings import KafkaSettings
 
 __all__ = ["close", "connect", "make_client"]
@@ -39,18 +40,11 @@ def make_client(settings: KafkaSettings, group_id: str) -> AIOKafkaConsumer:
 
 async def connect(client: AIOKafkaConsumer, stopping: asyncio.Event, seconds: float) -> None:
     """Connect, unless `stopping` is set first. Raises `KafkaError`, `OSError` (`TimeoutError` is one)."""
-    starting = asyncio.ensure_future(client.start())
-    interrupted = asyncio.ensure_future(stopping.wait())
     try:
-        await asyncio.wait([starting, interrupted], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-        elif not stopping.is_set():
-            raise TimeoutError(f"Kafka did not answer within {seconds} s")
-    finally:
-        starting.cancel()
-        interrupted.cancel()
-        await asyncio.gather(starting, interrupted, return_exceptions=True)
+        async with asyncio.timeout(seconds):
+            await unless_set(stopping, client.start())
+    except TimeoutError:
+        raise TimeoutError(f"Kafka did not answer within {seconds} s") from None
 
 
 async def close(client: AIOKafkaConsumer) -> None:

@@ -9,6 +9,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from prometheus_client import CollectorRegistry
 from sidings import Changed, ConfigurationError, DirectoryBehind, DirectoryNotReady
 from sidings.devstack.topics import create_topic
+from sidings.kafka.directory import follower
 
 from .consumer_support import producing
 from .directory_support import COMPACTED, Acquirer, a_directory, put, quick, row
@@ -179,6 +180,13 @@ async def test_a_bad_record_leaves_the_former_value_until_a_good_one_comes(topic
         assert terminals["T-1"].acquirer_id == "b"
         assert terminals["T-3"].acquirer_id == "a"
         assert [(e.offset, e.key) for e in terminals.errors()] == [(4, None), (7, "T-3")]
+
+
+async def test_it_stops_while_it_waits_for_news(topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr(follower, "_POLL_SECONDS", 3_600.0)
+    name = await topic("terminals", config=COMPACTED)
+    async with asyncio.timeout(SECONDS), a_directory(name, sidings_kafka):
+        await asyncio.sleep(0.1)  # it is loaded, so it waits
 
 
 async def test_wait_until_says_what_is_missing(topic, sidings_kafka):

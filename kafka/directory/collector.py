@@ -1,25 +1,37 @@
-"""Python's cyclic collector rests while a directory is loaded."""
+"""Python's cyclic collector rests while directories are loaded."""
 
 import gc
+import time
 
 __all__ = ["Collector"]
+
+_IDLE_SECONDS = 1.0  # a load that waits for so long is no reason any more
 
 
 class Collector:
     """A load makes hundreds of thousands of objects, all of which stay and none of which are in cycles. Looking through
-    them again and again takes a third of the load's CPU. Switched off by somebody else, it stays off."""
+    them again and again takes a third of the load's CPU. It goes on when the last of the process' loads has ended;
+    switched off by somebody else, it stays off."""
+
+    _rests = 0  # loads, in this process
 
     def __init__(self) -> None:
         self._resting = False
+        self._busy_at = 0.0
 
     def rest(self) -> None:
         """Look for no cycles until `resume`."""
-        if gc.isenabled():
+        self._busy_at = time.monotonic()
+        if not self._resting and (Collector._rests or gc.isenabled()):
             gc.disable()
+            Collector._rests += 1
             self._resting = True
 
-    def resume(self) -> None:
-        """Go on, if `rest` has had an effect. Safe to call twice."""
-        if self._resting:
-            gc.enable()
+    def resume(self, *, if_idle: bool = False) -> None:
+        """Go on, if `rest` has had an effect; with `if_idle` only where it was called for the last time a second ago.
+        Safe to call twice."""
+        if self._resting and not (if_idle and time.monotonic() - self._busy_at < _IDLE_SECONDS):
             self._resting = False
+            Collector._rests -= 1
+            if not Collector._rests:
+                gc.enable()

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from aiokafka.errors import KafkaError
 
-from ...waiting import set_within
+from ...waiting import set_within, unless_set
 from ..message import Record
 from ..settings import KafkaSettings
 from .callbacks import Callbacks
@@ -159,16 +159,17 @@ class Follower(Generic[T]):
         looked_at = time.monotonic()
         while not self._stopping.is_set():
             try:
-                fetched = await reader.fetch(
-                    _LOADING_POLL_SECONDS if self._loading else _POLL_SECONDS, most=_CHUNK_RECORDS
-                )
+                seconds = _LOADING_POLL_SECONDS if self._loading else _POLL_SECONDS
+                fetched = await unless_set(self._stopping, reader.fetch(seconds, most=_CHUNK_RECORDS))
             except OffsetOutOfRangeError as error:
                 await self._start_over(reader, f"its log has not got any more what comes next: {error}")
                 continue
+            if fetched is None:
+                return
             if self._loading and fetched:
                 self._collector.rest()
             else:
-                self._collector.resume()
+                self._collector.resume(if_idle=self._loading)
             if (reason := self._differs(fetched)) is not None:
                 await self._start_over(reader, reason)
                 continue

@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
+from pydantic_core import to_json
+
 from ...errors import StorageError
 from ...schema import load_sql
 from ..message import Record, StoredRecord
@@ -245,7 +247,7 @@ def _entry(row: Row, key: object, record: Record) -> tuple[object, ...]:
     headers = [(name, _hex(value)) for name, value in record.headers]
     return (
         *(row, key, record.partition, record.offset, record.timestamp, record.key, record.value),
-        json.dumps(headers) if headers else None,
+        to_json(headers).decode() if headers else None,  # json.dumps takes twice as long as all the rest
     )
 
 
