@@ -50,7 +50,7 @@ class Transactional:
         connection = await self._connection()
         transaction = connection.transaction()
         try:
-            await transaction.start()
+            await self._begin(transaction)
             await self._limit_idleness(connection, max(job_type.timeout or 0.0, _IDLE_SECONDS))
             job.transaction = Transaction(connection)
             handler = partial(cast(Any, job_type.handler), job)
@@ -78,6 +78,13 @@ class Transactional:
             if not connection.is_closed():
                 return connection
         return await connect(self._postgres, for_handlers=True)
+
+    async def _begin(self, transaction: Any) -> None:
+        try:
+            async with asyncio.timeout(self._postgres.call_seconds):
+                await transaction.start()
+        except BROKEN as error:  # the connection has been idle: it may have died silently since
+            raise PostgresUnavailable(f"no transaction could be begun: {error!r}") from error
 
     async def _limit_idleness(self, connection: asyncpg.Connection, seconds: float) -> None:
         # A paused client must not hold its locks for ever; PostgreSQL ends the transaction then.

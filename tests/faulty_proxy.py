@@ -26,7 +26,9 @@ KINDS = {
     "register": re.compile(r"INSERT INTO sidings\.executor"),
     "deregister": re.compile(r"DELETE FROM sidings\.executor"),
     "finish": re.compile(r"sidings\.finish\("),
+    "begin": re.compile(r"^BEGIN"),
     "commit": re.compile(r"^COMMIT"),
+    "listen": re.compile(r"^LISTEN"),
     "check": re.compile(r"sidings\.migration"),
 }
 

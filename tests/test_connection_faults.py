@@ -15,7 +15,9 @@ ORIGINS = ["t/0", "t/1", "t/2"]
 QUICK = {"call_seconds": 0.6, "connect_seconds": 1.0}
 
 
-@pytest.mark.parametrize("kind", ["cycle", "read", "acquire", "renew", "promote", "release", "finish", "commit"])
+@pytest.mark.parametrize(
+    "kind", ["cycle", "read", "acquire", "renew", "promote", "release", "begin", "finish", "commit"]
+)
 async def test_a_statement_whose_connection_fails_does_no_harm(database: str, tmp_path: Path, kind: str):
     async with (
         proxied(database) as proxy,
