@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigurationError
-from .command import Json, Limit, Yes, command, fail, group
+from .command import Because, By, Json, Limit, Yes, command, fail, group
 from .consent import ask
 from .output import age, counted, document, note, print_json, table, until
-from .session import Session
+from .session import Session, whoever_runs_this
 
 if TYPE_CHECKING:
     from ..kafka.outbox.publish import FailingTopic, ParkedMessage
@@ -68,29 +68,38 @@ async def parked(
 
 
 @command(app, "retry")
-async def retry(session: Session, topic: Annotated[str, typer.Argument(show_default=False)]) -> None:
+async def retry(
+    session: Session,
+    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
+    by: By = None,
+    because: Because = None,
+) -> None:
     """Try a failing topic again now, instead of when its backoff ends."""
     async with session.outbox() as outbox:
-        if not await outbox.retry(topic):
+        if not await outbox.retry(topic, actor=by or whoever_runs_this(), reason=because):
             fail(f"the topic {topic} is not failing: `sidings outbox list` says which are")
     typer.echo(f"{topic}: the relays try it again now")
 
 
 @command(app, "release")
-async def release(session: Session, ids: Ids = None, topic: Topic = None, yes: Yes = False) -> None:
+async def release(
+    session: Session, ids: Ids = None, topic: Topic = None, by: By = None, because: Because = None, yes: Yes = False
+) -> None:
     """Send parked messages again, as new ones, behind all that waits."""
     chosen = await _choose(session, "send", ids, topic, yes)
     async with session.outbox() as outbox:
-        done = await outbox.release(topic, ids=chosen)
+        done = await outbox.release(topic, ids=chosen, actor=by or whoever_runs_this(), reason=because)
     _say("released", chosen, done)
 
 
 @command(app, "discard")
-async def discard(session: Session, ids: Ids = None, topic: Topic = None, yes: Yes = False) -> None:
+async def discard(
+    session: Session, ids: Ids = None, topic: Topic = None, by: By = None, because: Because = None, yes: Yes = False
+) -> None:
     """Delete parked messages for good."""
     chosen = await _choose(session, "delete for good", ids, topic, yes)
     async with session.outbox() as outbox:
-        done = await outbox.discard(topic, ids=chosen)
+        done = await outbox.discard(topic, ids=chosen, actor=by or whoever_runs_this(), reason=because)
     _say("discarded", chosen, done)
 
 

@@ -206,15 +206,21 @@ async def test_parked_messages_are_listed_released_and_discarded(database: str):
     assert [m["id"] for m in rest["messages"]] == [3]
     assert (await cli(database, "outbox", "release", 1)).stdout == "message 1: released\n"
     assert "delete for good 1 parked message" in await refused(database, "outbox", "discard", 2)
-    await cli(database, "outbox", "discard", 2, "--yes")
+    await cli(database, "outbox", "discard", 2, "--yes", "--because", "wrong file")
     assert "no such parked message: 2" in await refused(database, "outbox", "discard", 2, "--yes")
     assert "send 1 parked message for etas" in await refused(database, "outbox", "release", "--topic", "etas")
-    await cli(database, "outbox", "release", "--topic", "etas", "--yes")
+    await cli(database, "outbox", "release", "--topic", "etas", "--yes", "--by", "bob")
     rows = {row["topic"]: row for row in (await cli_json(database, "outbox", "list"))["topics"]}
     assert (rows["etas"]["waiting"], rows["etas"]["parked"]) == (2, 0)
     assert (rows["bills"]["waiting"], rows["bills"]["parked"]) == (0, 1)
     assert "no message for etas is parked" in await refused(database, "outbox", "discard", "--topic", "etas", "--yes")
     assert "say which messages" in await refused(database, "outbox", "release", exit_code=2)
+    assert await actions(database) == [
+        ("alice", "release messages", None),
+        ("alice", "discard messages", "wrong file"),
+        ("bob", "release messages", None),
+    ]
+    assert "topic=etas  wrong file  ids=[2], messages=1" in (await cli(database, "audit")).stdout
 
 
 async def test_a_failing_topic_is_shown_and_tried_again_at_once(database: str):
@@ -228,7 +234,8 @@ async def test_a_failing_topic_is_shown_and_tried_again_at_once(database: str):
     (row,) = (await cli_json(database, "outbox", "list"))["topics"]
     assert (row["failing"]["error"], row["failing"]["retries"]) == ("no such topic", 3)
     assert "no such topic" in (await cli(database, "outbox", "list")).stdout
-    await cli(database, "outbox", "retry", "etas")
+    await cli(database, "outbox", "retry", "etas", "--because", "made it")
+    assert await actions(database) == [("alice", "retry topic", "made it")]
     assert await value(database, "SELECT retry_at <= clock_timestamp() FROM sidings.outbox_topic")
     assert "the topic bills is not failing" in await refused(database, "outbox", "retry", "bills")
 

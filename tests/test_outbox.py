@@ -2,13 +2,15 @@
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
 from pydantic import BaseModel, field_serializer
-from sidings.errors import NotInTransaction
+from sidings.errors import ConfigurationError, NotInTransaction
 from sidings.executor import PostgresSettings
 from sidings.jobs import Transaction
+from sidings.jobs.admin import Admin
 from sidings.kafka.outbox import InvalidMessage, MessageParked, Outbox, OutboxSettings, Relay, RolledBack
 from sidings.kafka.settings import KafkaSettings
 from sidings.schema import migrate
@@ -191,16 +193,54 @@ async def test_a_refused_message_is_seen_released_and_discarded(database: str, s
         (parked,) = await outbox.parked(small)
         assert (parked.id, parked.key, parked.value) == (receipt.ids[0], b"a", b"x" * 5_000)
         assert await outbox.parked("another") == []
-        assert await outbox.release(ids=[parked.id]) == [parked.id]  # and it is refused again
+        assert await outbox.release(ids=[parked.id], actor="alice") == [parked.id]  # and it is refused again
 
         async def refused_again() -> bool:
             return [p.id for p in await outbox.parked(small)] not in ([], [parked.id])
 
         await eventually(refused_again)
         with pytest.raises(InvalidMessage):
-            await outbox.discard()
-        assert len(await outbox.discard(small)) == 1
+            await outbox.discard(actor="alice")
+        assert len(await outbox.discard(small, actor="alice")) == 1
         assert await outbox.parked() == []
+
+
+async def test_what_a_person_decides_about_messages_is_audited_with_it(database: str) -> None:
+    async with publishing(database) as (outbox, connection):
+        await connection.execute(
+            "INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, key, error) "
+            "SELECT n, now(), 0, CASE WHEN n < 5 THEN 'few' ELSE 'many' END, 'k', 'too large' "
+            "FROM generate_series(1, 204) n"
+        )
+        assert await outbox.release(ids=[3, 2, 5, 4711], actor="alice", reason="mended") == [2, 3, 5]
+        assert len(await outbox.discard("many", actor="bob")) == 199
+        assert await outbox.discard("many", actor="bob") == []  # nothing is done, so nothing is written
+        assert await outbox.retry("many", actor="bob") is False
+        for decide in (outbox.release, outbox.discard, outbox.retry):
+            with pytest.raises(ConfigurationError, match="name the person or program that does it"):
+                await decide("few", actor="")
+        assert [message.id for message in await outbox.parked()] == [1, 4]
+        rows = await Admin(connection).audit()
+    assert sorted((row.actor, row.action, row.target["topic"], row.reason, row.detail) for row in rows) == [
+        ("alice", "release messages", "few", "mended", {"messages": 2, "ids": [2, 3]}),
+        ("alice", "release messages", "many", "mended", {"messages": 1, "ids": [5]}),
+        ("bob", "discard messages", "many", None, {"messages": 199, "ids": list(range(6, 106))}),
+    ]
+
+
+async def test_a_topic_that_is_tried_again_by_a_person_is_audited_once(database: str) -> None:
+    async with publishing(database) as (outbox, connection):
+        for relay in (uuid4(), uuid4()):  # each has its own view of the topic
+            await connection.execute("INSERT INTO sidings.outbox_relay (id, alive_until) VALUES ($1, now())", relay)
+            await connection.execute(
+                "INSERT INTO sidings.outbox_topic (topic, relay, retries, retry_at, error) "
+                "VALUES ('etas', $1, 3, now() + interval '1 hour', 'no such topic')",
+                relay,
+            )
+        assert await outbox.retry("etas", actor="alice", reason="made it") is True
+        assert await connection.fetchval("SELECT bool_and(retry_at <= clock_timestamp()) FROM sidings.outbox_topic")
+        [row] = await Admin(connection).audit()
+    assert (row.actor, row.action, row.target, row.reason) == ("alice", "retry topic", {"topic": "etas"}, "made it")
 
 
 async def test_another_schema_name_is_used_throughout(empty_database: str, sidings_kafka: str, topic) -> None:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
-from ...errors import EnqueueError, NotInTransaction, PostgresUnavailable
+from ...errors import ConfigurationError, EnqueueError, NotInTransaction, PostgresUnavailable
 from ...executor import Backoff, Link, PostgresSettings
 from ...jobs import Transaction
 from ...jobs.connections import AnyConnection, AnySyncConnection, Rows, Statement, Storing, store, store_sync
@@ -194,31 +194,40 @@ class Outbox:
         rows = await self._fetch("failing_topics")
         return [FailingTopic(**dict(row)) for row in rows]
 
-    async def retry(self, topic: str) -> bool:
-        """Try a failing topic again now. False: it was not failing."""
-        return bool(await self._fetch("retry_topic", topic))
+    async def retry(self, topic: str, *, actor: str, reason: str | None = None) -> bool:
+        """Try a failing topic again now. False: it was not failing, and nothing is written into the audit. actor,
+        reason: who does it, and why, for the audit."""
+        return bool(await self._fetch("retry_topic", topic, _named("retry", actor), reason))
 
     async def parked(self, topic: str | None = None, *, after: int = 0, limit: int = 100) -> list[ParkedMessage]:
         """Messages that Kafka refused, the oldest first; `after` is the id of the last one of the page before."""
         return [ParkedMessage(**dict(row)) for row in await self._fetch("parked_messages", topic, after, limit)]
 
-    async def release(self, topic: str | None = None, *, ids: Sequence[int] | None = None) -> list[int]:
+    async def release(
+        self, topic: str | None = None, *, ids: Sequence[int] | None = None, actor: str, reason: str | None = None
+    ) -> list[int]:
         """Send parked messages again, as new ones: behind all that waits, in the order that they had. Returns their old
-        ids. Give a topic, ids, or both."""
-        return await self._decide("release_parked", topic, ids)
+        ids. Give a topic, ids, or both. actor, reason: who does it, and why, for the audit."""
+        return await self._decide("release", topic, ids, actor, reason)
 
-    async def discard(self, topic: str | None = None, *, ids: Sequence[int] | None = None) -> list[int]:
-        """Delete parked messages for good. Returns their ids. Give a topic, ids, or both."""
-        return await self._decide("discard_parked", topic, ids)
+    async def discard(
+        self, topic: str | None = None, *, ids: Sequence[int] | None = None, actor: str, reason: str | None = None
+    ) -> list[int]:
+        """Delete parked messages for good. Returns their ids. Give a topic, ids, or both. actor, reason: as for
+        `release`."""
+        return await self._decide("discard", topic, ids, actor, reason)
 
     async def close(self) -> None:
         """Close the connection that `published` and the calls for persons use."""
         await self._link.close()
 
-    async def _decide(self, query: str, topic: str | None, ids: Sequence[int] | None) -> list[int]:
+    async def _decide(
+        self, verb: str, topic: str | None, ids: Sequence[int] | None, actor: str, reason: str | None
+    ) -> list[int]:
         if topic is None and ids is None:
             raise InvalidMessage("say which messages: give topic=, ids=, or both")
-        found = [row["id"] for row in await self._fetch(query, topic, None if ids is None else list(ids))]
+        which = (topic, None if ids is None else list(ids))
+        found = [row["id"] for row in await self._fetch(f"{verb}_parked", *which, _named(verb, actor), reason)]
         if found and self._wake is not None:
             self._wake()
         return found
@@ -291,6 +300,12 @@ class Outbox:
         if self._direct is None:
             raise InvalidMessage("the topic's route is direct, and this outbox has no producer: give one, or no route")
         return self._direct
+
+
+def _named(verb: str, actor: str) -> str:
+    if not actor:
+        raise ConfigurationError(f"outbox.{verb}(actor=''): name the person or program that does it, for the audit")
+    return actor
 
 
 def _receipt(rows: Rows) -> Receipt:
