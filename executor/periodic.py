@@ -241,7 +241,10 @@ class PeriodicLoop:
         """Say why a tick that is due is not fired, where it is not because its predecessor runs."""
         why = ""
         if answer["origin"] is None:
-            why = "no executor holds an origin"
+            why = (
+                "no executor holds an origin: consume a topic, name one in topics=, or give "
+                "assignment=StaticAssignment([...])"
+            )
             if row.job_type.home is not None:
                 why = f"the partitions of its home {row.job_type.home!r} are not known yet"
         elif answer["busy"] and not answer["leased"]:

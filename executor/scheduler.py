@@ -22,6 +22,7 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 """
 
 import heapq
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -31,6 +32,8 @@ from ..jobs import Policy
 from .queues import NOTHING_PAUSED, Entry, Lane, OriginQueue, Pauses
 
 __all__ = ["Scheduler"]
+
+log = logging.getLogger("sidings.executor")
 
 _LATEST, _PARALLEL = Policy.LATEST.value, Policy.PARALLEL.value
 
@@ -179,7 +182,7 @@ class Scheduler:
 
     def _insert_single(self, entry: Entry, now: float) -> None:
         if entry.type not in self._types and not self._knows_type(entry.type):
-            self.unknown[entry.type] = self.unknown.get(entry.type, 0) + 1
+            self._meet_unknown(entry.type)
             return
         if self.pauses is not NOTHING_PAUSED and self.withholds(entry.type, entry.origin.name, entry.group):
             return
@@ -601,11 +604,20 @@ class Scheduler:
             return False
         if head.type not in self._types and not self._knows_type(head.type):
             if lane.blocked_by != head.id:
-                self.unknown[head.type] = self.unknown.get(head.type, 0) + 1
+                self._meet_unknown(head.type)
             self._stick(lane, head.position, now + _UNKNOWN_SECONDS)
             lane.blocked_by = head.id
             return False
         return True
+
+    def _meet_unknown(self, job_type: str) -> None:
+        if job_type not in self.unknown:
+            log.warning(
+                "jobs of the type %r wait, since this process has no handler for it: declare it, or end them "
+                "(`sidings jobs list --type %s`)",
+                *(job_type, job_type),
+            )
+        self.unknown[job_type] = self.unknown.get(job_type, 0) + 1
 
     def _stick(self, lane: Lane, position: int, due: float) -> None:
         self._compact(lane, position)

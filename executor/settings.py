@@ -2,6 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ..errors import ConfigurationError
 from ..schema import valid_schema_name
 
 __all__ = ["ExecutorSettings", "PostgresSettings"]
@@ -27,6 +28,10 @@ class PostgresSettings(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> "PostgresSettings":
         valid_schema_name(self.schema_name)
+        scheme, colon, _ = self.dsn.partition("://")
+        if not colon or scheme not in ("postgresql", "postgres"):  # the rest may hold a password: it is not shown
+            given = f"it begins with {scheme + colon!r}" if colon else "it begins with no scheme"
+            raise ConfigurationError(f"PostgresSettings: dsn: {given}: give postgresql://user:password@host/database")
         return self
 
 

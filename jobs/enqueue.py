@@ -39,10 +39,11 @@ def when(delay: timedelta | float | None, run_at: datetime | None) -> When:
         raise EnqueueError(f"run_at={run_at!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC) + ...")
     if delay is None:
         return When(run_at, None)
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
-    if not 0 <= seconds <= MAX_DELAY_SECONDS:
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    real = isinstance(seconds, int | float)  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+    if not real or not 0 <= seconds <= MAX_DELAY_SECONDS:
         raise EnqueueError(f"delay={delay!r}: give seconds between 0 and {MAX_DELAY_SECONDS:.0f}, or use run_at=")
-    return When(None, seconds or None)
+    return When(None, float(seconds) or None)
 
 
 def one_job(
@@ -152,6 +153,8 @@ def _origin(type_name: str, origin: str | None) -> str:
 
 def _short(field: str, text: str | None) -> str | None:
     if text is not None:
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+            raise EnqueueError(f"{field}={text!r} is no text: give a str")
         if len(text) * 4 > _MAX_NAME_BYTES and len(text.encode()) > _MAX_NAME_BYTES:
             raise EnqueueError(f"{field} is longer than {_MAX_NAME_BYTES} bytes ({text[:40]!r}...): use a shorter name")
         if "\0" in text or _SEPARATOR in text:
@@ -179,10 +182,14 @@ def _joined(groups: Sequence[str]) -> str:
 def _headers(headers: Mapping[str, str] | None) -> str | None:
     """These and the current ones that travel on, as JSON whose values Postgres can turn into text: else every cycle
     that touches the job would be refused."""
+    if headers is not None and not isinstance(headers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise EnqueueError(f"headers={headers!r}: give a dict of texts")
     headers = {**missing_headers(headers or ()), **(headers or {})}
     if not headers:
         return None
     for name, text in headers.items():
+        if not (isinstance(name, str) and isinstance(text, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise EnqueueError(f"headers: {name!r}={text!r}: give texts")
         if "\0" in name + text or not _encodable(name + text):
             raise EnqueueError(f"headers: {name!r}={text!r} holds NUL or half a character: remove it")
     return json.dumps(dict(headers))
@@ -193,6 +200,6 @@ def _encodable(text: str) -> bool:
 
 
 def _priority(priority: int) -> int:
-    if not -100 <= priority <= 100:
+    if not isinstance(priority, int) or not -100 <= priority <= 100:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise EnqueueError(f"priority={priority!r}: give a whole number from -100 to 100")
     return priority

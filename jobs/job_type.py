@@ -334,6 +334,8 @@ def _group_value(group: GroupOf[P], payload: Any) -> Callable[[P], object]:
     """What gives the group of a payload before it is checked. payload: the model, whose instances have its fields."""
     if group is None or callable(group):
         return group or (lambda _: None)
+    if not isinstance(group, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+        raise ConfigurationError(f"group={group!r}: give the name of a field of the payload, or a function of it")
     if group in getattr(payload, "model_fields", ()):
         return lambda payload: getattr(payload, group, None)
     return lambda payload: (

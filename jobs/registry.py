@@ -85,6 +85,7 @@ class Registry:
             if not label:
                 raise ConfigurationError(f"{handler!r} has no __name__: give name=...")
             model = _payload_model(handler, label, batch is not None) if payload is None else payload
+            _check_handler(handler, label)
             return self.add(
                 JobType(
                     self,
@@ -92,7 +93,7 @@ class Registry:
                     name=label,
                     payload=model,
                     group=group,
-                    retry=retry or Retry(),
+                    retry=Retry.given(retry, label) or Retry(),
                     timeout=seconds,
                     history=history,
                     transactional=transactional,
@@ -137,6 +138,7 @@ class Registry:
         def declare(handler: Handler[Tick]) -> JobType[Tick]:
             label = name or getattr(handler, "__name__", "")
             periodic = periodic_of(label, cron, every, timezone, missed, per)
+            _check_ticks(handler, label)
             if per == "origin" and home is not None:
                 raise ConfigurationError(f"{label}: home={home!r} and per='origin' exclude each other")
             job_type = self.job(
@@ -199,6 +201,27 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._types)
+
+
+def _check_handler(handler: Callable[..., object], label: str) -> None:
+    """A handler that could only fail, or that would do nothing and pass for a success, is refused where it stands."""
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise ConfigurationError(f"{label}: the handler has a `yield`: calling it runs nothing; take the yield out")
+    try:
+        inspect.signature(handler).bind(object())
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{label}: the handler is called with one argument, a job or a list of jobs, and cannot be: {error}"
+        ) from None
+
+
+def _check_ticks(handler: Callable[..., object], label: str) -> None:
+    try:
+        hints = [hint for name, hint in get_type_hints(handler).items() if name != "return"]
+    except NameError:
+        return  # an annotation that cannot be resolved says nothing wrong
+    if hints and get_origin(hints[0]) is Job and get_args(hints[0])[0] not in (Tick, Any):
+        raise ConfigurationError(f"{label}: the payload of a periodic job is a Tick: annotate its handler: Job[Tick]")
 
 
 def _payload_model(handler: Callable[..., object], label: str, batch: bool) -> Any:

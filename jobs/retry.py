@@ -69,6 +69,13 @@ class Retry:
     retry: retry_base = field(default_factory=lambda: retry_if_exception_type(Exception))
     on_exhausted: Literal["skip", "block", "hold"] = "skip"
 
+    @staticmethod
+    def given(value: object, what: str) -> "Retry | None":
+        """The `retry=` of a declaration called `what`. Raises `ConfigurationError` where it is no `Retry`."""
+        if value is not None and not isinstance(value, Retry):
+            raise ConfigurationError(f"{what}: retry={value!r}: give Retry(wait=..., stop=...)")
+        return value
+
     def __post_init__(self) -> None:
         for name in ("wait", "stop", "retry"):
             value = getattr(self, name)

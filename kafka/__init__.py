@@ -17,7 +17,7 @@ from .assignment import KafkaExecutor, RebalanceListener, StaticAssignment
 from .consumer import Consumer
 from .dead_letters import DeadLetters
 from .directory import BadRecord, Changed, Directory, KeyOf, SQLite, Storage
-from .message import Message, StoredMessage
+from .message import Message, StoredMessage, check_topic
 from .outbox import Outbox, OutboxSettings, Receipt, Relay
 from .producer import Producer
 from .reset import Reset, ResetTo, reset_offsets
@@ -59,6 +59,7 @@ __all__ = [
     "Transactions",
     "TypedSubscription",
     "Unknown",
+    "check_topic",
     "partition_for",
     "reset_offsets",
 ]

@@ -35,6 +35,8 @@ class StaticAssignment:
     origins: tuple[str, ...]
 
     def __init__(self, origins: Iterable[str]) -> None:
+        if isinstance(origins, str):
+            raise ConfigurationError(f"StaticAssignment({origins!r}): give a list of origins: [{origins!r}]")
         names = tuple(origins)
         if not names or not all(names) or len(set(names)) != len(names):
             raise ConfigurationError(f"StaticAssignment({list(names)!r}): give at least one origin, each once")

@@ -71,12 +71,12 @@ class Consumer(ConsumerRebalanceListener):
         self._stateless = None
         if stateless and dead_letters is not None:
             self._stateless = Stateless(stateless, settings, dead_letters, self.metrics, self)
-        self.vitals = Vitals({*subscriptions, *(stateless or ())}, self._all_partitions)
+        self._topics = sorted({*subscriptions, *(stateless or ()), *topics})
+        self.vitals = Vitals({*subscriptions, *(stateless or ())}, self._topics, self._all_partitions)
         self.metrics.figures = self.vitals.figures
         self._settings = settings
         self._group_id = settings.group or service
         self._subscriptions = subscriptions
-        self._topics = sorted({*subscriptions, *(stateless or ()), *topics})
         self._transactions = transactions
         self._topic_table = topic_table
         self._assignment = assignment
@@ -309,6 +309,11 @@ class Consumer(ConsumerRebalanceListener):
         if self._client is not None:
             self._client.pause(*assigned)
         log.info("assigned: %s", ", ".join(sorted(origin_of(*tp) for tp in assigned)) or "nothing")
+        for topic in self.vitals.missing_topics():
+            log.warning(
+                "there is no topic %r, or no right to see it: create it; it is taken up within %.0f s then",
+                *(topic, self._settings.metadata_seconds),
+            )
         if self._assignment is not None:
             self._assignment.on_partitions_assigned(assigned)
         self.vitals.rebalance_ends()

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,13 +10,21 @@ from typing import Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
 
+from ..errors import ConfigurationError
 from ..jobs.context import travelling
 
-__all__ = ["Message", "Record", "StoredMessage", "group_of_key", "origin_of"]
+__all__ = ["Message", "Record", "StoredMessage", "check_topic", "group_of_key", "origin_of"]
 
 T = TypeVar("T")
 
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _MAX_GROUP_BYTES = 500  # longer keys are hashed: origin and group stand in one index entry
+
+
+def check_topic(topic: object, what: str) -> None:
+    """Whether Kafka may have a topic of that name. Raises `ConfigurationError`, which names `what` declares it."""
+    if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        raise ConfigurationError(f"{what}({topic!r}): name one topic, of 1 to 249 letters, digits, '.', '_' and '-'")
 
 
 class Record(Protocol):

@@ -9,7 +9,7 @@ from ..errors import ConfigurationError
 from ..jobs import Retry
 from ..jobs.middleware import Call, call_through
 from .calling import working_on
-from .message import Message
+from .message import Message, check_topic
 from .subscription import Decoder, Start, Subscription
 
 __all__ = ["StatelessSubscription"]
@@ -35,6 +35,8 @@ class StatelessSubscription(Subscription[T]):
         start: Start = "earliest",
         timeout: float | None = 30.0,
     ) -> None:
+        if dead_letter:
+            check_topic(dead_letter, "dead_letter")
         if not inspect.iscoroutinefunction(handler) or len(inspect.signature(handler).parameters) != 1:
             raise ConfigurationError(
                 f"the handler of {topic!r} must be `async def on_x(message: Message[X]) -> None`: with stateless=True "

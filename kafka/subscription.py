@@ -83,7 +83,7 @@ class Subscription(Generic[T]):
         self.max_waiting = max_waiting
         self.dedup: Dedup = dedup
         self._missing_id = False  # whether a message without an id has been told of
-        self.retry = retry or Retry(
+        self.retry = Retry.given(retry, topic) or Retry(
             wait=wait_exponential(multiplier=0.2, max=10) + wait_random(0, 0.2), stop=stop_after_attempt(5)
         )
         # A stored message is never given up; one that still cannot be decoded goes back to waiting for a person.
@@ -210,7 +210,9 @@ def _model_of(handler: Callable[..., object], topic: str, listed: bool, takes: t
         hint = get_type_hints(handler).get(parameters[0].name)
     except NameError as error:
         raise ConfigurationError(f"{topic}: the annotation cannot be resolved ({error}); {remedy}") from None
-    if listed and get_origin(hint) is list:
+    if listed:
+        if get_origin(hint) is not list:
+            raise ConfigurationError(f"{topic}: with batch= the handler takes a list of messages; {remedy}")
         hint = get_args(hint)[0]
     if get_origin(hint) is not Message:
         raise ConfigurationError(f"{topic}: the model of its messages is unknown; {remedy}")

@@ -17,13 +17,18 @@ _STUCK_SECONDS = 60.0  # without a turn of a loop, an answer of Kafka, the end o
 
 
 class Vitals:
-    """Keeps since when something is not as it should be. topics: those that are consumed; partitions: gives those that
-    are assigned now. `problems` and `figures` may be asked by any thread."""
+    """Keeps since when something is not as it should be. topics: those that are consumed; joined: these, and those that
+    are joined for their jobs; partitions: gives those that are assigned now. `problems` and `figures` may be asked by
+    any thread."""
 
-    def __init__(self, topics: Collection[str], partitions: Callable[[], list[Partition]]) -> None:
+    def __init__(
+        self, topics: Collection[str], joined: Collection[str], partitions: Callable[[], list[Partition]]
+    ) -> None:
         self.rebalancing_since: float | None = time.monotonic()
         self.backlog: Backlog | None = None
         self._topics = topics
+        self._joined = joined
+        self._connected_since: float | None = None
         self._partitions = partitions
         self._client: AIOKafkaConsumer | None = None
         self._loops: Sequence[FetchLoop] = ()
@@ -34,6 +39,7 @@ class Vitals:
         """There is a connection, and these loops work with it."""
         self._client, self._loops = client, loops
         self._unconnected_since = None
+        self._connected_since = time.monotonic()
 
     def disconnected(self, error: BaseException | None = None) -> None:
         """The client is given up, because of `error`. What was assigned to it is not its successor's yet."""
@@ -53,6 +59,11 @@ class Vitals:
         """Partitions have been assigned."""
         self.rebalancing_since = None
 
+    def missing_topics(self) -> list[str]:
+        """Those that Kafka does not tell us of: nothing of them is assigned to anybody."""
+        client = self._client
+        return [] if client is None else [t for t in self._joined if client.partitions_for_topic(t) is None]
+
     def problems(self) -> list[str]:
         """What a health check should complain about; empty when all is well."""
         if _age(self._unconnected_since) > _UNREACHABLE_SECONDS:
@@ -60,6 +71,8 @@ class Vitals:
         found: list[str] = []
         if (rebalancing := _age(self.rebalancing_since)) > _STUCK_SECONDS:
             found.append(f"the group has been rebalancing for {rebalancing:.0f} s")
+        if _age(self._connected_since) > _UNREACHABLE_SECONDS and (missing := self.missing_topics()):
+            found.append(f"there is no topic {', '.join(missing)}, or no right to see it: create it")
         stuck = [loop for loop in self._loops if _age(loop.turned_at) > _STUCK_SECONDS]
         found += [f"the consumer of {loop.topic!r} is stuck for {_age(loop.turned_at):.0f} s" for loop in stuck]
         partitions = self._consumed()

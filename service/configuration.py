@@ -1,6 +1,7 @@
 """What a service was given, checked."""
 
 from collections.abc import Collection
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -33,6 +34,13 @@ class Configuration:
     ) -> None:
         if not name:
             raise ConfigurationError("Service(name): give a name; it owns the schema and names the consumer group")
+        _check_kinds(
+            postgres=(postgres, str | PostgresSettings, "a DSN, or PostgresSettings(dsn=...)"),
+            kafka=(kafka, str | KafkaSettings, "'host:port', or KafkaSettings(bootstrap=...)"),
+            assignment=(assignment, StaticAssignment, "StaticAssignment([...])"),
+            executor=(executor, ExecutorSettings, "ExecutorSettings(...)"),
+            outbox=(outbox, OutboxSettings, "OutboxSettings(...)"),
+        )
         if kafka is not None and assignment is not None:
             raise ConfigurationError("kafka= and assignment= exclude each other: either Kafka assigns, or you do")
         if isinstance(topics, str):
@@ -48,6 +56,13 @@ class Configuration:
         self.outbox = outbox
         self.http = http
         self.prometheus = prometheus
+
+
+def _check_kinds(**given: tuple[object, Any, str]) -> None:
+    """given: per argument its value, its type, and what to give; the value, which may hold a password, is not shown."""
+    for argument, (value, kind, remedy) in given.items():
+        if value is not None and not isinstance(value, kind):
+            raise ConfigurationError(f"{argument}= is a {type(value).__name__}: give {remedy}")
 
 
 def _postgres(postgres: str | PostgresSettings | None, schema: str | None) -> PostgresSettings | None:

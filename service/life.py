@@ -87,6 +87,8 @@ class Life:
         name = self._configuration.name
         if self.running or self._supervisor.stopping:
             raise ConfigurationError(f"the service {name!r} has been started before: make another one")
+        self._check()
+        self._subscriptions.close()
         try:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self._supervisor)
@@ -99,6 +101,18 @@ class Life:
         except BaseExceptionGroup as group:
             raise only_error(group) from None
         log.info("the service %r runs", name)
+
+    def _check(self) -> None:
+        """A service that could do nothing of what it declares must not look as if it were well."""
+        remedy = "give postgres=... (Service.from_env: SIDINGS_POSTGRES)"
+        if self._parts.database is None and len(self._registry):
+            names = ", ".join(job_type.name for job_type in self._registry)
+            raise ConfigurationError(f"job types are declared ({names}), and there is no Postgres: {remedy}")
+        if self._parts.database is None and self._parts.messaging is None and not self._subscriptions.topics:
+            raise ConfigurationError(
+                f"the service {self._configuration.name!r} has neither Postgres nor Kafka, so it could do nothing: "
+                f"{remedy}, kafka=... (SIDINGS_KAFKA), or both"
+            )
 
     async def _start_parts(self, stack: AsyncExitStack) -> None:
         """They stop in the reverse order: the consumer takes up nothing more and leaves the group, so that others go
@@ -169,15 +183,14 @@ class Life:
 
     async def _directories_ready(self) -> None:
         """Return when all are, or when the service stops."""
-        waiting = [asyncio.ensure_future(d.wait_ready()) for d in self._subscriptions.directories.values()]
-        if not waiting:
-            return
+        ready = asyncio.gather(*(directory.wait_ready() for directory in self._subscriptions.directories.values()))
         stopping = asyncio.ensure_future(self._giving_up.wait())
         try:
-            await asyncio.wait([asyncio.gather(*waiting), stopping], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ready, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for future in (stopping, *waiting):
-                future.cancel()
+            ready.cancel()
+            stopping.cancel()
+            await asyncio.gather(ready, stopping, return_exceptions=True)
 
     # -- end --------------------------------------------------------------------------------------------------------
 

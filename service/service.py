@@ -31,6 +31,7 @@ from ..kafka import (
     Subscription,
     TypedSubscription,
     Unknown,
+    check_topic,
     reset_offsets,
 )
 from ..schema import Migration, migrate
@@ -141,6 +142,7 @@ class Service:
         Declare it before the service starts. Raises `ConfigurationError`.
         """
         check_middleware(around)
+        self._subscriptions.must_be_open("a middleware")
         self.registry.middleware.append(around)
         return around
 
@@ -195,6 +197,8 @@ class Service:
         A parked or isolated message is a transactional job: its effects too happen exactly once. Returns the handler
         unchanged. Raises `ConfigurationError`.
         """
+
+        check_topic(topic, "consumer")
 
         def declare(handler: H) -> H:
             if stateless:
@@ -270,6 +274,7 @@ class Service:
 
         Returns an object whose `on` declares the handlers. Raises `ConfigurationError`.
         """
+        check_topic(topic, "topic")
         subscription = TypedSubscription(
             topic,
             type_header=type_header,
@@ -319,7 +324,9 @@ class Service:
         Raises `ConfigurationError`.
         """
         if self._parts.messaging is None:
-            raise ConfigurationError(f"directory({topic!r}) needs Kafka: give kafka=...")
+            raise ConfigurationError(
+                f"directory({topic!r}) needs Kafka: give kafka=... (Service.from_env: SIDINGS_KAFKA)"
+            )
         directory = Directory(
             topic,
             kafka=self._parts.messaging.settings,
@@ -438,7 +445,9 @@ class Service:
 
     def _database(self, what: str = "database") -> Database:
         if self._parts.database is None:
-            raise ConfigurationError(f"the service {self.name!r} has no {what}: give postgres=...")
+            raise ConfigurationError(
+                f"the service {self.name!r} has no {what}: give postgres=... (Service.from_env: SIDINGS_POSTGRES)"
+            )
         return self._parts.database
 
     # -- life -------------------------------------------------------------------------------------------------------

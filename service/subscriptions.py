@@ -23,11 +23,21 @@ class Subscriptions:
         self.directories: dict[str, Directory[Any]] = {}
         self._registry = registry
         self._has_postgres = has_postgres
+        self._open = True
 
     @property
     def topics(self) -> list[str]:
         """All topics that have a handler."""
         return [*self.stored, *self.stateless]
+
+    def close(self) -> None:
+        """The service starts: what is declared from now on would be heard of by nobody."""
+        self._open = False
+
+    def must_be_open(self, what: str) -> None:
+        """Raises `ConfigurationError` where the service has started."""
+        if not self._open:
+            raise ConfigurationError(f"{what} is declared too late, the service has started: declare it before")
 
     def add(self, subscription: Subscription[Any]) -> None:
         """One whose offsets are stored in Postgres. Raises `ConfigurationError`."""
@@ -49,6 +59,7 @@ class Subscriptions:
 
     def add_directory(self, directory: Directory[Any]) -> None:
         """One that consumers, executor and readiness wait for. Raises `ConfigurationError`."""
+        self.must_be_open(f"the directory {directory.topic!r}")
         if directory.topic in self.directories:
             raise ConfigurationError(
                 f"two directories are declared for the topic {directory.topic!r}: use one, and a "
@@ -67,5 +78,6 @@ class Subscriptions:
         return longest
 
     def _must_be_free(self, topic: str) -> None:
+        self.must_be_open(f"the consumer of {topic!r}")
         if topic in self.stored or topic in self.stateless:
             raise ConfigurationError(f"two consumers are declared for the topic {topic!r}")

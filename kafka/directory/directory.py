@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from ...errors import ConfigurationError, DirectoryBehind, DirectoryNotReady
 from ...supervision import only_error
 from ...waiting import set_within
+from ..message import check_topic
 from ..settings import KafkaSettings
 from ..subscription import Decoder
 from .callbacks import Callbacks, Changed
@@ -57,8 +58,7 @@ class Directory(Generic[T]):
         service: str = "",
         prometheus: CollectorRegistry = REGISTRY,
     ) -> None:
-        if not topic:
-            raise ConfigurationError("directory: topic='': name the topic")
+        check_topic(topic, "directory")
         if load_seconds is not None and load_seconds <= 0:
             raise ConfigurationError(
                 f"directory {topic!r}: load_seconds={load_seconds!r}: give a positive number of seconds, or None"

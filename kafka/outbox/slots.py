@@ -72,6 +72,7 @@ class SlotKeeper:
         self._given_up: dict[str, int] = {}  # let go of in memory, not yet in the database
         self._changed = asyncio.Event()
         self._turning = False
+        self._left = False
 
     @property
     def busy(self) -> bool:
@@ -85,7 +86,7 @@ class SlotKeeper:
     async def run(self) -> None:
         """Keep the right number of slots, for ever."""
         backoff = Backoff()
-        while True:
+        while not self._left:
             self._turning = True
             try:
                 await self._turn()
@@ -185,6 +186,7 @@ class SlotKeeper:
             log.info("released %s", ", ".join(sorted(given_up)))
 
     async def leave(self) -> None:
-        """The end of a clean stop, after the last slot was let go of."""
+        """The end of a clean stop, after the last slot was let go of: there is no other look."""
+        self._left = True
         await self._release()
         await self._link.fetch(load_sql(__package__ or "", "leave", self._schema), self.relay_id)

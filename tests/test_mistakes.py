@@ -1,0 +1,264 @@
+"""What a new user gets wrong is refused where it stands, with the remedy; and what can only wait says that it does."""
+
+import asyncio
+import gc
+import logging
+from secrets import token_hex
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+from sidings import (
+    ConfigurationError,
+    EnqueueError,
+    Job,
+    Message,
+    PostgresSettings,
+    Registry,
+    Service,
+    StaticAssignment,
+    Tick,
+    Transaction,
+)
+from sidings.devstack.topics import create_topic, delete_topics
+
+from .consumer_support import Number, a_service, offset_reaches, produce
+from .support import ORIGIN, connected, eventually, fetch
+
+POSTGRES, KAFKA = "postgresql://localhost/nowhere", "localhost:9092"
+
+
+class Ride(BaseModel):
+    id: str
+
+
+def a_declaration() -> Any:
+    """A service that is never started."""
+    return Service("test", postgres=POSTGRES, kafka=KAFKA, prometheus=CollectorRegistry())
+
+
+async def a_job(job: Job[Ride]) -> None: ...
+
+
+async def a_message(message: Message[Number], tx: Transaction) -> None: ...
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dsn", "text"),
+    [
+        ("", "begins with no scheme: give postgresql://"),
+        ("host=localhost dbname=x", "begins with no scheme"),
+        ("mysql://me:secret@localhost/x", "begins with 'mysql://'"),
+        ("postgresql+asyncpg://me:secret@localhost/x", r"begins with 'postgresql\+asyncpg://'"),
+    ],
+)
+def test_a_dsn_that_is_none_of_postgres_is_refused_without_showing_a_password(dsn, text):
+    with pytest.raises(ConfigurationError, match=text) as refused:
+        Service("test", postgres=dsn, prometheus=CollectorRegistry())
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"postgres": {"dsn": "secret"}}, "postgres= is a dict: give a DSN, or PostgresSettings"),
+        ({"kafka": [KAFKA]}, "kafka= is a list: give 'host:port', or KafkaSettings"),
+        ({"postgres": POSTGRES, "executor": {"concurrency": 3}}, "executor= is a dict: give ExecutorSettings"),
+        ({"postgres": POSTGRES, "outbox": {"relay": False}}, "outbox= is a dict: give OutboxSettings"),
+        ({"postgres": POSTGRES, "assignment": ["a/0"]}, r"assignment= is a list: give StaticAssignment\(\[...\]\)"),
+    ],
+)
+def test_an_argument_of_a_wrong_kind_is_named(options, text):
+    with pytest.raises(ConfigurationError, match=text):
+        Service("test", prometheus=CollectorRegistry(), **options)
+
+
+def test_one_origin_is_not_taken_for_the_origins_that_are_its_letters():
+    with pytest.raises(ConfigurationError, match=r"give a list of origins: \['orders/0'\]"):
+        StaticAssignment("orders/0")
+
+
+# -- handlers ---------------------------------------------------------------------------------------------------------
+
+
+async def yields(job: Job[Ride]) -> Any:
+    yield job
+
+
+def yields_too(job: Job[Ride]) -> Any:
+    yield job
+
+
+async def takes_a_transaction(job: Job[Ride], tx: Transaction) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "text"),
+    [
+        (yields, {}, "yields: the handler has a `yield`"),
+        (yields_too, {}, "yields_too: the handler has a `yield`"),
+        (takes_a_transaction, {}, "called with one argument.* missing a required argument: 'tx'"),
+        (a_job, {"retry": 3}, r"a_job: retry=3: give Retry\(wait="),
+        (a_job, {"group": 5}, "group=5: give the name of a field"),
+    ],
+)
+def test_a_job_type_that_could_only_fail_is_refused(handler, options, text):
+    with pytest.raises(ConfigurationError, match=text):
+        Registry().job(**options)(handler)
+
+
+def test_a_plain_function_with_defaults_is_a_handler():
+    def tell(job: Job[Ride], carrier: str = "one") -> None: ...
+
+    assert Registry().job()(tell).name == "tell"
+
+
+def test_a_periodic_job_for_another_payload_is_refused():
+    with pytest.raises(ConfigurationError, match=r"a_job: the payload of a periodic job is a Tick.*Job\[Tick\]"):
+        Registry().periodic(every=1)(a_job)
+
+    async def by_annotation(job: Job[Tick]) -> None: ...
+    async def without(job: Any) -> None: ...
+
+    Registry().periodic(every=1)(by_annotation)
+    Registry().periodic(every=1)(without)
+
+
+@pytest.mark.parametrize("topic", ["", "positions/3", "a topic", "x" * 250, ["a", "b"], a_message])
+def test_what_no_topic_can_be_called_is_refused(topic):
+    service = a_declaration()
+    for declare in (service.consumer, lambda name: service.topic(name, type_field="type"), service.directory):
+        with pytest.raises(ConfigurationError, match="name one topic, of 1 to 249 letters"):
+            declare(topic)
+
+
+def test_a_dead_letter_topic_that_cannot_be_is_refused():
+    async def handle(message: Message[Number]) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"dead_letter\('a topic'\): name one topic"):
+        a_declaration().consumer("positions", stateless=True, dead_letter="a topic")(handle)
+
+
+def test_a_consumer_that_could_only_fail_is_refused():
+    service = a_declaration()
+    with pytest.raises(ConfigurationError, match=r"positions: retry=3: give Retry\("):
+        service.consumer("positions", retry=3)(a_message)
+    with pytest.raises(ConfigurationError, match="with batch= the handler takes a list of messages"):
+        service.consumer("positions", batch=10)(a_message)
+
+
+# -- enqueueing -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"delay": "5"}, "delay='5': give seconds between"),
+        ({"delay": -5}, "delay=-5: give seconds between"),
+        ({"group": 5}, "group=5 is no text: give a str"),
+        ({"origin": 5}, "origin=5 is no text: give a str"),
+        ({"unique_key": 5}, "unique_key=5 is no text: give a str"),
+        ({"priority": "1"}, "priority='1': give a whole number"),
+        ({"headers": {"a": 1}}, "headers: 'a'=1: give texts"),
+        ({"headers": ["a"]}, r"headers=\['a'\]: give a dict of texts"),
+    ],
+)
+async def test_what_cannot_be_stored_is_named_and_leaves_the_transaction_usable(database, options, text):
+    job_type = Registry().job()(a_job)
+    async with connected(database) as connection, connection.transaction():
+        with pytest.raises(EnqueueError, match=text):
+            await job_type.enqueue(connection, Ride(id="t"), **{"origin": ORIGIN} | options)
+        await job_type.enqueue(connection, Ride(id="t"), origin=ORIGIN)
+    assert len(await fetch(database, "SELECT FROM sidings.job")) == 1
+
+
+# -- the start --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_service_that_could_do_nothing_does_not_start(sidings_kafka):
+    with pytest.raises(ConfigurationError, match=r"neither Postgres nor Kafka.*SIDINGS_POSTGRES.*SIDINGS_KAFKA"):
+        async with Service("test", prometheus=CollectorRegistry()):
+            pass
+    service = Service("test", kafka=sidings_kafka, prometheus=CollectorRegistry())
+    service.job()(a_job)
+    with pytest.raises(ConfigurationError, match=r"job types are declared \(a_job\), and there is no Postgres"):
+        async with service:
+            pass
+
+
+async def test_a_declaration_after_the_start_is_refused(database, sidings_kafka):
+    async with a_service(database, sidings_kafka) as service:
+
+        async def around(call, call_next) -> None:
+            await call_next()
+
+        for declare in (
+            lambda: service.consumer("late")(a_message),
+            lambda: service.topic("late", type_field="type"),
+            lambda: service.directory("late", model=Number),
+            lambda: service.middleware(around),
+        ):
+            with pytest.raises(ConfigurationError, match="declared too late, the service has started"):
+                declare()
+
+
+# -- what can only wait says so ---------------------------------------------------------------------------------------
+
+
+async def test_a_topic_that_does_not_exist_is_told_of_and_taken_up_when_it_is_there(
+    database, sidings_kafka, monkeypatch, caplog
+):
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.2)
+    name = f"late-{token_hex(4)}"
+    service = a_service(database, sidings_kafka, settings={"fetch_seconds": 0.05, "metadata_seconds": 0.5})
+    service.consumer(name)(a_message)
+    missing = f"there is no topic {name}, or no right to see it: create it"
+    async with service:
+        await eventually(lambda: service.problems() == [missing])
+        assert f"there is no topic '{name}', or no right to see it" in caplog.text
+        await create_topic(sidings_kafka, name, partitions=1)
+        try:
+            await produce(sidings_kafka, name, [1])
+            await eventually(offset_reaches(database, name, 1))
+            await eventually(lambda: service.problems() == [])
+        finally:
+            await delete_topics(sidings_kafka, [name])
+
+
+async def test_jobs_of_a_type_that_nobody_handles_are_told_of_once(database, caplog):
+    service = a_service(database, assignment=StaticAssignment([ORIGIN]))
+    async with connected(database) as connection:
+        for group in ("a", "a", "b", None):
+            await connection.execute(
+                "SELECT sidings.enqueue('nobody', '{}', origin => $1, \"group\" => $2)", ORIGIN, group
+            )
+    async with service:
+        await eventually(lambda: service.executor.scheduler.unknown.get("nobody", 0) == 3)
+    assert caplog.text.count("jobs of the type 'nobody' wait, since this process has no handler for it") == 1
+
+
+async def test_a_stop_while_directories_wait_is_silent(database, sidings_kafka, caplog):
+    # What nobody has retrieved is complained of when it is collected.
+    errors: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    service = a_service(database, sidings_kafka)
+    service.directory(f"late-{token_hex(4)}", model=Number)
+    service.consumer(f"late-{token_hex(4)}")(a_message)
+    async with service:
+        await eventually(lambda: "create it, with cleanup.policy=compact" in caplog.text)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert errors == []
+
+
+async def test_a_stop_without_kafka_leaves_the_outbox_in_good_order(database, caplog):
+    caplog.set_level(logging.WARNING, "sidings.outbox")
+    async with a_service(PostgresSettings(dsn=database), "127.0.0.1:1"):
+        await eventually(lambda: "the relay waits for Kafka" in caplog.text)
+        await eventually(lambda: fetch(database, "SELECT FROM sidings.executor"))
+    assert "stopped without releasing" not in caplog.text
+    assert "could not be looked at" not in caplog.text
