@@ -4,12 +4,15 @@ import asyncio
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from itertools import count
 from uuid import UUID, uuid4
 
 import asyncpg
 from sidings.schema import load_sql
+
+from .support import connected, eventually
 
 ORIGIN = "t/0"
 LEASE = "25 milliseconds"
@@ -114,6 +117,61 @@ class Stress:
             if row["outcome"] == "succeeded"
             and any(row["job_id"] in self.seen.get(epoch, ()) for epoch in range(row["epoch"] + 1, row["epoch"] + 40))
         ]
+
+
+@asynccontextmanager
+async def an_owner_and_a_successor(dsn: str) -> AsyncIterator[tuple[asyncpg.Connection, asyncpg.Connection, list[int]]]:
+    """Connections of two executors; the first has leased the origin for a moment, and its row names the first of two
+    jobs."""
+    async with connected(dsn) as owner, connected(dsn) as successor:
+        for number, connection in enumerate((owner, successor)):
+            await connection.execute("INSERT INTO sidings.executor (id) VALUES ($1)", UUID(int=number))
+        insert = "INSERT INTO sidings.job (type, origin, payload) VALUES ('step', $1, '{}') RETURNING id"
+        jobs = [await owner.fetchval(insert, ORIGIN) for _ in range(2)]
+        assert await owner.fetchval(ACQUIRE, UUID(int=0)) == 1
+        assert await cycle(owner, 1, running=jobs[:1]) == 1
+        yield owner, successor, jobs
+
+
+async def cycle(owner: asyncpg.Connection, number: int, *, running: list[int], ended: list[int] | None = None) -> int:
+    """Whether it applies: 1 or 0."""
+    ids = array(ended or [])
+    zeros = array(0 for _ in ended or [])
+    row = await owner.fetchrow(
+        CYCLE, UUID(int=0), number, 0, array(running), ids, "{}", "{}", zeros, zeros, "[]", [], 1, None
+    )
+    assert row is not None
+    return row["applied"]
+
+
+async def take_over(successor: asyncpg.Connection) -> int:
+    """The epoch, as soon as the lease has run out."""
+    async with asyncio.timeout(20):
+        while (epoch := await successor.fetchval(ACQUIRE, UUID(int=1))) is None:
+            await asyncio.sleep(0.01)
+    return epoch
+
+
+async def test_after_a_takeover_the_former_owners_cycles_are_void(database: str):
+    async with an_owner_and_a_successor(database) as (owner, successor, jobs):
+        assert await take_over(successor) == 2
+        assert await cycle(owner, 2, running=jobs[1:], ended=jobs[:1]) == 0
+        rows = await owner.fetch("SELECT attempt, losses FROM sidings.job ORDER BY id")
+        assert [tuple(row) for row in rows] == [(2, 1), (1, 0)]
+        assert await owner.fetchval("SELECT running FROM sidings.executor WHERE cycle = 1") == []
+
+
+async def test_a_takeover_waits_for_the_cycle_at_work_and_accounts_for_what_that_one_names(database: str):
+    async with an_owner_and_a_successor(database) as (owner, successor, jobs), connected(database) as observer:
+        async with owner.transaction():
+            assert await cycle(owner, 2, running=jobs[1:], ended=jobs[:1]) == 1
+            taking_over = asyncio.create_task(take_over(successor))
+            blocked = "SELECT pg_blocking_pids($1) = ARRAY[$2::int]"
+            pids = successor.get_server_pid(), owner.get_server_pid()
+            await eventually(lambda: observer.fetchval(blocked, *pids), "the takeover waits")
+        assert await taking_over == 2
+        rows = await observer.fetch("SELECT job_id, outcome::text FROM sidings.job_history ORDER BY job_id")
+        assert [tuple(row) for row in rows] == [(jobs[0], "succeeded"), (jobs[1], "lost")]
 
 
 async def test_no_superseded_epoch_ends_a_job(database: str):
