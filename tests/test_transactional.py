@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -162,6 +163,24 @@ async def test_an_owner_whose_lease_was_taken_over_cannot_commit(
     assert await connection.fetchval("SELECT count(*) FROM effect") == 1
     assert await connection.fetchval("SELECT note FROM effect") != "by epoch 1"
     assert await outcomes(connection) == ["lost", "succeeded"]
+
+
+async def test_no_origin_is_taken_over_while_a_handlers_transaction_is_about_to_commit(
+    connection: asyncpg.Connection, database: str
+) -> None:
+    """The successor would read the job once more, before its end is visible."""
+    acquire = "SELECT acquired_epoch FROM sidings.acquire($1, '{t/0}', 1, '1 microsecond', true)"
+    owner, successor = uuid4(), uuid4()
+    await connection.executemany("INSERT INTO sidings.executor (id) VALUES ($1)", [(owner,), (successor,)])
+    insert = "INSERT INTO sidings.job (type, origin, payload) VALUES ('x', 't/0', '{}') RETURNING id"
+    job = await connection.fetchval(insert)
+    epoch = await connection.fetchval(acquire, owner)
+    other = await asyncpg.connect(database)
+    async with connection.transaction():
+        await connection.execute("SELECT sidings.finish($1, 't/0', $2, $3, 1, 0, true)", owner, epoch, job)
+        assert await other.fetchval(acquire, successor) is None
+    assert await other.fetchval(acquire, successor) == epoch + 1
+    await other.close()
 
 
 async def test_a_job_that_somebody_else_has_ended_leaves_no_effect(
