@@ -14,7 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import psutil
+try:
+    import psutil
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("the devstack needs psutil: pip install 'sidings[devstack]'", name=error.name) from None
 
 from .accounts import Account
 from .errors import ServerStartError, ServerStateError

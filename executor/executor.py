@@ -141,6 +141,7 @@ class Executor:
             self._notifier = Notifier(postgres, self._links["notify"], self.scheduler, on_notified=self._there_are)
         self._main: asyncio.Task[None] | None = None
         self._registered = asyncio.Event()
+        self._refusal: str | None = None
         self._stopped = False
         self.metrics.gauges = self._gauges
 
@@ -299,6 +300,7 @@ class Executor:
             except asyncpg.UniqueViolationError:
                 break  # an earlier sending has committed although its answer was lost
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                self._refusal = None if isinstance(error, PostgresUnavailable) else str(error)
                 log.warning("executor not registered yet: %s", error)
                 await backoff.sleep()
         self._periodic.executor_id = self.id
@@ -347,7 +349,12 @@ class Executor:
         if self._main is None or self._main.done():
             found.append("the executor does not run")
         elif not self._registered.is_set():
-            found.append("the executor has not reached Postgres yet")
+            refusal = self._refusal  # of a server that answers: a right is missing, say
+            found.append(
+                "the executor has not reached Postgres yet"
+                if refusal is None
+                else f"Postgres refuses the executor: {refusal}"
+            )
         if self.scheduler.origins and now() - self._leases.last_renewed > self.settings.lease_seconds:
             found.append(f"leases were last renewed {now() - self._leases.last_renewed:.1f} s ago")
         for name, busy in (("cycle", self.cycles.busy_seconds()), ("read", self.reader.busy_seconds())):

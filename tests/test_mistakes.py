@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import logging
+import subprocess
+import sys
 from secrets import token_hex
 from typing import Any
 
@@ -262,3 +264,26 @@ async def test_a_stop_without_kafka_leaves_the_outbox_in_good_order(database, ca
         await eventually(lambda: fetch(database, "SELECT FROM sidings.executor"))
     assert "stopped without releasing" not in caplog.text
     assert "could not be looked at" not in caplog.text
+
+
+async def test_a_role_without_rights_is_told_of(database):
+    async with connected(database) as connection:
+        role = f"reader_{token_hex(4)}"
+        await connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+        await connection.execute(f"GRANT USAGE ON SCHEMA sidings TO {role}")
+        await connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA sidings TO {role}")
+        try:
+            account = database.partition("://")[2].partition("@")[0]
+            reader = database.replace(account, f"{role}:x")
+            async with a_service(reader, assignment=StaticAssignment([ORIGIN])) as service:
+                refused = ["Postgres refuses the executor: permission denied for table executor"]
+                await eventually(lambda: service.problems() == refused)
+        finally:
+            await connection.execute(f"DROP OWNED BY {role}")
+            await connection.execute(f"DROP ROLE {role}")
+
+
+def test_the_devstack_without_its_extra_names_the_extra():
+    script = "import sys; sys.modules['psutil'] = None; import sidings.devstack"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert "the devstack needs psutil: pip install 'sidings[devstack]'" in done.stderr

@@ -1,0 +1,394 @@
+"""Each Python and SQL block of the documentation is run by some test; here those that no other test runs."""
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+from sidings import Changed, Job, Message, Service, Transaction
+from sidings.spark_analytics.transactions.config import load
+
+from .consumer_support import a_service, offset_reaches, produce_raw
+from .directory_support import COMPACTED, put
+from .guide import block
+from .outbox_support import records
+from .support import ORIGIN, connected, drained, eventually, fetch, value
+
+ROOT = Path(__file__).parent.parent
+HERE = Path(__file__).name
+
+# Per page: the headings below which there is Python or SQL, and the tests that run it.
+RUN_BY = {
+    "README.md": {"The first five minutes": HERE},
+    "docs/administration.md": {"In a few lines": "test_admin.py", "From SQL": "test_admin.py"},
+    "docs/cdc-transactions.md": {"What goes out": HERE},
+    "docs/consumer.md": {
+        "": HERE,
+        "A job for each message": "test_consumer_guide.py",
+        "Several types in one topic": "test_consumer_guide.py",
+        "Duplicates": "test_consumer_guide.py",
+        "Going on from another place": "test_consumer_guide.py",
+        "Back-pressure": "test_consumer_guide.py",
+        "Stateless consumers": HERE,
+        "A consumer of your own": HERE,
+    },
+    "docs/devstack.md": {"In your tests": HERE, "In Python": HERE},
+    "docs/directories.md": {"": HERE, "Following": HERE},
+    "docs/directory-tables.md": {
+        "The table": "test_directory_tables.py",
+        "Quickstart": "test_directory_tables.py",
+        "Bulk loads": HERE,
+        "Rights": "test_directory_tables.py",
+    },
+    "docs/enqueueing.md": {
+        "": "test_ways_in.py",
+        "In a service": "test_ways_in.py",
+        "asyncpg": "test_ways_in.py",
+        "psycopg 3": "test_ways_in.py",
+        "psycopg 3, synchronous": "test_ways_in.py",
+        "SQLAlchemy": "test_ways_in.py",
+        "SQLAlchemy, synchronous": "test_ways_in.py",
+        "Django": "test_ways_in.py",
+        "Which origin": "test_origins.py",
+        "From SQL": "test_sql_enqueue.py",
+        "From a trigger": "test_sql_enqueue.py",
+        "Workflows": "test_workflow.py",
+    },
+    "docs/history.md": {"The archive": HERE},
+    "docs/middleware.md": {"": "test_middleware.py", "An error reporter": "test_middleware.py"},
+    "docs/observability.md": {"What travels": "test_context.py", "In every line of the log": "test_context.py"},
+    "docs/operations.md": {"What goes on": HERE, "Held jobs": HERE},
+    "docs/outbox.md": {"": HERE},
+    "docs/periodic.md": {"": "test_periodic.py", "What comes next": "test_periodic.py"},
+    "docs/policies.md": {
+        "": "test_policies_guide.py",
+        "How the jobs of a group relate": "test_policies_guide.py",
+        "Debounce": "test_policies_guide.py",
+        "A job at most once at a time": "test_policies_guide.py",
+        "Many jobs in one call": "test_policies_guide.py",
+        "When a job has used up its attempts": "test_policies_guide.py",
+    },
+    "docs/testing.md": {
+        "": "test_testing.py",
+        "A handler alone": "test_testing.py",
+        "What was enqueued": "test_testing.py",
+        "Running the jobs": "test_testing.py",
+        "Time": "test_testing.py",
+    },
+}
+
+
+def blocks(page: Path) -> list[tuple[str, str, str]]:
+    """Heading, language and text of a page's code blocks. The heading "" is the page's own."""
+    found: list[tuple[str, str, str]] = []
+    heading, language, lines = "", None, list[str]()
+    for line in page.read_text().splitlines():
+        if line.startswith("```"):
+            if language is None:
+                language, lines = line[3:], []
+            else:
+                found.append((heading, language, "\n".join(lines)))
+                language = None
+        elif language is not None:
+            lines.append(line)
+        elif line.startswith("##"):
+            heading = line.lstrip("#").strip()
+    return found
+
+
+def test_each_block_of_python_and_sql_is_run_by_a_test() -> None:
+    pages = {str(page.relative_to(ROOT)): page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+    there = {
+        name: headings
+        for name, page in pages.items()
+        if (headings := {heading for heading, language, _ in blocks(page) if language in ("python", "sql")})
+    }
+    assert there == {name: set(headings) for name, headings in RUN_BY.items()}
+    for page, headings in RUN_BY.items():
+        for heading, test in headings.items():
+            text = (ROOT / "tests" / test).read_text().partition("\nRUN_BY")
+            assert heading in text[0] + text[2].partition("\n}\n")[2], f"{page}, {heading}: not in {test}"
+            assert Path(page).name in text[0] + text[2].partition("\n}\n")[2], f"{page}: not in {test}"
+
+
+def test_each_block_of_json_and_toml_can_be_read(tmp_path: Path) -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found = [(language, text) for page in pages for _, language, text in blocks(page)]
+    for text in [text for language, text in found if language == "json"]:
+        json.loads(text)
+    config, primary_keys = [text for language, text in found if language == "toml"]
+    (tmp_path / "config.toml").write_text(f"{config}\n{primary_keys}")
+    assert load(tmp_path / "config.toml").groups[1].primary_keys == {"CustomerNames": ("customer_id", "name_type")}
+
+
+def replaced(text: str, *pairs: str) -> str:
+    """With what a block leaves out, or only stands for, replaced: texts, each there once, and what comes for them."""
+    for old, new in zip(pairs[::2], pairs[1::2], strict=True):
+        assert text.count(old) == 1, f"{old!r} stands there {text.count(old)} times"
+        text = text.replace(old, new)
+    return text
+
+
+def execute(text: str, **names: Any) -> dict[str, Any]:
+    """Run it at the top level of a module."""
+    exec(compile(text, "the documentation", "exec", dont_inherit=True), names)
+    return names
+
+
+async def execute_awaiting(text: str, **names: Any) -> None:
+    """Run what awaits outside of a function."""
+    found = execute(f"async def main():\n{textwrap.indent(text, '    ')}", **names)
+    await found["main"]()
+
+
+class Position(BaseModel):
+    transport_id: str
+
+
+class SendEta(BaseModel):
+    transport_id: str
+    eta: datetime
+
+
+class Eta(BaseModel):
+    transport: str
+    eta: datetime | None = None
+
+
+class Carrier:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, datetime]] = []
+
+    async def post(self, transport: str, eta: datetime) -> None:
+        self.told.append((transport, eta))
+
+
+UPDATE = '"UPDATE transport SET moves = moves + 1 WHERE id = $1 RETURNING eta", message.value.transport_id'
+POSITION = Position(transport_id="t-1").model_dump_json().encode()
+
+
+@pytest.fixture
+async def transports(database: str) -> str:
+    async with connected(database) as connection:
+        await connection.execute(
+            "CREATE TABLE transport (id text PRIMARY KEY, moves int NOT NULL DEFAULT 0, eta timestamptz DEFAULT now())"
+        )
+        await connection.execute("INSERT INTO transport VALUES ('t-1')")
+    return database
+
+
+async def test_the_heart_of_the_readme(transports: str, topic: Any, sidings_kafka: str):
+    positions, carrier = await topic(), Carrier()
+    text = replaced(
+        block("../README.md", "The first five minutes", "python"),
+        *('"tracker"', '"test"'),
+        *('"postgresql://localhost/tracker"', repr(transports)),
+        *('"localhost:9092"', repr(sidings_kafka)),
+        *('"positions"', repr(positions)),
+        *('"UPDATE transport SET ... RETURNING eta", ...', UPDATE),
+        *("asyncio.run(service.run())", ""),
+    )
+    service: Service = execute(text, Position=Position, SendEta=SendEta, carrier=carrier)["service"]
+    await produce_raw(sidings_kafka, positions, POSITION)
+    async with service:
+        await eventually(lambda: carrier.told)
+        await drained(transports)
+    [row] = await fetch(transports, "SELECT moves, eta FROM transport")
+    assert (row["moves"], carrier.told) == (1, [("t-1", row["eta"])])
+
+
+async def test_the_consumer_at_the_top_of_its_page(transports: str, topic: Any, sidings_kafka: str):
+    positions, service = await topic(), a_service(transports, sidings_kafka)
+    told: list[str] = []
+
+    @service.job(group="transport_id")
+    async def send_eta(job: Job[Position]) -> None:
+        told.append(job.payload.transport_id)
+
+    text = replaced(
+        block("consumer.md", "", "python"),
+        *('"positions"', repr(positions)),
+        *('"UPDATE transport SET ..."', UPDATE),
+        *("SendEta(...)", "message.value"),
+    )
+    execute(text, service=service, send_eta=send_eta, Position=Position, Message=Message, Transaction=Transaction)
+    await produce_raw(sidings_kafka, positions, POSITION)
+    async with service:
+        await eventually(lambda: told == ["t-1"])
+    assert await value(transports, "SELECT moves FROM transport") == 1
+
+
+async def test_a_stateless_consumer(topic: Any, sidings_kafka: str):
+    positions, etas = await topic(), await topic()
+    text = replaced(
+        block("consumer.md", "Stateless consumers", "python"),
+        *('"localhost:9092"', repr(sidings_kafka)),
+        *('"positions"', repr(positions)),
+        *('"positions.dlq"', repr(await topic())),
+        *('"etas"', repr(etas)),
+    )
+    names = {"Service": Service, "Message": Message, "Position": Position}
+    page = execute(text, eta=lambda position: Eta(transport=position.transport_id), **names)
+    await produce_raw(sidings_kafka, positions, POSITION, key=b"t-1")
+    async with page["service"]:
+
+        async def sent() -> list[Any]:
+            return await records(sidings_kafka, etas)
+
+        [record] = await eventually(sent)
+    assert (record.key, Eta.model_validate_json(record.value).transport) == (b"t-1", "t-1")
+
+
+async def test_a_consumer_of_ones_own(database: str, topic: Any, sidings_kafka: str):
+    positions, service = await topic(partitions=2), a_service(database)
+    text = replaced(
+        block("consumer.md", "A consumer of your own", "python"),
+        *("AIOKafkaConsumer(...", f"AIOKafkaConsumer(bootstrap_servers={sidings_kafka!r}"),
+        *('["positions"]', repr([positions])),
+    )
+    async with service:
+        consumer = execute(text, AIOKafkaConsumer=AIOKafkaConsumer, service=service)["consumer"]
+        await consumer.start()
+        try:
+            expected = {f"{positions}/0", f"{positions}/1"}
+            held = "SELECT origin FROM sidings.origin WHERE lease_until > now()"
+
+            async def origins() -> bool:
+                return {row["origin"] for row in await fetch(database, held)} >= expected
+
+            await eventually(origins)
+        finally:
+            await consumer.stop()
+
+
+async def test_the_outbox_at_the_top_of_its_page(transports: str, topic: Any, sidings_kafka: str):
+    etas = await topic()
+    text = replaced(block("outbox.md", "", "python"), '"etas"', repr(etas))
+    async with a_service(transports, sidings_kafka) as service:
+        await execute_awaiting(text, service=service, id="t-1", eta=datetime(2030, 1, 2, tzinfo=UTC), Eta=Eta)
+    [record] = await records(sidings_kafka, etas)
+    assert (record.key, Eta.model_validate_json(record.value).transport) == (b"t-1", "t-1")
+
+
+class Payment(BaseModel):
+    terminal_id: str
+
+
+async def test_a_directory_and_its_changes(topic: Any, sidings_kafka: str, caplog: pytest.LogCaptureFixture):
+    terminals = await topic(config=COMPACTED)
+    text = replaced(
+        block("directories.md", "", "python"),
+        *('"localhost:9092"', repr(sidings_kafka)),
+        *('"terminal-acquirer"', repr(terminals)),
+        *('"payments"', repr(await topic())),
+        *('"payments.dlq"', repr(await topic())),
+        *("    ...\n", "    routed.append(acquirer)\n"),
+    )
+    routed: list[str] = []
+    names = {"Service": Service, "BaseModel": BaseModel, "ConfigDict": ConfigDict, "to_camel": to_camel}
+    names |= {"Message": Message, "Payment": Payment, "routed": routed}
+    page = execute(text, **names)
+    log = logging.getLogger("docs")
+    caplog.set_level(logging.INFO, "docs")
+    execute(block("directories.md", "Following", "python"), Changed=Changed, log=log, **page)
+    await put(sidings_kafka, terminals, {"T-1": b'{"terminalId": "T-1", "acquirerId": "a"}'})
+    async with page["service"]:
+        await page["terminals"].wait_ready()
+        await page["route"](Message(Payment(terminal_id="T-1")))
+        await put(sidings_kafka, terminals, {"T-1": b'{"terminalId": "T-1", "acquirerId": "b"}'})
+        await eventually(lambda: "acquirer_id='b'" in caplog.text)
+    assert routed == ["a"]
+
+
+async def test_a_directory_table_is_published_anew(database: str, topic: Any):
+    terminals = await topic(config=COMPACTED)
+    async with connected(database) as connection:
+        await connection.execute(block("directory-tables.md", "The table", "sql"))
+        await connection.execute("INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ('1', 'a')")
+        setup = block("directory-tables.md", "Quickstart", "sql")
+        await connection.execute(replaced(setup, "'terminal-acquirer'", f"'{terminals}'"))
+        await connection.execute(block("directory-tables.md", "Bulk loads", "sql"))
+    assert await value(database, "SELECT count(*) FROM sidings.outbox") == 2
+
+
+async def test_what_operations_shows_in_sql(database: str):
+    for statement in block("operations.md", "What goes on", "sql").split(";\n"):
+        await fetch(database, statement)
+    enqueue = "SELECT sidings.enqueue('send_eta', '{}', origin => $1)"
+    job = await value(database, enqueue, ORIGIN)
+    await fetch(database, "UPDATE sidings.job SET held = 'no such carrier', position = NULL")
+    await fetch(database, replaced(block("operations.md", "Held jobs", "sql"), "4711", str(job)))
+    assert await value(database, "SELECT held FROM sidings.job") is None
+
+
+async def test_retention_can_be_told_to_wait_for_the_archive(database: str):
+    await fetch(database, block("history.md", "The archive", "sql"))
+    assert await value(database, "SELECT archive_history FROM sidings.service")
+
+
+class CustomerCreated(BaseModel):
+    id: str
+
+
+async def test_events_of_transactions_are_read_once(database: str, topic: Any, sidings_kafka: str):
+    customers, service = await topic(), a_service(database, sidings_kafka)
+    handled: list[str] = []
+    text = replaced(
+        block("cdc-transactions.md", "What goes out", "python"),
+        *('"customers"', repr(customers)),
+        *("-> None: ...", "-> None:\n    handled.append(message.value.id)"),
+    )
+    names = {"Message": Message, "Transaction": Transaction, "CustomerCreated": CustomerCreated}
+    execute(text, service=service, handled=handled, **names)
+    headers = [("type", b"CustomerCreated"), ("sidings-id", b"one")]
+    for _ in range(2):
+        await produce_raw(sidings_kafka, customers, b'{"id": "7"}', headers=headers)
+    async with service:
+        await eventually(offset_reaches(database, customers, 2))
+    assert handled == ["7"]
+
+
+async def test_the_devstack_in_tests(tmp_path: Path, sidings_postgres: str, sidings_kafka: str):
+    [conftest, test] = [
+        text
+        for heading, language, text in blocks(ROOT / "docs" / "devstack.md")
+        if (heading, language) == ("In your tests", "python")
+    ]
+    (tmp_path / "conftest.py").write_text(conftest)
+    (tmp_path / "test_tracker.py").write_text(test)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    environment = os.environ | {"SIDINGS_POSTGRES": sidings_postgres, "SIDINGS_KAFKA": sidings_kafka}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = await asyncio.to_thread(
+        lambda: subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.chaos  # starts a second Postgres, and three brokers
+@pytest.mark.timeout(240)
+def test_the_devstack_in_python(tmp_path: Path):
+    text = replaced(
+        block("devstack.md", "In Python", "python"),
+        *('"/tmp/second"', repr(str(tmp_path / "second"))),
+        *('"/tmp/cluster"', repr(str(tmp_path / "cluster"))),
+    )
+    page: dict[str, Any] = {}
+    try:
+        exec(compile(text, "the documentation", "exec", dont_inherit=True), page)
+        assert page["kafka"].bootstrap.count(",") == 2
+        assert page["kafka"].ca_file.exists()
+    finally:
+        for server in (page.get("second"), page.get("kafka")):
+            if server is not None:
+                server.remove()
