@@ -187,6 +187,8 @@ class Life:
         stopping = asyncio.ensure_future(self._giving_up.wait())
         try:
             await asyncio.wait([ready, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if ready.done() and ready.exception() is not None:
+                await stopping  # one has ended, which ends the service
         finally:
             ready.cancel()
             stopping.cancel()

@@ -147,7 +147,7 @@ class Directory(Generic[T]):
         offset: of a message in `partition`: until that is applied. Or positions, as `end_offsets` gives them. None:
         until all that is in the topic now is applied. timeout: seconds; None: any.
 
-        Raises `DirectoryBehind` after `timeout`; what was missing then stands in it.
+        Raises `DirectoryBehind` after `timeout`, with what was missing, and when the directory has ended.
         """
         wanted: Mapping[int, int] | None = {partition: offset + 1} if isinstance(offset, int) else offset
         try:
@@ -160,8 +160,9 @@ class Directory(Generic[T]):
             raise DirectoryBehind(f"directory {self.topic!r} is not there after {timeout} s: {told}") from None
 
     async def wait_ready(self, timeout: float | None = None) -> None:
-        """Return when all is applied that was in the topic at the start. Raises `DirectoryNotReady` after `timeout`."""
-        if not await set_within(self._loaded, timeout):
+        """Return when all is applied that was in the topic at the start. Raises `DirectoryNotReady` after `timeout`,
+        and when the directory has ended before."""
+        if not await set_within(self._loaded, timeout) or not self.ready:
             raise self._not_ready()
 
     # -- state ------------------------------------------------------------------------------------------------------
@@ -199,12 +200,12 @@ class Directory(Generic[T]):
     def problems(self) -> list[str]:
         """What a health check should complain about; empty when all is well. Any thread may call it."""
         follower = self._follower
-        reader = follower.reader
-        if reader is None:
-            if time.monotonic() - follower.disconnected_at < _UNREACHABLE_SECONDS:
-                return []
-            return [f"directory {self.topic!r}: {follower.trouble or 'it is connecting'}"]
-        silence = reader.silence()
+        reader, failing_since = follower.reader, follower.failing_since
+        if follower.ended:
+            return [f"directory {self.topic!r} is read no more: it has ended"]
+        if failing_since is not None and time.monotonic() - failing_since > _UNREACHABLE_SECONDS:
+            return [f"directory {self.topic!r}: {follower.failure}"]
+        silence = 0.0 if reader is None else reader.silence()
         return [f"directory {self.topic!r}: Kafka is silent for {silence:.0f} s"] if silence > _SILENT_SECONDS else []
 
     def not_ready(self) -> list[str]:
@@ -232,6 +233,7 @@ class Directory(Generic[T]):
             raise only_error(errors) from None
         finally:
             metrics.remove(self._figures)
+            self._loaded.set()  # nobody needs to wait any more
 
     def stop(self) -> None:
         """`run` returns soon."""
@@ -296,4 +298,6 @@ class Directory(Generic[T]):
         told = follower.trouble or follower.progress.describe(follower.progress.barrier)
         if self._began is None:
             told = "it has not been started"
+        elif follower.ended:
+            told = f"it has ended; {told}"
         return DirectoryNotReady(f"directory {self.topic!r} is not loaded: {told}")

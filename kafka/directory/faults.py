@@ -31,6 +31,10 @@ class Faults:
         """Begin with these."""
         self._now = dict(kept)
 
+    def now(self) -> Mapping[Row, BadRecord]:
+        """All of them."""
+        return dict(self._now)
+
     def note(self, changes: Sequence[Change[Any]], bad: Sequence[Unreadable]) -> Mapping[Row, BadRecord] | None:
         """What is wrong after these; None where nothing has changed."""
         if not bad and not self._now:
@@ -47,7 +51,7 @@ class Faults:
         while len(self._now) > _MOST:
             del self._now[next(iter(self._now))]
         self._tell(bad)
-        return dict(self._now) if bad or ended else None
+        return self.now() if bad or ended else None
 
     def _tell(self, bad: Sequence[Unreadable]) -> None:
         self.total += len(bad)

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from aiokafka.errors import KafkaError
 
+from ...errors import DirectoryBehind
 from ...waiting import set_within, unless_set
 from ..message import Record
 from ..settings import KafkaSettings
@@ -32,6 +33,8 @@ _POLL_SECONDS = 0.2  # also how late a position is seen to have passed a transac
 _LOADING_POLL_SECONDS = 0.02  # the same, while somebody waits for it
 _CHUNK_RECORDS = 1_000  # decoded without a pause, some 5 ms
 _LOOK_SECONDS = 1.0  # between looks for new partitions
+_DOUBT_SECONDS = 10.0  # between looks at the last record while nothing comes
+_STEADY_SECONDS = 5.0  # a connection that lasts so long is sound
 _REPORT_SECONDS = 5.0
 _NOTE_SECONDS = 10.0  # between notes in the store that nothing is missing
 _MISSING_SECONDS = 1.0  # between looks for a topic that does not exist
@@ -58,8 +61,10 @@ class Follower(Generic[T]):
         self.stored = self.deleted = self.rebuilds = 0  # since the start
         self.contact = asyncio.Event()  # Kafka has answered once
         self.trouble: str | None = "it has not reached Kafka yet"
+        self.failure = self.trouble  # the last trouble
         self.reader: Reader | None = None
-        self.disconnected_at = time.monotonic()
+        self.failing_since: float | None = time.monotonic()  # without a connection that lasts
+        self.ended = False
         self._settings = settings
         self._rows = rows
         self._storage = storage
@@ -73,7 +78,9 @@ class Follower(Generic[T]):
         self._identity: Identity | None = None
         self._marks: dict[int, Mark] = {}
         self._expected: dict[int, Mark] = {}  # what stands first where reading goes on, if it is still the same log
-        self._seen: set[Row] | None = None  # while the topic is read again: rows that are still there
+        self._sure_at = 0.0  # when the last record was last looked at
+        self._again: dict[Row, Change[T]] | None = None  # while the topic is read again: what it says of each row
+        self._unreadable: set[Row] = set()  # the same: rows that stay as they are
         self._complete: dict[int, float] = {}  # when nothing of a partition was missing, seconds since 1970
         self._complete_at = 0.0  # the same of all; while all is read for the first time, when that began
         self._noted_at = 0.0
@@ -93,12 +100,15 @@ class Follower(Generic[T]):
                     if (facts := await self._find_topic()) is not None:
                         await self._connect(facts)
                 except (KafkaError, OSError) as error:  # TimeoutError is an OSError
-                    self.trouble = f"Kafka does not answer: {error!r}"
+                    self.failure = self.trouble = f"Kafka does not answer: {error!r}"
                     log.warning("directory %r: Kafka: %r; connecting again", self.topic, error)
                     self._failures = min(self._failures + 1, 10)
+                    self.failing_since = self.failing_since or time.monotonic()
                     pause = random.uniform(0.02, min(_MAX_PAUSE_SECONDS, 0.1 * 2**self._failures))
                     await set_within(self._stopping, pause)
         finally:
+            self.ended = True
+            self._wake()
             await self._storage.close()
 
     def stop(self) -> None:
@@ -106,15 +116,26 @@ class Follower(Generic[T]):
         self._stopping.set()
 
     async def wait_for(self, wanted: Mapping[int, int]) -> None:
-        """Return when all positions are there."""
-        while not self.progress.has(wanted):
-            await self._moved.wait()
+        """Return when all positions are there. Raises `DirectoryBehind` when nobody reads any more."""
+        while self._again is not None or not self.progress.has(wanted):
+            await self._move()
 
     async def end_offsets(self) -> dict[int, int]:
-        """The end of each partition, now; waits for a connection."""
-        while (reader := self.reader) is None:
-            await self._moved.wait()
-        return await reader.ends()
+        """The end of each partition, now; waits for Kafka. Raises `DirectoryBehind` when nobody reads any more."""
+        while True:
+            if (reader := self.reader) is None:
+                await self._move()
+                continue
+            try:
+                return await reader.ends()
+            except (KafkaError, OSError) as error:
+                log.warning("directory %r: its end offsets are asked again: %r", self.topic, error)
+                await set_within(self._moved, 1.0)
+
+    async def _move(self) -> None:
+        if self.ended:
+            raise DirectoryBehind(f"directory {self.topic!r} is read no more: it has ended")
+        await self._moved.wait()
 
     async def _find_topic(self) -> TopicFacts | None:
         """What Kafka says of the topic. None: it does not exist, or may not be seen."""
@@ -134,7 +155,7 @@ class Follower(Generic[T]):
         trouble = f"there is no topic {self.topic!r}, or no right to see it: create it, with cleanup.policy=compact"
         if self.trouble != trouble:
             log.warning("%s", trouble)
-        self.trouble = trouble
+        self.failure = self.trouble = trouble
         await set_within(self._stopping, _MISSING_SECONDS)
         return None
 
@@ -144,28 +165,33 @@ class Follower(Generic[T]):
             await reader.connect(self._stopping)
             if not self._stopping.is_set():
                 await self._place(reader, facts.cluster)
-                self.reader, self.trouble, self._failures = reader, None, 0
+                self.reader, self.trouble = reader, None
                 self._wake()
                 await self._follow(reader)
         finally:
             self._collector.resume()
-            if self.reader is not None:
-                self.reader, self.disconnected_at = None, time.monotonic()
+            self.reader = None
             await reader.close()
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
     async def _follow(self, reader: Reader) -> None:
-        looked_at = time.monotonic()
+        connected_at = looked_at = time.monotonic()
         while not self._stopping.is_set():
             try:
                 seconds = _LOADING_POLL_SECONDS if self._loading else _POLL_SECONDS
                 fetched = await unless_set(self._stopping, reader.fetch(seconds, most=_CHUNK_RECORDS))
-            except OffsetOutOfRangeError as error:
-                await self._start_over(reader, f"its log has not got any more what comes next: {error}")
+            except OffsetOutOfRangeError:
+                begins, ends = await reader.begins(), await reader.ends()
+                if (reason := self._outside(begins, ends)) is not None:
+                    await self._begin_again(begins, ends, reason)
+                self._seek(reader, begins)  # without a reason, it was only the last record that is gone
                 continue
             if fetched is None:
                 return
+            if self._in_doubt(fetched):
+                self._seek(reader, {})
+                continue
             if self._loading and fetched:
                 self._collector.rest()
             else:
@@ -181,12 +207,14 @@ class Follower(Generic[T]):
             self._report()
             if time.monotonic() - looked_at > _LOOK_SECONDS:
                 looked_at = time.monotonic()
+                if looked_at - connected_at > _STEADY_SECONDS:
+                    self.failing_since, self._failures = None, 0
                 await self._take_up_new_partitions(reader)
             await asyncio.sleep(0)  # a fetch that is at hand is returned at once: others must have their turn
 
     @property
     def _loading(self) -> bool:
-        return not self._loaded or self._seen is not None
+        return not self._loaded or self._again is not None
 
     async def _apply(self, reader: Reader, fetched: Mapping[int, Sequence[Record]]) -> None:
         changes, bad = self._rows.read_all(chain.from_iterable(fetched.values()))
@@ -195,21 +223,24 @@ class Follower(Generic[T]):
         if not (moved or fetched or time.monotonic() - self._noted_at > _NOTE_SECONDS):
             return
         marks = {p: Mark(records[-1].offset, records[-1].timestamp) for p, records in fetched.items()}
-        complete_at = self._complete_at if self._seen is None else 0.0  # a kill in between begins again, too
-        batch = Batch(changes, positions, marks, self.faults.note(changes, bad), complete_at)
-        before = self._callbacks.before(self._storage, changes) if self._loaded else {}
-        await self._storage.apply(batch)
+        faults = self.faults.note(changes, bad)
+        if self._again is None:
+            await self._change(Batch(changes, positions, marks, faults, self._complete_at))
+        else:  # rows that are in use do not go back to what they were once
+            self._again.update((change[0], change) for change in changes)
+            self._unreadable.update(row for _, row, _ in bad if row is not None)
         self._noted_at = time.monotonic()
         self._marks.update(marks)
         self.progress.positions = positions
         deleted = sum([change[2] is None for change in changes])
         self.deleted += deleted
         self.stored += len(changes) - deleted
-        if self._seen is not None:
-            self._seen.update(change[0] for change in changes)
-            self._seen.update(row for _, row, _ in bad if row is not None)
         if moved:
             self._wake()
+
+    async def _change(self, batch: Batch[T]) -> None:
+        before = self._callbacks.before(self._storage, batch.changes) if self._loaded else {}
+        await self._storage.apply(batch)
         self._callbacks.after(self._storage, before)
 
     async def _look_at_positions(self, reader: Reader) -> dict[int, int]:
@@ -230,12 +261,14 @@ class Follower(Generic[T]):
         away = now - self._complete_at
         if away > max(self._tombstone_seconds, _ABSENT_SECONDS):
             await self._start_over(reader, _tombstones_missed(away, self._tombstone_seconds))
-        else:
-            self._complete_at = max(now, self._complete_at)
+        elif now:  # it may lie before: somebody has put the clock back
+            self._complete_at = now
 
     async def _take_up_new_partitions(self, reader: Reader) -> None:
-        added = reader.there() - reader.partitions
-        if added:
+        there = reader.there()
+        if there and (gone := reader.partitions - there):
+            raise OSError(f"the topic has no partition {min(gone)} any more")  # look at it anew
+        if added := there - reader.partitions:
             log.info("directory %r: partitions were added: %s", self.topic, ", ".join(map(str, sorted(added))))
             reader.assign(reader.partitions | added)
             begins = await reader.begins()
@@ -277,7 +310,16 @@ class Follower(Generic[T]):
         self._seek(reader, begins)
 
     def _why_not(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> str | None:
-        """Why the rows cannot be those of this log; None where they can."""
+        """Why the rows cannot be those of this log, or may not be current; None where they are."""
+        if (reason := self._outside(begins, ends)) is not None:
+            return reason
+        away = abs(time.time() - self._complete_at)  # a time to come is none to count from
+        if self.progress.positions and away > self._tombstone_seconds and (not self._loaded or away > _ABSENT_SECONDS):
+            return _tombstones_missed(away, self._tombstone_seconds)
+        return None
+
+    def _outside(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> str | None:
+        """Why what comes next cannot be in this log; None where it can."""
         positions = self.progress.positions
         if gone := sorted(positions.keys() - ends.keys()):
             return f"the topic has no partition {gone[0]} any more: it was made anew"
@@ -286,30 +328,38 @@ class Follower(Generic[T]):
                 return f"partition {partition} ends at {ends[partition]}, before {position}: the topic was made anew"
             if position < begins[partition]:
                 return f"partition {partition} begins at {begins[partition]}, after {position}: the rest is gone"
-        away = time.time() - self._complete_at
-        if positions and away > self._tombstone_seconds and (not self._loaded or away > _ABSENT_SECONDS):
-            return _tombstones_missed(away, self._tombstone_seconds)
         return None
 
-    def _differs(self, fetched: Mapping[int, Sequence[Record]]) -> str | None:
-        """Why the log is not the one that was read before; None where nothing tells."""
-        for partition, records in fetched.items() if self._expected else ():
-            expected = self._expected.pop(partition, None)
-            if (
-                expected is not None
-                and records[0].offset == expected.offset
-                and records[0].timestamp != expected.timestamp_ms
-            ):
-                return f"partition {partition} has another record at {expected.offset}: the topic was made anew"
+    def _in_doubt(self, fetched: Mapping[int, Sequence[Record]]) -> bool:
+        """Whether to look first if this is the log that was read before: a client tells nothing of a topic that was
+        made anew, or cut off, and is as long as before."""
+        if self._loading:
+            return False
+        positions, ends = self.progress.positions, self.progress.ends
+        return time.monotonic() - self._sure_at > _DOUBT_SECONDS or any(
+            partition in self._marks and partition not in self._expected and positions[partition] >= ends[partition]
+            for partition in fetched
+        )
+
+    def _differs(self, fetched: dict[int, Sequence[Record]]) -> str | None:
+        """Why the log is not the one that was read before; None where nothing tells. Takes out what was applied."""
+        for partition in list(fetched) if self._expected else ():
+            expected, records = self._expected.pop(partition, None), fetched[partition]
+            if expected is not None and records[0].offset == expected.offset:
+                if records[0].timestamp != expected.timestamp_ms:
+                    return f"partition {partition} has another record at {expected.offset}: the topic was made anew"
+                fetched[partition] = records[1:]
+                if not fetched[partition]:
+                    del fetched[partition]
         return None
 
     def _seek(self, reader: Reader, begins: Mapping[int, int]) -> None:
-        """Read on at the last record that was applied, which is applied again: it tells whether the log is the same."""
-        self._expected = dict(self._marks)
+        """Read on at the last record that was applied: it tells whether the log is the same."""
+        self._expected, self._sure_at = dict(self._marks), time.monotonic()
         for partition in reader.partitions:
             position = self.progress.positions[partition]
             mark = self._marks.get(partition)
-            reader.seek(partition, position if mark is None else max(mark.offset, begins[partition]))
+            reader.seek(partition, position if mark is None else max(mark.offset, begins.get(partition, 0)))
 
     async def _start_over(self, reader: Reader, reason: str) -> None:
         begins, ends = await reader.begins(), await reader.ends()
@@ -322,10 +372,11 @@ class Follower(Generic[T]):
         self.rebuilds += 1
         log.warning("directory %r is built anew: %s", self.topic, reason)
         if self._loaded:
-            self._seen = set()
+            self._again = {}
+            self._unreadable.clear()
         else:
             await self._storage.reset(self._identity)
-            self.faults.replace({})
+        self.faults.replace({})
         self._marks.clear()
         self._complete.clear()
         self._complete_at = time.time()
@@ -334,13 +385,16 @@ class Follower(Generic[T]):
 
     async def _finish(self) -> None:
         """The barrier is reached."""
-        if self._seen is not None:
-            gone = [row for row in self._storage.rows() if row not in self._seen]
-            changes: list[Change[T]] = [(row, None, None, None) for row in gone]
-            before = self._callbacks.before(self._storage, changes)
-            self._seen = None
-            await self._storage.apply(Batch(changes, complete_at=self._complete_at))
-            self._callbacks.after(self._storage, before)
+        if (again := self._again) is not None:
+            gone = [row for row in self._storage.rows() if row not in again and row not in self._unreadable]
+            changes: list[Change[T]] = [*again.values(), *((row, None, None, None) for row in gone)]
+            for start in range(0, len(changes), _CHUNK_RECORDS):
+                await self._change(Batch(changes[start : start + _CHUNK_RECORDS]))
+                await asyncio.sleep(0)
+            positions, marks = dict(self.progress.positions), dict(self._marks)
+            await self._storage.apply(Batch((), positions, marks, self.faults.now(), self._complete_at))
+            self._again = None
+            self._wake()
             log.info("directory %r has been built anew: %s rows were gone", self.topic, len(gone))
         if not self._loaded:
             self._loaded = True

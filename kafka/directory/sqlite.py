@@ -78,10 +78,8 @@ class SQLite(Generic[T]):
     # -- the port: what reads ---------------------------------------------------------------------------------------
 
     def get(self, key: Hashable) -> T | None:
-        """The value of a key."""
-        plan, reader = self._plan, self._reader
-        if plan is None or reader is None:
-            return None
+        """The value of a key. Raises `StorageError`, as all reading does, when it is closed."""
+        plan, reader = self._open_reader()
         query = load_sql(__package__, "get_key" if plan.derived else "get_row")
         found = reader.execute(query, (_column(key),)).fetchone()
         return None if found is None else plan.decode(_record(plan.topic, found))
@@ -94,9 +92,7 @@ class SQLite(Generic[T]):
 
     def items(self) -> list[tuple[Hashable, T]]:
         """All keys and values: all of the file is read and decoded, while the event loop waits."""
-        plan, reader = self._plan, self._reader
-        if plan is None or reader is None:
-            return []
+        plan, reader = self._open_reader()
         found: dict[Hashable, T] = {}
         for entry in reader.execute(load_sql(__package__, "list_entries")):
             value = plan.decode(_record(plan.topic, entry))
@@ -110,8 +106,8 @@ class SQLite(Generic[T]):
 
     def keys_of(self, rows: Iterable[Row]) -> Iterable[Hashable]:
         """The keys that these rows have now."""
-        plan, reader = self._plan, self._reader
-        if plan is None or reader is None or not plan.derived:
+        plan, reader = self._open_reader()
+        if not plan.derived:
             return rows
         keys: list[Hashable] = []
         for row in rows:
@@ -119,6 +115,12 @@ class SQLite(Generic[T]):
             if found is not None and (value := plan.decode(_record(plan.topic, found))) is not None:
                 keys.append(plan.key_of(row, value))
         return keys
+
+    def _open_reader(self) -> tuple[Plan[T], sqlite3.Connection]:
+        """A file that is closed is no empty one."""
+        if self._plan is None or self._reader is None:
+            raise StorageError(f"the store {str(self._path)!r} is not open")
+        return self._plan, self._reader
 
     # -- in the thread ----------------------------------------------------------------------------------------------
 
@@ -145,6 +147,8 @@ class SQLite(Generic[T]):
         try:
             return self._connect()
         except (sqlite3.DatabaseError, ValueError) as error:
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                raise  # the disk is full, the file is locked: that is no damage
             self._put_aside(error)
             return self._connect()
 

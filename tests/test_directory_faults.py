@@ -1,0 +1,207 @@
+"""What a directory tells its readers while something is wrong: the topic, the clock, Kafka, or the directory itself."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sidings import DirectoryBehind, DirectoryNotReady, SQLite, StorageError
+from sidings.devstack.topics import create_topic, delete_topics
+
+from .directory_support import COMPACTED, Acquirer, a_directory, put, quick, row
+from .support import SECONDS, eventually
+
+Rows = list[tuple[str, bytes | None]]
+
+
+def meanwhile(work: Coroutine[Any, Any, None]) -> None:
+    """Do this while our event loop stands still, so that the directory sees nothing of it."""
+    thread = threading.Thread(target=asyncio.run, args=[work])
+    thread.start()
+    thread.join()
+
+
+async def make_anew(kafka: str, name: str, rows: Rows, *, partitions: int = 1) -> None:
+    """Delete the topic, make it again, and fill it."""
+    await delete_topics(kafka, [name])
+    await create_topic(kafka, name, partitions=partitions, config=COMPACTED)
+    for key, value in rows:
+        await put(kafka, name, {key: value})
+
+
+def noted(terminals: Any) -> list[tuple[Any, str | None, str | None]]:
+    """A list that gets all changes."""
+    told: list[tuple[Any, str | None, str | None]] = []
+    terminals.on_change(
+        lambda change: told.append(
+            (change.key, change.old and change.old.acquirer_id, change.new and change.new.acquirer_id)
+        )
+    )
+    return told
+
+
+# -- the topic --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [0, 2])
+async def test_a_topic_made_anew_unseen_that_is_as_long_as_before_or_longer_is_noticed(
+    topic, sidings_kafka, monkeypatch, more: int
+):
+    monkeypatch.setattr("sidings.kafka.directory.follower._DOUBT_SECONDS", 1.0)
+    name = await topic("terminals", config=COMPACTED)
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(3)})
+    async with a_directory(name, sidings_kafka) as terminals:
+        await terminals.wait_until(timeout=SECONDS)
+        new: Rows = [(f"T-{n}", row(f"T-{n}", "new")) for n in range(1, 4 + more)]
+        meanwhile(make_anew(sidings_kafka, name, new))
+        await eventually(lambda: {v.acquirer_id for v in terminals.values()} == {"new"})
+        assert set(terminals) == {f"T-{n}" for n in range(1, 4 + more)}
+        assert terminals._follower.rebuilds == 1
+        await put(sidings_kafka, name, {"T-1": row("T-1", "newest")})
+        await eventually(lambda: terminals["T-1"].acquirer_id == "newest")
+
+
+async def test_a_topic_made_anew_with_fewer_partitions_is_noticed(topic, sidings_kafka):
+    name = await topic("terminals", partitions=2, config=COMPACTED)
+    await put(sidings_kafka, name, {"T-1": row("T-1")}, partition=1)
+    async with a_directory(name, sidings_kafka) as terminals:
+        meanwhile(make_anew(sidings_kafka, name, [("T-2", row("T-2"))]))
+        await eventually(lambda: set(terminals) == {"T-2"})
+        assert terminals.positions() == {0: 1}
+
+
+async def test_while_it_is_read_again_no_row_goes_back_to_what_it_was_once(topic, sidings_kafka, monkeypatch):
+    """Nor does a row that was deleted come back; and no error stays of a record that is gone."""
+    monkeypatch.setattr("sidings.kafka.directory.follower._CHUNK_RECORDS", 1)
+    name = await topic("terminals", config=COMPACTED)
+    log: Rows = [("T-1", row("T-1", "a")), ("T-2", row("T-2", "a")), ("T-1", row("T-1", "b")), ("T-2", None)]
+    for key, value in [*log, ("T-3", row("T-3")), ("T-4", b"{broken")]:
+        await put(sidings_kafka, name, {key: value})
+    async with a_directory(name, sidings_kafka) as terminals:
+        told = noted(terminals)
+        assert [error.key for error in terminals.errors()] == ["T-4"]
+        meanwhile(make_anew(sidings_kafka, name, [*log, ("T-1", row("T-1", "c"))]))
+        await eventually(lambda: terminals.positions() == {0: 5})
+        await terminals.wait_until(4, timeout=SECONDS)
+        assert told == [("T-1", "b", "c"), ("T-3", "a", None)]
+        assert terminals.errors() == []
+
+
+async def test_rows_whose_newest_record_is_bad_stay_while_it_is_read_again(topic, sidings_kafka):
+    name = await topic("terminals", config=COMPACTED)
+    for key, value in [("T-1", row("T-1")), ("T-2", row("T-2")), ("T-3", row("T-3"))]:
+        await put(sidings_kafka, name, {key: value})
+    async with a_directory(name, sidings_kafka) as terminals:
+        meanwhile(make_anew(sidings_kafka, name, [("T-1", b"{broken"), ("T-2", row("T-2", "b"))]))
+        await eventually(lambda: set(terminals) == {"T-1", "T-2"})
+        assert terminals["T-1"].acquirer_id == "a"
+        assert [error.key for error in terminals.errors()] == ["T-1"]
+
+
+# -- the clock --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_clock_that_was_ahead_hides_no_absence(topic, sidings_kafka, tmp_path, monkeypatch, caplog):
+    """A file that says that it was complete tomorrow says nothing; a directory that runs on corrects itself."""
+    monkeypatch.setattr("sidings.kafka.directory.follower._NOTE_SECONDS", 0.1)
+    now, path = time.time, tmp_path / "terminals.db"
+    name = await topic("terminals", config=COMPACTED)
+    await put(sidings_kafka, name, {"T-1": row("T-1")})
+
+    def ahead() -> float:
+        return now() + 200_000
+
+    async def a_life(rebuilds: int) -> None:
+        async with a_directory(name, sidings_kafka, storage=SQLite(path)) as terminals:
+            assert terminals._follower.rebuilds == rebuilds
+            assert terminals["T-1"] == Acquirer(terminal_id="T-1", acquirer_id="a")
+
+    with monkeypatch.context() as wrong:
+        wrong.setattr("sidings.kafka.directory.follower.time.time", ahead)
+        await a_life(0)
+    await a_life(1)
+    async with a_directory(name, sidings_kafka, storage=SQLite(path)) as terminals:
+        with monkeypatch.context() as wrong:
+            wrong.setattr("sidings.kafka.directory.follower.time.time", ahead)
+            await eventually(lambda: terminals._follower._complete_at > now() + 100_000)
+        await eventually(lambda: terminals._follower._complete_at < now() + 1)
+        await asyncio.sleep(0.5)
+    await a_life(0)
+
+
+# -- Kafka ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_record_that_kafka_cannot_give_is_told_by_the_health_check(own_kafka, monkeypatch):
+    """The connection stands and breaks again and again, which must not look like health."""
+    monkeypatch.setattr("sidings.kafka.directory.directory._UNREACHABLE_SECONDS", 1.0)
+    kafka = await asyncio.to_thread(own_kafka)
+    await create_topic(kafka.bootstrap, "terminals", partitions=1, config=COMPACTED)
+    await put(kafka.bootstrap, "terminals", {"T-1": row("T-1")})
+    [log] = Path(kafka.directory).rglob("terminals-0/*.log")
+    whole = log.read_bytes()
+    with log.open("r+b") as file:
+        file.seek(whole.index(b"acquirerId"))
+        file.write(b"?")
+    terminals = a_directory("terminals", quick(kafka.bootstrap), load_seconds=None)
+    running = asyncio.create_task(terminals.run())
+    await eventually(terminals.problems)
+    assert "CorruptRecord" in terminals.problems()[0]
+    log.write_bytes(whole)
+    await terminals.wait_ready(SECONDS)
+    assert "T-1" in terminals
+    await eventually(lambda: not terminals.problems())
+    terminals.stop()
+    await asyncio.wait_for(running, SECONDS)
+
+
+# -- the directory itself ---------------------------------------------------------------------------------------------
+
+
+async def test_who_waits_for_a_directory_that_ends_is_told(topic, sidings_kafka, tmp_path):
+    name = await topic("terminals", config=COMPACTED)
+    await put(sidings_kafka, name, {"T-1": row("T-1")})
+    async with a_directory(name, sidings_kafka, storage=SQLite(tmp_path / "terminals.db")) as terminals:
+        waiting = asyncio.create_task(terminals.wait_until(7))
+        await asyncio.sleep(0)
+    for wait in (waiting, terminals.wait_until(7), terminals.wait_until(), terminals.end_offsets()):
+        with pytest.raises(DirectoryBehind, match="it has ended"):
+            async with asyncio.timeout(SECONDS):
+                await wait
+    await terminals.wait_until(0)
+    assert terminals.problems() == [f"directory {name!r} is read no more: it has ended"]
+    for read in (lambda: terminals.get("T-1"), lambda: terminals["T-1"], terminals.items):
+        with pytest.raises(StorageError, match="not open"):
+            read()
+
+
+async def test_who_waits_for_a_load_that_fails_is_told(topic, sidings_kafka):
+    terminals = a_directory(await topic() + "-nowhere", sidings_kafka, load_seconds=0.5)
+    running = asyncio.create_task(terminals.run())
+    with pytest.raises(DirectoryNotReady, match="it has ended; there is no topic"):
+        async with asyncio.timeout(SECONDS):
+            await terminals.wait_ready()
+    with pytest.raises(DirectoryNotReady, match="load_seconds"):
+        await running
+
+
+async def test_a_callback_that_raises_costs_no_other_change(topic, sidings_kafka):
+    """Nor one that is slow, nor one that stops the directory."""
+    name = await topic("terminals", config=COMPACTED)
+    async with a_directory(name, sidings_kafka) as terminals:
+        told: list[Any] = []
+
+        @terminals.on_change
+        def changed(change: Any) -> None:
+            told.append(change.key)
+            time.sleep(0.05)
+            if change.key == "T-9":
+                terminals.stop()
+            raise KeyError(change.key)
+
+        await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(10)})
+        await eventually(lambda: terminals._follower.ended)
+        assert sorted(told) == sorted(terminals, key=str) == [f"T-{n}" for n in range(10)]
