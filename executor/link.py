@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import asyncpg
 
-from ..errors import PostgresUnavailable
+from ..errors import ConfigurationError, PostgresUnavailable
 from ..schema import check
 from .settings import PostgresSettings
 
@@ -61,7 +61,7 @@ async def connect(
     statement_seconds: after which the caller gives a statement up, so that the server ends it as well: it notices only
     when it writes that its client has gone, and a scan would go on till then. None: whatever it takes.
 
-    Raises `PostgresUnavailable`.
+    Raises `PostgresUnavailable`; `ConfigurationError` where PgBouncer answers and the settings do not say so.
     """
     try:
         if settings.pgbouncer:
@@ -70,6 +70,13 @@ async def connect(
         if statement_seconds is not None:
             chosen["statement_timeout"] = str(max(1, round(statement_seconds * 1000)))
         return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, server_settings=chosen)
+    except asyncpg.ProtocolViolationError as error:
+        if "startup parameter" in str(error):  # it would refuse them for ever
+            raise ConfigurationError(
+                f"the DSN leads to PgBouncer ({error}): give postgres=PostgresSettings(dsn=..., pgbouncer=True), "
+                "or set SIDINGS_POSTGRES_PGBOUNCER=true for Service.from_env"
+            ) from error
+        raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
     except BROKEN as error:
         raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
 

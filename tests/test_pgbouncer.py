@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
+from sidings import ConfigurationError, Service
 from sidings.devstack.locations import free_port
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry, Retry
@@ -114,6 +115,15 @@ async def test_jobs_run_retry_and_wait_their_turn_through_pgbouncer(bouncer: str
         await direct.close()
     finally:
         await executor.stop()
+
+
+async def test_a_service_that_does_not_know_of_pgbouncer_is_told(bouncer: str) -> None:
+    await reachable(bouncer)
+    with pytest.raises(ConfigurationError, match=r"PostgresSettings\(dsn=..., pgbouncer=True\)"):
+        async with Service("test", postgres=bouncer, prometheus=CollectorRegistry()):
+            pass
+    async with Service("test", postgres=PostgresSettings(dsn=bouncer, pgbouncer=True), prometheus=CollectorRegistry()):
+        pass
 
 
 async def test_administration_works_through_pgbouncer(bouncer: str) -> None:
