@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import urlsplit
 
-__all__ = ["KINDS", "FaultyProxy", "Moment", "proxied"]
+__all__ = ["KINDS", "LATE_SECONDS", "FaultyProxy", "Moment", "proxied"]
 
 # What tells our statements apart.
 KINDS = {

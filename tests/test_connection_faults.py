@@ -5,13 +5,16 @@ from pathlib import Path
 import pytest
 from sidings.errors import PostgresUnavailable
 from sidings.executor import PostgresSettings
+from sidings.executor.clock import now
 from sidings.executor.link import Link, connect
+from sidings.jobs import Registry
 
-from .faulty_proxy import Moment, proxied
+from .faulty_proxy import LATE_SECONDS, Moment, proxied
 from .fleet import Fleet, until
-from .support import eventually, value
+from .support import connected, eventually, running, value
 
 ORIGINS = ["t/0", "t/1", "t/2"]
+LEFT = "SELECT date_part('epoch', lease_until - clock_timestamp()) FROM sidings.origin"
 QUICK = {"call_seconds": 0.6, "connect_seconds": 1.0}
 
 
@@ -122,6 +125,28 @@ async def test_a_lease_that_expires_under_a_living_executor_is_no_loss(database:
         await member.stop()
         await fleet.verify()
         assert sorted(await fleet.outcomes()) == ["snoozed"] * 9 + ["succeeded"] * len(jobs)
+
+
+@pytest.mark.parametrize("kind", ["acquire", "renew"])
+async def test_a_lease_ends_here_before_it_ends_in_the_database_however_long_the_answer_took(database: str, kind: str):
+    """It counts from the sending: of an answer nobody knows how much of its time was the way back."""
+    async with (
+        proxied(database) as proxy,
+        running(proxy.dsn, Registry(), (), lease_seconds=1.5) as executor,
+        connected(database) as other,
+    ):
+        assert executor.settings.margin_seconds < LATE_SECONDS
+        proxy.arm(kind, Moment.SLOW, 100)
+        executor.assign(["t/0"], 2)
+        await executor.settled(20)
+        queue, seen = executor.scheduler.origins["t/0"], 0.0
+        for _ in range(1 if kind == "acquire" else 4):
+            await eventually(lambda: queue.deadline > seen, "the next answer")  # noqa: B023
+            seen = queue.deadline
+            left = await other.fetchval(
+                "SELECT date_part('epoch', lease_until - clock_timestamp()) FROM sidings.origin"
+            )
+            assert seen < now() + left
 
 
 async def now_expired(fleet: Fleet) -> bool:
