@@ -4,16 +4,14 @@ The outbox sends what a transaction has *decided*. Where the content must be *wo
 system, slow, may fail), a job does that and produces the message itself. Two things have to be kept:
 
 1. *Order.* Jobs of one group run one at a time, in the order of their commits, and a job ends only when Kafka has
-acknowledged
-   its message. So the messages of a vehicle stand in the topic in the order of its positions, although each is worked
-   out by a job of its own.
+   acknowledged its message. So the messages of a vehicle stand in the topic in the order of its positions, although
+   each is worked out by a job of its own.
 2. *The same path on a retry.* `announce` produces only if the vehicle is late. An attempt may die after the message
-went out
-   and before its outcome is recorded; if the retry looked at the clock again, it might now decide otherwise, and what
-   followed the first decision would be missing. So the decision is stored before the message is sent, and a retry
-   takes it as it stands.
+   went out and before its outcome is recorded; if the retry looked at the clock again, it might now decide otherwise,
+   and what followed the first decision would be missing. So the decision is stored before the message is sent, and a
+   retry takes it as it stands.
 
-    python -m examples.produce_in_a_job
+    .venv/bin/python examples/produce_in_a_job.py
 """
 
 import asyncio
@@ -45,9 +43,17 @@ class Eta(BaseModel):
     minutes: int
 
 
-def make_service(postgres: str, kafka: str, topic: str, late_topic: str, *, name: str = "produce-in-a-job") -> Service:
+def make_service(
+    postgres: str,
+    kafka: str,
+    topic: str,
+    late_topic: str,
+    *,
+    name: str = "produce-in-a-job",
+    schema: str = "sidings",
+) -> Service:
     """The service, with its two jobs `produce_eta` and `announce`."""
-    service = Service(name, postgres=postgres, kafka=kafka, topics=())
+    service = Service(name, postgres=postgres, kafka=kafka, schema=schema)
 
     @service.job(group="vehicle")
     async def produce_eta(job: Job[Seen]) -> None:
@@ -92,13 +98,14 @@ async def after_sending(job: Job[Seen]) -> None:
 
 
 async def main() -> None:
-    """Ten positions of three vehicles; prints what stands in the topic."""
+    """Ten positions of three vehicles; prints how many messages stand in which topic."""
     ends = await asyncio.to_thread(devstack.ensure)
     stamp = datetime.now(UTC).strftime("%H%M%S%f")
     topic, late_topic = f"etas-{stamp}", f"late-{stamp}"
     for name in (topic, late_topic):
         await create_topic(ends.kafka, name, partitions=3)
-    service = make_service(ends.postgres, ends.kafka, topic, late_topic)
+    # A schema belongs to one service, and the database may have another one's.
+    service = make_service(ends.postgres, ends.kafka, topic, late_topic, schema="produce_in_a_job")
     await service.migrate()
     async with service:
         service.executor.assign([ORIGIN])
@@ -111,7 +118,7 @@ async def main() -> None:
         async with asyncio.timeout(30):
             while True:
                 async with service.transaction() as tx:
-                    if not await tx.fetchval("SELECT EXISTS (SELECT FROM sidings.job)"):
+                    if not await tx.fetchval("SELECT EXISTS (SELECT FROM produce_in_a_job.job)"):
                         break
                 await asyncio.sleep(0.05)
     print(f"10 estimates in {topic}, 1 announcement in {late_topic}")

@@ -1,6 +1,11 @@
 """The example that produces Kafka messages in jobs: order by group, and a retry that takes the same path."""
 
+import asyncio
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,3 +72,13 @@ async def test_a_service_relays_what_its_transactions_publish(database: str, sid
             receipt = await service.outbox.publish(tx, etas, key="v", value=b"x")
         await service.outbox.published(receipt, timeout=20)
     assert [r.value for r in await records(sidings_kafka, etas)] == [b"x"]
+
+
+async def test_it_runs_by_itself_in_a_database_with_another_services_schema(database: str, sidings_kafka: str) -> None:
+    environment = os.environ | {"SIDINGS_POSTGRES": database, "SIDINGS_KAFKA": sidings_kafka}
+    command = [sys.executable, "examples/produce_in_a_job.py"]
+    root = Path(__file__).parent.parent
+    done = await asyncio.to_thread(
+        lambda: subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=90)
+    )
+    assert "10 estimates in etas-" in done.stdout, done.stdout + done.stderr
