@@ -141,6 +141,8 @@ class Scheduler:
         for entry in [e for e in self._known.values() if e.origin in gone and e not in e.origin.running]:
             self._unlearn(entry)
         self._early = {id: entry for id, entry in self._early.items() if entry.origin not in gone}
+        self._timers = [timer for timer in self._timers if timer[2].origin not in gone]  # else they pile up till then
+        heapq.heapify(self._timers)
         for queue in queues:
             queue.version += 1
             queue.high = queue.first = 0

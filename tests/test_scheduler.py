@@ -814,6 +814,20 @@ def test_what_is_forgotten_is_read_again_and_what_runs_stays_known():
     assert rig.run() == [31]
 
 
+def test_groups_that_back_off_for_long_cost_no_memory_each_time_that_all_is_forgotten():
+    """Each action of a person has everything read anew, and there may be thousands."""
+    rig = Rig()
+    for _ in range(100):
+        for group in "abc":
+            rig.put(1, group=group, id=ord(group), attempt=2, due=50.0)
+        rig.scheduler.forget_waiting(rig.queue)
+    rig.put(1, attempt=2, due=50.0)
+    assert len(rig.scheduler._timers) == 1
+    assert rig.scheduler.next_due() == 50.0
+    rig.scheduler.remove_origin("t/0")
+    assert rig.scheduler.next_due() is None
+
+
 # -- the audit's questions ----------------------------------------------------------------------------------------
 
 
