@@ -669,3 +669,38 @@ async def test_the_topic_tells_the_history_of_each_key_under_concurrent_edits_an
         found = [row and row["acquirer_id"] for its_key, row in told if its_key == key]
         assert len(wanted) > 30
         assert [state for state, _ in groupby(found)] == [state for state, _ in groupby(wanted)]
+
+
+# -- what a relay puts right ----------------------------------------------------------------------------------------
+
+
+async def test_what_the_table_says_of_keys_is_published_again_also_where_they_are_gone(directory: asyncpg.Connection):
+    await insert(directory, ("t1", "a"), ("t2", "b"), ("t3", "c"))
+    await directory.execute(OFF + "'t2'")
+    await sent(directory)
+    repeat = "SELECT sidings.directory_repeat($1, $2)"
+    assert await directory.fetchval(repeat, "terminals", [b"t1", b"t2", b"nowhere", b"\xff"]) == 4
+    rows = await directory.fetch(
+        "DELETE FROM sidings.outbox RETURNING key, value, slot, sidings.outbox_slot(topic, key)"
+    )
+    assert {row["key"]: row["value"] and json.loads(row["value"])["acquirer_id"] for row in rows} == {
+        b"t1": "a", b"t2": None, b"nowhere": None, b"\xff": None
+    }  # fmt: skip
+    assert all(row["slot"] == row["outbox_slot"] for row in rows)
+    assert await directory.fetchval(repeat, "no directory's", [b"t1"]) == 0
+    await directory.execute("DROP TABLE terminal_acquirer")
+    assert await directory.fetchval(repeat, "terminals", [b"t1"]) == 0
+    assert await sent(directory) == []
+
+
+async def test_what_was_being_written_when_keys_were_published_again_comes_before(
+    database: str, directory: asyncpg.Connection
+):
+    await insert(directory, ("t1", "a"))
+    async with connected(database) as other, connected(database) as third:
+        async with directory.transaction():
+            await directory.execute("UPDATE terminal_acquirer SET acquirer_id = 'b'")
+            waiting = asyncio.create_task(other.execute("SELECT sidings.directory_repeat('terminals', '{t1}')"))
+            await blocked(third, other.get_server_pid())
+        await waiting
+    assert await acquirers(directory) == [("t1", "a"), ("t1", "b"), ("t1", "b")]

@@ -4,7 +4,7 @@ Reading order: `schema/migrations/` (the outbox), `message` and `publish` (into 
 relay knows), `reader` with `read.sql`, `recorder` with `record.sql` (out of the outbox), `senders` and `packing`
 (towards Kafka); one topic's way, from the inside out: `failures` (what errors mean), `lane_senders` (which producer),
 `ledger` (what becomes of messages), `rounds` (a batch for each partition), `lanes` (round after round); `slots`
-(ownership), and `relay`, which puts them together.
+(ownership), `amends` (what is owed after a slot was lost), and `relay`, which puts them together.
 """
 
 from .errors import InvalidMessage, MessageParked, NotPublished, PublishError, RolledBack

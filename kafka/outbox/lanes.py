@@ -11,6 +11,7 @@ from aiokafka.errors import InvalidTopicError
 from ...errors import PostgresUnavailable
 from ...executor import now
 from ...waiting import set_within
+from .backlog import Row
 from .failures import NO_TOPIC, Failed, text_of
 from .metrics import OutboxMetrics
 from .recorder import Recorder, clean
@@ -43,6 +44,10 @@ class LaneWorker:
         self._metrics = metrics
         self._settings = settings
         self._on_room = on_room
+
+    def outstanding(self) -> list[Row]:
+        """The messages under way of which nothing has become yet."""
+        return self._rounds.ledger.outstanding()
 
     def retry_now(self) -> None:
         """A person wants it."""

@@ -13,6 +13,7 @@ from ...errors import PostgresUnavailable
 from ...executor import Backoff, ExecutorSettings, LeaseEvents, LeaseThread, Link, PostgresSettings, check_schema, now
 from ...schema import load_sql
 from ..settings import KafkaSettings
+from .amends import Amends
 from .backlog import Backlog, Lane, Slot
 from .lane_senders import LaneSenders
 from .lanes import LaneWorker
@@ -53,7 +54,8 @@ class Relay:
         self._service = service
         self._postgres = postgres
         schema = postgres.schema_name
-        self._links = {name: Link(postgres) for name in ("read", "record", "slots", "figures")}
+        self._links = {name: Link(postgres) for name in ("read", "record", "slots", "figures", "amends")}
+        self._amends = Amends(self._links["amends"], schema=schema)
         self._senders = Senders(kafka, self.settings)
         self._packer = Packer(service, most=self.settings.batch_size, max_bytes=self.settings.max_message_bytes)
         self.reader = Reader(
@@ -178,6 +180,8 @@ class Relay:
         deadline = now() + self.settings.shutdown_seconds
         if self._senders.connected and not await self.drain(self.settings.shutdown_seconds / 2):  # 1. send what waits
             log.warning("stopping: messages still wait in the outbox; another relay will send them")
+        while self._amends.owed and now() < deadline:
+            await asyncio.sleep(0.01)
         self._slots.stopping = True  # 2. release the slots
         self._slots.wake()
         while self.backlog.slots and now() < deadline:
@@ -207,6 +211,7 @@ class Relay:
             self.reader.run(),
             self._recorder.run(),
             self._slots.run(),
+            self._amends.run(),
             self._watch_leases(),
             self._watch_kafka(),
             self._gather_figures(),
@@ -268,6 +273,8 @@ class Relay:
         under_way = slot.under_way
         self._slots.lost(slot)
         if under_way:
+            for worker in self._workers.values():
+                self._amends.owe(worker.lane.topic, (row for row in worker.outstanding() if row.slot is slot))
             # Its new owner sends these; a repeat by aiokafka might come after what he sends then.
             log.warning("%s was lost with %s messages under way: closing the producers", slot.name, under_way)
             self._senders.kill_all()
