@@ -10,9 +10,13 @@ from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
-from sidings.kafka.outbox import packing, rounds, senders
+from aiokafka.errors import KafkaError
+from sidings.kafka.outbox import OutboxSettings, packing, rounds, senders
 from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot
+from sidings.kafka.outbox.failures import Failed
+from sidings.kafka.outbox.lanes import LaneWorker
 from sidings.kafka.outbox.ledger import Ledger
+from sidings.kafka.outbox.metrics import OutboxMetrics
 from sidings.kafka.outbox.recorder import Recorder
 from sidings.schema import load_sql
 
@@ -150,6 +154,25 @@ def test_what_was_acknowledged_refused_or_lost_is_not_given_back_when_the_rest_o
     recorder.acknowledged.assert_called_once_with(lane, rows[3:5])
     recorder.refused.assert_called_once_with(lane, rows[0], "too large")
     assert lane.unaccounted == 6  # the lost one: the recorder accounts for the others
+
+
+async def test_what_has_failed_is_read_again_only_after_what_was_acknowledged_has_been_deleted() -> None:
+    """A refill before that would bring what is about to be deleted, and it would be sent twice."""
+    slot, lane = Slot(0, "outbox/0", 1), Lane("etas")
+    lane.queue.extend(Row(n, slot, None, None, None, None, None, 0) for n in range(1, 5))
+    rows = lane.take(4)
+    of_lane = Mock(spec=rounds.Rounds, lane=lane)
+    of_lane.forget.return_value = rows[:1]
+    worker = LaneWorker(of_lane, Mock(spec=Recorder), Mock(spec=OutboxMetrics), OutboxSettings(), lambda: None)
+    failing = asyncio.create_task(worker._fail(Failed(KafkaError("the broker is gone"), cut=True)))
+    for deleted in (rows[1:3], rows[3:]):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not lane.behind
+        lane.account(deleted)
+    await failing
+    assert lane.behind == {slot: 0}
+    assert lane.unaccounted == slot.under_way == 0
 
 
 async def test_messages_that_are_refused_in_one_round_of_many_are_parked_and_no_other_is_held_up_or_overtaken(
