@@ -1,12 +1,14 @@
 """Times, states and outcomes as people write them."""
 
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from ..errors import ConfigurationError
 
-__all__ = ["a_state", "a_time", "outcome_names", "state_names"]
+__all__ = ["NAMES", "a_state", "a_time", "check_group", "check_words", "outcome_names", "state_names"]
 
+NAMES = "`sidings types list` and `sidings origins list` have the names"
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -26,8 +28,27 @@ def a_time(option: str, text: str | None, now: datetime) -> datetime | None:
 
 
 def a_state(text: str | None) -> str | None:
-    """A state as the shell likes it: 'backing-off' is 'backing off'."""
-    return None if text is None else text.replace("-", " ").replace("_", " ")
+    """A state as the shell likes it: 'backing-off' is 'backing off'. Raises `ConfigurationError`."""
+    if text is None:
+        return None
+    name = text.lower().replace(" ", "-").replace("_", "-")
+    if name not in state_names():
+        names = ", ".join(state_names())
+        raise ConfigurationError(f"--state {text!r}: give {names}; `sidings jobs ended` has those that have ended")
+    return name.replace("-", " ")
+
+
+def check_group(origin: str | None, group: str | None) -> None:
+    """Raise `ConfigurationError` for a group of no origin."""
+    if group is not None and origin is None:
+        raise ConfigurationError(f"--group {group!r} needs --origin: a group is one of an origin")
+
+
+def check_words(option: str, words: Sequence[str] | None, known: Sequence[str]) -> None:
+    """Raise `ConfigurationError` unless all are among those that there are."""
+    for word in words or ():
+        if word not in known:
+            raise ConfigurationError(f"{option} {word!r}: give some of {', '.join(known)}")
 
 
 def state_names() -> list[str]:

@@ -8,7 +8,7 @@ import typer
 from ..errors import AdministrationError, Busy, ConfigurationError
 from .command import Because, By, Limit, Yes, command, fail
 from .consent import ask
-from .filters import a_state
+from .filters import NAMES, a_state, check_group
 from .jobs import Group, Origin, Outcomes, Since, State, Type, app, find_ended, print_ended, print_jobs
 from .output import counted, note
 from .session import Session
@@ -118,6 +118,7 @@ async def _choose(
     """The jobs that are named, or that fit the filter; more than one are shown, and it is asked."""
     filtered = bool(state or type or origin or group)
     _check_choice(verb, ids, filtered, "--state, --type, --origin or --group")
+    check_group(origin, group)
     if ids and len(ids) == 1:
         return ids
     if ids:
@@ -126,7 +127,7 @@ async def _choose(
         admin = session.admin()
         jobs = await admin.jobs(state=a_state(state), type=type, origin=origin, group=group, limit=limit)
         if not jobs:
-            fail("no job fits: nothing was done")
+            fail(f"no job fits: nothing was done; {NAMES}")
         print_jobs(session, jobs)
         _say_limit(len(jobs), limit)
         ids = [job.id for job in jobs]

@@ -33,7 +33,7 @@ def show_details(session: Session, details: "JobDetails") -> None:
             "position": row.position,
             "unique key": row.unique_key,
             "enqueued": f"{age(row.enqueued_at, now)} ago ({row.enqueued_at:%Y-%m-%d %H:%M:%S %Z})",
-            "next attempt in": until(row.run_at, now),
+            "next attempt in": None if row.held else until(row.run_at, now),
         }
     else:
         last = details.attempts[-1]

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import ActionRefused, ConfigurationError
 from .command import Json, Limit, command, group
-from .filters import a_state, a_time, outcome_names, state_names
+from .filters import NAMES, a_state, a_time, check_group, check_words, outcome_names, state_names
 from .job_details import show_details
 from .output import age, note, print_json, table, until
 from .session import Session
@@ -58,14 +60,20 @@ async def list_jobs(
     as_json: Json = False,
 ) -> None:
     """Stored jobs: those with a place in the order first, then the delayed, then the held."""
-    jobs = await session.admin().jobs(
-        state=a_state(state), type=type, origin=origin, group=group, limit=limit, after=after
-    )
+    check_group(origin, group)
+    wanted = {"state": a_state(state), "type": type, "origin": origin, "group": group}
+    try:
+        jobs = await session.admin().jobs(**wanted, limit=limit, after=after)
+    except ActionRefused:
+        raise ConfigurationError(f"--after {after!r}: give what the page before said, with the same filter") from None
     more = jobs[-1].cursor if len(jobs) == limit else None
     if as_json:
         print_json(session.now, jobs=[without_cursor(job) for job in jobs], next=more)
         return
-    print_jobs(session, jobs)
+    if jobs or not (type or origin):
+        print_jobs(session, jobs)
+    else:
+        note(f"no job fits: {NAMES}")
     if more:
         note(f"there may be more: add --after '{more}'")
 
@@ -92,6 +100,7 @@ async def counts(
     as_json: Json = False,
 ) -> None:
     """How many jobs there are, by state and type, or as --by says. Reads all of them: 0.3 s for a million."""
+    check_words("--by", by, ["state", "type", "origin"])
     wanted: Any = by or ["state", "type"]
     found = await session.admin().counts(by=wanted, origin=origin, type=type)
     names = [name for name in ("type", "state", "origin") if name in wanted]
@@ -100,7 +109,7 @@ async def counts(
         print_json(session.now, counts=rows)
         return
     shown = [[*(getattr(row, name) for name in names), row.jobs, age(row.oldest, session.now)] for row in found]
-    table([*names, "jobs", "oldest"], shown)
+    table([*names, "jobs", "oldest"], shown) if shown else note("no jobs")
 
 
 @command(app, "ended")
@@ -135,6 +144,7 @@ async def find_ended(
     before: str | None,
 ) -> "list[AttemptRow]":
     """The rows of `Admin.ended` for the options of a command."""
+    check_words("--outcome", outcome, [*outcome_names(), "succeeded"])
     return await session.admin().ended(
         outcomes=outcome or outcome_names(),
         since=a_time("--since", since, session.now),
@@ -150,10 +160,14 @@ def print_jobs(session: Session, jobs: "Sequence[JobRow]") -> None:
     now = session.now
     columns = ["id", "type", "origin", "group", "state", "attempt", "age", "next in", "cause"]
     rows = [
-        (j.id, j.type, j.origin, j.group, j.state, j.attempt, age(j.enqueued_at, now), until(j.run_at, now), _cause(j))
+        (j.id, j.type, j.origin, j.group, j.state, j.attempt, age(j.enqueued_at, now), _next(j, now), _cause(j))
         for j in jobs
     ]
     table(columns, rows) if rows else note("no jobs")
+
+
+def _next(job: "JobRow", now: datetime) -> str | None:
+    return None if job.held else until(job.run_at, now)
 
 
 def _cause(job: "JobRow") -> str | None:

@@ -35,7 +35,7 @@ async def list_origins(
         note("no orphans" if orphans else "no origins: no executor has run, and no job waits")
         return
     now = session.now
-    counts = ["waiting", "running", "backing off", "blocked", "delayed", "held"]
+    counts = ["waiting", "running", "failing", "delayed", "held"]
     columns = ["origin", "held by", "epoch", "lease", *counts, "oldest", "groups", "paused"]
     shown = [
         (
@@ -45,8 +45,7 @@ async def list_origins(
             span(now, row.lease_until) if row.leased else None,
             at_most(row.waiting),
             row.running or None,
-            row.backing_off or None,
-            row.blocked or None,
+            row.backing_off + row.blocked or None,
             at_most(row.delayed),
             at_most(row.held),
             age(row.oldest, now),

@@ -23,12 +23,12 @@ _STYLES = {
 }
 _COUNTED = 10_000  # as far as Admin counts
 # What goes into the next command stays in one piece; the other columns give way where a terminal is narrow.
-_WHOLE = {"id", "job", "origin", "topic"}
+_WHOLE = {"id", "job", "origin", "topic", "held by", "executor"}
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print rows: on a terminal as a table that folds what is too long, elsewhere as columns two spaces apart, which
-    cut nothing. None is shown as '-'."""
+    """Print rows: on a terminal as a table that folds what is too long and leaves out columns that are empty; elsewhere
+    as columns two spaces apart, which cut nothing and are always the same. None is shown as '-'."""
     cells = [[_cell(value) for value in row] for row in rows]
     if sys.stdout.isatty():
         _rich_table(columns, cells, title)
@@ -50,10 +50,11 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
     grid = Table(
         box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0)
     )
-    for name in columns:
+    kept = [at for at in range(len(columns)) if not rows or any(row[at] != "-" for row in rows)]
+    for name in (columns[at] for at in kept):
         grid.add_column(name, overflow="fold", no_wrap=name in _WHOLE)
-    for row in rows:
-        grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))  # Text: what is data is no markup
+    for row in rows:  # Text: what is data is no markup
+        grid.add_row(*(Text(row[at], style=_STYLES.get(row[at], "")) for at in kept))
     Console().print(grid)
 
 

@@ -124,7 +124,13 @@ async def open_session(settings: "PostgresSettings", *, checked: bool = True) ->
 
     try:
         connection = await connect(settings, for_handlers=True, statement_seconds=_STATEMENT_SECONDS)
+    except ValueError:  # what it says could show a part of the password
+        raise ConfigurationError(
+            "--postgres: this DSN cannot be read: in user and password / @ : ? # have to be percent-encoded (%2F, …)"
+        ) from None
     except (PostgresUnavailable, asyncpg.PostgresError) as error:
+        if isinstance(error.__cause__, ValueError):  # asyncpg's, of an option in it
+            raise ConfigurationError(f"--postgres: {error.__cause__}") from None
         reason = str(error).removeprefix("no connection to Postgres: ")
         raise PostgresUnavailable(f"no connection to {_where(settings.dsn)}: {reason}") from error
     try:
@@ -159,4 +165,4 @@ async def _owner(connection: "asyncpg.Connection", settings: "PostgresSettings")
 
 
 def _where(dsn: str) -> str:
-    return re.sub(r"//[^/]*@", "//", dsn).partition("?")[0]
+    return re.sub(r"//.*@", "//", dsn).partition("?")[0]  # up to the last @: a password may have a / or an @

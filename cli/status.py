@@ -41,6 +41,7 @@ class Overview:
     orphans: "list[Orphan]"
     pauses: "list[PauseRow]"
     outbox: list[OutboxTopic]
+    relays: int
     problems: list[str]
 
 
@@ -96,6 +97,7 @@ async def look(session: Session) -> Overview:
         orphans,
         pauses,
         outbox,
+        (await session.rows("alive_relays"))[0]["relays"],
         [],
     )
     overview.problems.extend(_problems(overview))
@@ -116,6 +118,8 @@ def _problems(overview: Overview) -> list[str]:
         out.append(f"{counted(count, 'group')} blocked until a person decides: sidings groups list")
     if count := sums[JobState.HELD]:
         out.append(f"{counted(count, 'job')} held: sidings jobs list --state held")
+    if waiting := sum(topic.waiting for topic in overview.outbox if not overview.relays):
+        out.append(f"{counted(waiting, 'message')} to send, and no relay is alive: sidings outbox list")
     if parked := sum(topic.parked for topic in overview.outbox):
         out.append(f"{counted(parked, 'message')} parked: sidings outbox parked")
     if failing := [topic.topic for topic in overview.outbox if topic.failing]:

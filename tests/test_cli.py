@@ -95,6 +95,48 @@ async def test_one_job_is_shown_whole_also_after_its_end(database: str):
     assert "there is no job 4711" in await refused(database, "jobs", "show", 4711)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ("list", "--state", "failed"),
+            "give waiting, backing-off, blocked, running, delayed, held; `sidings jobs ended`",
+        ),
+        (("list", "--group", "g"), "--group 'g' needs --origin"),
+        (("list", "--after", "x"), "--after 'x': give what the page before said"),
+        (("counts", "--by", "state", "--by", "topic"), "--by 'topic': give some of state, type, origin"),
+        (("ended", "--outcome", "lost"), "--outcome 'lost': give some of discarded, cancelled, superseded, succeeded"),
+        (("requeue", "--outcome", "lost"), "--outcome 'lost'"),
+        (("ended", "--before", "x"), "--before 'x': give 30m"),
+    ],
+)
+async def test_a_word_that_there_is_not_is_a_mistake_of_the_command(
+    database: str, arguments: tuple[str, ...], text: str
+):
+    assert text in await refused(database, "jobs", *arguments, exit_code=2)
+
+
+async def test_nothing_found_says_where_the_names_are(database: str):
+    await a_job(database)
+    for wrong in (("--type", "rides"), ("--origin", "transport/0")):
+        result = await cli(database, "jobs", "list", *wrong)
+        assert (result.stdout, result.stderr) == (
+            "",
+            "no job fits: `sidings types list` and `sidings origins list` have the names\n",
+        )
+    assert (await cli(database, "jobs", "list", "--state", "held")).stderr == "no jobs\n"
+    assert (await cli(database, "jobs", "list", "--state", "Backing_Off")).stderr == "no jobs\n"
+
+
+async def test_a_held_job_has_no_next_attempt(database: str):
+    id = await a_job(database, "held", run_at="now() - interval '1 minute'")
+    line = (await cli(database, "jobs", "list")).stdout.splitlines()[1]
+    assert line.split()[-2:] == ["-", "poison"]
+    assert "next attempt" not in (await cli(database, "jobs", "show", id)).stdout
+    waiting = await a_job(database, "backing off")
+    assert "next attempt in:" in (await cli(database, "jobs", "show", waiting)).stdout
+
+
 async def test_counts_and_types_say_how_many_jobs_there_are(database: str):
     await some_jobs(database, 3)
     await some_jobs(database, 2, "held", type="'bill'")
@@ -167,7 +209,7 @@ async def test_origins_are_listed_with_holder_and_backlog_and_without_the_slots_
     orphans = await cli_json(database, "origins", "list", "--orphans")
     assert [row["origin"] for row in orphans["origins"]] == ["gone/1", "never/0"]
     header, _, _, paused, leased = (await cli(database, "origins", "list")).stdout.splitlines()
-    counts = ["waiting", "running", "backing off", "blocked", "delayed", "held"]
+    counts = ["waiting", "running", "failing", "delayed", "held"]
     assert re.split(r"\s{2,}", header) == [
         *("origin", "held by", "epoch", "lease"),
         *counts,
@@ -175,7 +217,7 @@ async def test_origins_are_listed_with_holder_and_backlog_and_without_the_slots_
     ]
     assert paused.split()[:2] == ["transports/2", "host-of-the-holder:4711"]
     assert paused.endswith("1       alice: look")
-    assert leased.split()[4:10] == ["2", *"-----"]
+    assert leased.split()[4:9] == ["2", *"----"]
 
 
 async def test_what_admin_counts_only_so_far_is_shown_so(database: str):
@@ -212,6 +254,11 @@ async def test_status_is_well_as_long_as_nothing_needs_a_person(database: str):
     await a_holder(database, ORIGIN)
     await a_job(database)
     await a_job(database, "backing off", group="other")  # a retry is no trouble
+    await execute(
+        database,
+        "SELECT sidings.publish('etas', 'k', '1')",
+        "INSERT INTO sidings.outbox_relay (id, alive_until) VALUES (gen_random_uuid(), now() + interval '1 hour')",
+    )
     found = await cli_json(database, "status")
     assert (found["service"], found["schema"], found["problems"]) == ("test", "sidings", [])
     assert (found["origins_held"], found["origins_free"]) == (1, 0)
@@ -229,6 +276,7 @@ async def test_status_is_well_as_long_as_nothing_needs_a_person(database: str):
         ("parked", "1 message parked: sidings outbox parked"),
         ("failing", "the outbox cannot send to etas: sidings outbox list"),
         ("orphan", "jobs wait in origins that nobody holds: gone/0: sidings origins list --orphans"),
+        ("no relay", "1 message to send, and no relay is alive: sidings outbox list"),
         ("nobody", "no executor holds an origin: does the service run?"),
     ],
 )
@@ -246,6 +294,12 @@ async def test_status_names_what_needs_a_person_and_says_so_by_its_exit_code(dat
                 f"INSERT INTO sidings.outbox_relay (id, alive_until) VALUES ('{relay}', now())",
                 "INSERT INTO sidings.outbox_topic (topic, relay, retries, retry_at, error) "
                 f"VALUES ('etas', '{relay}', 3, now() + interval '1 minute', 'no such topic')",
+            )
+        case "no relay":
+            await execute(
+                database,
+                "SELECT sidings.publish('etas', 'k', '1')",
+                "INSERT INTO sidings.outbox_relay (id, alive_until) VALUES (gen_random_uuid(), now())",
             )
         case "orphan":
             await a_job(database, origin="gone/0")

@@ -123,7 +123,7 @@ async def test_which_jobs_are_meant_must_be_clear(database: str):
     for verb in ("cancel", "discard", "retry", "release", "requeue"):
         assert "say which jobs" in await refused(database, "jobs", verb, exit_code=2)
         assert "not both" in await refused(database, "jobs", verb, id, "--type", "ride", exit_code=2)
-    assert "needs origin" in await refused(database, "jobs", "cancel", "--group", "g")
+    assert "--group 'g' needs --origin" in await refused(database, "jobs", "cancel", "--group", "g", exit_code=2)
     assert "no job fits: nothing was done" in await refused(database, "jobs", "cancel", "--type", "nothing", "--yes")
     assert await jobs_left(database) == 1
 

@@ -1,11 +1,14 @@
 """The command line as a process: the executable, a terminal, connections, schemas, and its messages."""
 
 import asyncio
+import fcntl
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -54,17 +57,90 @@ async def test_a_table_on_a_terminal_stays_within_it_and_keeps_ids_whole(databas
     assert screen.count("g") >= 80
 
 
-async def on_a_terminal(dsn: str, answer: str, *arguments: str) -> tuple[int, str]:
-    """Run the executable on a pseudo-terminal of 100 columns, and answer what it asks: exit code and screen."""
+async def test_columns_of_which_nothing_is_known_are_left_out_on_a_terminal(database: str):
+    await some_jobs(database, 1)
+    _, screen = await on_a_terminal(database, "", "jobs", "list")
+    assert "waiting" in screen
+    assert "cause" not in screen
+    await some_jobs(database, 1, "blocked")
+    _, screen = await on_a_terminal(database, "", "jobs", "list")
+    assert "cause" in screen
+
+
+async def test_colours_are_left_out_when_the_environment_says_so(database: str):
+    await some_jobs(database, 1, "blocked")
+    red = "\x1b[31m"
+    for no_color, expected in (("", True), ("1", False)):
+        _, screen = await on_a_terminal(database, "", "jobs", "list", NO_COLOR=no_color, TERM="xterm-256color")
+        assert "blocked" in screen
+        assert (red in screen) is expected
+
+
+async def test_a_watch_shows_it_again_until_ctrl_c(database: str):
+    code, screen = await on_a_terminal(database, "", "status", "--watch", "0.2", after="no jobs", TERM="xterm")
+    assert code == 130
+    assert screen.count("service test") > 1
+    assert screen.count("\x1b[2J") > 1  # each on an empty screen
+    assert "Traceback" not in screen
+
+
+async def test_a_watch_in_a_pipe_is_a_document_each_time(database: str):
+    process = await watching(database, "--json")
+    decoder, text, documents = json.JSONDecoder(), "", 0
+    async with asyncio.timeout(SECONDS):
+        while documents < 2:
+            text += (await process.stdout.read(4096)).decode()  # type: ignore[union-attr]
+            try:
+                document, end = decoder.raw_decode(text)
+            except json.JSONDecodeError:
+                continue
+            assert document["service"] == "test"
+            documents, text = documents + 1, text[end:].lstrip()
+    process.send_signal(signal.SIGINT)
+    _, errors = await asyncio.wait_for(process.communicate(), SECONDS)
+    assert (process.returncode, errors) == (130, b"")
+
+
+async def test_whoever_reads_only_the_beginning_ends_it_without_a_word(database: str):
+    process = await watching(database)
+    assert process.stdout is not None
+    async with asyncio.timeout(SECONDS):
+        assert (await process.stdout.readline()).startswith(b"service test")
+        process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined] # as `head -1` does
+        assert await process.stderr.read() == b""  # type: ignore[union-attr]
+        assert await process.wait() == 1
+
+
+async def watching(dsn: str, *arguments: str) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    environment = {**os.environ, "SIDINGS_POSTGRES": dsn}
+    return await asyncio.create_subprocess_exec(
+        EXECUTABLE, "status", "--watch", "0.2", *arguments, stdout=pipe, stderr=pipe, env=environment
+    )
+
+
+async def on_a_terminal(
+    dsn: str, answer: str, *arguments: str, after: str | None = None, **more: str
+) -> tuple[int, str]:
+    """Run the executable on a pseudo-terminal of 100 columns, and answer what it asks: exit code and screen.
+
+    after: Ctrl-C when this has been shown twice. more: of the environment.
+    """
     primary, secondary = pty.openpty()
-    environment = {**os.environ, "SIDINGS_POSTGRES": dsn, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    environment = {**os.environ, "SIDINGS_POSTGRES": dsn, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", **more}
     process = await asyncio.create_subprocess_exec(
-        EXECUTABLE, *arguments, stdin=secondary, stdout=secondary, stderr=secondary, env=environment
+        *(EXECUTABLE, *arguments),
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C is its own
     )
     os.close(secondary)
     try:
         async with asyncio.timeout(SECONDS):
-            screen = await asyncio.to_thread(_converse, primary, answer)
+            screen = await asyncio.to_thread(_converse, primary, answer, after)
             return await process.wait(), screen.replace("\r\n", "\n")
     finally:
         if process.returncode is None:
@@ -72,7 +148,7 @@ async def on_a_terminal(dsn: str, answer: str, *arguments: str) -> tuple[int, st
         os.close(primary)
 
 
-def _converse(terminal: int, answer: str) -> str:
+def _converse(terminal: int, answer: str, after: str | None) -> str:
     screen, answered = b"", False
     while True:
         try:
@@ -82,6 +158,9 @@ def _converse(terminal: int, answer: str) -> str:
         if not part:
             return screen.decode()
         screen += part
+        if after is not None and not answered and screen.count(after.encode()) > 1:
+            os.write(terminal, b"\x03")
+            answered = True
         if not answered and b"[y/N]:" in screen:
             os.write(terminal, f"{answer}\n".encode())
             answered = True
@@ -193,6 +272,11 @@ async def test_a_database_that_cannot_be_used_is_named_without_its_password(data
         assert "secret" not in text
         assert user.rpartition(":")[2] not in text
     assert "set SIDINGS_POSTGRES" in await refused(None, "status", exit_code=2)
+    for odd, code in (("u:sec/ret@127.0.0.1:1/x", 2), ("u:1/sec@ret@127.0.0.1:1/x", 3)):
+        text = await refused(f"postgresql://{odd}", "status", exit_code=code)
+        assert "sec" not in text
+        assert "ret" not in text
+    assert "`sslmode` parameter must be" in await refused(f"{database}?sslmode=x", "status", exit_code=2)
 
 
 async def test_settings_of_the_environment_count_as_for_the_service(database: str):
