@@ -14,6 +14,7 @@ from aiokafka.errors import KafkaError
 from sidings.kafka.outbox import OutboxSettings, packing, rounds, senders
 from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot
 from sidings.kafka.outbox.failures import Failed
+from sidings.kafka.outbox.lane_senders import LaneSenders
 from sidings.kafka.outbox.lanes import LaneWorker
 from sidings.kafka.outbox.ledger import Ledger
 from sidings.kafka.outbox.metrics import OutboxMetrics
@@ -173,6 +174,24 @@ async def test_what_has_failed_is_read_again_only_after_what_was_acknowledged_ha
     await failing
     assert lane.behind == {slot: 0}
     assert lane.unaccounted == slot.under_way == 0
+
+
+async def test_a_repeat_waits_until_the_producer_is_dead_whose_batch_had_no_answer() -> None:
+    """It might send the batch after all, behind what has been sent since."""
+    dead, shared = asyncio.Event(), Mock(spec=senders.Senders)
+    of_lane = LaneSenders(shared)
+
+    async def kill(*_: object) -> None:
+        await dead.wait()
+
+    shared.kill.side_effect = kill
+    of_lane.failure(Mock(spec=senders.Sender, closed=False), TimeoutError(), unreachable=True)
+    choosing = asyncio.create_task(of_lane.choose(failing=False))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not choosing.done()
+    dead.set()
+    assert await choosing is shared.main.return_value
 
 
 async def test_messages_that_are_refused_in_one_round_of_many_are_parked_and_no_other_is_held_up_or_overtaken(
