@@ -163,7 +163,9 @@ CREATE TRIGGER explain AFTER UPDATE ON terminal_acquirer REFERENCING OLD TABLE A
 FOR EACH STATEMENT EXECUTE FUNCTION explain()"""
 
 
-@pytest.mark.parametrize("where", ["", " WHERE is_active", " WHERE is_active IS TRUE", " WHERE is_active = true"])
+@pytest.mark.parametrize(
+    "where", ["", " INCLUDE (id)", " WHERE is_active", " WHERE is_active IS TRUE", " WHERE is_active = true"]
+)
 async def test_one_edit_of_a_large_table_reads_no_other_row(db: asyncpg.Connection, where: str):
     await db.execute(f"DROP INDEX terminal_acquirer_unique_idx; {INDEX}{where}; {SET_UP}; {EXPLAIN}")
     await db.execute(f"{MANY} generate_series(1, 5000) n; ANALYZE terminal_acquirer")
@@ -241,7 +243,7 @@ async def test_a_row_is_the_same_message_whatever_the_settings_of_its_writer(db:
     assert dict(await sent(db)) == {"plain": plain, "other": other}
 
 
-async def test_names_in_camel_case_columns_left_out_and_columns_added_later(db: asyncpg.Connection):
+async def test_names_in_camel_case_columns_left_out_added_later_and_dropped(db: asyncpg.Connection):
     await db.execute('ALTER TABLE terminal_acquirer ADD address_2_line text, ADD "Secret" text')
     await db.execute(
         """SELECT sidings.directory_table('terminal_acquirer', 'terminals', '{terminal_id}', 'is_active',
@@ -249,10 +251,11 @@ async def test_names_in_camel_case_columns_left_out_and_columns_added_later(db: 
     )
     await insert(db, ("t1", "a"))
     await db.execute("UPDATE terminal_acquirer SET \"Secret\" = 'x', updated_date = now()")
-    await db.execute("ALTER TABLE terminal_acquirer ADD added_later int DEFAULT 3")
+    await db.execute("ALTER TABLE terminal_acquirer ADD added_later int DEFAULT 3, DROP address_2_line")
     await db.execute("UPDATE terminal_acquirer SET acquirer_id = 'b'")
     first = {"id": 1, "terminalId": "t1", "acquirerId": "a", "address2Line": None}
-    assert await sent(db) == [("t1", first), ("t1", {**first, "acquirerId": "b", "addedLater": 3})]
+    second = {"id": 1, "terminalId": "t1", "acquirerId": "b", "addedLater": 3}
+    assert await sent(db) == [("t1", first), ("t1", second)]
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------
@@ -315,10 +318,14 @@ REFUSED = [
     ("'parted', 't', '{id}'", "name: parted is no ordinary table", "partitions"),
     ("'part', 't', '{id}'", "name: part is no ordinary table", "partitions"),
     ("'parent', 't', '{id}'", "name: parent is no ordinary table", "children"),
+    ("'child', 't', '{id}'", "name: child is no ordinary table", "children"),
     ("'brief', 't', '{id}'", "name: brief is temporary or unlogged", "Make it an ordinary table"),
     ("'terminal_acquirer', '', '{id}'", "topic: '' is no name of a topic", "compacted topic"),
     ("'terminal_acquirer', NULL, '{id}'", "topic: NULL is no name", "compacted topic"),
     ("'terminal_acquirer', 'a b', '{id}'", "topic: 'a b' is no name", "letters, digits"),
+    ("'terminal_acquirer', '.', '{id}'", "topic: '.' is no name", "letters, digits"),
+    ("'terminal_acquirer', '..', '{id}'", "topic: '..' is no name", "letters, digits"),
+    ("'terminal_acquirer', repeat('t', 250), '{id}'", "is no name of a topic", "letters, digits"),
     ("'terminal_acquirer', 'taken', '{id}'", "topic: taken is the topic of the table other", "topic of its own"),
     ("'terminal_acquirer', 't', '{}'", "key: {} names no columns", "'{terminal_id}'"),
     ("'terminal_acquirer', 't', NULL", "key: NULL names no columns", "'{terminal_id}'"),
@@ -334,6 +341,7 @@ REFUSED = [
     ("'terminal_acquirer', 't', '{id,terminal_id}', 'is_active'", "has no unique index on (id, terminal_id)",
      "CREATE UNIQUE INDEX ON terminal_acquirer (id, terminal_id) WHERE is_active. "),
     ("'terminal_acquirer', 't', '{acquirer_id}', 'is_active'", "no unique index on (acquirer_id)", "deferrable"),
+    ("'doubled', 't', '{k}'", "no unique index on (k)", "CREATE UNIQUE INDEX"),
     ("'terminal_acquirer', 't', '{id}', 'active'", "active: terminal_acquirer has no column 'active'", "Check"),
     ("'terminal_acquirer', 't', '{id}', 'acquirer_id'", "active: the column acquirer_id of terminal_acquirer is of",
      "Give a boolean"),
@@ -362,6 +370,9 @@ async def test_what_cannot_be_a_directory_is_refused_with_the_argument_and_the_r
            CREATE UNLOGGED TABLE brief (id int PRIMARY KEY);
            CREATE TABLE other (id int PRIMARY KEY); SELECT sidings.directory_table('other', 'taken', '{id}')"""
     )
+    await db.execute("CREATE TABLE doubled (k int NOT NULL); INSERT INTO doubled VALUES (1), (1)")
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await db.execute("CREATE UNIQUE INDEX CONCURRENTLY ON doubled (k)")  # leaves an index that is not valid
     for arguments, message, hint in REFUSED:
         with pytest.raises(asyncpg.InvalidParameterValueError) as refused:
             await db.execute(f"SELECT sidings.directory_table({arguments})")
@@ -398,8 +409,17 @@ async def test_other_arguments_replace_the_former_ones(directory: asyncpg.Connec
         )
 
 
-async def test_setting_up_again_brings_back_triggers_that_somebody_has_dropped(directory: asyncpg.Connection):
-    await directory.execute("DROP TRIGGER sidings_publish_insert ON terminal_acquirer")
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP TRIGGER sidings_publish_insert ON terminal_acquirer",
+        "ALTER TABLE terminal_acquirer DISABLE TRIGGER sidings_publish_insert",
+    ],
+)
+async def test_setting_up_again_brings_back_triggers_that_somebody_has_dropped_or_disabled(
+    directory: asyncpg.Connection, change: str
+):
+    await directory.execute(change)
     await insert(directory, ("t1", "a"))
     assert await directory.fetchval(SET_UP) == 1
     await insert(directory, ("t2", "b"))
@@ -414,7 +434,13 @@ async def test_the_topic_of_a_table_that_was_dropped_is_free(directory: asyncpg.
 async def test_a_table_that_is_no_directory_any_more_publishes_and_refuses_nothing(directory: asyncpg.Connection):
     await insert(directory, ("t1", "a"))
     await sent(directory)
+    await directory.execute(
+        """CREATE TRIGGER unchanged BEFORE UPDATE ON terminal_acquirer FOR EACH ROW
+           EXECUTE FUNCTION suppress_redundant_updates_trigger()"""
+    )
     await directory.execute("SELECT sidings.directory_remove('terminal_acquirer')")
+    triggers = await directory.fetch("SELECT tgname FROM pg_trigger WHERE tgrelid = 'terminal_acquirer'::regclass")
+    assert [row["tgname"] for row in triggers] == ["unchanged"], "those of others stay"
     await directory.execute("UPDATE terminal_acquirer SET terminal_id = 't2'; DELETE FROM terminal_acquirer")
     await directory.execute("TRUNCATE terminal_acquirer")
     assert await sent(directory) == []
@@ -453,7 +479,7 @@ async def test_a_directory_works_in_a_schema_of_another_name(empty_database: str
     name = "x" * 48  # the longest: names of triggers have to fit
     await migrate(empty_database, service="freight", schema=name)
     async with connected(empty_database) as db:
-        await db.execute("CREATE TABLE thing (k text PRIMARY KEY, on_now boolean NOT NULL)")
+        await db.execute("CREATE DOMAIN flag AS boolean; CREATE TABLE thing (k text PRIMARY KEY, on_now flag NOT NULL)")
         await db.execute(f"SELECT {name}.directory_table('thing', 'things', '{{k}}', 'on_now')")
         await db.execute("INSERT INTO thing VALUES ('a', true); UPDATE thing SET on_now = false; DELETE FROM thing")
         assert await db.fetchval(f"SELECT count(*) FROM {name}.outbox") == 2
@@ -506,6 +532,12 @@ async def test_a_table_that_the_triggers_may_not_read_is_refused(db: asyncpg.Con
     with pytest.raises(asyncpg.InvalidParameterValueError, match="owner of the schema sidings may not read") as refused:
         await db.execute(SET_UP)
     assert (refused.value.hint or "").startswith("GRANT SELECT ON terminal_acquirer TO editor")
+    await db.execute(
+        f"""CREATE SCHEMA private; ALTER TABLE terminal_acquirer SET SCHEMA private;
+            GRANT SELECT ON private.terminal_acquirer TO {role}"""
+    )
+    with pytest.raises(asyncpg.InvalidParameterValueError, match=r"may not read private\.terminal_acquirer"):
+        await db.execute(SET_UP.replace("'terminal_acquirer'", "'private.terminal_acquirer'"))
 
 
 async def test_rows_that_a_policy_hides_from_the_triggers_are_an_error_and_no_tombstone(
@@ -518,6 +550,72 @@ async def test_rows_that_a_policy_hides_from_the_triggers_are_an_error_and_no_to
     )
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="row-level security policy"):
         await insert(directory, ("t1", "a"))
+    await directory.execute(block(PAGE, "Rights", "sql").replace("maintainer", role))
+    await directory.execute(f"GRANT ALL ON terminal_acquirer TO {role}; SET ROLE {role}")
+    for call in ("republish('terminal_acquirer')", "repeat('terminals', '{t1}')"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="row-level security policy"):
+            await directory.execute(f"SELECT sidings.directory_{call}")
+
+
+async def test_what_a_writer_puts_before_the_systems_own_names_does_not_reach_the_triggers(
+    directory: asyncpg.Connection, role: str
+):
+    """They work with the rights of the schema's owner, which nobody may borrow."""
+    await directory.execute(
+        f"""GRANT SELECT, INSERT ON terminal_acquirer TO {role}; CREATE SCHEMA evil AUTHORIZATION {role};
+            SET ROLE {role};
+            CREATE FUNCTION evil.convert_to(text, name) RETURNS bytea LANGUAGE plpgsql AS
+                $$ BEGIN RAISE EXCEPTION 'as %', current_user; END $$;
+            CREATE TEMP TABLE pg_attribute AS
+                SELECT attrelid, attnum, attname, attisdropped FROM pg_catalog.pg_attribute LIMIT 0;
+            SET search_path = evil, pg_temp, pg_catalog, public"""
+    )
+    await insert(directory, ("t1", "a"))
+    await directory.execute("RESET ROLE; RESET search_path")
+    assert await acquirers(directory) == [("t1", "a")]
+
+
+# -- several at once ------------------------------------------------------------------------------------------------
+
+
+async def test_who_has_to_wait_for_writers_too_long_is_refused(database: str, directory: asyncpg.Connection):
+    """A set-up that waits for a lock keeps all who come after it waiting, too."""
+    async with directory.transaction():
+        await insert(directory, ("t1", "a"))
+        calls = (
+            SET_UP,
+            "SELECT sidings.directory_republish('terminal_acquirer')",
+            "SELECT sidings.directory_repeat('terminals', '{t1}')",
+            "SELECT sidings.directory_remove('terminal_acquirer')",
+        )
+
+        async def refused(call: str) -> None:
+            async with connected(database) as other:
+                with pytest.raises(asyncpg.LockNotAvailableError):
+                    await other.execute(call, timeout=25)
+
+        await asyncio.gather(*map(refused, calls))
+
+
+async def test_instances_that_set_up_at_once_do_it_once(database: str, db: asyncpg.Connection):
+    await insert(db, ("t1", "a"))
+
+    async def set_up() -> int:
+        async with connected(database) as other:
+            return await other.fetchval(SET_UP)
+
+    assert sorted(await asyncio.gather(*(set_up() for _ in range(8)))) == [0] * 7 + [1]
+
+
+async def test_of_two_tables_that_are_set_up_at_once_one_gets_the_topic(database: str, directory: asyncpg.Connection):
+    await directory.execute("CREATE TABLE one (k text PRIMARY KEY); CREATE TABLE two (k text PRIMARY KEY)")
+    async with connected(database) as other, connected(database) as third:
+        async with directory.transaction():
+            await directory.execute("SELECT sidings.directory_table('one', 'both', '{k}')")
+            waiting = asyncio.create_task(other.execute("SELECT sidings.directory_table('two', 'both', '{k}')"))
+            await blocked(third, other.get_server_pid())
+        with pytest.raises(asyncpg.UniqueViolationError, match="directory_topic"):
+            await waiting
 
 
 # -- order --------------------------------------------------------------------------------------------------------
