@@ -1,6 +1,7 @@
 """The examples run, and the demo's verification notices what it should."""
 
 import asyncio
+import itertools
 import os
 import re
 import signal
@@ -11,6 +12,8 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -18,6 +21,7 @@ import psutil
 import pytest
 
 from examples.transports.audit import Audit
+from examples.transports.crew import Crew, NotInTime
 from examples.transports.verify import Story, verify
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -213,3 +217,22 @@ async def test_the_audit_has_both_rows_of_a_run_that_is_cancelled_while_it_write
     assert [tuple(row) for row in rows] == [("start", None), ("end", "cancelled")]
     await connection.close()
     await blocker.close()
+
+
+async def test_the_demo_has_patience_while_less_and_less_is_left(monkeypatch: pytest.MonkeyPatch):
+    class Waiting(Crew):
+        snapshot: Any = None
+
+    clock = itertools.count()
+    monkeypatch.setattr("examples.transports.crew.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    crew: Any = object.__new__(Waiting)
+    lefts = iter([*range(50, 0, -1), 0])
+
+    async def step() -> None:
+        crew.snapshot = next(lefts)
+
+    crew._step = step
+    await crew.until(lambda left: left == 0, 10, "nothing is left", left=lambda left: left)
+    lefts = itertools.repeat(7)
+    with pytest.raises(NotInTime, match="after 10 s it is not true yet that nothing is left"):
+        await crew.until(lambda left: left == 0, 10, "nothing is left", left=lambda left: left)

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import inf
 from pathlib import Path
 from uuid import UUID
 
@@ -150,12 +151,23 @@ class Crew:
             await self._step()
 
     async def until(
-        self, holds: Callable[[Snapshot], bool], seconds: float, what: str, for_seconds: float = 0.0
+        self,
+        holds: Callable[[Snapshot], bool],
+        seconds: float,
+        what: str,
+        for_seconds: float = 0.0,
+        left: Callable[[Snapshot], int] | None = None,
     ) -> None:
-        """Wait until snapshots have fulfilled a condition for some time. Raises `NotInTime`."""
+        """Wait until snapshots have fulfilled a condition for some time. Raises `NotInTime`.
+
+        left: what there is still to do. While it becomes less, a busy machine has time.
+        """
         began = true_since = time.monotonic()
+        least = inf
         while True:
             await self._step()
+            if left is not None and left(self.snapshot) < least:
+                least, began = left(self.snapshot), time.monotonic()
             if not holds(self.snapshot):
                 true_since = time.monotonic()
             elif time.monotonic() - true_since >= for_seconds:

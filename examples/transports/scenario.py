@@ -89,7 +89,9 @@ async def run_jobs(endpoints: Endpoints, plan: Plan, view: View, logs: Path, sab
         faults = Window("faults", faults_from, await crew.switch_faults("off"))
         await crew.meanwhile(producer.wait(plan.seconds + STOP_SECONDS))
         view.event("the lorries have stopped")
-        await crew.until(_drained, DRAIN_SECONDS, "every message is applied and no job waits")
+        await crew.until(
+            lambda now: _left(now) == 0, DRAIN_SECONDS, "every message is applied and no job waits", left=_left
+        )
 
         story = Story(crew.observer.executors, "B", killed.executor, killed.died_at, crew.snapshot.sent)
         return JobsRun(
@@ -148,5 +150,5 @@ def _shared_by(*names: str) -> Callable[[Snapshot], bool]:
     return holds
 
 
-def _drained(now: Snapshot) -> bool:
-    return now.lag == 0 and now.waiting == 0
+def _left(now: Snapshot) -> int:
+    return now.lag + now.waiting
