@@ -98,7 +98,8 @@ class Notifier:
         ended = asyncio.Event()
         try:
             connection.add_termination_listener(lambda _: ended.set())
-            await connection.add_listener(self._channel, self._heard)
+            async with asyncio.timeout(self._postgres.call_seconds):
+                await connection.add_listener(self._channel, self._heard)
             self._listening = connection
             self._on_notified({})  # something may have been sent while nobody listened
             backoff.reset()

@@ -11,6 +11,7 @@ from sidings.errors import ConfigurationError
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry
 
+from .faulty_proxy import Moment, proxied
 from .support import connected, eventually, running
 
 
@@ -95,6 +96,20 @@ async def test_a_connection_that_was_cut_is_replaced_at_once_for_both_directions
             return "t/1" in heard
 
         await eventually(told, "it sends again")
+
+
+async def test_a_connection_that_falls_silent_before_it_listens_is_replaced(database: str) -> None:
+    async with proxied(database) as proxy:
+        silent = proxy.arm("listen", Moment.SILENT_BEFORE)
+        postgres = PostgresSettings(dsn=proxy.dsn, call_seconds=0.5)
+        executor = Executor("test", Registry(), postgres, ExecutorSettings(notify=True), prometheus=CollectorRegistry())
+        await executor.start()
+        try:
+            await eventually(lambda: silent.hits, "it has tried")
+            assert executor._notifier is not None
+            await eventually(lambda: executor._notifier._listening, "the executor listens")
+        finally:
+            await executor.stop()
 
 
 def test_notify_is_refused_behind_pgbouncer() -> None:
