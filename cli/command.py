@@ -98,9 +98,11 @@ def command(
 def run_guarded(work: Coroutine[Any, Any, None]) -> None:
     """Run it; expected errors end the process with one line and a code, without a traceback."""
     import asyncio
+    import logging
 
     import asyncpg
 
+    logging.basicConfig(handlers=[logging.NullHandler()])  # what libraries log beside an error is none of the output
     try:
         asyncio.run(work)
     except ConfigurationError as error:

@@ -54,6 +54,8 @@ async def reset(
 
     settings = _kafka(kafka)
     where = _place(to, session)
+    if isinstance(where, int) and len(partition or ()) != 1:
+        raise ConfigurationError(f"--to {to} is an offset of one partition: give one --partition")
     rows = await session.rows("consumer_offsets", topic)
     if not rows:
         raise ActionRefused(

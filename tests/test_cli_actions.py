@@ -265,6 +265,7 @@ async def test_a_consumer_goes_on_where_it_is_told(database: str, sidings_kafka:
     assert "no consumer has stored offsets" in await refused(
         database, "consumers", "reset", other, "--to", "latest", "--kafka", sidings_kafka, "--yes"
     )
+    assert "give one --partition" in await refused(database, *reset[:4], 9, "--kafka", sidings_kafka, exit_code=2)
     assert "no Kafka is named" in await refused(database, "consumers", "reset", name, "--to", "latest", exit_code=2)
     assert "--to 'soon'" in await refused(
         database, "consumers", "reset", name, "--to", "soon", "--kafka", sidings_kafka, exit_code=2

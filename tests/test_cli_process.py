@@ -25,6 +25,15 @@ LAST = len(migrations())
 # -- the executable -----------------------------------------------------------------------------------------------
 
 
+async def test_an_error_is_one_line_whatever_a_library_logs_beside_it(database: str):
+    await execute(database, "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ('etas', 0, 5)")
+    reset = ("consumers", "reset", "etas", "--to", "latest", "--yes", "--kafka", "127.0.0.1:1")
+    result = await executed(*reset, SIDINGS_POSTGRES=database)
+    assert result.returncode == 3
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: the offsets of 'etas' could not be asked for")
+
+
 async def test_the_executable_looks_and_acts(database: str):
     ids = await some_jobs(database, 2, "held")
     listed = await executed("jobs", "list", "--json", SIDINGS_POSTGRES=database)
