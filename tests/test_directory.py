@@ -263,7 +263,9 @@ async def test_it_waits_for_kafka_and_survives_the_broker(own_kafka):
     await terminals.wait_ready(60)
     await asyncio.to_thread(kafka.kill)
     assert terminals["T-1"].acquirer_id == "a", "what is known is known"
+    waiting = asyncio.create_task(terminals.wait_until(timeout=60))
     await asyncio.to_thread(kafka.start)
+    await waiting
     await put(kafka.bootstrap, "terminals", {"T-1": row("T-1", "b")})
     await eventually(lambda: terminals["T-1"].acquirer_id == "b")
     await put(kafka.bootstrap, "terminals", {"T-2": row("T-2")}, partition=1)

@@ -50,7 +50,8 @@ def noted(terminals: Any) -> list[tuple[Any, str | None, str | None]]:
 async def test_a_topic_made_anew_unseen_that_is_as_long_as_before_or_longer_is_noticed(
     topic, sidings_kafka, monkeypatch, more: int
 ):
-    monkeypatch.setattr("sidings.kafka.directory.follower._DOUBT_SECONDS", 1.0)
+    """One that is longer is noticed by what comes, one that is not by looking now and then."""
+    monkeypatch.setattr("sidings.kafka.directory.follower._DOUBT_SECONDS", 3_600.0 if more else 1.0)
     name = await topic("terminals", config=COMPACTED)
     await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(3)})
     async with a_directory(name, sidings_kafka) as terminals:

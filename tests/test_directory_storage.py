@@ -169,6 +169,28 @@ async def test_a_damaged_file_is_put_aside(tmp_path: Path, damage: bytes | None,
     await second.close()
 
 
+async def test_a_file_that_somebody_else_has_locked_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nor is one for which the disk has no room."""
+    monkeypatch.setattr("sidings.kafka.directory.sqlite._BUSY_SECONDS", 0.1)
+    path, rows = tmp_path / "terminals.db", rows_by()
+    first: SQLite[Any] = SQLite(path)
+    await begin(first, rows)
+    await first.apply(a_batch(rows, ("T-1", row("T-1"))))
+    await first.close()
+    tool = sqlite3.connect(path, isolation_level=None)
+    tool.execute("PRAGMA locking_mode = EXCLUSIVE")
+    tool.execute("BEGIN EXCLUSIVE")
+    second: SQLite[Any] = SQLite(path)
+    with pytest.raises(StorageError, match="locked"):
+        await second.open(plan_of(rows))
+    await second.close()
+    tool.close()
+    third: SQLite[Any] = SQLite(path)
+    assert (await third.open(plan_of(rows))).identity == IDENTITY
+    assert third.get("T-1") is not None
+    await third.close()
+
+
 async def test_a_disk_that_refuses_is_told(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be used"):
