@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from sidings.errors import SchemaMissing
 from sidings.executor.deferral import Deferral
 from sidings.jobs import Job, OutcomeName, Registry, Retry
-from sidings.schema import migrate
+from sidings.schema import load_sql, migrate
 from tenacity import wait_fixed, wait_none
 
 from .support import (
@@ -200,6 +200,29 @@ async def test_delayed_jobs_that_are_overdue_together_run_in_due_order_too(datab
     async with running(database, registry):
         await drained(database)
     assert order == sorted(numbers)
+
+
+async def test_a_promotion_that_commits_behind_later_jobs_is_found(database: str):
+    """Its job was stored long ago: by its first transaction the reader would not take it for a late one."""
+    registry = Registry()
+    order: list[int] = []
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        order.append(job.payload.number)
+
+    async with running(database, registry, audit_seconds=1_000) as executor, connected(database) as promoting:
+        await enqueue(database, ride, rides(1, first=1), delay=3_600)
+        async with promoting.transaction():
+            await promoting.execute("UPDATE sidings.job SET run_at = now()")  # nobody else sees that it is due
+            row = await promoting.fetchrow(
+                load_sql("sidings.executor", "promote"), executor.id, [ORIGIN], [executor.held[ORIGIN]], 10, []
+            )
+            assert row is not None
+            assert row["promoted"] == 1
+            await enqueue(database, ride, rides(1, first=2))
+            await eventually(lambda: order == [2])
+        await eventually(lambda: order == [2, 1])
 
 
 async def test_a_commit_that_the_executor_is_told_of_needs_no_poll(database: str):
