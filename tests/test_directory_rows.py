@@ -116,6 +116,14 @@ def test_a_flag_of_another_name_and_none_at_all():
     assert one(rows_of(), "T", CAMEL | {"child": {"isActive": False}})[1] is not None, "a flag of something else"
 
 
+def test_a_flag_that_is_a_number():
+    class Numbered(Acquirer):
+        is_active: int
+
+    assert one(rows_of(Numbered), "T", CAMEL | {"isActive": 0}) == ("T", None)
+    assert one(rows_of(Numbered), "T", CAMEL | {"isActive": 1})[1] is not None
+
+
 def test_a_row_with_columns_that_look_like_an_envelope_is_a_row():
     data = {"terminalId": "T", "acquirerId": "a", "op": "c", "after": None, "payload": 1}
     for model in (Acquirer, Optional):
