@@ -6,10 +6,12 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from itertools import count
 from uuid import UUID, uuid4
 
 import asyncpg
+import pytest
 from sidings.schema import load_sql
 
 from .support import connected, eventually
@@ -18,6 +20,8 @@ ORIGIN = "t/0"
 LEASE = "25 milliseconds"
 ACQUIRE = f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '{LEASE}', true)"
 CYCLE = load_sql("sidings.executor", "cycle")
+PROMOTE = load_sql("sidings.executor", "promote")
+RENEW = load_sql("sidings.executor", "renew")
 FENCE = " AND e.fence = its_fence"
 
 
@@ -159,6 +163,20 @@ async def test_after_a_takeover_the_former_owners_cycles_are_void(database: str)
         rows = await owner.fetch("SELECT attempt, losses FROM sidings.job ORDER BY id")
         assert [tuple(row) for row in rows] == [(2, 1), (1, 0)]
         assert await owner.fetchval("SELECT running FROM sidings.executor WHERE cycle = 1") == []
+
+
+@pytest.mark.parametrize("epoch", [1, 2], ids=["its own epoch", "the successor's epoch"])
+async def test_after_a_takeover_the_former_owner_neither_renews_nor_promotes(database: str, epoch: int):
+    """Nor under an epoch of the same number: after a failover that has lost commits, two owners may have it."""
+    async with an_owner_and_a_successor(database) as (owner, successor, _):
+        assert await take_over(successor) == 2
+        await owner.execute("UPDATE sidings.job SET position = NULL, run_at = now()")
+        leased = await owner.fetchval("SELECT lease_until FROM sidings.origin")
+        [renewed] = await owner.fetch(RENEW, UUID(int=0), [ORIGIN], [epoch], timedelta(minutes=1))
+        assert (renewed["renewed"], renewed["held"]) == (False, False)
+        assert await owner.fetchval("SELECT lease_until FROM sidings.origin") == leased
+        [promoted] = await owner.fetch(PROMOTE, UUID(int=0), [ORIGIN], [epoch], 10, [])
+        assert promoted["promoted"] == 0
 
 
 async def test_a_takeover_waits_for_the_cycle_at_work_and_accounts_for_what_that_one_names(database: str):
