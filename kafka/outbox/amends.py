@@ -67,3 +67,5 @@ class Amends:
                 self._owed[topic] -= keys
                 if not self._owed[topic]:
                     del self._owed[topic]
+            if not self._owed:
+                await self._link.close()  # it is seldom needed
