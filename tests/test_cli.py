@@ -193,14 +193,14 @@ async def test_groups_that_wait_for_their_head_are_listed_with_the_cause(databas
 
 async def test_origins_are_listed_with_holder_and_backlog_and_without_the_slots_of_the_outbox(database: str):
     me = await a_holder(database, "transports/2", "transports/10", "outbox/3", lease="1 hour")
-    await a_holder(database, "gone/1", lease="-1 minute")
+    await a_holder(database, "gone/1", "gone/2", lease="-1 minute")
     await some_jobs(database, 2, origin="transports/10")
     await a_job(database, "blocked", origin="transports/2")
     await a_job(database, "held", origin="gone/1")
     await a_job(database, origin="never/0")
     await cli(database, "origins", "pause", "transports/2", "--because", "look")
     rows = {row["origin"]: row for row in (await cli_json(database, "origins", "list"))["origins"]}
-    assert list(rows) == ["gone/1", "never/0", "transports/2", "transports/10"]
+    assert list(rows) == ["gone/1", "gone/2", "never/0", "transports/2", "transports/10"]
     leased = rows["transports/10"]
     assert (leased["leased"], leased["owner"], leased["epoch"], leased["pid"]) == (True, str(me), 7, 4711)
     assert (leased["waiting"], rows["transports/2"]["blocked"], rows["transports/2"]["blocked_groups"]) == (2, 1, 1)
@@ -208,14 +208,15 @@ async def test_origins_are_listed_with_holder_and_backlog_and_without_the_slots_
     assert (rows["never/0"]["leased"], rows["never/0"]["epoch"], rows["never/0"]["waiting"]) == (False, None, 1)
     orphans = await cli_json(database, "origins", "list", "--orphans")
     assert [row["origin"] for row in orphans["origins"]] == ["gone/1", "never/0"]
-    header, _, _, paused, leased = (await cli(database, "origins", "list")).stdout.splitlines()
+    header, _, _, _, paused, leased = (await cli(database, "origins", "list")).stdout.splitlines()
     counts = ["waiting", "running", "failing", "delayed", "held"]
     assert re.split(r"\s{2,}", header) == [
         *("origin", "held by", "epoch", "lease"),
         *counts,
         *("oldest", "groups", "paused"),
     ]
-    assert paused.split()[:2] == ["transports/2", "host-of-the-holder:4711"]
+    assert paused.split()[:3] == ["transports/2", "host-of-the-holder:4711", "7"]
+    assert paused.split()[4:9] == [*"--1--"]
     assert paused.endswith("1       alice: look")
     assert leased.split()[4:9] == ["2", *"----"]
 
