@@ -91,6 +91,22 @@ async def test_while_it_is_read_again_no_row_goes_back_to_what_it_was_once(topic
         assert terminals.errors() == []
 
 
+async def test_who_waits_while_it_is_read_again_waits_for_the_end_of_that(topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.directory.follower._CHUNK_RECORDS", 1)
+    name = await topic("terminals", config=COMPACTED)
+    await put(sidings_kafka, name, {"T-1": row("T-1")})
+    async with a_directory(name, sidings_kafka) as terminals:
+
+        async def make_it_long() -> None:
+            await make_anew(sidings_kafka, name, [])
+            await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}", "new") for n in range(500)})
+
+        meanwhile(make_it_long())
+        await eventually(lambda: terminals._follower.rebuilds == 1 and terminals.positions()[0] > 1)
+        await terminals.wait_until(0, timeout=SECONDS)
+        assert len(terminals) == 500
+
+
 async def test_rows_whose_newest_record_is_bad_stay_while_it_is_read_again(topic, sidings_kafka):
     name = await topic("terminals", config=COMPACTED)
     for key, value in [("T-1", row("T-1")), ("T-2", row("T-2")), ("T-3", row("T-3"))]:
