@@ -1,5 +1,6 @@
 """Combining change-data rows, without Spark: what is complete, what becomes of the rows, what is told."""
 
+import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from .cdc_support import Json, Row, config, debezium_rows, header_row, header_ro
 CONFIG = config()
 DEBEZIUM = config(form="debezium", connector="postgresql", boundaries="shop.transaction")
 CUSTOMER = {"customer_id": 7}
+UPDATE = Row("Customers", "UPDATE", CUSTOMER)
 
 
 def decoded(values: Sequence[bytes | None], *, by: Config = CONFIG, topic: str = "cdc") -> list[Item]:
@@ -164,8 +166,15 @@ def test_one_transaction_yields_an_event_for_each_root_in_its_groups_topic():
         ("addresses", "581439111", "AddressCreated"),
     ]
     assert len({message.headers["sidings-id"] for message in sent}) == 3
-    assert len({message.headers["correlation_id"] for message in sent}) == 1
+    of_it = hashlib.sha256(b"00000000014EB5EE9907000000000000").hexdigest()[:32]
+    assert {message.headers["correlation_id"] for message in sent} == {of_it}
     assert {message.headers["transaction_id"] for message in sent} == {"00000000014EB5EE9907000000000000"}
+
+
+def test_roots_of_two_groups_with_one_id_have_events_of_their_own():
+    sent, _ = run(decoded(header_rows("t", [Row("Addresses", "INSERT", {"address_id": 7}), UPDATE])))
+    assert [(message.topic, message.key) for message in sent] == [("addresses", "7"), ("customers", "7")]
+    assert len({message.headers["sidings-id"] for message in sent}) == 2
 
 
 def test_an_update_that_moves_a_row_is_told_to_both_roots():
@@ -295,12 +304,47 @@ def test_what_is_overdue_names_what_is_missing():
     assert (len(body["missing"]), body["missing_count"]) == (1_000, 2**31 - 2)
 
 
+def test_an_end_without_its_last_rows_names_them():
+    values, boundaries = debezium_rows("5", [UPDATE] * 4)
+    ends = decoded(boundaries, by=DEBEZIUM, topic="shop.transaction")
+    _, opened = run([*decoded(values[:2], by=DEBEZIUM), *ends], by=DEBEZIUM)
+    body = json.loads(opened["5"].overdue("alerts", "5", 5_000).value)
+    assert (body["missing"], body["missing_count"], body["last"], body["rows"]) == ([3, 4], 2, 4, 2)
+
+
 def test_an_event_that_is_too_large_becomes_an_alert():
     small = config(max_event_bytes=300)
     big = Row("Customers", "UPDATE", CUSTOMER | {"text": "ä" * 200})
     sent, _ = run(decoded(header_rows("t", [big, Row("Customers", "UPDATE", {"customer_id": 8})])), by=small)
     assert [message.topic for message in sent] == ["alerts", "customers"]
     assert bodies(sent)[0]["alert"] == "too-large"
+
+
+@pytest.mark.parametrize("length", [1_000, 1_001, 400_000])
+def test_a_long_id_is_no_message_that_a_topic_refuses(length: int):
+    long = "ä" * length
+    values = [
+        header_row(UPDATE, transaction=long, ordinal=1, last=True),
+        header_row(Row("Customers", "INSERT", {"customer_id": long}), transaction="t", ordinal=1, last=True),
+        header_row(Row(long, "INSERT", {}), transaction="u", ordinal=1, last=True),
+        header_row(Row("Customers", long, CUSTOMER), transaction="v", ordinal=1, last=True),
+    ]
+    by = config(unknown_tables="alert")
+    items = decoded(values, by=by)
+    sent = run(items, by=by)[0] + [Outgoing(*json.loads(item.row or "")) for item in items if item.kind == "alert"]
+    types = {message.headers["type"] for message in sent}
+    assert types >= {"unknown-table", "bad-record"}
+    assert ("missing-key" in types) == (length > 1_000)
+    assert ("CustomerModified" in types) == (length <= 1_000)
+    assert all(message.size < 100_000 for message in sent)
+
+
+def test_an_events_size_is_that_of_all_its_parts():
+    (event,), _ = run(decoded(header_rows("t" * 500, [UPDATE])))
+    assert event.size > len(event.value) + 500
+    values = decoded(header_rows("t" * 500, [UPDATE]))
+    assert [m.topic for m in run(values, by=config(max_event_bytes=event.size))[0]] == ["customers"]
+    assert [m.topic for m in run(values, by=config(max_event_bytes=event.size - 1))[0]] == ["alerts"]
 
 
 def test_a_snapshot_has_each_row_once_and_the_root_first():
@@ -354,6 +398,7 @@ topic = "customers"
         (('alerts = "alerts"', 'alerts = "alerts"\nboundaries = "x"'), "are for form 'debezium'"),
         (("[[groups]]", "expire_seconds = 0\n[[groups]]"), "expire_seconds: Input should be greater than 0"),
         (("[[groups]]", "[[groups"), "not valid TOML"),
+        (('topic = "customers"', 'topic = "customers"\nprimary_keys = {Names = ["id"]}'), "primary_keys names 'Names'"),
     ],
 )
 def test_a_wrong_configuration_is_told_by_its_field(change: tuple[str, str], message: str, tmp_path: Path):
@@ -370,6 +415,9 @@ def test_a_table_belongs_to_one_group(tmp_path: Path):
     second = TOML[TOML.index("[[groups]]") :].replace('name = "Customer"', 'name = "Client"')
     file.write_text(TOML + second)
     with pytest.raises(ConfigurationError, match="'Customers' is in the groups 'Customer' and 'Client'"):
+        load(file)
+    file.write_text(TOML + second.replace("Client", "Customer").replace("Customers", "Clients"))
+    with pytest.raises(ConfigurationError, match="two groups have the same name"):
         load(file)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load(tmp_path / "nothing.toml")

@@ -6,7 +6,9 @@ from typing import Any, Literal, cast
 
 from .messages import Json, text_of
 
-__all__ = ["Change", "Malformed", "field_of", "mapping", "positive"]
+__all__ = ["ID_CHARACTERS", "Change", "Malformed", "checked_id", "field_of", "mapping", "positive"]
+
+ID_CHARACTERS = 1_000  # of a transaction's or a root's; they are keys and headers of messages, which topics limit
 
 
 class Malformed(Exception):
@@ -35,6 +37,13 @@ def field_of(body: Json, name: str, types: type | tuple[type, ...], what: str) -
     if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
         raise Malformed(f"{name!r} of {what} is {text_of(value)[:100]}")
     return value
+
+
+def checked_id(id: str, what: str) -> str:
+    """What names a transaction."""
+    if not 0 < len(id) <= ID_CHARACTERS:
+        raise Malformed(f"{what} is {f'longer than {ID_CHARACTERS:,} characters' if id else 'empty'}")
+    return id
 
 
 def positive(value: object, name: str, *, least: int = 1) -> int:

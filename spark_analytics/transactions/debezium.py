@@ -6,7 +6,7 @@ Connect's converter puts around them.
 
 from typing import Literal, cast
 
-from .changes import Change, Malformed, field_of, mapping, positive
+from .changes import Change, Malformed, checked_id, field_of, mapping, positive
 from .config import Config
 from .messages import Json
 
@@ -77,10 +77,7 @@ def _position(config: Config, block: object) -> tuple[str, int]:
 
 def _id(config: Config, id: str) -> str:
     # Postgres: txId:LSN, and the LSN is another one in each event. MySQL: uuid:number, which belong together.
-    id = id.partition(":")[0] if config.connector == "postgresql" else id
-    if not id:
-        raise Malformed("the id of the transaction is empty")
-    return id
+    return checked_id(id.partition(":")[0] if config.connector == "postgresql" else id, "the id of the transaction")
 
 
 def _unwrapped(body: Json) -> Json:

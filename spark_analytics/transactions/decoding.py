@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple, cast
 
 from . import debezium, header
-from .changes import Change, Malformed
+from .changes import ID_CHARACTERS, Change, Malformed
 from .combining import pack
 from .config import Config
 from .messages import Json, alert, digest, text_of
@@ -115,9 +115,10 @@ def _items(config: Config, record: Record, change: Change) -> Iterator[Item]:
 
 
 def _root_id(value: object) -> str | None:
-    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+    if isinstance(value, bool) or not isinstance(value, str | int):
         return None
-    return str(value)
+    id = str(value)
+    return id if 0 < len(id) <= ID_CHARACTERS else None
 
 
 def _alert(

@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from .changes import Change, Malformed, field_of, mapping, positive
+from .changes import Change, Malformed, checked_id, field_of, mapping, positive
 from .messages import Json
 
 __all__ = ["change"]
@@ -24,12 +24,10 @@ def change(body: Json) -> Change:
         if counter is not None:
             raise Malformed("the header has a 'transactionEventCounter' but no 'transactionId'")
         return Change(table, "SNAPSHOT", data)
-    transaction = cast(str, field_of(header, "transactionId", str, "the header"))
+    transaction = checked_id(field_of(header, "transactionId", str, "the header"), "'transactionId' of the header")
     operation = str(header.get("operation")).upper()
     if operation not in OPERATIONS:
         raise Malformed(f"'operation' of the header is {header.get('operation')!r}, not INSERT, UPDATE or DELETE")
-    if not transaction:
-        raise Malformed("'transactionId' of the header is empty")
     ordinal = positive(counter, "'transactionEventCounter' of the header")
     last = field_of(header, "transactionLastEvent", bool, "the header")
     before = body.get("before")

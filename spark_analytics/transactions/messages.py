@@ -26,6 +26,7 @@ TYPE_HEADER = "type"
 CORRELATION_HEADER = "correlation_id"
 TRANSACTION_HEADER = "transaction_id"
 
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 VALUE_CHARACTERS = 4_000  # of a bad record's value that its alert shows
 
 
@@ -37,6 +38,11 @@ class Outgoing:
     key: str
     value: str
     headers: Mapping[str, str]
+
+    @property
+    def size(self) -> int:
+        """In bytes, all that a topic counts; it adds some for itself."""
+        return sum(len(part.encode()) for part in (self.key, self.value, *self.headers, *self.headers.values()))
 
 
 def digest(*parts: str) -> str:
@@ -51,7 +57,7 @@ def correlation_id(transaction: str) -> str:
 
 def text_of(value: object) -> str:
     """As compact JSON. Raises ValueError for a number that JSON does not have."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _encoder.encode(value)
 
 
 def event(topic: str, type: str, key: str, body: Json, *, transaction: str | None, id: str) -> Outgoing:
@@ -65,7 +71,7 @@ def event(topic: str, type: str, key: str, body: Json, *, transaction: str | Non
 def alert(topic: str, kind: str, reason: str, *, transaction: str | None = None, **details: object) -> Outgoing:
     """Something for a person to look at. kind: one of the words of docs/cdc-transactions.md. details: further fields;
     `place` (topic/partition/offset) is the key where there is no transaction."""
-    body: dict[str, object] = {"alert": kind, "reason": reason, "transaction": transaction}
+    body: dict[str, object] = {"alert": kind, "reason": _cut(reason), "transaction": transaction}
     body |= {name: _cut(detail) for name, detail in details.items()}
     value = text_of(body)
     headers = {ID_HEADER: digest("alert", value), TYPE_HEADER: kind}
@@ -81,9 +87,9 @@ def _cut(detail: object) -> object:
 
 
 def within(outgoing: Outgoing, most: int, alerts: str) -> Iterator[Outgoing]:
-    """The message, or an alert in its stead when its value has more than `most` bytes: the topic would refuse it, and
-    nothing after it would be sent."""
-    size = len(outgoing.value.encode())
+    """The message, or an alert in its stead when it has more than `most` bytes: the topic would refuse it, and nothing
+    after it would be sent."""
+    size = outgoing.size
     if size <= most:
         yield outgoing
         return
