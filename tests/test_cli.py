@@ -267,6 +267,7 @@ async def test_status_is_well_as_long_as_nothing_needs_a_person(database: str):
     text = (await cli(database, "status")).stdout
     assert "service test, schema sidings at 00" in text
     assert "held by 1 executor: 1 origin" in text
+    assert "1 group behind a head that fails: sidings groups list" in text
 
 
 @pytest.mark.parametrize(
