@@ -23,6 +23,7 @@ log = logging.getLogger("sidings.executor")
 
 _SUPERSEDED, _OVER = "SD001", "SD002"
 _IDLE_SECONDS = 300.0
+_AWAY_SECONDS = 1.0  # until a job is tried again for which there was no connection
 
 
 class Transactional:
@@ -47,10 +48,12 @@ class Transactional:
 
     async def run(self, job_type: JobType[Any], job: Job[Any], entry: Entry, started: float) -> Outcome:
         """One attempt. What the handler raises comes out after the rollback; a success is committed on return."""
-        connection = await self._connection()
-        transaction = connection.transaction()
         try:
-            await self._begin(transaction)
+            connection, transaction = await self._begin()
+        except PostgresUnavailable as error:  # no failure of the handler's, which has not run
+            log.warning("job %s %s does not start yet: %s", entry.id, entry.type, error)
+            return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
+        try:
             await self._limit_idleness(connection, max(job_type.timeout or 0.0, _IDLE_SECONDS))
             job.transaction = Transaction(connection)
             handler = partial(cast(Any, job_type.handler), job)
@@ -79,12 +82,20 @@ class Transactional:
                 return connection
         return await connect(self._postgres, for_handlers=True)
 
-    async def _begin(self, transaction: Any) -> None:
+    async def _begin(self) -> tuple[asyncpg.Connection, Any]:
+        """A connection, and the transaction that is open on it. Raises `PostgresUnavailable`."""
+        connection = await self._connection()
+        transaction = connection.transaction()
         try:
             async with asyncio.timeout(self._postgres.call_seconds):
                 await transaction.start()
         except BROKEN as error:  # the connection has been idle: it may have died silently since
+            connection.terminate()
             raise PostgresUnavailable(f"no transaction could be begun: {error!r}") from error
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection, transaction
 
     async def _limit_idleness(self, connection: asyncpg.Connection, seconds: float) -> None:
         # A paused client must not hold its locks for ever; PostgreSQL ends the transaction then.

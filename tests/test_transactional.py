@@ -10,7 +10,10 @@ from prometheus_client import CollectorRegistry
 from sidings.errors import ConfigurationError
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry, Retry
-from tenacity import wait_fixed
+from tenacity import stop_after_attempt, wait_fixed
+
+from .faulty_proxy import Moment, proxied
+from .support import running
 
 Start = Callable[[Registry], Awaitable[Executor]]
 
@@ -228,6 +231,25 @@ async def test_a_connection_that_dies_in_the_handler_is_replaced(
     assert await connection.fetchval("SELECT count(*) FROM effect") == 1
     assert await outcomes(connection) == ["retried", "succeeded"]
     await killer.close()
+
+
+async def test_an_attempt_for_which_there_is_no_connection_is_no_failure(
+    connection: asyncpg.Connection, database: str
+) -> None:
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=Retry(stop=stop_after_attempt(1)))
+    async def once(job: Job[dict[str, str]]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1, '')", job.id)
+
+    async with proxied(database) as proxy, running(proxy.dsn, registry, ["t/0"]):
+        fault = proxy.arm("begin", Moment.BEFORE)
+        async with connection.transaction():
+            await once.enqueue(connection, {}, origin="t/0")
+        await until(connection, NOTHING_WAITS)
+    assert fault.hits == 1
+    assert await connection.fetchval("SELECT count(*) FROM effect") == 1
+    assert await outcomes(connection) == ["snoozed", "succeeded"]
 
 
 def test_a_plain_function_cannot_be_transactional() -> None:
