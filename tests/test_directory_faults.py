@@ -155,6 +155,7 @@ async def test_a_clock_that_was_ahead_hides_no_absence(topic, sidings_kafka, tmp
 async def test_a_record_that_kafka_cannot_give_is_told_by_the_health_check(own_kafka, monkeypatch):
     """The connection stands and breaks again and again, which must not look like health."""
     monkeypatch.setattr("sidings.kafka.directory.directory._UNREACHABLE_SECONDS", 1.0)
+    monkeypatch.setattr("sidings.kafka.directory.follower._MAX_PAUSE_SECONDS", 0.1)  # no pause alone is as long
     kafka = await asyncio.to_thread(own_kafka)
     await create_topic(kafka.bootstrap, "terminals", partitions=1, config=COMPACTED)
     await put(kafka.bootstrap, "terminals", {"T-1": row("T-1")})
