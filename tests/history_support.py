@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import asyncpg
 
-__all__ = ["DAY", "Attempt", "blocked_seconds", "quantile", "random_history", "store"]
+__all__ = ["DAY", "Attempt", "blocked_seconds", "moved", "odd_history", "quantile", "random_history", "store", "stored"]
 
 DAY = datetime(2026, 3, 2, tzinfo=UTC)
 NOTHING = timedelta(0)
@@ -88,6 +88,30 @@ def random_history(seed: int, jobs: int) -> list[Attempt]:
             if group not in (None, "parallel"):
                 free[origin, group] = ready  # the head holds its group
     return rows
+
+
+def odd_history() -> list[Attempt]:
+    """What happens seldom: names that mean something elsewhere, or are long; clocks that differ; times of nothing."""
+    at = DAY + timedelta(hours=20)
+
+    def after(seconds: float) -> datetime:
+        return at + timedelta(seconds=seconds)
+
+    nasty = "_日本語 <b>&\"'\\ %s {x} $a_b$"
+    return [
+        Attempt(90_001, 1, "succeeded", after(5), after(3), after(4), None, nasty, "t/0", "g" * 3_000),  # clocks differ
+        Attempt(90_002, 1, "succeeded", after(7), after(7), after(7), None, nasty, "t/0", ""),  # no time at all
+        Attempt(90_003, 1, "retried", after(10), after(12), after(11), None, nasty, "t/0", nasty, "fp0"),
+        Attempt(90_004, 1, "succeeded", after(13), after(131), after(130), None, nasty, "t/0", nasty),  # waits for it
+        Attempt(90_003, 2, "lost", after(10), after(60), None, after(20), nasty, "t/0", nasty),
+        Attempt(90_003, 3, "discarded", after(10), after(130), after(70), after(20), nasty, "t/0", nasty, "fp0"),
+        Attempt(90_005, 1, "lost", after(10), after(12), None, None, "only lost", "t/0", None),
+        Attempt(90_006, 1, "superseded", after(10), after(12), None, None, "only superseded", "t 0", "t 0"),
+        Attempt(90_008, 1, "succeeded", DAY - timedelta(seconds=9), DAY, DAY, None, "type 0"),  # a day's first instant
+        Attempt(90_009, 1, "retried", after(200), after(202), after(201), None, "type 1", "t/1", "tail 9", "fp2"),
+        Attempt(90_010, 1, "retried", after(300), after(302), after(301), None, "type 1", "t/1", "tail 10", "fp2"),
+        Attempt(90_007, 1, "retried", after(10), after(12), after(11), None, nasty, "t 0 t", "0", "fp1"),
+    ]
 
 
 def quantile(values: Iterable[float], share: float) -> float:

@@ -13,12 +13,16 @@ import pytest
 from pyspark.sql import SparkSession
 from sidings.devstack.databases import create_database, drop_database
 from sidings.errors import ConfigurationError
-from sidings.spark_analytics.history import TABLES, Facts, Selection, analyse, reading, report
+from sidings.spark_analytics.history import TABLES, Facts, Selection, analyse, blocked, reading, report
+from sidings.spark_analytics.history.capacity import capacity, concurrency
+from sidings.spark_analytics.history.findings import findings
+from sidings.spark_analytics.history.plots import lines
+from sidings.spark_analytics.history.volume import counted, throughput
 
-from .history_support import DAY, Attempt, blocked_seconds, moved, quantile, random_history, store
+from .history_support import DAY, Attempt, blocked_seconds, moved, odd_history, quantile, random_history, store
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for Spark to start and for all tables
-ROWS = random_history(7, 1_200)
+ROWS = random_history(7, 1_200) + odd_history()
 EARLIER = [
     # A tenth as long as that one day before; the same otherwise.
     Attempt(**{**vars(r), "finished": r.started + (r.finished - r.started) / 10}) if r.started else r
@@ -66,6 +70,20 @@ def test_every_answer_is_a_table_of_one_file(out: Path):
         assert len(list((out / f"{name}.parquet").glob("part-*.parquet"))) == 1, name
 
 
+def test_what_matters_most_comes_first(table: Callable[[str], pd.DataFrame]):
+    for name, column in (
+        ("types", "attempts"), ("errors", "attempts"), ("blocked", "blocked_seconds"), ("still_failing", "seconds"),
+        ("blocked_by_error", "blocked_seconds"), ("slowest_groups", "mean_seconds"), ("capacity", "mean_running"),
+    ):  # fmt: skip
+        values = list(table(name)[column])
+        assert len(values) > 2, name
+        assert values == sorted(values, reverse=True), name
+    assert table("regressions")["verdict"].iloc[0] == "worse"
+    for name in ("throughput", "rates", "durations", "concurrency"):
+        own = table(name)
+        assert list(own["bucket"][own["type"] == "type 0"]) == sorted(own["bucket"][own["type"] == "type 0"]), name
+
+
 def test_throughput_and_rates_count_each_attempt_once(table: Callable[[str], pd.DataFrame]):
     counted = Counter((r.type, bucket(r.finished), r.outcome) for r in ROWS)
     rates = table("rates")
@@ -92,8 +110,12 @@ def test_quantiles_are_within_one_percent(table: Callable[[str], pd.DataFrame]):
     for row in [*table("durations").to_dict("records"), *table("types").to_dict("records")]:
         own = values[(row["type"], row["bucket"]) if "bucket" in row else row["type"]]
         assert row["started"] == len(own)
+        if not own:
+            assert pd.isna(row["wait_p50_seconds"])
+            continue
         for measure in ("wait", "run"):
             exact = [getattr(r, measure) for r in own]
+            assert row[f"{measure}_p99_seconds"] <= row[f"{measure}_max_seconds"]
             assert row[f"{measure}_max_seconds"] == pytest.approx(max(exact), abs=1e-6)
             for share in (50, 90, 95, 99):
                 expected = quantile(exact, share / 100)
@@ -125,7 +147,7 @@ def test_concurrency_is_the_time_that_handlers_ran(table: Callable[[str], pd.Dat
     ran = sum(r.run for r in ROWS if r.run)
     assert found[found["type"].isna()]["mean_running"].sum() * seconds == pytest.approx(ran, rel=1e-6)
     assert found[found["type"].notna()]["mean_running"].sum() * seconds == pytest.approx(ran, rel=1e-6)
-    tick = seconds / 60
+    tick = seconds / 50
     by_tick: dict[float, float] = defaultdict(float)
     for row in ROWS:
         if row.started:
@@ -156,6 +178,8 @@ def test_errors_are_clustered(table: Callable[[str], pd.DataFrame]):
         assert row["first"] == min(r.finished for r in own)
         assert row["last"] == max(r.finished for r in own)
         assert row["discarded"] == sum(r.outcome == "discarded" for r in own)
+        latest = max(own, key=lambda r: (r.finished, r.job, r.attempt))
+        assert (row["example_job"], row["example"]) == (latest.job, f"message <script>{latest.job}")
     assert not found
 
 
@@ -166,10 +190,10 @@ def test_skew_is_that_of_the_textbook(table: Callable[[str], pd.DataFrame]):
         "origin": lambda r: r.origin,
         "group": lambda r: (r.origin, r.group),
     }.items():
-        sizes = sorted(Counter(key(r) for r in ROWS if dimension != "group" or r.group).values())
+        sizes = sorted(Counter(key(r) for r in ROWS if dimension != "group" or r.group is not None).values())
         differences = sum(abs(a - b) for a in sizes for b in sizes)
         assert found[dimension]["gini"] == pytest.approx(differences / (2 * len(sizes) * sum(sizes)))
-        assert found[dimension]["largest"] == sizes[-1]
+        assert (found[dimension]["members"], found[dimension]["largest"]) == (len(sizes), sizes[-1])
         assert found[dimension]["median"] == quantile(sizes, 0.5)
     top = table("heaviest").query("dimension == 'origin'")
     assert dict(zip(top["name"], top["attempts"], strict=True)) == Counter(r.origin for r in ROWS)
@@ -196,6 +220,7 @@ def test_a_regression_is_reported_and_a_small_sample_is_not(table: Callable[[str
     assert small
     assert {r["verdict"] for (t, m), r in found.items() if t in small and m != "error_rate"} == {"too few"}
     worse = found["type 0", "run_p50"]
+    assert worse["before_n"] == worse["after_n"] == sizes["type 0"]
     assert worse["after"] == pytest.approx(
         quantile((r.run for r in ROWS if r.type == "type 0" and r.started), 0.5), rel=0.011
     )
@@ -210,6 +235,59 @@ def test_filters_choose_types_and_origins(spark: SparkSession, stored: str):
         (r.job, r.attempt) for r in ROWS if r.type == "type 0" and r.origin == "t/1" and r.finished < only.until
     }
     assert found
+
+
+def test_at_the_windows_edges_a_bucket_is_shorter(spark: SparkSession, stored: str):
+    short = Selection(DAY + timedelta(hours=1, seconds=62, milliseconds=500), DAY + timedelta(hours=1, seconds=120))
+    assert short.step == timedelta(seconds=1)
+    inside = [r for r in ROWS if short.since <= r.finished < short.until]
+    with reading(spark, short, postgres=stored) as attempts:
+        assert attempts.count() == len(inside) > 20
+        rows = {
+            (r.type, r.bucket.replace(tzinfo=UTC)): (r.jobs, r.jobs_per_second)
+            for r in throughput(counted(attempts, short), short).collect()
+        }
+        for (_, begin), (jobs, rate) in rows.items():
+            assert rate == pytest.approx(jobs / (0.5 if begin < short.since else 1.0))
+        assert any(begin < short.since for _, begin in rows)
+        together = [r for r in concurrency(attempts, short).collect() if r.type is None]
+        [needed] = [r for r in capacity(attempts, short).collect() if r.type is None]
+    ran = sum(max(0.0, (r.finished - max(r.started, short.since)).total_seconds()) for r in inside if r.started)
+    assert sum(r.mean_running for r in together[1:]) + together[0].mean_running / 2 == pytest.approx(ran, rel=1e-6)
+    ready = Counter(int(max(r.ready, short.since).timestamp()) for r in inside if r.started)
+    assert needed.busiest_per_second == max(ready.values()), "what was ready before is work of the first bucket"
+
+
+def test_stops_that_last_for_weeks_are_looked_for_in_longer_pieces_of_time(
+    spark: SparkSession, stored: str, monkeypatch: pytest.MonkeyPatch
+):
+    with reading(spark, WINDOW, postgres=stored) as attempts:
+        pieces = blocked.pieces(attempts).persist()
+        minutes = int(sum((r.end - r.begin) / 60e6 for r in pieces.collect()))
+        monkeypatch.setattr(blocked, "_MOST_PLACES", minutes // 7)
+        found = blocked.stops(attempts, pieces).groupBy("origin", "group").sum("blocked").collect()
+        pieces.unpersist()
+    expected = {key: pytest.approx(value, abs=1e-3) for key, (value, _) in blocked_seconds(ROWS).items()}
+    assert {(origin, group): micros / 1e6 for origin, group, micros in found} == expected
+
+
+def test_a_history_of_one_attempt_has_all_tables_and_a_page(
+    spark: SparkSession, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The least that there can be: one that never started, without a group and without an error."""
+    one = next(r for r in ROWS if r.type == "only lost")
+    store(database, [one, *moved([one], timedelta(days=-1), 1)])
+    monkeypatch.chdir(tmp_path)  # Java stays where it is
+    folder = Path("until 06:00")
+    with reading(spark, WINDOW, postgres=database) as attempts, reading(spark, BEFORE, postgres=database) as earlier:
+        analyse(attempts, WINDOW, folder, before=(earlier, BEFORE))
+    html = report(folder, Facts("here", WINDOW, BEFORE))
+    assert "1 attempts" in html
+    assert "nan" not in html.lower()
+    sizes = {name: len(pd.read_parquet(folder / f"{name}.parquet")) for name in TABLES}
+    assert {name for name, size in sizes.items() if size} == {
+        "types", "throughput", "rates", "skew", "heaviest", "regressions"
+    }  # fmt: skip
 
 
 class _Page(HTMLParser):
@@ -241,10 +319,34 @@ def test_the_report_is_one_page_that_needs_nothing_else(out: Path):
     assert page.seen["svg"] == 6
     assert page.seen["script"] == 0, "names and messages are escaped"
     assert "message &lt;script&gt;" in html
+    assert "_日本語 &lt;b&gt;&amp;" in html
+    assert "<b>&" not in html
     assert f"{len(ROWS):,} attempts" in html
     assert "times as much as before" in html
     assert "@import" not in html
     assert "url(http" not in html
+
+
+def test_what_is_wrong_comes_first(table: Callable[[str], pd.DataFrame]):
+    tables = {name: table(name) for name in TABLES}
+    tables["blocked_by_error"]["longest_seconds"] = [700.0, *[500.0] * (len(tables["blocked_by_error"]) - 1)]
+    tables["still_failing"]["error_class"] = None
+    found = findings(tables)
+    levels = [finding.level for finding in found]
+    assert levels == sorted(levels), "bad before warn"
+    of_blocked = [finding for finding in found if " blocked " in finding.text]
+    assert [finding.level for finding in of_blocked] == ["bad", "warn", "warn"]
+    assert not any("None" in finding.text or "nan" in finding.text for finding in found)
+
+
+def test_a_plot_shows_a_standstill_as_one():
+    times = pd.to_datetime(range(0, 5_000_000, 1_000_000), unit="us", utc=True)
+    some = pd.DataFrame({"bucket": times[[0, 4]], "type": "a", "value": [1.0, 2.0]})
+    assert "> _b<" in lines(some.assign(type="_b"), "bucket", "value", "type", "s", times), "it has its legend"
+    nothing = lines(some.assign(value=0.0), "bucket", "value", "type", "s", times, log=True)
+    assert "</svg>" in nothing
+    with_zeros = lines(some, "bucket", "value", "type", "jobs/s", times, missing=0.0)
+    assert with_zeros.count("<use") - lines(some, "bucket", "value", "type", "jobs/s", times).count("<use") == 3
 
 
 def test_a_window_without_sense_is_refused():

@@ -1,17 +1,25 @@
 """The archive of the history: what it holds, and that retention waits for it."""
 
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncpg
 import pyarrow.parquet as pq
 import pytest
+from prometheus_client import CollectorRegistry
 from sidings.errors import ConfigurationError
+from sidings.jobs import Registry
 from sidings.spark_analytics.history.archive import _archive
 from sidings.spark_analytics.history.files import archived_parts
 
 from .history_support import Attempt, stored
-from .support import connected
+from .support import connected, eventually, running
 
 OLD = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=9)
 
@@ -55,6 +63,16 @@ async def test_a_day_is_dropped_only_with_all_of_its_rows_archived(database: str
         assert await maintained(connection) == []
 
 
+async def test_a_file_that_is_gone_is_written_again_as_long_as_postgres_has_its_rows(database: str, tmp_path: Path):
+    await stored(database, [an_attempt(1)])
+    await archived(database, tmp_path)
+    file = archived_parts(tmp_path)[OLD.date(), 1]
+    file.unlink()
+    assert await archived(database, tmp_path) == 1
+    assert jobs(tmp_path) == [1]
+    assert await archived(database, tmp_path / "elsewhere") == 0, "it is archived, though in another place"
+
+
 async def test_without_the_switch_retention_does_not_wait(database: str):
     async with connected(database) as connection:
         await stored(database, [an_attempt(1)])
@@ -65,3 +83,156 @@ async def test_a_directory_of_other_things_is_refused(database: str, tmp_path: P
     (tmp_path / "mine.txt").touch()
     with pytest.raises(ConfigurationError, match="holds other things"):
         await archived(database, tmp_path)
+
+
+STALL = """
+CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(4711);
+    RETURN NEW;
+END $$;
+"""
+MOMENTS = {  # of the second day; the first is done
+    "the file is written": "BEFORE INSERT ON sidings.history_archive FOR EACH ROW",
+    "the file has its name": "AFTER INSERT ON sidings.history_archive DEFERRABLE INITIALLY DEFERRED FOR EACH ROW",
+}
+
+
+@asynccontextmanager
+async def stalled(database: str, moment: str, day: datetime) -> AsyncIterator[asyncpg.Connection]:
+    """Runs of the archive stand still there, as long as this context lasts."""
+    constraint = "CONSTRAINT" if "DEFERRED" in MOMENTS[moment] else ""
+    async with connected(database) as connection:
+        await connection.execute(STALL)
+        await connection.execute(
+            f"CREATE {constraint} TRIGGER stall {MOMENTS[moment]} WHEN (NEW.day = '{day:%Y-%m-%d}') "
+            "EXECUTE FUNCTION stall()"
+        )
+        await connection.execute("SELECT pg_advisory_lock(4711)")
+        yield connection
+
+
+async def waiting(connection: asyncpg.Connection) -> int:
+    """The backend of the run that stands still."""
+    query = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted"
+    return await eventually(lambda: connection.fetchval(query), "a run stands still")
+
+
+@asynccontextmanager
+async def command(*arguments: object, temporary: Path | None = None) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command in a process of its own, killed at the end."""
+    environment = os.environ | ({"TMPDIR": str(temporary)} if temporary else {})
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sidings.spark_analytics.history", *map(str, arguments), env=environment,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+def drafts(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob(".*") if path.is_file()]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_killed_run_loses_nothing_and_the_next_one_doubles_nothing(database: str, tmp_path: Path, moment: str):
+    days = [OLD, OLD + timedelta(days=1), OLD + timedelta(days=2)]
+    rows = [an_attempt(10 * n + k, day) for n, day in enumerate(days) for k in range(3)]
+    everything = sorted(row.job for row in rows)
+    await stored(database, rows)
+    async with stalled(database, moment, days[1]) as connection:
+        await connection.execute("UPDATE sidings.service SET archive_history = true")
+        async with command("archive", "--postgres", database, "--to", tmp_path) as process:
+            backend = await waiting(connection)
+            process.kill()
+            await process.wait()
+            # As its machine's end would do: else it would commit what it was asked to.
+            await connection.execute("SELECT pg_terminate_backend($1, 10000)", backend)
+        seen = (len(drafts(tmp_path)), jobs(tmp_path))
+        assert seen == ((1, everything[:3]) if moment == "the file is written" else (0, everything[:6]))
+        await stored(database, [an_attempt(100, days[0]), an_attempt(101, days[1])], partitions=False)
+        everything += [100, 101]
+        assert await maintained(connection) == everything, "retention waits for each of the days"
+        await connection.execute("SELECT pg_advisory_unlock_all()")
+        assert await archived(database, tmp_path) >= 3
+        assert jobs(tmp_path) == everything
+        assert not drafts(tmp_path)
+        assert await maintained(connection) == [20, 21, 22], "of the days only the last is young enough"
+        assert await archived(database, tmp_path) == 0
+
+
+async def test_a_second_run_at_the_same_time_says_so_and_does_nothing(database: str, tmp_path: Path):
+    days = [OLD, OLD + timedelta(days=1), OLD + timedelta(days=2)]
+    await stored(database, [an_attempt(n, day) for n, day in enumerate(days)])
+    async with stalled(database, "the file is written", days[1]) as connection:
+        first = asyncio.create_task(archived(database, tmp_path))
+        await waiting(connection)
+        [draft] = drafts(tmp_path)
+        told: list[str] = []
+        assert await _archive(database, tmp_path, "sidings", told.append) == 0
+        assert told == ["another run is at work: the rest is left to it"]
+        assert drafts(tmp_path) == [draft], "it is not the second one's"
+        assert jobs(tmp_path) == [0]
+        await connection.execute("SELECT pg_advisory_unlock_all()")
+        await first
+    assert jobs(tmp_path) == [0, 1, 2]
+
+
+async def test_runs_that_get_into_each_others_way_do_no_harm(database: str, tmp_path: Path):
+    days = [OLD + timedelta(days=n) for n in range(6)]
+    await stored(database, [an_attempt(n, day) for n, day in enumerate(days)])
+    await asyncio.gather(*(archived(database, tmp_path) for _ in range(4)))
+    assert jobs(tmp_path) == [0, 1, 2, 3, 4, 5]
+    assert not drafts(tmp_path)
+    assert await archived(database, tmp_path) == 0
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+async def test_a_run_that_is_stopped_tidies_up(database: str, tmp_path: Path, by: signal.Signals):
+    await stored(database, [an_attempt(1)])
+    async with stalled(database, "the file is written", OLD) as connection:
+        async with command("archive", "--postgres", database, "--to", tmp_path) as process:
+            await waiting(connection)
+            assert len(drafts(tmp_path)) == 1
+            process.send_signal(by)
+            _, said = await process.communicate()
+        assert process.returncode == 130
+        assert said.decode() == "error: interrupted, nothing is left behind\n"
+        assert not drafts(tmp_path)
+        assert not jobs(tmp_path)
+
+
+async def test_the_age_of_what_is_not_archived_is_a_metric(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sidings.executor.upkeep._ARCHIVE_SECONDS", 0.05)
+    registry = CollectorRegistry()
+    begin = OLD.replace(hour=0)
+    async with connected(database) as connection, running(database, Registry(), prometheus=registry):
+
+        async def becomes(least: float, most: float) -> None:
+            def age() -> float | None:
+                return registry.get_sample_value("sidings_history_unarchived_seconds", {"service": "test"})
+
+            await eventually(lambda: (now := age()) is not None and least <= now <= most, age)
+
+        def since(end: datetime) -> tuple[float, float]:
+            seconds = (datetime.now(UTC) - end).total_seconds()
+            return seconds, seconds + 60
+
+        await stored(database, [an_attempt(1), an_attempt(2, OLD + timedelta(days=2))])
+        await connection.execute("UPDATE sidings.service SET archive_history = true")
+        await becomes(*since(begin + timedelta(days=1)))
+        await connection.execute("UPDATE sidings.service SET archive_history = false")
+        await becomes(0, 0)  # nothing waits for an archive that there is not
+        await connection.execute("UPDATE sidings.service SET archive_history = true")
+        await archived(database, tmp_path)
+        await becomes(0, 3_700)  # a day that has been over for less than an hour is not archived yet
+        await stored(database, [an_attempt(3, OLD + timedelta(days=2))], partitions=False)  # late
+        await becomes(*since(begin + timedelta(days=3)))
+        await stored(database, [an_attempt(4, OLD - timedelta(days=3))], partitions=False)  # into the default partition
+        await becomes(*since(begin - timedelta(days=2)))

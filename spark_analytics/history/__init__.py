@@ -5,7 +5,7 @@ answers as Parquet tables, `report` makes a page of them. ``python -m sidings.sp
 `archive` copies the days of a history that are over to Parquet.
 
 To read on: `reading`; `volume`, `durations`; `blocked`; `capacity`; `skew`; `failures`; `compare`; `analysis`;
-`report`; `files`, `archive`.
+`report`; `files`, `archive`; `database`, `order`, `running`.
 """
 
 from .analysis import TABLES, analyse

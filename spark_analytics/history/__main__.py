@@ -4,19 +4,26 @@ import argparse
 import os
 import secrets
 import shutil
+import signal
 import sys
+import tempfile
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.sql import SparkSession
 
 from ...errors import ConfigurationError, SidingsError
 from ..session import POSTGRES_DRIVER, session
 from .analysis import analyse
 from .archive import archive
-from .reading import reading
+from .capacity import check_instance
+from .reading import check_source, reading
 from .report import Facts, report
 from .selection import Selection
 
@@ -28,28 +35,54 @@ _SETTINGS = {
 }
 
 
+_KNOWN = (
+    KeyboardInterrupt, SidingsError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, PySparkException,
+    Py4JError,
+)  # fmt: skip
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; 0 when it is done, 1 with the reason on stderr otherwise."""
+    """Run the command; 0 when it is done, 1 with the reason on stderr otherwise; 130 when interrupted."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
         if given[:1] == ["archive"]:
             _archive(given[1:])
         else:
             _analyse(given)
-    except (SidingsError, OSError, asyncpg.PostgresError) as error:
-        print(f"error: {_told(error)}", file=sys.stderr)
-        return 1
+    except _KNOWN as error:
+        interrupted = _interrupted(error)
+        told = "interrupted, nothing is left behind" if interrupted else _told(error)
+        print(f"error: {told}", file=sys.stderr)
+        return 130 if interrupted else 1
     return 0
 
 
+def _interrupted(error: BaseException | None) -> bool:
+    """Also where Spark was: what fails then, while all is being put away, comes of that."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
 def _told(error: BaseException) -> str:
-    if isinstance(error, SidingsError):
-        return str(error)
-    if isinstance(error, asyncpg.PostgresError | OSError) and not isinstance(
-        error, FileNotFoundError | PermissionError
-    ):
-        return f"Postgres cannot be used: {error or type(error).__name__}; check the DSN, and that the server runs"
-    return str(error)
+    match error:
+        case PySparkException() | Py4JError():
+            return f"Spark has failed: {_cause(error)}"
+        case asyncpg.InsufficientPrivilegeError():
+            return f"Postgres refuses: {error}; an analysis reads the schema's tables, the archive's role must own them"
+        case asyncpg.LockNotAvailableError():
+            return f"Postgres: {error}; a transaction has written into that day and is open: run this again"
+        case asyncpg.PostgresError() | asyncpg.InterfaceError() | ConnectionError() | TimeoutError():
+            return f"Postgres: {error or type(error).__name__}"
+        case _:
+            return str(error)
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what began it: Java tells the whole chain, a trace each."""
+    causes = [line for line in str(error).splitlines() if line.startswith("Caused by: ")]
+    lines = [line for line in (causes[-1:] or str(error).splitlines()) if line.strip()]
+    return (lines[0] if lines else type(error).__name__).removeprefix("Caused by: ")
 
 
 def _source(parser: argparse.ArgumentParser) -> None:
@@ -109,9 +142,11 @@ def _analyse(given: list[str]) -> None:
         raise ConfigurationError("give both --compare-from and --compare-to, or neither")
     if chosen.out.exists():
         raise ConfigurationError(f"{chosen.out} exists already: give a new directory")
+    check_instance(chosen.concurrency, chosen.utilisation)
     only = tuple(chosen.types), tuple(chosen.origins)
     selection = Selection(chosen.since, chosen.until, *only)
     compared = Selection(chosen.compare_from, chosen.compare_to, *only) if chosen.compare_from else None
+    check_source(chosen.postgres, chosen.schema, chosen.archive)  # before Spark starts, which takes its time
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     draft = chosen.out.parent / f".{chosen.out.name}-{secrets.token_hex(4)}"
     facts = Facts(_named(chosen), selection, compared, chosen.concurrency, chosen.utilisation)
@@ -124,9 +159,18 @@ def _analyse(given: list[str]) -> None:
 
 
 def _write(chosen: argparse.Namespace, facts: Facts, out: Path) -> None:
-    where = {"postgres": chosen.postgres, "schema": chosen.schema, "archive": chosen.archive}
     with ExitStack() as stack:
-        spark = session("sidings-history", POSTGRES_DRIVER, _SETTINGS)
+        # The outermost: what Spark still writes when it is interrupted goes with the rest.
+        scratch = Path(
+            stack.enter_context(tempfile.TemporaryDirectory("", "sidings-history-", ignore_cleanup_errors=True))
+        )
+        where: dict[str, Any] = {
+            "postgres": chosen.postgres,
+            "schema": chosen.schema,
+            "archive": chosen.archive,
+            "scratch": scratch,
+        }
+        spark = _spark(scratch)
         stack.callback(spark.stop)
         attempts = stack.enter_context(reading(spark, facts.selection, **where))
         if attempts.isEmpty():
@@ -142,6 +186,17 @@ def _write(chosen: argparse.Namespace, facts: Facts, out: Path) -> None:
             utilisation=facts.utilisation, on_table=lambda name: print(f"wrote {name}", file=sys.stderr),
         )  # fmt: skip
     (out / "report.html").write_text(report(out, facts), encoding="utf-8")
+
+
+def _spark(scratch: Path) -> SparkSession:
+    local = {} if "SPARK_ENV_LOADED" in os.environ else {"spark.local.dir": str(scratch)}
+    try:
+        return session("sidings-history", POSTGRES_DRIVER, _SETTINGS | local)
+    except PySparkRuntimeError as error:
+        raise ConfigurationError(
+            f"Spark does not start: {error}; it needs Java 17 or newer, found through JAVA_HOME or the PATH "
+            f"(JAVA_HOME={os.environ.get('JAVA_HOME', '')!r}, java: {shutil.which('java')})"
+        ) from error
 
 
 def _nothing(selection: Selection) -> str:
@@ -186,5 +241,11 @@ def _time(text: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
+def _stop(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough, and tidying up takes its time
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)
     sys.exit(main())

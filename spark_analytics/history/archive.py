@@ -18,23 +18,24 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import asyncpg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...errors import SchemaMissing, SidingsError
+from ...errors import SidingsError
 from ...schema import load_sql, valid_schema_name
+from .database import connected
 from .files import claim_archive, part_file
 
 __all__ = ["archive"]
 
 if TYPE_CHECKING:
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from .database import Connection
 
-_CONNECT_SECONDS = 10.0
+_CLOSE_SECONDS = 10.0
 _CALL_SECONDS = 600.0
-_ROWS = 20_000  # in memory at once
+_ROWS = 5_000  # in memory at once, as objects
 _GROUP = 200_000  # rows of a row group
+_GROUP_BYTES = 64 << 20  # of one with large payloads
 
 _TIME = pa.timestamp("us", tz="UTC")
 _SHAPE = pa.schema(
@@ -58,23 +59,16 @@ def archive(
     time
     is noticed, and left to its work.
 
-    Raises `ConfigurationError` where the directory is another service's archive or holds other things, `SchemaMissing`
-    where the schema is not there or too old; asyncpg's errors, and `OSError`.
+    Raises `ConfigurationError` where the DSN is none, or the directory is another service's archive or holds other
+    things; `SchemaMissing` where the schema is not there or too old, `PostgresUnavailable` where nobody answers;
+    asyncpg's errors, and `OSError`.
     """
     return asyncio.run(_archive(dsn, directory.resolve(), valid_schema_name(schema), on_day))
 
 
 async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str], None]) -> int:
-    connection = await asyncpg.connect(
-        dsn, timeout=_CONNECT_SECONDS, command_timeout=_CALL_SECONDS, statement_cache_size=0
-    )
+    connection = await connected(dsn, schema, call_seconds=_CALL_SECONDS)
     try:
-        if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.history_archive") is None:
-            raise SchemaMissing(
-                f"the database has no schema {schema!r} of Sidings, or one from before the archive: "
-                f"check the DSN and the "
-                "schema's name, or migrate (python -m sidings.schema)"
-            )
         claim_archive(directory, await connection.fetchval(f"SELECT name FROM {schema}.service"))
         done = 0
         for row in await connection.fetch(load_sql(__package__, "closed_days", schema)):
@@ -93,7 +87,7 @@ async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str
             done += 1
         return done
     finally:
-        await connection.close(timeout=_CONNECT_SECONDS)
+        await connection.close(timeout=_CLOSE_SECONDS)
 
 
 async def _day(connection: "Connection", directory: Path, schema: str, day: date, part: int) -> int | None:
@@ -108,11 +102,14 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
     file.parent.mkdir(parents=True, exist_ok=True)
     _tidy(file)
     draft = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
-    rows = await _write(connection, draft, schema, day)
-    await _verify(connection, draft, rows, schema, day, [row["id"] for row in late])
-    await connection.execute(load_sql(__package__, "enter_day", schema), day, part, rows, str(directory))
-    await connection.execute(f"DELETE FROM {schema}.history_late WHERE id = ANY ($1)", [row["id"] for row in late])
-    draft.rename(file)
+    try:
+        rows = await _write(connection, draft, schema, day)
+        await _verify(connection, draft, rows, schema, day, [row["id"] for row in late])
+        await connection.execute(load_sql(__package__, "enter_day", schema), day, part, rows, str(directory))
+        await connection.execute(f"DELETE FROM {schema}.history_late WHERE id = ANY ($1)", [row["id"] for row in late])
+        draft.rename(file)
+    finally:
+        draft.unlink(missing_ok=True)
     _sync(file.parent)
     _sync(directory)
     return rows
@@ -130,7 +127,10 @@ async def _write(connection: "Connection", draft: Path, schema: str, day: date) 
                 pa.array(column, field.type) for column, field in zip(zip(*found, strict=True), _SHAPE, strict=True)
             ]
             batches.append(pa.record_batch(columns, schema=_SHAPE))
-            if sum(batch.num_rows for batch in batches) >= _GROUP:
+            if (
+                sum(batch.num_rows for batch in batches) >= _GROUP
+                or sum(batch.nbytes for batch in batches) >= _GROUP_BYTES
+            ):
                 writer.write_table(pa.Table.from_batches(batches))
                 batches.clear()
         if batches:

@@ -14,6 +14,7 @@ of q are kept as running sums, and a stop is the difference of these sums at its
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
+from .order import ordered
 from .selection import Selection
 
 __all__ = ["blocked", "blocked_by_error", "pieces", "still_failing", "stops"]
@@ -22,6 +23,7 @@ _FAILED = ("retried", "held", "lost")
 # At one instant: a job is ready, markers are set, jobs start. So a job that starts as a stop ends did wait for it.
 _READY, _MARK, _START = 0, 1, 2
 _MINUTE = 60_000_000  # microseconds
+_MOST_PLACES = 2_000_000
 
 
 def _left() -> Column:
@@ -87,20 +89,23 @@ def _near(grouped: DataFrame, pieces: DataFrame) -> DataFrame:
 
     Stops leave their group's name in each minute that they touch, and in the one before; an attempt that started within
     the minute after the one in which it was ready needs one look. Names are folded into 2^23 numbers, so that the set
-    fits into memory whatever it stands for: two that meet only let more pass.
+    fits into memory whatever it stands for: two that meet only let more pass. Where stops last for weeks, because jobs
+    are held, there would be too many minutes: longer pieces of time are taken.
     """
+    [row] = pieces.agg(f.coalesce(f.sum(f.col("end") - f.col("begin")), f.lit(0)).alias("total")).collect()
+    unit = max(_MINUTE, row.asDict()["total"] // _MOST_PLACES)
 
-    def place(minute: Column) -> Column:
-        return f.pmod(f.xxhash64("key", minute), f.lit(1 << 23)).alias("place")
+    def place(time: Column) -> Column:
+        return f.pmod(f.xxhash64("key", time), f.lit(1 << 23)).alias("place")
 
-    def minute_of(micros: str) -> Column:
-        return f.floor(f.col(micros) / _MINUTE).cast("bigint")
+    def time_of(micros: str) -> Column:
+        return f.floor(f.col(micros) / unit).cast("bigint")
 
-    minutes = pieces.select("key", f.explode(f.sequence(minute_of("begin") - 1, minute_of("end"))).alias("minute"))
+    times = pieces.select("key", f.explode(f.sequence(time_of("begin") - 1, time_of("end"))).alias("time"))
     always = grouped.sparkSession.range(-1, 0).select(f.col("id").alias("place"))
-    places = minutes.select(place(f.col("minute"))).distinct().unionByName(always)
-    waited = f.coalesce(minute_of("started"), minute_of("finished")) - minute_of("ready")
-    placed = grouped.withColumn("place", f.when(waited > 1, -1).otherwise(place(minute_of("ready"))))
+    places = times.select(place(f.col("time"))).distinct().unionByName(always)
+    waited = f.coalesce(time_of("started"), time_of("finished")) - time_of("ready")
+    placed = grouped.withColumn("place", f.when(waited > 1, -1).otherwise(place(time_of("ready"))))
     return placed.join(f.broadcast(places), "place", "left_semi").drop("place")
 
 
@@ -126,13 +131,13 @@ def _events(attempts: DataFrame, pieces: DataFrame) -> DataFrame:
 def blocked(found: DataFrame) -> DataFrame:
     """origin, group; how often and how long it was blocked, job-seconds of delay, jobs that failed, from when to
     when."""
-    return _summed(found, "origin", "group").orderBy(f.desc("blocked_seconds"), "origin", "group")
+    return ordered(_summed(found, "origin", "group"), f.desc("blocked_seconds"), "origin", "group")
 
 
 def blocked_by_error(found: DataFrame) -> DataFrame:
     """type, error_fingerprint, error_class (null: an executor died); the same, with how many groups and an example."""
     out = _summed(found, "type", "error_fingerprint", "error_class", groups=True)
-    return out.orderBy(f.desc("blocked_seconds"), "type", "error_fingerprint")
+    return ordered(out, f.desc("blocked_seconds"), "type", "error_fingerprint")
 
 
 def _summed(found: DataFrame, *keys: str, groups: bool = False) -> DataFrame:
@@ -164,12 +169,9 @@ def still_failing(attempts: DataFrame, selection: Selection) -> DataFrame:
         f.min(f.when(f.col("outcome") == "retried", f.col("finished"))).alias("first"),
         last.alias("last"),
     )
-    return (
-        jobs.where(f.col("last.outcome") == "retried")
-        .select(
-            "origin", "group", "type", "job_id", "failures", f.timestamp_micros("first").alias("failing_since"),
-            ((f.lit(selection.until_us) - f.col("first")) / 1e6).alias("seconds"),
-            "last.error_class", "last.error_message", "last.error_fingerprint",
-        )
-        .orderBy(f.desc("seconds"), "job_id")
+    table = jobs.where(f.col("last.outcome") == "retried").select(
+        "origin", "group", "type", "job_id", "failures", f.timestamp_micros("first").alias("failing_since"),
+        ((f.lit(selection.until_us) - f.col("first")) / 1e6).alias("seconds"),
+        "last.error_class", "last.error_message", "last.error_fingerprint",
     )  # fmt: skip
+    return ordered(table, f.desc("seconds"), "job_id")

@@ -8,23 +8,24 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
 from ...errors import ConfigurationError
+from .order import ordered
 from .selection import Selection
 from .volume import bucket_of
 
-__all__ = ["TICKS", "capacity", "concurrency"]
+__all__ = ["TICKS", "capacity", "check_instance", "concurrency"]
 
-TICKS = 60  # of a time bucket
+TICKS = 50  # of a time bucket: all of them can be divided by it
 
 
 def concurrency(attempts: DataFrame, selection: Selection) -> DataFrame:
     """type (null: all together), bucket; the mean number of attempts that ran, exactly, and the peak: the highest mean
-    over a tick, a sixtieth of the bucket. Attempts that had not ended at the window's end are not in the history, so
+    over a tick, a fiftieth of the bucket. Attempts that had not ended at the window's end are not in the history, so
     that the last of the longest run time is an underestimate.
 
     No event is sorted: the seconds run in a tick are those of the attempts that began before it and had not ended,
     a running count over ticks, plus the rest of the tick for each that starts in it, less that for each that ends.
     """
-    tick = max(1, selection.step_us // TICKS)
+    tick = selection.step_us // TICKS
     ran = attempts.where(f.col("started").isNotNull()).select(
         "type", f.greatest("started", f.lit(selection.since_us)).alias("begin"), "finished"
     )
@@ -53,9 +54,8 @@ def concurrency(attempts: DataFrame, selection: Selection) -> DataFrame:
     )
     bucket = f.timestamp_micros(bucket_of(f.col("tick") * tick, selection)).alias("bucket")
     out = by_type.unionByName(together).groupBy("type", bucket)
-    return out.agg(f.avg("running").alias("mean_running"), f.max("running").alias("peak_running")).orderBy(
-        "type", "bucket"
-    )
+    table = out.agg(f.avg("running").alias("mean_running"), f.max("running").alias("peak_running"))
+    return ordered(table, "type", "bucket")
 
 
 def capacity(
@@ -67,14 +67,9 @@ def capacity(
     keep up
     with either rate when each runs `concurrency` handlers at once and is to be busy for `utilisation` of that.
 
-    Raises `ConfigurationError` for a concurrency below 1, or a utilisation that is not above 0 and at most 1.
+    Raises as `check_instance` does.
     """
-    if concurrency < 1:
-        raise ConfigurationError(
-            f"concurrency={concurrency}: give the handlers that an instance runs at once, 1 or more"
-        )
-    if not 0 < utilisation <= 1:
-        raise ConfigurationError(f"utilisation={utilisation}: give a share above 0 and at most 1, e.g. 0.7")
+    check_instance(concurrency, utilisation)
     started = attempts.where(f.col("started").isNotNull())
     ran = f.greatest(f.col("finished") - f.col("started"), f.lit(0))
     # What was ready before the window is work that the window had to do as well: it counts as ready at its beginning.
@@ -91,8 +86,16 @@ def capacity(
         (f.sum("ran") / 1e6 / selection.seconds).alias("mean_running"),
     )
     room = concurrency * utilisation
-    return (
-        summed.withColumn("instances", f.ceil(f.col("mean_running") / room))
-        .withColumn("busiest_instances", f.ceil(f.col("busiest_per_second") * f.col("run_mean_seconds") / room))
-        .orderBy(f.desc("mean_running"))
-    )
+    busiest = f.col("busiest_per_second") * f.col("run_mean_seconds")
+    table = summed.withColumn("instances", f.ceil(f.col("mean_running") / room))
+    return ordered(table.withColumn("busiest_instances", f.ceil(busiest / room)), f.desc("mean_running"), "type")
+
+
+def check_instance(concurrency: int, utilisation: float) -> None:
+    """Raises `ConfigurationError` for a concurrency below 1, or a utilisation that is not above 0 and at most 1."""
+    if concurrency < 1:
+        raise ConfigurationError(
+            f"concurrency={concurrency}: give the handlers that an instance runs at once, 1 or more"
+        )
+    if not 0 < utilisation <= 1:
+        raise ConfigurationError(f"utilisation={utilisation}: give a share above 0 and at most 1, e.g. 0.7")

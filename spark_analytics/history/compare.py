@@ -11,7 +11,8 @@ one bad hour are no independent draws.
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-from .durations import seconds_of
+from .durations import upto
+from .order import ordered
 from .volume import rates_of_types
 
 __all__ = ["LEAST", "compare"]
@@ -28,7 +29,7 @@ def compare(before: DataFrame, before_bins: DataFrame, after: DataFrame, after_b
     """A row for each type and measure (``wait_p95``, ``error_rate`` …): the values in seconds, or shares, with their
     intervals; how many attempts they stand for; the ratio; and the `verdict`: worse, better, same, or too few.
 
-    before, after: counts of each window (`counted`); their bins (`bins_of`).
+    before, after: counts of each window (`counted`); their bins (`by_type`).
     """
     old = _values(before, before_bins, "before")
     new = _values(after, after_bins, "after")
@@ -48,9 +49,8 @@ def compare(before: DataFrame, before_bins: DataFrame, after: DataFrame, after_b
     )
     ratio = f.try_divide("after", "before")
     order = f.array_position(f.array(*map(f.lit, ("worse", "better", "same", "too few"))), f.col("verdict"))
-    return both.select("*", ratio.alias("ratio"), verdict.alias("verdict")).orderBy(
-        order, f.desc("ratio"), "type", "measure"
-    )
+    table = both.select("*", ratio.alias("ratio"), verdict.alias("verdict"))
+    return ordered(table, order, f.desc("ratio"), "type", "measure")
 
 
 def _values(counts: DataFrame, bins: DataFrame, name: str) -> DataFrame:
@@ -60,22 +60,17 @@ def _values(counts: DataFrame, bins: DataFrame, name: str) -> DataFrame:
 
 
 def _quantiles(bins: DataFrame) -> DataFrame:
-    counts = bins.groupBy("type", "measure", "bin").agg(f.sum("n").alias("n"))
     every = Window.partitionBy("type", "measure")
-    ranked = counts.withColumn("below", f.sum("n").over(every.orderBy("bin"))).withColumn("all", f.sum("n").over(every))
+    ranked = bins.withColumn("below", f.sum("n").over(every.orderBy("bin"))).withColumn("all", f.sum("n").over(every))
     parts: list[DataFrame] = []
     for share in _QUANTILES:
         spread = _Z * f.sqrt(f.col("all") * share * (1 - share))
         low = f.greatest(f.lit(1), f.floor(f.col("all") * share - spread))
         high = f.least(f.col("all"), f.ceil(f.col("all") * share + spread) + 1)
-
-        def at(rank: Column) -> Column:
-            return f.min(f.when(f.col("below") >= rank - 1e-6, seconds_of(f.col("bin"))))
-
         part = ranked.groupBy("type", "measure").agg(
-            at(f.col("all") * share).alias("value"),
-            at(low).alias("low"),
-            at(high).alias("high"),
+            upto(f.col("all") * share).alias("value"),
+            upto(low).alias("low"),
+            upto(high).alias("high"),
             f.max("all").alias("n"),
         )
         parts.append(part.withColumn("measure", f.concat(f.col("measure"), f.lit(f"_p{round(share * 100)}"))))

@@ -34,9 +34,14 @@ def jdbc(dsn: str) -> Jdbc:
 
     Raises `ConfigurationError` for what JDBC cannot do: Unix sockets, parameters that it does not know.
     """
-    parts = urlsplit(dsn)
+    try:
+        parts = urlsplit(dsn)
+    except ValueError as error:
+        raise ConfigurationError(f"this is no DSN of Postgres ({error}): give {_EXAMPLE}") from None
     if parts.scheme not in ("postgresql", "postgres"):
         raise ConfigurationError(f"this is no DSN of Postgres: give {_EXAMPLE}")
+    if "@" in parts.path:
+        raise ConfigurationError("the DSN cannot be read: in a user or password, write / as %2F and @ as %40")
     credentials, _, hosts = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
     properties = {"user": unquote(user) or os.environ.get("PGUSER", ""), "driver": "org.postgresql.Driver"}
@@ -52,9 +57,7 @@ def jdbc(dsn: str) -> Jdbc:
         elif key == "host" and not hosts:
             hosts = value
         else:
-            raise ConfigurationError(
-                f"the DSN's parameter {key}={value!r} has no counterpart in JDBC: leave it out here"
-            )
+            raise ConfigurationError(f"the DSN's parameter {key!r} has no counterpart in JDBC: leave it out here")
     if not hosts or hosts.startswith(("/", "%2F", "%2f")):
         raise ConfigurationError(
             f"the DSN names no host, or a Unix socket, which JDBC cannot use: let Postgres listen on "

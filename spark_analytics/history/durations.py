@@ -10,7 +10,7 @@ import math
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-__all__ = ["MEASURES", "binned", "quantiles"]
+__all__ = ["MEASURES", "binned", "quantiles", "upto"]
 
 _ERROR = 0.01
 _GAMMA = (1 + _ERROR) / (1 - _ERROR)
@@ -42,19 +42,23 @@ def binned(attempts: DataFrame, *keys: str) -> DataFrame:
     return parts[0].unionByName(parts[1])
 
 
+def upto(rank: Column) -> Column:
+    """Of rows of ascending bins, with `below`, how many values they and the lower ones have: the rank's value, which is
+    none above the longest that its bin has seen."""
+    value = f.least(seconds_of(f.col("bin")), f.col("most") / 1e6)
+    return f.min(f.when(f.col("below") >= rank - 1e-6, value))
+
+
 def quantiles(bins: DataFrame, *keys: str, shares: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99)) -> DataFrame:
-    """A row for each combination of the keys: ``wait_p50_seconds`` … ``wait_max_seconds``, the same for ``run``, and
-    `started`, how many attempts they stand for."""
-    counts = bins.groupBy(*keys, "measure", "bin").agg(f.sum("n").alias("n"), f.max("most").alias("most"))
+    """A row for each combination of the keys, of which `bins` are: ``wait_p50_seconds`` … ``wait_max_seconds``, the
+    same for ``run``, and `started`, how many attempts they stand for."""
     every = Window.partitionBy(*keys, "measure")
-    ranked = counts.withColumn("below", f.sum("n").over(every.orderBy("bin"))).withColumn("all", f.sum("n").over(every))
+    ranked = bins.withColumn("below", f.sum("n").over(every.orderBy("bin"))).withColumn("all", f.sum("n").over(every))
     columns: list[Column] = []
     for measure in MEASURES:
         own = f.col("measure") == measure
         columns += [
-            f.min(f.when(own & (f.col("below") >= f.col("all") * share - 1e-6), seconds_of(f.col("bin")))).alias(
-                f"{measure}_p{round(share * 100)}_seconds"
-            )
+            upto(f.when(own, f.col("all") * share)).alias(f"{measure}_p{round(share * 100)}_seconds")
             for share in shares
         ]
         columns.append((f.max(f.when(own, f.col("most"))) / 1e6).alias(f"{measure}_max_seconds"))

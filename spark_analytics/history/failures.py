@@ -3,6 +3,8 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from .order import ordered
+
 __all__ = ["errors"]
 
 
@@ -16,7 +18,7 @@ def errors(attempts: DataFrame) -> DataFrame:
     def ended(outcome: str) -> Column:
         return f.sum((f.col("outcome") == outcome).cast("int")).alias(outcome)
 
-    return (
+    table = (
         failed.groupBy("error_fingerprint")
         .agg(
             f.count("*").alias("attempts"),
@@ -31,5 +33,5 @@ def errors(attempts: DataFrame) -> DataFrame:
         .select("*", "latest.error_class", f.col("latest.error_message").alias("example"),
                 f.col("latest.job_id").alias("example_job"))
         .drop("latest")
-        .orderBy(f.desc("attempts"), "error_fingerprint")
     )  # fmt: skip
+    return ordered(table, f.desc("attempts"), "error_fingerprint")

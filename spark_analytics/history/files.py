@@ -18,7 +18,10 @@ def check_archive(directory: Path) -> str:
     mark = directory / _MARK
     if not mark.exists():
         raise ConfigurationError(f"{directory} is no archive of a history: it has no {_MARK}")
-    return json.loads(mark.read_text(encoding="utf-8"))["service"]
+    try:
+        return str(json.loads(mark.read_text(encoding="utf-8"))["service"])
+    except (ValueError, KeyError, TypeError):
+        raise ConfigurationError(f'{mark} is damaged: it should read {{"service": "...", "format": 1}}') from None
 
 
 def claim_archive(directory: Path, service: str) -> None:

@@ -40,9 +40,9 @@ def findings(tables: dict[str, pd.DataFrame]) -> list[Finding]:
         bad.append(
             Finding(
                 "bad",
-                f"{len(still):,} groups' heads were still failing at the end; for longest, "
-                f"{duration(worst['seconds'])}, job "
-                f"{worst['job_id']} of {worst['group']} ({worst['origin']}): {worst['error_class']}",
+                f"{len(still):,} jobs with a group were still failing at the end; for longest, "
+                f"{duration(worst['seconds'])}, job {worst['job_id']} of {worst['group']} ({worst['origin']})"
+                + (f": {worst['error_class']}" if isinstance(worst["error_class"], str) else ""),
                 "blocked",
             )
         )
@@ -52,7 +52,10 @@ def findings(tables: dict[str, pd.DataFrame]) -> list[Finding]:
             f"{row['type']}: {what} blocked {row['groups']:,} groups for {duration(row['blocked_seconds'])} together, "
             f"{duration(row['longest_seconds'])} at a time at most"
         )
-        (bad if row["longest_seconds"] > 600 else warn).append(Finding("warn", text, "blocked"))
+        if row["longest_seconds"] > 600:
+            bad.append(Finding("bad", text, "blocked"))
+        else:
+            warn.append(Finding("warn", text, "blocked"))
     for row in tables["types"].to_dict("records"):
         if row["discarded"]:
             bad.append(Finding("bad", f"{row['type']}: {row['discarded']:,} jobs were discarded", "errors"))
@@ -65,7 +68,7 @@ def findings(tables: dict[str, pd.DataFrame]) -> list[Finding]:
         wait, run = row["wait_p95_seconds"], row["run_p95_seconds"]
         if pd.notna(wait) and wait > max(10 * run, 1.0):
             text = (
-                f"{row['type']}: of 20 attempts one waited {duration(wait)} or longer, and ran {duration(run)} at most"
+                f"{row['type']}: of 20 attempts one waited {duration(wait)} or longer, 19 ran {duration(run)} at most"
             )
             warn.append(Finding("warn", text, "durations"))
     for row in tables["skew"].query("dimension != 'type'").to_dict("records"):
@@ -81,6 +84,8 @@ def findings(tables: dict[str, pd.DataFrame]) -> list[Finding]:
 def measured(row: dict[Any, Any], column: str) -> str:
     """A value of the table of regressions, with its unit."""
     value = row[column]
+    if pd.isna(value):
+        return "–"
     return f"{value:.2%}" if row["measure"] == "error_rate" else duration(value)
 
 

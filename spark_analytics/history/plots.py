@@ -5,6 +5,7 @@ shows them as well as a light one."""
 # (pandas and matplotlib are partly annotated)
 import io
 import re
+import warnings
 from typing import Any
 
 import matplotlib as mpl
@@ -27,18 +28,29 @@ _STYLE: dict[Any, Any] = {
 }  # fmt: skip
 
 
-def lines(table: pd.DataFrame, x: str, y: str, series: str, unit: str, *, log: bool = False) -> str:
-    """A line for each value of `series` (at most eight: those with the largest sums) over the times in `x`."""
+def lines(
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    series: str,
+    unit: str,
+    times: pd.DatetimeIndex,
+    *,
+    log: bool = False,
+    missing: float | None = None,
+) -> str:
+    """A line for each value of `series` (at most eight: those with the largest sums) over the `times`. missing: what it
+    is at times that the table does not have in `x`; None: nothing is drawn there."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(9, 2.8), layout="constrained")
         axes = figure.subplots()
-        wide = table.pivot_table(index=x, columns=series, values=y, aggfunc="sum", sort=True)
+        wide = table.pivot_table(index=x, columns=series, values=y, aggfunc="sum", sort=True).reindex(times)
+        wide = wide if missing is None else wide.fillna(missing)
         names = wide.sum().sort_values(ascending=False).index[:_MOST]
         for name in names:
-            axes.plot(
-                wide.index.to_pydatetime(), wide[name], label=_short(str(name)), linewidth=1.4, marker=".", markersize=3
-            )
-        if log:
+            label = _short(f" {name}" if str(name).startswith("_") else str(name))  # those with _ get no legend
+            axes.plot(times.to_pydatetime(), wide[name], label=label, linewidth=1.4, marker=".", markersize=3)
+        if log and (wide > 0).any(axis=None):  # nothing at all, or no time at all, has no logarithm
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
@@ -69,7 +81,9 @@ def _short(text: str) -> str:
 
 def _svg(figure: Figure) -> str:
     out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # fonts of this machine do not matter: the page's reader has others
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     return re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -2,26 +2,35 @@
 
 import asyncio
 import itertools
+import logging
 import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import asyncpg
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from ...errors import ConfigurationError, SchemaMissing
+from ...errors import ConfigurationError
 from ...schema import load_sql, valid_schema_name
+from .database import connected
 from .dsn import jdbc
-from .files import archived_parts, check_archive
+from .files import archived_parts, check_archive, part_file
+from .running import run_all
 from .selection import Selection
 
-__all__ = ["COLUMNS", "reading"]
+__all__ = ["COLUMNS", "check_source", "reading"]
 
-_CONNECT_SECONDS = 10.0
+if TYPE_CHECKING:
+    from .database import Connection
+
+log = logging.getLogger("sidings.history")
+
 _CALL_SECONDS = 60.0
 _SLICE_ROWS = 500_000
 _MOST_SLICES = 64  # of a day
@@ -46,7 +55,9 @@ def reading(
     """The chosen attempts, an attempt a row, as long as the context lasts.
 
     postgres: DSN of the service's database. archive: directory of its Parquet archive. With both, what retention has
-    dropped in Postgres comes out of the archive, and all else out of Postgres; so no row is read twice.
+    dropped in Postgres comes out of the archive, and all else out of Postgres; so no row is read twice, and none is
+    missing: where the archive has not all that it should have, that is an error. With Postgres alone, days that only an
+    archive has are told in the log.
 
     All that is read of Postgres is of one snapshot, and is copied to `scratch` at once (default: a temporary directory;
     on a cluster give one that all workers see), so that the snapshot is open no longer than the reading takes and
@@ -56,29 +67,28 @@ def reading(
     when the attempt could start, the later of enqueue and due time; started is null for lost attempts and for jobs that
     ended without running); error_class, error_message (500 characters), error_fingerprint.
 
-    Raises `ConfigurationError` where source and DSN cannot be used, `SchemaMissing` where the database has no such
-    schema, and asyncpg's errors and `OSError` where it cannot be reached.
+    Raises `ConfigurationError` where source or DSN cannot be used, or the archive is another's, or lacks files;
+    `SchemaMissing` where the database has no such schema, `PostgresUnavailable` where it cannot be reached; asyncpg's
+    and Spark's errors.
     """
-    valid_schema_name(schema)
-    if postgres is None and archive is None:
-        raise ConfigurationError("nothing to read: give postgres, a DSN, or archive, a directory, or both")
-    if archive is not None:
-        check_archive(archive)
-    folder = Path(tempfile.mkdtemp(prefix="sidings-history-", dir=scratch))
+    service = _checked(postgres, schema, archive)
+    if scratch is not None and not scratch.is_dir():
+        raise ConfigurationError(f"the directory for scratch, {scratch}, is not there: make it")
+    folder = Path(tempfile.mkdtemp(prefix="sidings-history-", dir=scratch)).resolve()
     try:
         files = archived_parts(archive) if archive is not None else {}
         parts: list[DataFrame] = []
         if postgres is not None:
             copy = str(folder / "attempts")
-            with asyncio.Runner() as runner, _snapshot(runner, postgres, schema) as (connection, snapshot):
+            with asyncio.Runner() as runner, _transaction(runner, postgres, schema, selection) as (connection, days):
+                snapshot = runner.run(connection.fetchval("SELECT pg_export_snapshot()"))
                 if archive is not None:
-                    dropped = runner.run(_dropped(connection, schema))
-                    files = {(day, part): file for (day, part), file in files.items() if part <= dropped.get(day, part)}
-                slices = runner.run(_slices(connection, schema, selection))
-                rows = _out_of_postgres(spark, postgres, schema, snapshot, selection, slices)
-                rows.write.parquet(copy, compression="snappy")
+                    runner.run(_same_service(connection, schema, archive, service))
+                files = runner.run(_only_archived(connection, schema, selection, set(days), archive, files))
+                rows = _out_of_postgres(spark, postgres, schema, snapshot, selection, _slices(selection, days))
+                run_all(spark.sparkContext, [partial(rows.write.parquet, copy, compression="snappy")])
             parts.append(spark.read.parquet(copy))
-        chosen = [file for (day, _), file in files.items() if day in selection.days()]
+        chosen = [file for (day, _), file in files.items() if _touches(selection, day)]
         if chosen:
             parts.append(_out_of_archive(spark, selection, chosen))
         if not parts:
@@ -91,58 +101,115 @@ def reading(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def check_source(postgres: str | None, schema: str, archive: Path | None) -> None:
+    """Raises as `reading` does, without Spark."""
+    _checked(postgres, schema, archive)
+    if postgres is not None:
+        asyncio.run(_reached(postgres, schema))
+
+
+def _checked(postgres: str | None, schema: str, archive: Path | None) -> str | None:
+    """The service whose archive it is."""
+    valid_schema_name(schema)
+    if postgres is None and archive is None:
+        raise ConfigurationError("nothing to read: give postgres, a DSN, or archive, a directory, or both")
+    if postgres is not None:
+        jdbc(postgres)
+    return check_archive(archive) if archive is not None else None
+
+
+async def _reached(dsn: str, schema: str) -> None:
+    connection = await connected(dsn, schema, call_seconds=_CALL_SECONDS)
+    may = await connection.fetchval("SELECT has_table_privilege($1, 'SELECT')", f"{schema}.job_history")
+    await connection.close(timeout=_CALL_SECONDS)
+    if not may:
+        raise ConfigurationError(
+            f"the DSN's role may not read {schema}.job_history: GRANT it SELECT on the schema's tables"
+        )
+
+
 @contextmanager
-def _snapshot(
-    runner: asyncio.Runner, dsn: str, schema: str
-) -> Generator[tuple["asyncpg.Connection[asyncpg.Record]", str]]:
-    """A transaction whose snapshot the readers share."""
-    connection = runner.run(_connected(dsn, schema))
+def _transaction(
+    runner: asyncio.Runner, dsn: str, schema: str, selection: Selection
+) -> "Generator[tuple[Connection, dict[date, int]]]":
+    """A transaction that has no snapshot yet, and the days of the window that have a partition, with an estimate of
+    their rows."""
+    connection = runner.run(connected(dsn, schema, call_seconds=_CALL_SECONDS))
     try:
-        runner.run(connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
-        runner.run(connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0"))
-        yield connection, runner.run(connection.fetchval("SELECT pg_export_snapshot()"))
+        yield connection, runner.run(_locked(connection, schema, selection))
     finally:
         connection.terminate()
 
 
-async def _connected(dsn: str, schema: str) -> "asyncpg.Connection[asyncpg.Record]":
-    jdbc(dsn)  # what it cannot use is told before anything happens
-    connection = await asyncpg.connect(
-        dsn, timeout=_CONNECT_SECONDS, command_timeout=_CALL_SECONDS, statement_cache_size=0
-    )
-    if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.job_history") is None:
-        connection.terminate()
-        raise SchemaMissing(f"the database has no schema {schema!r} of Sidings: check the DSN and the schema's name")
-    return connection
+async def _locked(connection: "Connection", schema: str, selection: Selection) -> dict[date, int]:
+    """Lock the days: retention gives up at once on one that is locked. Before there is a snapshot, so that it shows
+    what retention has dropped until then. The default partition is not locked for long: tomorrow's partition could not
+    be made meanwhile."""
+    while True:
+        rows = await connection.fetch(load_sql(__package__, "list_days", schema))
+        days = {row["day"]: row for row in rows if _touches(selection, row["day"])}
+        await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        await connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        try:
+            for row in days.values():
+                await connection.execute(f"LOCK TABLE {schema}.{row['name']} IN ACCESS SHARE MODE")
+            return {day: row["rows"] for day, row in days.items()}
+        except asyncpg.UndefinedTableError:  # retention was quicker
+            await connection.execute("ROLLBACK")
 
 
-async def _dropped(connection: "asyncpg.Connection[asyncpg.Record]", schema: str) -> dict[date, int]:
-    """Up to which part the rows of a day are in the archive alone; later ones, entered or not, are in Postgres too."""
-    days = await connection.fetch(load_sql(__package__, "list_days", schema))
-    parts = await connection.fetch(load_sql(__package__, "list_parts", schema))
-    return {row["day"]: 0 for row in days} | {row["day"]: row["part"] for row in parts if row["dropped"]}
+async def _same_service(connection: "Connection", schema: str, archive: Path, service: str | None) -> None:
+    here = await connection.fetchval(f"SELECT name FROM {schema}.service")
+    if here != service:
+        raise ConfigurationError(f"{archive} is the archive of the service {service!r}, the database is {here!r}'s")
 
 
-async def _slices(
-    connection: "asyncpg.Connection[asyncpg.Record]", schema: str, selection: Selection
-) -> list[tuple[datetime, datetime]]:
-    """Bounds of reads: several of a day with many rows; one of a day that only the default partition can know."""
-    rows = {row["day"]: row for row in await connection.fetch(load_sql(__package__, "list_days", schema))}
+async def _only_archived(
+    connection: "Connection",
+    schema: str,
+    selection: Selection,
+    days: set[date],
+    archive: Path | None,
+    files: dict[tuple[date, int], Path],
+) -> dict[tuple[date, int], Path]:
+    """The files whose rows are in the archive alone: those of partitions that were dropped. Later ones, entered or not,
+    are in Postgres too."""
+    rows = await connection.fetch(load_sql(__package__, "list_parts", schema))
+    dropped = [row for row in rows if row["dropped"] and _touches(selection, row["day"])]
+    if archive is None:
+        if lost := [row for row in dropped if row["rows"]]:
+            log.warning(
+                "%s rows of the window, from %s on, are in the archive alone, and left out: give it (%s)",
+                f"{sum(row['rows'] for row in lost):,}", lost[0]["day"], lost[0]["location"],
+            )  # fmt: skip
+        return {}
+    if lost := [row for row in dropped if (row["day"], row["part"]) not in files]:
+        first = lost[0]
+        raise ConfigurationError(
+            f"{archive} lacks {part_file(Path(), first['day'], first['part'])}, one of {len(lost)} files of the window "
+            f"whose rows are not in Postgres any more; it was written to {first['location']}"
+        )
+    last = dict.fromkeys(days, 0) | {row["day"]: row["part"] for row in dropped}
+    return {(day, part): file for (day, part), file in files.items() if part <= last.get(day, part)}
+
+
+def _slices(selection: Selection, rows: dict[date, int]) -> list[tuple[datetime, datetime]]:
+    """Bounds of reads: several of a day with many rows; one of the days between, which only the default partition can
+    know."""
     slices: list[tuple[datetime, datetime]] = []
-    for day in selection.days():
-        begin = max(selection.since, datetime.combine(day, time(), UTC))
-        end = min(selection.until, datetime.combine(day + timedelta(days=1), time(), UTC))
-        count = 1
-        if day in rows:
-            # Retention gives up at once on a day that is locked. The default partition is not locked for long:
-            # tomorrow's
-            # partition could not be made meanwhile.
-            await connection.execute(f"LOCK TABLE {schema}.{rows[day]['name']} IN ACCESS SHARE MODE")
-            count = min(_MOST_SLICES, 1 + rows[day]["rows"] // _SLICE_ROWS)
-        step = (end - begin) / count
-        edges = [begin + n * step for n in range(count)] + [end]
-        slices += itertools.pairwise(edges)
+    for known, following in itertools.groupby(selection.days(), key=rows.__contains__):
+        days = list(following)
+        for first, last in [(day, day) for day in days] if known else [(days[0], days[-1])]:
+            begin = max(selection.since, datetime.combine(first, time(), UTC))
+            end = min(selection.until, datetime.combine(last, time(), UTC) + timedelta(days=1))
+            count = min(_MOST_SLICES, 1 + rows.get(first, 0) // _SLICE_ROWS)
+            step = (end - begin) / count
+            slices += itertools.pairwise([begin + n * step for n in range(count)] + [end])
     return slices
+
+
+def _touches(selection: Selection, day: date) -> bool:
+    return selection.since.date() <= day <= (selection.until - timedelta(microseconds=1)).date()
 
 
 def _out_of_postgres(
@@ -172,7 +239,7 @@ def _out_of_postgres(
 
 
 def _out_of_archive(spark: SparkSession, selection: Selection, files: list[Path]) -> DataFrame:
-    frame = spark.read.parquet(*map(str, files)).where(
+    frame = spark.read.parquet(*(str(file.resolve()) for file in files)).where(
         (f.col("finished_at") >= f.lit(selection.since)) & (f.col("finished_at") < f.lit(selection.until))
     )
     if selection.types:

@@ -50,21 +50,28 @@ def report(folder: Path, facts: Facts) -> str:
         jobs=int(tables["throughput"]["jobs"].sum()),
         tables={name: table.head(_ROWS).to_dict("records") for name, table in tables.items()},
         sizes={name: len(table) for name, table in tables.items()},
-        plots={name: Markup(svg) for name, svg in _plots(tables).items()},  # matplotlib has escaped them
+        plots={
+            name: Markup(svg) for name, svg in _plots(tables, facts.selection).items()
+        },  # matplotlib has escaped them
         groups=heaviest.to_dict("records"),
         origins=tables["heaviest"].query("dimension == 'origin'").head(15).to_dict("records"),
     )
 
 
-def _plots(tables: dict[str, pd.DataFrame]) -> dict[str, str]:
+def _plots(tables: dict[str, pd.DataFrame], selection: Selection) -> dict[str, str]:
     blocked = tables["blocked_by_error"].head(12)
     classes = blocked["error_class"].fillna("lost executor")
+    times = pd.to_datetime(range(selection.first_bucket_us, selection.until_us, selection.step_us), unit="us", utc=True)
+
+    def plot(table: str, column: str, unit: str, *, log: bool = False, missing: float | None = None) -> str:
+        return lines(tables[table], "bucket", column, "type", unit, times, log=log, missing=missing)
+
     return {
-        "throughput": lines(tables["throughput"], "bucket", "jobs_per_second", "type", "jobs/s"),
-        "errors": lines(tables["rates"], "bucket", "error_rate", "type", "share that failed"),
-        "wait": lines(tables["durations"], "bucket", "wait_p95_seconds", "type", "seconds", log=True),
-        "run": lines(tables["durations"], "bucket", "run_p95_seconds", "type", "seconds", log=True),
-        "concurrency": lines(tables["concurrency"], "bucket", "mean_running", "type", "attempts at once"),
+        "throughput": plot("throughput", "jobs_per_second", "jobs/s", missing=0.0),
+        "errors": plot("rates", "error_rate", "share that failed"),
+        "wait": plot("durations", "wait_p95_seconds", "seconds", log=True),
+        "run": plot("durations", "run_p95_seconds", "seconds", log=True),
+        "concurrency": plot("concurrency", "mean_running", "attempts at once"),
         "blocked": bars(
             [f"{t}: {c}" for t, c in zip(blocked["type"], classes, strict=True)],
             list(blocked["blocked_seconds"] / 3_600),

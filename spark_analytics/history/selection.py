@@ -59,6 +59,11 @@ class Selection:
         """The length of a time bucket in microseconds; buckets begin at its multiples since 1970."""
         return self.step // timedelta(microseconds=1)
 
+    @property
+    def first_bucket_us(self) -> int:
+        """The beginning of the time bucket in which the window begins."""
+        return self.since_us - self.since_us % self.step_us
+
     def days(self) -> list[date]:
         """The days (UTC) that it touches."""
         last = (self.until - timedelta(microseconds=1)).date()

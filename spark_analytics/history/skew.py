@@ -1,9 +1,11 @@
 """How unevenly the work is spread over types, origins and groups, and which groups are slow."""
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-__all__ = ["by_group", "heaviest", "skew", "slowest_groups"]
+from .order import ordered
+
+__all__ = ["by_group", "heaviest", "members", "skew", "slowest_groups"]
 
 _DIMENSIONS = ("type", "origin", "group")
 _TOP = 20
@@ -26,29 +28,29 @@ def by_group(attempts: DataFrame) -> DataFrame:
     )
 
 
+def members(groups: DataFrame) -> DataFrame:
+    """dimension, name; attempts and seconds of run time of each type, origin and group; jobs without a group are in
+    none."""
+    parts = [_members(groups, dimension) for dimension in _DIMENSIONS]
+    return parts[0].unionByName(parts[1]).unionByName(parts[2])
+
+
 def _members(groups: DataFrame, dimension: str) -> DataFrame:
-    """type, origin and group as one column `name`; jobs without a group are in no group."""
-    if dimension == "group":
-        named = groups.where(f.col("group").isNotNull()).withColumn("name", f.concat_ws(" ", "origin", "group"))
-    else:
-        named = groups.withColumn("name", f.col(dimension))
-    summed = named.groupBy("name").agg(f.sum("attempts").alias("attempts"), (f.sum("ran") / 1e6).alias("run_seconds"))
-    return summed.withColumn("dimension", f.lit(dimension))
+    keys = ["origin", "group"] if dimension == "group" else [dimension]
+    summed = groups.where(f.col(dimension).isNotNull()).groupBy(*keys)
+    sums = summed.agg(f.sum("attempts").alias("attempts"), (f.sum("ran") / 1e6).alias("run_seconds"))
+    return sums.select(
+        f.lit(dimension).alias("dimension"), f.concat_ws(" ", *keys).alias("name"), "attempts", "run_seconds"
+    )
 
 
-def skew(groups: DataFrame) -> DataFrame:
+def skew(members: DataFrame) -> DataFrame:
     """A row for each dimension: `members`, `attempts`; the largest and the median member and their ratio; `gini`, of
     attempts over members: 0 where all have the same, near 1 where one has all.
 
     The Gini coefficient is taken over sizes, not members: its formula by ranks i, 2 Σ i x_i / (n Σ x) - (n + 1) / n,
-    needs
-    of the members of one size only the sum of their ranks. So it costs no sort of all groups.
+    needs of the members of one size only the sum of their ranks. So it costs no sort of all groups.
     """
-    parts = [_skew_of(_members(groups, dimension)) for dimension in _DIMENSIONS]
-    return parts[0].unionByName(parts[1]).unionByName(parts[2])
-
-
-def _skew_of(members: DataFrame) -> DataFrame:
     sizes = members.groupBy("dimension", f.col("attempts").alias("size")).agg(f.count("*").alias("n"))
     every = Window.partitionBy("dimension")
     upto = f.sum("n").over(every.orderBy("size"))
@@ -59,7 +61,7 @@ def _skew_of(members: DataFrame) -> DataFrame:
     )
     half = f.min(f.when(f.col("upto") * 2 >= f.col("members"), f.col("size")))
     n, total = f.max("members"), f.sum(f.col("size") * f.col("n"))
-    return ranked.groupBy("dimension").agg(
+    table = ranked.groupBy("dimension").agg(
         n.alias("members"),
         total.alias("attempts"),
         f.max("size").alias("largest"),
@@ -68,22 +70,23 @@ def _skew_of(members: DataFrame) -> DataFrame:
         (f.max("size") / total).alias("largest_share"),
         (2 * f.sum(f.col("ranks") * f.col("size")) / (n * total) - (n + 1) / n).alias("gini"),
     )
+    return ordered(table, _place(), "dimension")
 
 
-def heaviest(groups: DataFrame) -> DataFrame:
+def heaviest(members: DataFrame) -> DataFrame:
     """dimension, name, rank; attempts and seconds of run time, with their shares: the 20 with most attempts of each."""
-    parts = [_heaviest_of(_members(groups, dimension)) for dimension in _DIMENSIONS]
-    return parts[0].unionByName(parts[1]).unionByName(parts[2])
-
-
-def _heaviest_of(members: DataFrame) -> DataFrame:
-    total = members.agg(f.sum("attempts").alias("all_attempts"), f.sum("run_seconds").alias("all_seconds"))
-    top = members.orderBy(f.desc("attempts"), "name").limit(_TOP)
     rank = f.row_number().over(Window.partitionBy("dimension").orderBy(f.desc("attempts"), "name"))
-    return top.crossJoin(total).select(
-        "dimension", rank.alias("rank"), "name", "attempts", (f.col("attempts") / f.col("all_attempts")).alias("share"),
+    top = members.withColumn("rank", rank).where(f.col("rank") <= _TOP)
+    sums = f.sum("attempts").alias("all_attempts"), f.sum("run_seconds").alias("all_seconds")
+    table = top.join(f.broadcast(members.groupBy("dimension").agg(*sums)), "dimension").select(
+        "dimension", "rank", "name", "attempts", (f.col("attempts") / f.col("all_attempts")).alias("share"),
         "run_seconds", f.try_divide("run_seconds", "all_seconds").alias("run_share"),
     )  # fmt: skip
+    return ordered(table, _place(), "rank")
+
+
+def _place() -> Column:
+    return f.array_position(f.array(*map(f.lit, _DIMENSIONS)), f.col("dimension"))
 
 
 def slowest_groups(groups: DataFrame) -> DataFrame:
@@ -95,9 +98,9 @@ def slowest_groups(groups: DataFrame) -> DataFrame:
         f.sum("attempts").alias("attempts"),
         f.sum("failed").alias("failed"),
         f.sum("started").alias("started"),
-        (f.sum("waited") / f.sum("started") / 1e6).alias("wait_mean_seconds"),
+        (f.try_divide(f.sum("waited"), f.sum("started")) / 1e6).alias("wait_mean_seconds"),
         (f.max("longest_wait") / 1e6).alias("wait_max_seconds"),
-        (f.sum("ran") / f.sum("started") / 1e6).alias("run_mean_seconds"),
+        (f.try_divide(f.sum("ran"), f.sum("started")) / 1e6).alias("run_mean_seconds"),
         (f.max("longest_run") / 1e6).alias("run_max_seconds"),
     )
     total = (f.col("wait_mean_seconds") + f.col("run_mean_seconds")).alias("mean_seconds")

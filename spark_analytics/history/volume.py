@@ -4,12 +4,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from .durations import binned, quantiles
+from .order import ordered
 from .selection import Selection
 
 __all__ = [
     "OUTCOMES",
     "bins_of",
     "bucket_of",
+    "by_type",
     "counted",
     "durations",
     "rates",
@@ -26,6 +28,13 @@ _FAILED = ("retried", "discarded", "held", "lost")
 def bucket_of(micros: Column, selection: Selection) -> Column:
     """The beginning of the time bucket, in microseconds."""
     return micros - f.pmod(micros, f.lit(selection.step_us))
+
+
+def _seconds_in(bucket: Column, selection: Selection) -> Column:
+    """How much of a time bucket lies in the window: of the first and the last one, often less than a bucket."""
+    begin = f.greatest(bucket, f.lit(selection.since_us))
+    end = f.least(bucket + selection.step_us, f.lit(selection.until_us))
+    return (end - begin) / 1e6
 
 
 def _by_bucket(attempts: DataFrame, selection: Selection) -> DataFrame:
@@ -46,16 +55,17 @@ def _sum_of(outcomes: tuple[str, ...]) -> Column:
 
 def throughput(counts: DataFrame, selection: Selection) -> DataFrame:
     """type, bucket; attempts and jobs that ended, jobs per second, seconds that handlers ran."""
-    return (
-        counts.groupBy("type", f.timestamp_micros("bucket").alias("bucket"))
+    table = (
+        counts.groupBy("type", "bucket")
         .agg(
             f.sum("n").alias("attempts"),
             _sum_of(_TERMINAL).alias("jobs"),
-            (_sum_of(_TERMINAL) / selection.step.total_seconds()).alias("jobs_per_second"),
+            (_sum_of(_TERMINAL) / _seconds_in(f.col("bucket"), selection)).alias("jobs_per_second"),
             (f.coalesce(f.sum("ran"), f.lit(0)) / 1e6).alias("run_seconds"),
         )
-        .orderBy("type", "bucket")
+        .withColumn("bucket", f.timestamp_micros("bucket"))
     )
+    return ordered(table, "type", "bucket")
 
 
 def _shares(counts: DataFrame, *keys: str | Column) -> DataFrame:
@@ -70,7 +80,7 @@ def _shares(counts: DataFrame, *keys: str | Column) -> DataFrame:
 def rates(counts: DataFrame) -> DataFrame:
     """type, bucket; attempts by outcome; shares of all attempts that were retried, lost, discarded, and that failed in
     any of these ways or were held."""
-    return _shares(counts, "type", f.timestamp_micros("bucket").alias("bucket")).orderBy("type", "bucket")
+    return ordered(_shares(counts, "type", f.timestamp_micros("bucket").alias("bucket")), "type", "bucket")
 
 
 def rates_of_types(counts: DataFrame) -> DataFrame:
@@ -81,16 +91,26 @@ def rates_of_types(counts: DataFrame) -> DataFrame:
 def durations(bins: DataFrame) -> DataFrame:
     """type, bucket; quantiles of wait and run time (`quantiles`)."""
     out = quantiles(bins, "type", "bucket").withColumn("bucket", f.timestamp_micros("bucket"))
-    return out.orderBy("type", "bucket")
+    return ordered(out, "type", "bucket")
 
 
 def types(counts: DataFrame, bins: DataFrame) -> DataFrame:
-    """A row for each type over the whole window: the columns of `rates` and `durations`, and the mean run time."""
+    """A row for each type over the whole window: the columns of `rates` and `durations`, and the mean run time.
+
+    bins: those `by_type`.
+    """
     mean = counts.groupBy("type").agg(f.try_divide(f.sum("ran") / 1e6, f.sum("started")).alias("run_mean_seconds"))
-    out = rates_of_types(counts).join(quantiles(bins, "type"), "type", "left").join(mean, "type")
-    return out.orderBy(f.desc("attempts"), "type")
+    out = (
+        rates_of_types(counts).join(quantiles(bins, "type"), "type", "left").na.fill(0, ["started"]).join(mean, "type")
+    )
+    return ordered(out, f.desc("attempts"), "type")
 
 
 def bins_of(attempts: DataFrame, selection: Selection) -> DataFrame:
-    """Durations in bins by type and bucket; small, and the ground of `durations`, `types` and `compare`."""
+    """Durations in bins by type and bucket; small, and the ground of `durations` and `by_type`."""
     return binned(_by_bucket(attempts, selection), "type", "bucket")
+
+
+def by_type(bins: DataFrame) -> DataFrame:
+    """The same over the whole window; the ground of `types` and `compare`."""
+    return bins.groupBy("type", "measure", "bin").agg(f.sum("n").alias("n"), f.max("most").alias("most"))
