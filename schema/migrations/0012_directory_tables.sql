@@ -29,7 +29,7 @@ RETURN (SELECT string_agg(CASE WHEN n = 1 THEN lower(word) ELSE upper(left(word,
         FROM unnest(string_to_array(name, '_')) WITH ORDINALITY w (word, n));
 
 -- The statement that publishes the keys that `event` has touched: INSERT, UPDATE, DELETE (of the transition tables new_rows
--- and old_rows), ALL, or KEYS, which are its argument. Built anew for each statement, so a column that was added yesterday is in today's messages.
+-- and old_rows), or ALL. Built anew for each statement, so a column that was added yesterday is in today's messages.
 -- The join asks for the key's columns, for the sake of the index, and for its text: 1.0 and 1.00 are equal, and two keys.
 CREATE FUNCTION sidings.directory_statement(d sidings.directory, event text) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
@@ -55,11 +55,6 @@ BEGIN
     -- Both spellings, so that a partial index with either one serves.
     rows := format('SELECT %s, %s AS key, (SELECT to_jsonb(v.*) FROM (SELECT %s) v) AS value FROM %%s r WHERE %s', named, key,
                    fields, CASE WHEN d.active IS NULL THEN 'true' ELSE format('r.%1$I AND r.%1$I IS TRUE', d.active) END);
-    IF event = 'KEYS' THEN
-        RETURN format('INSERT INTO sidings.outbox (slot, topic, key, value) '
-                      'SELECT sidings.outbox_slot(%1$L, c.key), %1$L, c.key, convert_to(t.value::text, ''UTF8'') '
-                      'FROM unnest($1) c (key) LEFT JOIN (%2$s) t USING (key)', d.topic, format(rows, d.relation));
-    END IF;
     touched := CASE event
         WHEN 'INSERT' THEN format(rows, 'new_rows')
         WHEN 'DELETE' THEN format(rows, 'old_rows')
@@ -244,27 +239,6 @@ BEGIN
             HINT = 'Call sidings.directory_table for it first.';
     END IF;
     EXECUTE sidings.directory_statement(d, 'ALL');
-    GET DIAGNOSTICS published = ROW_COUNT;
-    RETURN published;
-END $$;
-
--- Publish what the table of a topic says of these keys, also where it is that they are gone. Returns how many messages that
--- makes; 0 where the topic is no table's. For a relay whose messages may have come late, behind newer ones.
-CREATE FUNCTION sidings.directory_repeat(topic text, keys bytea[]) RETURNS bigint
-LANGUAGE plpgsql SET lock_timeout = '5s' SET row_security = off
-SET TimeZone = 'UTC' SET DateStyle = 'ISO' SET IntervalStyle = 'iso_8601' SET bytea_output = 'hex' SET extra_float_digits = 1
-AS $$
-DECLARE
-    d         sidings.directory;
-    published bigint;
-BEGIN
-    PERFORM sidings.lock_directory(x.relation::text)
-    FROM sidings.directory x JOIN pg_class c ON c.oid = x.relation WHERE x.topic = directory_repeat.topic;
-    SELECT x.* INTO d FROM sidings.directory x JOIN pg_class c ON c.oid = x.relation WHERE x.topic = directory_repeat.topic;
-    IF NOT FOUND THEN
-        RETURN 0;
-    END IF;
-    EXECUTE sidings.directory_statement(d, 'KEYS') USING keys;
     GET DIAGNOSTICS published = ROW_COUNT;
     RETURN published;
 END $$;
