@@ -7,11 +7,11 @@ from sidings.errors import PostgresUnavailable
 from sidings.executor import PostgresSettings
 from sidings.executor.clock import now
 from sidings.executor.link import Link, connect
-from sidings.jobs import Registry
+from sidings.jobs import Job, Registry
 
 from .faulty_proxy import LATE_SECONDS, Moment, proxied
 from .fleet import Fleet, until
-from .support import connected, eventually, running, value
+from .support import ORIGIN, Ride, connected, enqueue, eventually, running, value
 
 ORIGINS = ["t/0", "t/1", "t/2"]
 LEFT = "SELECT date_part('epoch', lease_until - clock_timestamp()) FROM sidings.origin"
@@ -147,6 +147,31 @@ async def test_a_lease_ends_here_before_it_ends_in_the_database_however_long_the
                 "SELECT date_part('epoch', lease_until - clock_timestamp()) FROM sidings.origin"
             )
             assert seen < now() + left
+
+
+async def test_a_read_that_fails_forgets_no_transaction_that_was_open(database: str):
+    """Rows of it stand behind the marks of the reads before."""
+    registry = Registry()
+    order: list[int] = []
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        order.append(job.payload.number)
+
+    async with (
+        proxied(database) as proxy,
+        running(proxy.dsn, registry, audit_seconds=1_000),
+        connected(database) as late,
+    ):
+        async with late.transaction():
+            await ride.enqueue(late, Ride(number=1), origin=ORIGIN)
+            await enqueue(database, ride, [Ride(number=2)])
+            await eventually(lambda: order == [2])
+            fault = proxy.arm("read", Moment.BEFORE)
+            await eventually(lambda: fault.hits)
+            await enqueue(database, ride, [Ride(number=3)])
+            await eventually(lambda: order == [2, 3])
+        await eventually(lambda: order == [2, 3, 1])
 
 
 async def now_expired(fleet: Fleet) -> bool:
