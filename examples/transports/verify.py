@@ -100,6 +100,8 @@ FROM followed
 """
 )
 
+CHECK_SECONDS = 60.0
+
 CUT = (
     RUNS
     + """
@@ -125,6 +127,7 @@ SELECT (SELECT count(*) FROM lost) AS lost,
 
 async def verify(connection: "asyncpg.Connection[asyncpg.Record]", story: Story) -> list[Check]:
     """All checks of correctness, in the order in which they are shown."""
+    await connection.execute("ANALYZE", timeout=CHECK_SECONDS)  # nothing may have done so since the tables were filled
     return [
         await _messages(connection, story),
         await _jobs(connection),
@@ -196,7 +199,7 @@ async def _cut(connection: "asyncpg.Connection[asyncpg.Record]", story: Story) -
 
 
 async def _row(connection: "asyncpg.Connection[asyncpg.Record]", query: str, *arguments: Any) -> asyncpg.Record:
-    row = await connection.fetchrow(query, *arguments)
+    row = await connection.fetchrow(query, *arguments, timeout=CHECK_SECONDS)
     assert row is not None
     return row
 
