@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from sidings import DirectoryBehind, DirectoryNotReady, SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
 
@@ -72,6 +74,20 @@ async def test_a_topic_made_anew_with_fewer_partitions_is_noticed(topic, sidings
         meanwhile(make_anew(sidings_kafka, name, [("T-2", row("T-2"))]))
         await eventually(lambda: set(terminals) == {"T-2"})
         assert terminals.positions() == {0: 1}
+
+
+async def test_a_log_that_has_lost_no_more_than_what_was_applied_is_not_read_again(topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.directory.follower._DOUBT_SECONDS", 0.5)
+    name = await topic("terminals", config={"cleanup.policy": "compact,delete"})
+    await put(sidings_kafka, name, {"T-1": row("T-1")})
+    async with a_directory(name, sidings_kafka) as terminals:
+        admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
+        await admin.start()
+        await admin.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=1)})
+        await admin.close()
+        await put(sidings_kafka, name, {"T-2": row("T-2")})
+        await eventually(lambda: set(terminals) == {"T-1", "T-2"})
+        assert terminals._follower.rebuilds == 0
 
 
 async def test_while_it_is_read_again_no_row_goes_back_to_what_it_was_once(topic, sidings_kafka, monkeypatch):
