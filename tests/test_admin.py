@@ -343,9 +343,9 @@ async def test_an_origin_is_shown_with_its_holder_and_its_jobs_by_state(database
     await a_job(database, "backing off", group="d", policy="2")  # parallel: it keeps nobody waiting
     await a_job(database, "blocked", group="e")
     await some_jobs(database, 4, group="e")
-    await a_job(database, "held")
+    held = await a_job(database, "held")
     again = await a_job(database, "backing off", group="f")
-    me = await a_holder(database, ORIGIN, running=[running, again])
+    me = await a_holder(database, ORIGIN, running=[running, again, held])  # held by a cycle that still names it
     await admin.pause(origin=ORIGIN, reason="look")
     [row] = await admin.origins()
     assert (row.origin, row.leased, row.owner, row.host, row.pid, row.epoch) == (
