@@ -165,6 +165,22 @@ async def test_a_killed_run_loses_nothing_and_the_next_one_doubles_nothing(datab
         assert await archived(database, tmp_path) == 0
 
 
+async def test_a_row_that_comes_while_its_day_is_archived_is_not_lost(database: str, tmp_path: Path):
+    await stored(database, [an_attempt(1)])
+    async with stalled(database, "the file is written", OLD) as connection:
+        await connection.execute("UPDATE sidings.service SET archive_history = true")
+        run = asyncio.create_task(archived(database, tmp_path))
+        await waiting(connection)
+        await stored(database, [an_attempt(2)], partitions=False)
+        await connection.execute("SELECT pg_advisory_unlock_all()")
+        await run
+        assert jobs(tmp_path) == [1]
+        assert await maintained(connection) == [1, 2]
+        assert await archived(database, tmp_path) == 1
+        assert jobs(tmp_path) == [1, 2]
+        assert await maintained(connection) == []
+
+
 async def test_a_second_run_at_the_same_time_says_so_and_does_nothing(database: str, tmp_path: Path):
     days = [OLD, OLD + timedelta(days=1), OLD + timedelta(days=2)]
     await stored(database, [an_attempt(n, day) for n, day in enumerate(days)])
