@@ -244,7 +244,7 @@ def test_at_the_windows_edges_a_bucket_is_shorter(spark: SparkSession, stored: s
     with reading(spark, short, postgres=stored) as attempts:
         assert attempts.count() == len(inside) > 20
         rows = {
-            (r.type, r.bucket.replace(tzinfo=UTC)): (r.jobs, r.jobs_per_second)
+            (r.type, r.bucket.astimezone(UTC)): (r.jobs, r.jobs_per_second)
             for r in throughput(counted(attempts, short), short).collect()
         }
         for (_, begin), (jobs, rate) in rows.items():
