@@ -208,8 +208,8 @@ WAITING = """SELECT a.backend_xid FROM pg_locks l JOIN pg_stat_activity a USING 
              WHERE l.pid = $1 AND NOT l.granted AND l.relation = 'sidings.job_position'::regclass"""
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
-async def test_a_transaction_id_is_taken_before_the_position(database: str, many: bool):
+@pytest.mark.parametrize("way", ["enqueue", "enqueue_many", "INSERT"])
+async def test_a_transaction_id_is_taken_before_the_position(database: str, way: str):
     """So a position above a reader's mark belongs to a transaction that the reader's snapshot could already name."""
     ride = declare()
     async with connected(database) as connection, connection.transaction():
@@ -218,10 +218,14 @@ async def test_a_transaction_id_is_taken_before_the_position(database: str, many
     async with connected(database) as connection, connected(database) as holder, connection.transaction():
         await holder.execute("BEGIN; ALTER SEQUENCE sidings.job_position CACHE 1")  # nextval() waits from here on
         payload = Ride(transport="a")
-        if many:
-            work = asyncio.create_task(ride.enqueue_many(connection, [payload], origin=ORIGIN))
-        else:
-            work = asyncio.create_task(ride.enqueue(connection, payload, origin=ORIGIN))
+        ways = {
+            "enqueue": lambda: ride.enqueue(connection, payload, origin=ORIGIN),
+            "enqueue_many": lambda: ride.enqueue_many(connection, [payload], origin=ORIGIN),
+            "INSERT": lambda: connection.execute(
+                "INSERT INTO sidings.job (type, origin, payload) VALUES ('ride', $1, '{}')", ORIGIN
+            ),
+        }
+        work = asyncio.ensure_future(ways[way]())
         row = await eventually(lambda: holder.fetchrow(WAITING, connection.get_server_pid()), "nextval() is waiting")
         await holder.execute("ROLLBACK")
         await work
