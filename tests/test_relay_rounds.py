@@ -225,6 +225,18 @@ async def test_messages_that_are_refused_in_one_round_of_many_are_parked_and_no_
         assert [int(v.split()[0]) for v in values] == [n for n in range(int(key[1:]), 6_000, 10) if n not in giants]
 
 
+async def test_a_read_tells_the_first_transaction_id_that_has_not_been_handed_out(database: str) -> None:
+    """And not xmax, which is the last *completed* one + 1: a transaction at work may have that id, and a message."""
+    query, nothing = load_sql("sidings.kafka.outbox", "read"), ([], [], [], None, [], [], 0, [], [], [], [], [], 4)
+    async with connected(database) as reader, connected(database) as one, connected(database) as other:
+        await one.execute("BEGIN; SELECT pg_current_xact_id()")
+        await other.execute("BEGIN")
+        hidden = int(await other.fetchval("SELECT pg_current_xact_id()::text"))
+        await one.execute("COMMIT")
+        [header] = await reader.fetch(query, *nothing)
+        assert header["id"] > hidden
+
+
 async def test_a_deletion_takes_only_its_own_ids_from_slots_that_are_still_ours(database: str) -> None:
     """Three slots in one statement, the one in the middle taken over by another relay."""
     await publish(database, "etas", numbered(0, 400))
