@@ -386,6 +386,12 @@ class Executor:
             {service: len(origins)},
         )
         yield gauge(
+            "sidings_orphaned_origins",
+            "Origins where jobs wait and that nobody holds; of neighbours only the first counts.",
+            ["service"],
+            {service: len(self._upkeep.orphans)},
+        )
+        yield gauge(
             "sidings_history_unarchived_seconds",
             "Since the end of the oldest day of the history that is not archived with all of its rows; 0: none waits.",
             ["service"],

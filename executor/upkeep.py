@@ -21,13 +21,15 @@ log = logging.getLogger("sidings.executor")
 _AGES_SECONDS = 5.0
 _MAINTAIN_SECONDS = 3_600.0
 _ARCHIVE_SECONDS = 60.0
+_ORPHANS_SECONDS = 60.0
 _PAGE = 1_000
 _SECOND_LOOK_SECONDS = 2.0
 
 
 class Upkeep:
     """`oldest` is the age of the oldest waiting job of each held origin, in seconds, as of the last look; `unarchived`
-    that of the oldest day of the history that the archive does not have."""
+    that of the oldest day of the history that the archive does not have; `orphans` are origins with jobs that nobody
+    holds, of neighbours only the first."""
 
     def __init__(
         self,
@@ -42,6 +44,8 @@ class Upkeep:
         self.oldest: dict[str, float] = {}
         self.held = 0
         self.unarchived = 0.0
+        self.orphans: list[str] = []
+        self._suspects: set[str] = set()  # nobody held them at the last look
         self._link = link
         self._scheduler = scheduler
         self._metrics = metrics
@@ -51,14 +55,16 @@ class Upkeep:
         self._ages_sql = load_sql(__package__, "ages", schema)
         self._maintain_sql = load_sql(__package__, "maintain", schema)
         self._unarchived_sql = load_sql(__package__, "unarchived", schema)
+        self._orphans_sql = load_sql(__package__, "orphans", schema)
 
     async def run(self) -> None:
         """Do each of the tasks in its time, for ever. A failed one is logged and tried at its next turn."""
         loop = asyncio.get_running_loop()
         audit_at = loop.time() + self._settings.audit_seconds
+        orphans_at = loop.time() + _ORPHANS_SECONDS
         ages_at = maintain_at = archive_at = warn_at = loop.time()
         while True:
-            await asyncio.sleep(max(0.0, min(audit_at, ages_at, maintain_at, archive_at) - loop.time()))
+            await asyncio.sleep(max(0.0, min(audit_at, ages_at, maintain_at, archive_at, orphans_at) - loop.time()))
             time = loop.time()
             try:
                 if time >= maintain_at:
@@ -71,6 +77,9 @@ class Upkeep:
                     if time >= warn_at:
                         warn_at = time + _MAINTAIN_SECONDS
                         self._warn_of(late)
+                if time >= orphans_at:
+                    orphans_at = time + _ORPHANS_SECONDS
+                    await self.look_for_orphans()
                 if time >= ages_at:
                     ages_at = time + _AGES_SECONDS
                     await self._look_at_ages()
@@ -96,6 +105,21 @@ class Upkeep:
                 late["first"],
                 self._settings.history_days,
             )
+
+    async def look_for_orphans(self) -> None:
+        """Note the origins with jobs that nobody has held at two looks, and name new ones in the log: a group that
+        rebalances, or a takeover, is over by then."""
+        rows = await self._link.fetch(self._orphans_sql, _ORPHANS_SECONDS)
+        found = {row["origin"] for row in rows}
+        orphans = sorted(found & self._suspects)
+        self._suspects = found
+        if new := [origin for origin in orphans if origin not in self.orphans]:
+            log.warning(
+                "nobody holds %s, where jobs wait: consume the topic, name it in topics=, or move the jobs "
+                "(docs/administration.md)",
+                ", ".join(new[:10]) + ("" if len(new) <= 10 else f" and {len(new) - 10} more"),
+            )
+        self.orphans = orphans
 
     async def _look_at_ages(self) -> None:
         queues = self._scheduler.origins.copy()

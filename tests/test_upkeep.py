@@ -2,7 +2,9 @@
 
 import asyncpg
 import pytest
+from prometheus_client import CollectorRegistry
 from sidings.executor import ExecutorMetrics, ExecutorSettings, PostgresSettings
+from sidings.executor import upkeep as upkeep_module
 from sidings.executor.link import Link
 from sidings.executor.scheduler import Scheduler
 from sidings.executor.upkeep import Upkeep
@@ -84,3 +86,42 @@ async def test_a_look_at_ages_sees_a_job_whose_transaction_commits_late(database
         await eventually(lambda: queue.first < last, "the first is read")
         await executor._upkeep._look_at_ages()
         assert executor._upkeep.oldest[ORIGIN] == pytest.approx(200, abs=10)
+
+
+async def test_an_origin_that_nobody_holds_is_named_once_and_counted(database: str, caplog):
+    registry = CollectorRegistry()
+    async with (
+        running(database, Registry(), [ORIGIN, "y/0"], prometheus=registry) as executor,
+        connected(database) as connection,
+    ):
+        link = Link(PostgresSettings(dsn=database))  # the executor's own is in use
+        upkeep = Upkeep(
+            link,
+            executor.scheduler,
+            ExecutorMetrics("test", None),
+            ExecutorSettings(),
+            schema="sidings",
+            on_found=lambda queue: None,
+        )
+        for origin, age in [("a/0", 100), (ORIGIN, 100), (ORIGIN + "0", 100), (ORIGIN + "1", 100), ("z/0", 5)]:
+            await connection.execute(STORE, origin, age)
+        await upkeep.look_for_orphans()
+        assert upkeep.orphans == [], "its owner may just be about to change"
+        await upkeep.look_for_orphans()
+        await upkeep.look_for_orphans()
+        assert upkeep.orphans == ["a/0", ORIGIN + "0"], "of two neighbours the first; z/0 is young"
+        [told] = [record.message for record in caplog.records if "nobody holds" in record.message]
+        assert told.startswith(f"nobody holds a/0, {ORIGIN}0, where jobs wait: consume the topic")
+        executor._upkeep.orphans = upkeep.orphans
+        assert registry.get_sample_value("sidings_orphaned_origins", {"service": "test"}) == 2
+        await connection.execute("DELETE FROM sidings.job WHERE origin <> $1", ORIGIN)
+        await upkeep.look_for_orphans()
+        assert upkeep.orphans == []
+        await link.close()
+
+
+async def test_orphans_are_looked_for(database: str, monkeypatch):
+    monkeypatch.setattr(upkeep_module, "_ORPHANS_SECONDS", 0.1)
+    async with running(database, Registry()) as executor, connected(database) as connection:
+        await connection.execute(STORE, "a/0", 100)
+        await eventually(lambda: executor._upkeep.orphans == ["a/0"], "it is found")
