@@ -5,17 +5,22 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import Row as SparkRow
+from pyspark.sql.streaming import TwsTester
 from sidings import ConfigurationError
 from sidings.spark_analytics.transactions import Config, Group, load
-from sidings.spark_analytics.transactions.combining import combine_rows, combine_snapshot
-from sidings.spark_analytics.transactions.decoding import Item, Record, decode
-from sidings.spark_analytics.transactions.messages import Outgoing
+from sidings.spark_analytics.transactions.bundles import BUCKETS, bundles, items_of
+from sidings.spark_analytics.transactions.combining import combine_snapshot
+from sidings.spark_analytics.transactions.decoding import Item, Kind, Record, decode
+from sidings.spark_analytics.transactions.messages import HEADERS, Outgoing
 from sidings.spark_analytics.transactions.ordinals import Ordinals
 from sidings.spark_analytics.transactions.pending import Pending
+from sidings.spark_analytics.transactions.processor import Combiner
 
 from .cdc_support import Json, Row, config, debezium_rows, header_row, header_rows, some_rows
 
@@ -33,27 +38,56 @@ def decoded(values: Sequence[bytes | None], *, by: Config = CONFIG, topic: str =
     ]
 
 
+class Operator:
+    """The operator on Spark's own stand-in for the state, which has timers, and no time-to-live."""
+
+    def __init__(self, by: Config = CONFIG) -> None:
+        self.spark = TwsTester(Combiner(by), timeMode="ProcessingTime")
+
+    def take(self, items: Sequence[Item]) -> list[Outgoing]:
+        """A micro-batch."""
+        rows: list[Any] = []
+        for bundle in bundles(items):
+            rows += self.spark.test(bundle.key, [SparkRow(items=bundle.items)])
+        return [outgoing(row) for row in rows]
+
+    def wait_until(self, seconds: float) -> list[Outgoing]:
+        """The time is that many seconds."""
+        return [outgoing(row) for row in cast(list[Any], self.spark.setProcessingTime(round(seconds * 1000)))]
+
+    def state(self, name: str) -> dict[tuple[Any, ...], Any]:
+        """Of all buckets."""
+        buckets = [f"transaction/{bucket}" for bucket in range(BUCKETS)]
+        return {key: value for bucket in buckets for key, value in self.spark.peekMapState(name, bucket).items()}
+
+    @property
+    def open(self) -> dict[str, Pending]:
+        """What is open. The state says the same everywhere, and keeps nothing else."""
+        found = self.state("open")
+        chunks = {(id, chunk) for (id,), state in found.items() for chunk in range(state.chunks)}
+        assert self.state("rows").keys() == chunks
+        assert not found.keys() & self.state("done").keys()
+        assert self.counted == len(found)
+        assert {id for (id,) in found} <= {id for (ids,) in self.state("due").values() for id in json.loads(ids)}
+        return {id: state.pending() for (id,), state in found.items()}
+
+    @property
+    def counted(self) -> int:
+        buckets = [self.spark.peekValueState("count", f"transaction/{bucket}") for bucket in range(BUCKETS)]
+        return sum(count for (count,) in filter(None, buckets))
+
+
+def outgoing(row: Any) -> Outgoing:
+    return Outgoing(row.topic, row.key, row.value, {name: row[name] for name in HEADERS if row[name] is not None})
+
+
 def run(items: Sequence[Item], *, by: Config = CONFIG, batch: int = 3) -> tuple[list[Outgoing], dict[str, Pending]]:
     """What the operator makes of these, some at a time; and what is still open."""
-    opened: dict[str, Pending] = {}
-    kept: dict[str, list[tuple[int, str]]] = {}
-    done: set[str] = set()
+    operator = Operator(by)
     sent: list[Outgoing] = []
     for begin in range(0, len(items), batch):
-        for item in items[begin : begin + batch]:
-            if item.kind != "transaction" or item.id in done:
-                continue
-            pending = opened.pop(item.id, None) or Pending(0)
-            pending = Pending(pending.since, pending.last, Ordinals(str(pending.seen)), pending.alerted)  # as stored
-            rows, told = pending.absorb(by.alerts, [item])
-            sent += told
-            kept.setdefault(item.id, []).extend(rows)
-            if pending.complete:
-                done.add(item.id)
-                sent += combine_rows(by, item.id, kept.pop(item.id))
-            else:
-                opened[item.id] = pending
-    return sent, opened
+        sent += operator.take([item for item in items[begin : begin + batch] if item.kind == "transaction"])
+    return sent, operator.open
 
 
 def bodies(sent: Sequence[Outgoing]) -> list[Json]:
@@ -97,6 +131,162 @@ def test_any_order_and_any_duplicates_give_the_same_events(chance: random.Random
     rows = [(b["transaction"], row["ordinal"], row["table"], row["data"]) for b in bodies(sent) for row in b["rows"]]
     expected = [(id, n, row.table, row.data) for id, rows in made.items() for n, row in enumerate(rows, 1)]
     assert sorted(map(repr, rows)) == sorted(map(repr, expected))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.randoms(), st.integers(1, 60), st.integers(0, 60))
+def test_transactions_of_a_bucket_are_kept_apart(chance: random.Random, batch: int, stuck: int):
+    made = {f"t{number}": some_rows(chance, roots=4) for number in range(20)}
+    items = decoded([value for id, rows in made.items() for value in header_rows(id, rows)])
+    straight, _ = run(items)
+    others = decoded([header_rows(f"stuck{number}", [UPDATE] * 2)[0] for number in range(stuck)])
+    # Of duplicates many come after the end.
+    shuffled = [*items, *items]
+    chance.shuffle(shuffled)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sidings.spark_analytics.transactions.bundles.BUCKETS", 1)
+        patch.setattr("sidings.spark_analytics.transactions.assembling.SPARSE", chance.choice([0.01, 1, 20]))
+        patch.setattr("sidings.spark_analytics.transactions.assembling.CHUNK", chance.choice([1, 200, 10**6]))
+        sent, opened = run([*others, *shuffled], batch=batch)
+    assert opened.keys() == {f"stuck{number}" for number in range(stuck)}
+    assert sorted(map(repr, sent)) == sorted(map(repr, straight))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.sampled_from(["transaction", "snapshot", "alert"]), st.integers(0, 400))))
+def test_bundles_hold_every_item_once_and_in_order(given: list[tuple[Kind, int]]):
+    items = [
+        Item(kind, f"id/{number % 3}", number, None, None, "ä" * number, "cdc/0/0", at)
+        for at, (kind, number) in enumerate(given)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sidings.spark_analytics.transactions.bundles.CHARACTERS", 500)
+        made = list(bundles(items))
+    assert sorted((item for bundle in made for item in items_of(bundle.items)), key=lambda item: item.at) == items
+    for bundle in made:
+        inside = list(items_of(bundle.items))
+        assert len({item.kind for item in inside}) == 1
+        assert sum(len(item.row or "") for item in inside[:-1]) <= 500
+        if inside[0].kind == "snapshot":
+            assert {f"snapshot/{item.id}" for item in inside} == {bundle.key}
+    last = {bundle.key: bundle for bundle in made}
+    for bundle in made:
+        assert bundle is last[bundle.key] or sum(len(item.row or "") for item in items_of(bundle.items)) > 500
+    for item in items:
+        keys = {bundle.key for bundle in made if any(i.id == item.id and i.kind == item.kind
+                                                     for i in items_of(bundle.items))}  # fmt: skip
+        assert len(keys) == 1
+
+
+def test_an_incomplete_transaction_is_told_then_given_up_and_late_rows_open_nothing():
+    operator = Operator(config(expire_seconds=10, forget_seconds=100))
+    first, second, third = decoded(header_rows("lost", [UPDATE] * 3))
+    assert not operator.take([first])
+    assert not operator.wait_until(5)
+    assert not operator.take([third])
+    assert not operator.wait_until(9.999)
+    (told,) = operator.wait_until(10)
+    body = json.loads(told.value)
+    assert (body["alert"], body["missing"], body["last"], body["rows"]) == ("incomplete", [2], 3, 2)
+    assert body["reason"] == "1 of 3 rows have not come within 10 s"
+    assert operator.open["lost"].alerted
+    assert not operator.wait_until(109.999)
+    assert operator.open
+    assert not operator.wait_until(110)
+    assert not operator.open
+    assert not operator.take([second])
+    assert not operator.open
+    assert not operator.wait_until(10_000)
+    assert not operator.state("due")
+
+
+def test_what_comes_after_the_alert_completes_the_transaction():
+    operator = Operator(config(expire_seconds=10, forget_seconds=100))
+    first, second = decoded(header_rows("late", [UPDATE] * 2))
+    operator.take([first])
+    operator.wait_until(10)
+    operator.wait_until(60)
+    told, event = operator.take([second])
+    assert json.loads(told.value)["reason"] == "all 2 rows have come, 60 s after the first"
+    assert told.headers["type"] == "completed-late"
+    assert [row["ordinal"] for row in json.loads(event.value)["rows"]] == [1, 2]
+    assert not operator.open
+    assert not operator.wait_until(10_000)
+
+
+def test_after_a_long_outage_there_is_still_a_second_time():
+    operator = Operator(config(expire_seconds=10, forget_seconds=100))
+    first, second = decoded(header_rows("late", [UPDATE] * 2))
+    operator.take([first])
+    assert [message.headers["type"] for message in operator.wait_until(5_000)] == ["incomplete"]
+    assert not operator.wait_until(5_099)
+    assert [message.headers["type"] for message in operator.take([second])] == ["completed-late", "CustomerModified"]
+
+
+def test_times_of_several_transactions_fall_together_without_harm():
+    operator = Operator(config(expire_seconds=10, forget_seconds=10))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sidings.spark_analytics.transactions.bundles.BUCKETS", 1)
+        operator.take(decoded([header_rows("a", [UPDATE] * 2)[0]]))
+        assert not operator.wait_until(1)
+        operator.take(decoded([header_rows("b", [UPDATE] * 2)[0], header_rows("c", [UPDATE] * 2)[0]]))
+        assert not operator.wait_until(5)
+        operator.take(decoded([header_rows("c", [UPDATE] * 2)[1]]))
+        assert [m.headers["transaction_id"] for m in operator.wait_until(10)] == ["a"]
+        operator.take(decoded([header_rows("d", [UPDATE] * 2)[0]]))  # is due at the same time as a's second look
+        assert operator.open.keys() == {"a", "b", "d"}
+        assert [m.headers["transaction_id"] for m in operator.wait_until(11)] == ["b"]
+        assert [m.headers["transaction_id"] for m in operator.wait_until(20)] == ["d"]
+        assert operator.open.keys() == {"b", "d"}
+
+
+def test_a_snapshot_is_sent_when_it_is_quiet_with_all_rows_so_far():
+    operator = Operator(config(snapshot_quiet_seconds=10, snapshot_keep_seconds=100))
+
+    def row(name: str, type: str = "full", table: str = "CustomerNames") -> bytes:
+        return header_row(Row(table, "REFRESH", CUSTOMER | {"name_type": type, "name": name}))
+
+    def names(sent: Sequence[Outgoing]) -> list[list[str]]:
+        assert all(message.headers["type"] == "CustomerSnapshot" for message in sent)
+        return [sorted(row["data"]["name"] for row in body["rows"]) for body in bodies(sent)]
+
+    one, two, newer, nick = decoded([row("one"), row("two"), row("newer"), row("nick", "nick")])
+    assert not operator.take([two, one])  # the later one counts
+    assert not operator.wait_until(6)
+    assert not operator.take([nick])
+    assert not operator.wait_until(10)  # it became quiet later
+    assert names(operator.wait_until(16)) == [["nick", "two"]]
+    assert not operator.take([two, one, nick])  # duplicates
+    assert not operator.wait_until(60)
+    assert not operator.take([newer])
+    assert names(operator.wait_until(70)) == [["newer", "nick"]]
+    assert not operator.wait_until(159)
+    assert operator.spark.peekMapState("parts", nick_key := f"snapshot/{nick.id}")
+    assert not operator.wait_until(170)
+    assert not operator.spark.peekMapState("parts", nick_key)
+    operator.take([one])
+    assert names(operator.wait_until(200)) == [["one"]]
+
+
+@pytest.mark.parametrize(("older", "newer"), [((5, 9), (5, 10)), ((5, 10), (6, 9))])
+def test_of_a_rows_versions_the_one_that_was_sent_last_counts(older: tuple[int, int], newer: tuple[int, int]):
+    operator = Operator(config(snapshot_quiet_seconds=10))
+    items = decoded([header_row(Row("Customers", "REFRESH", CUSTOMER | {"name": name})) for name in ("old", "new")])
+    old, new = (item._replace(at=at, place=f"cdc/0/{offset}")
+                for item, (at, offset) in zip(items, (older, newer), strict=True))  # fmt: skip
+    operator.take([new, old])
+    (sent,) = operator.wait_until(10)
+    assert [row["data"]["name"] for row in json.loads(sent.value)["rows"]] == ["new"]
+
+
+def test_alerts_pass_through_as_they_are():
+    items = decoded([b"nonsense", b"[]"])
+    sent = Operator().take(items)
+    assert sorted((m.topic, m.key, m.headers["type"]) for m in sent) == [
+        ("alerts", "cdc/0/0", "bad-record"),
+        ("alerts", "cdc/0/1", "bad-record"),
+    ]
+    assert all(len(m.headers["sidings-id"]) == 32 for m in sent)
 
 
 @settings(deadline=None, max_examples=50)
@@ -329,9 +519,7 @@ def test_a_long_id_is_no_message_that_a_topic_refuses(length: int):
         header_row(Row(long, "INSERT", {}), transaction="u", ordinal=1, last=True),
         header_row(Row("Customers", long, CUSTOMER), transaction="v", ordinal=1, last=True),
     ]
-    by = config(unknown_tables="alert")
-    items = decoded(values, by=by)
-    sent = run(items, by=by)[0] + [Outgoing(*json.loads(item.row or "")) for item in items if item.kind == "alert"]
+    sent = Operator(config(unknown_tables="alert")).take(decoded(values, by=config(unknown_tables="alert")))
     types = {message.headers["type"] for message in sent}
     assert types >= {"unknown-table", "bad-record"}
     assert ("missing-key" in types) == (length > 1_000)

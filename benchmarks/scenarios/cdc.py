@@ -23,7 +23,7 @@ __all__: list[str] = []
 
 PARTITIONS = 4
 SHUFFLED = 5_000  # rows among which the order is random
-WARM = 1_000  # rows that are done first: Spark compiles what it runs
+WARM = 20_000  # rows that are done first: Spark compiles what it runs
 
 KEYS = {
     "Addresses": "address_id",

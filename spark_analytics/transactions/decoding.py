@@ -33,7 +33,7 @@ class Record(NamedTuple):
 
 
 class Item(NamedTuple):
-    """What a record means to the operator, which groups items by `kind` and `id`.
+    """What a record means to the operator.
 
     | kind | id | ordinal | last | part | row |
     |---|---|---|---|---|---|

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "CORRELATION_HEADER",
+    "HEADERS",
     "ID_HEADER",
     "TRANSACTION_HEADER",
     "TYPE_HEADER",
@@ -25,6 +26,7 @@ ID_HEADER = "sidings-id"  # what a consumer of Sidings with `dedup=True` looks a
 TYPE_HEADER = "type"
 CORRELATION_HEADER = "correlation_id"
 TRANSACTION_HEADER = "transaction_id"
+HEADERS = (ID_HEADER, TYPE_HEADER, CORRELATION_HEADER, TRANSACTION_HEADER)  # of a message, at most
 
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 VALUE_CHARACTERS = 4_000  # of a bad record's value that its alert shows

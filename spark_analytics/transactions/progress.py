@@ -57,7 +57,7 @@ def _open(spark: SparkSession, config: Config) -> tuple[int, int | None] | None:
     """How many transactions are open, and since when the oldest, in milliseconds."""
     reader = spark.read.format("statestore").option("path", config.checkpoint).option("stateVarName", "open")
     try:
-        row = reader.load().selectExpr("count(*)", "min(value.since)").first()
+        row = reader.load().selectExpr("count(*)", "min(user_map_value.since)").first()
     except (PySparkException, Py4JJavaError):  # a file of the checkpoint was replaced while it was read
         return None
     return None if row is None else (row[0], row[1])

@@ -10,25 +10,16 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from .bundles import Bundle, bundles
 from .config import Config
-from .decoding import Item, Record, decode
+from .decoding import Record, decode
+from .messages import HEADERS
 from .processor import OUTPUT, Combiner
 
 __all__ = ["SETTINGS", "combine"]
 
-ITEMS = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("id", pa.string()),
-        ("ordinal", pa.int32()),
-        ("last", pa.int32()),
-        ("part", pa.string()),
-        ("row", pa.string()),
-        ("place", pa.string()),
-        ("at", pa.int64()),
-    ]
-)
-ITEMS_DDL = "kind STRING, id STRING, ordinal INT, last INT, part STRING, row STRING, place STRING, at LONG"
+BUNDLES = pa.schema([(name, pa.string()) for name in Bundle._fields])
+BUNDLES_DDL = ", ".join(f"{name} STRING" for name in Bundle._fields)
 
 PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 SETTINGS = {
@@ -55,15 +46,15 @@ def combine(spark: SparkSession, config: Config, *, available_now: bool = False)
         own.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     outgoing = (
         _read(own, config)
-        .mapInArrow(_decoder(config), ITEMS_DDL)
-        .groupBy("kind", "id")
+        .mapInArrow(_decoder(config), BUNDLES_DDL)
+        .groupBy("key")
         .transformWithState(Combiner(config), OUTPUT, "Append", "ProcessingTime")
+        .selectExpr("topic", "key", "value", _headers())
     )
     writer = (
         outgoing.writeStream.format("kafka")
         .options(**config.kafka_options)
         .option("kafka.bootstrap.servers", config.kafka)
-        .option("includeHeaders", "true")
         .option("checkpointLocation", config.checkpoint)
         .outputMode("append")
         .queryName("cdc-transactions")
@@ -90,13 +81,20 @@ def _decoder(config: Config) -> Any:
     def decoded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             columns = [column.to_pylist() for column in batch.columns]
-            items = [item for record in zip(*columns, strict=True) for item in decode(config, Record(*record))]
-            yield _batch(items)
+            items = (item for record in zip(*columns, strict=True) for item in decode(config, Record(*record)))
+            yield _batch(list(bundles(items)))
 
     return decoded
 
 
-def _batch(items: list[Item]) -> pa.RecordBatch:
-    columns: list[Any] = list(zip(*items, strict=True)) if items else [[] for _ in ITEMS.names]
-    arrays = [pa.array(column, type) for column, type in zip(columns, ITEMS.types, strict=True)]
-    return cast(pa.RecordBatch, pa.RecordBatch.from_arrays(arrays, schema=ITEMS))
+def _batch(made: list[Bundle]) -> pa.RecordBatch:
+    columns: list[Any] = list(zip(*made, strict=True)) if made else [[] for _ in BUNDLES.names]
+    arrays = [pa.array(column, pa.string()) for column in columns]
+    return cast(pa.RecordBatch, pa.RecordBatch.from_arrays(arrays, schema=BUNDLES))
+
+
+def _headers() -> str:
+    """The columns of headers, as Kafka's sink takes them; what a message does not have is null."""
+    each = ", ".join(f"named_struct('key', '{name}', 'value', CAST(`{name}` AS BINARY))" for name in HEADERS)
+    made = f"filter(array({each}), header -> header.value IS NOT NULL)"
+    return f"CAST({made} AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers"

@@ -1,0 +1,181 @@
+"""Transactions while they are open, in the state of the operator, which keeps those of one bucket together.
+
+A call to the state is a round trip to the JVM, more costly than all that is done with a row: hence what is done once
+for a bucket and micro-batch is not done for each transaction. One that comes whole within a micro-batch, as most do,
+takes two calls: is it finished (a late duplicate), and: it is, now.
+
+| state | key | |
+|---|---|---|
+| `open` | transaction | what `Pending` holds, and how many chunks of rows there are |
+| `rows` | transaction, chunk | rows, as JSON: those that a micro-batch brought, so that nothing is written twice |
+| `done` | transaction | a mark that Spark's time-to-live removes |
+| `due` | milliseconds | the transactions to look at then, as JSON; a timer is set for then |
+| `count` | | how many are open |
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, cast
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+
+from .combining import combine_rows
+from .config import Config
+from .decoding import Item
+from .messages import Outgoing, alert, text_of
+from .ordinals import Ordinals
+from .pending import Pending
+
+__all__ = ["Assembling"]
+
+CHUNK = 1_000_000  # characters of rows in one value of the state, about
+SPARSE = 20  # reading one transaction costs as much as reading so many when all are read
+
+
+class _Open(NamedTuple):
+    """A transaction's state."""
+
+    since: int
+    last: int | None
+    seen: str
+    alerted: bool
+    chunks: int
+
+    def pending(self) -> Pending:
+        return Pending(self.since, self.last, Ordinals(self.seen), self.alerted)
+
+
+class Assembling:
+    """A micro-batch's view on the transactions of a bucket, whichever Spark has set."""
+
+    def __init__(self, config: Config, handle: StatefulProcessorHandle) -> None:
+        self._config = config
+        self._handle = handle
+        opened = "since LONG, last INT, seen STRING, alerted BOOLEAN, chunks INT"
+        self._open = handle.getMapState("open", "id STRING", opened)
+        self._rows = handle.getMapState("rows", "id STRING, chunk INT", "rows STRING")
+        self._done = handle.getMapState("done", "id STRING", "at LONG", ttlDurationMs=_ms(config.forget_seconds))
+        self._due = handle.getMapState("due", "at LONG", "ids STRING")
+        self._count = handle.getValueState("count", "open LONG")
+
+    def take(self, items: Iterable[Item], now: int) -> Iterator[Outgoing]:
+        """The items of the bucket that a micro-batch has brought; what is to be sent."""
+        of: dict[str, list[Item]] = {}
+        for item in items:
+            of.setdefault(item.id, []).append(item)
+        count = self._counted()
+        known = self._known(of, count)
+        opened: list[str] = []
+        closed = 0
+        for id, of_it in of.items():
+            before = known.get(id)
+            if before is None and self._done.containsKey((id,)):
+                continue  # late duplicates
+            pending = Pending(now) if before is None else before.pending()
+            rows, told = pending.absorb(self._config.alerts, of_it)
+            yield from told
+            chunks = 0 if before is None else before.chunks
+            if not pending.complete:
+                self._keep(id, pending, chunks, rows, before)
+                if before is None:
+                    opened.append(id)
+                continue
+            if before is not None:
+                rows = [*self._kept(id, chunks), *rows]
+                self._remove(id, chunks)
+                closed += 1
+                if pending.alerted:
+                    seconds = round((now - pending.since) / 1000)
+                    reason = f"all {pending.last} rows have come, {seconds} s after the first"
+                    yield alert(self._config.alerts, "completed-late", reason, transaction=id)
+            self._done.updateValue((id,), (now,))
+            yield from combine_rows(self._config, id, rows)
+        self._look_again(now + _ms(self._config.expire_seconds), opened)
+        self._add(count, len(opened) - closed)
+
+    def look(self, at: int, now: int) -> Iterator[Outgoing]:
+        """The timer that was set for `at` has gone off: what is still open is told, or given up."""
+        due = cast(tuple[str] | None, self._due.getValue((at,)))
+        if due is None:
+            return
+        self._due.removeKey((at,))
+        ids = cast(list[str], json.loads(due[0]))
+        count = self._counted()
+        known = self._known(ids, count)
+        told: list[str] = []
+        given_up = 0
+        for id in ids:
+            state = known.get(id)
+            if state is None:
+                continue  # it has become complete
+            if state.alerted:
+                self._remove(id, state.chunks)
+                self._done.updateValue((id,), (now,))
+                given_up += 1
+                continue
+            yield state.pending().overdue(self._config.alerts, id, now)
+            self._open.updateValue((id,), state._replace(alerted=True))
+            told.append(id)
+        # From now on, not from `at`: after an outage of the query what was missing may not have been read yet.
+        self._look_again(now + _ms(self._config.forget_seconds), told)
+        self._add(count, -given_up)
+
+    def _known(self, ids: Iterable[str], count: int) -> dict[str, _Open]:
+        """Those of them that are open."""
+        ids = set(ids)
+        if count == 0:
+            return {}
+        if count <= SPARSE * len(ids):
+            pairs = cast(Iterator[tuple[tuple[str], tuple[Any, ...]]], self._open.iterator())
+            return {id: _Open(*state) for (id,), state in pairs if id in ids}
+        found = {id: cast(tuple[Any, ...] | None, self._open.getValue((id,))) for id in ids}
+        return {id: _Open(*state) for id, state in found.items() if state is not None}
+
+    def _keep(self, id: str, pending: Pending, chunks: int, rows: list[tuple[int, str]], before: _Open | None) -> None:
+        for begin, end in _chunks(rows):
+            self._rows.updateValue((id, chunks), (text_of(rows[begin:end]),))
+            chunks += 1
+        state = _Open(pending.since, pending.last, str(pending.seen), pending.alerted, chunks)
+        if state != before:
+            self._open.updateValue((id,), state)
+
+    def _kept(self, id: str, chunks: int) -> Iterator[tuple[int, str]]:
+        for chunk in range(chunks):
+            (rows,) = cast(tuple[str], self._rows.getValue((id, chunk)))
+            yield from (tuple(row) for row in json.loads(rows))
+
+    def _remove(self, id: str, chunks: int) -> None:
+        self._open.removeKey((id,))
+        for chunk in range(chunks):
+            self._rows.removeKey((id, chunk))
+
+    def _look_again(self, at: int, ids: list[str]) -> None:
+        if not ids:
+            return
+        others = cast(tuple[str] | None, self._due.getValue((at,)))
+        if others is None:
+            self._handle.registerTimer(at)
+        all_ids = [*cast(list[str], json.loads(others[0])), *ids] if others else ids
+        self._due.updateValue((at,), (text_of(all_ids),))
+
+    def _counted(self) -> int:
+        state = cast(tuple[int] | None, self._count.get())
+        return 0 if state is None else state[0]
+
+    def _add(self, count: int, difference: int) -> None:
+        if difference:
+            self._count.update((count + difference,))
+
+
+def _chunks(rows: list[tuple[int, str]]) -> Iterator[tuple[int, int]]:
+    """Where each begins and ends."""
+    begin = characters = 0
+    for at, (_, row) in enumerate(rows, 1):
+        characters += len(row)
+        if characters > CHUNK or at == len(rows):
+            yield begin, at
+            begin, characters = at, 0
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

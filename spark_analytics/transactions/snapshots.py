@@ -1,0 +1,69 @@
+"""The rows of a root that an initial load brings, in the state of the operator, until no more of them come."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+
+from .combining import combine_snapshot
+from .config import Config
+from .decoding import Item
+from .messages import Outgoing
+
+__all__ = ["Snapshots"]
+
+
+class Snapshots:
+    """A micro-batch's view on the rows of a root, whichever Spark has set."""
+
+    def __init__(self, config: Config, handle: StatefulProcessorHandle) -> None:
+        self._config = config
+        self._handle = handle
+        self._quiet = handle.getValueState("quiet", "changed LONG, sent BOOLEAN")
+        self._parts = handle.getMapState("parts", "part STRING", "at LONG, row STRING")
+
+    def take(self, items: Iterable[Item], now: int) -> Iterator[Outgoing]:
+        """The rows of the root that a micro-batch has brought: nothing is sent yet."""
+        changed = False
+        for item in sorted(items, key=lambda item: (item.at, _offset(item))):
+            part = (item.part,)
+            known = cast(tuple[int, str] | None, self._parts.getValue(part))
+            if known is None or (item.at >= known[0] and item.row != known[1]):
+                self._parts.updateValue(part, (item.at, item.row))
+                changed = True
+        if not changed:
+            return  # duplicates
+        state = cast(tuple[int, bool] | None, self._quiet.get())
+        if state is None or state[1]:
+            self._handle.registerTimer(now + _ms(self._config.snapshot_quiet_seconds))
+        self._quiet.update((now, False))
+        yield from ()
+
+    def settled(self, id: str, now: int) -> Iterator[Outgoing]:
+        """A timer has gone off: its event, when its rows are quiet, or its end, when they are old."""
+        state = cast(tuple[int, bool] | None, self._quiet.get())
+        if state is None:
+            return
+        changed, sent = state
+        quiet_at = changed + _ms(self._config.snapshot_quiet_seconds)
+        keep_until = changed + _ms(self._config.snapshot_keep_seconds)
+        if not sent and now < quiet_at:
+            self._handle.registerTimer(quiet_at)
+        elif not sent:
+            self._quiet.update((changed, True))
+            self._handle.registerTimer(max(keep_until, now + 1))
+            rows = [row for _, row in cast(Iterator[tuple[int, str]], self._parts.values())]
+            group, root = cast(list[str], json.loads(id))
+            yield from combine_snapshot(self._config, group, root, rows)
+        elif now >= keep_until:
+            self._quiet.clear()
+            self._parts.clear()
+
+
+def _offset(item: Item) -> int:
+    return int(item.place.rpartition("/")[2])
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
