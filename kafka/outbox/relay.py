@@ -71,7 +71,7 @@ class Relay:
             self.backlog,
             self.metrics,
             schema=schema,
-            on_fenced=lambda slot: self._slots.lost(slot),
+            on_fenced=self._lose,
             on_room=self._room,
         )
         lease = ExecutorSettings(lease_seconds=self.settings.lease_seconds)
