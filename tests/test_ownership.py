@@ -6,11 +6,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from sidings.executor import Executor
-from sidings.jobs import Registry
+from sidings.executor import Executor, now
+from sidings.jobs import Job, Registry
 
 from .fleet import Fleet, Member, shares, until
-from .support import ORIGIN, SECONDS, running
+from .support import ORIGIN, SECONDS, enqueue, eventually, running
 
 ORIGINS = ["t/0", "t/1", "t/2", "t/3"]
 LONG = 60.0  # a lease that no test waits for
@@ -242,3 +242,22 @@ async def test_an_origin_that_came_back_while_it_drained_is_released_after_a_cyc
         await executor.settled(SECONDS)
         assert not executor.scheduler.origins
         assert calls == 2
+
+
+async def test_what_is_named_does_not_start_once_the_lease_has_run_out(database: str):
+    """The worker's own look, the last before a handler: all others lie before the cycle was acknowledged."""
+    types, in_time, ended = Registry(), list[bool](), list[int]()
+
+    @types.job(name="step")
+    async def step(job: Job[dict[str, int]]) -> None:
+        queue = executor.scheduler.origins[ORIGIN]
+        in_time.append(now() < queue.deadline)
+        if not ended and len(queue.running) > 1:  # others are named, and the worker comes to them next
+            queue.deadline = now()
+            ended.append(len(in_time))
+
+    async with running(database, types, concurrency=1, lease_seconds=1.5) as executor:
+        await enqueue(database, step, [{"n": n} for n in range(500)])
+        await eventually(lambda: len(in_time) == 500, "the lease to be renewed, or taken again")
+    assert ended
+    assert all(in_time)
