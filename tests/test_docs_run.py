@@ -377,7 +377,11 @@ async def test_the_devstack_in_tests(tmp_path: Path, sidings_postgres: str, sidi
 
 @pytest.mark.chaos  # starts a second Postgres, and three brokers
 @pytest.mark.timeout(240)
-def test_the_devstack_in_python(tmp_path: Path):
+def test_the_devstack_in_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sidings_postgres: str, sidings_kafka: str
+):
+    monkeypatch.setenv("SIDINGS_POSTGRES", sidings_postgres)  # else the developer's own would be started, and left
+    monkeypatch.setenv("SIDINGS_KAFKA", sidings_kafka)
     text = replaced(
         block("devstack.md", "In Python", "python"),
         *('"/tmp/second"', repr(str(tmp_path / "second"))),
@@ -386,6 +390,7 @@ def test_the_devstack_in_python(tmp_path: Path):
     page: dict[str, Any] = {}
     try:
         exec(compile(text, "the documentation", "exec", dont_inherit=True), page)
+        assert page["endpoints"].postgres == sidings_postgres
         assert page["kafka"].bootstrap.count(",") == 2
         assert page["kafka"].ca_file.exists()
     finally:
