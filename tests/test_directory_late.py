@@ -1,5 +1,6 @@
 """A relay that is paused past its lease and then writes: its old message comes behind a newer one, and is put right."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -10,7 +11,10 @@ from typing import Any
 
 import asyncpg
 import pytest
+from sidings.executor import Link, PostgresSettings
 from sidings.kafka.directory import Directory
+from sidings.kafka.outbox.amends import Amends
+from sidings.kafka.outbox.backlog import Row, Slot
 
 from .directory_support import COMPACTED, quick
 from .guide import block
@@ -111,3 +115,29 @@ async def test_an_old_row_that_a_paused_relay_writes_late_does_not_stay_the_last
         ids = [dict(record.headers)["sidings-id"] for record in found]
         assert [record.value for record in found[1:]] == [found[1].value, newest, found[1].value, newest]
         assert ids[3] == ids[1] != ids[4], "the late one is a repeat, what puts it right is a message of its own"
+
+
+async def test_a_key_that_comes_late_while_others_are_put_right_is_not_forgotten(
+    database: str, db: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sidings.kafka.outbox.amends._ARRIVAL_SECONDS", 0.0)
+    await db.execute(
+        "SELECT sidings.directory_table('terminal_acquirer', 'terminals', '{terminal_id}', active => 'is_active')"
+    )
+    amends = Amends(Link(PostgresSettings(dsn=database)), schema="sidings")
+    running = asyncio.create_task(amends.run())
+    slot = Slot(0, "sidings/0", 1)
+    late = {key: Row(1, slot, key, None, b"", None, None, 0) for key in (b"t1", b"t2")}
+    try:
+        async with db.transaction():
+            await db.execute("LOCK TABLE terminal_acquirer IN ACCESS EXCLUSIVE MODE")
+            amends.owe("terminals", [late[b"t1"]])
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'terminal_acquirer'::regclass"
+            async with connected(database) as other:
+                await eventually(lambda: other.fetchval(waits))
+            amends.owe("terminals", [late[b"t2"]])
+        await eventually(lambda: not amends.owed)
+        assert {row["key"] for row in await db.fetch("SELECT key FROM sidings.outbox")} == {b"t1", b"t2"}
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

@@ -50,7 +50,8 @@ class Amends:
             await self._work.wait()
             self._work.clear()
             await asyncio.sleep(_ARRIVAL_SECONDS)
-            for topic, keys in list(self._owed.items()):
+            for topic in list(self._owed):
+                keys = self._owed[topic].copy()  # more may come meanwhile
                 try:
                     await self._link.fetch(load_sql(__package__ or "", "repeat_keys", self._schema), topic, list(keys))
                 except (PostgresUnavailable, asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
