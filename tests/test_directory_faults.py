@@ -161,7 +161,8 @@ async def test_a_clock_that_was_ahead_hides_no_absence(topic, sidings_kafka, tmp
             wrong.setattr("sidings.kafka.directory.follower.time.time", ahead)
             await eventually(lambda: terminals._follower._complete_at > now() + 100_000)
         await eventually(lambda: terminals._follower._complete_at < now() + 1)
-        await asyncio.sleep(0.5)
+        noted = terminals._follower._noted_at
+        await eventually(lambda: terminals._follower._noted_at > noted, "the file to say so")
     await a_life(0)
 
 
