@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Never, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigurationError, UnknownJobType
 from .connections import AnyConnection, AnySyncConnection
@@ -38,7 +38,7 @@ class Registry:
 
     def job(
         self,
-        *,
+        *misplaced: Never,
         name: str | None = None,
         payload: Any = None,
         group: GroupOf[Any] = None,
@@ -76,6 +76,11 @@ class Registry:
 
         The handler is ``async def``, or a plain function, which runs in a thread. Raises `ConfigurationError`.
         """
+        if misplaced:  # without parentheses, the handler itself
+            raise ConfigurationError(
+                f"job({_named(misplaced[0])}): write @service.job(), and what you give it by name, as in "
+                "@service.job(group='order_id')"
+            )
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if seconds is not None and seconds <= 0:
             raise ConfigurationError(f"timeout={timeout!r}: give a positive number of seconds, or None")
@@ -134,6 +139,12 @@ class Registry:
         Ticks never overlap: they are one group, and with "once" and "skip" a tick waits until the job of the one before
         has ended. See docs/periodic.md, and `job` for the other arguments. Raises `ConfigurationError`.
         """
+        if cron is not None and not isinstance(cron, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            # Without parentheses this is the handler, and nothing would be declared.
+            raise ConfigurationError(
+                f'periodic({_named(cron)}): give a cron expression, as in @service.periodic("0 6 * * *"), or '
+                "every=, in seconds"
+            )
 
         def declare(handler: Handler[Tick]) -> JobType[Tick]:
             label = name or getattr(handler, "__name__", "")
@@ -201,6 +212,10 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._types)
+
+
+def _named(given: object) -> str:
+    return getattr(given, "__name__", repr(given))
 
 
 def _check_handler(handler: Callable[..., object], label: str) -> None:

@@ -24,7 +24,10 @@ _MAX_GROUP_BYTES = 500  # longer keys are hashed: origin and group stand in one 
 def check_topic(topic: object, what: str) -> None:
     """Whether Kafka may have a topic of that name. Raises `ConfigurationError`, which names `what` declares it."""
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-        raise ConfigurationError(f"{what}({topic!r}): name one topic, of 1 to 249 letters, digits, '.', '_' and '-'")
+        given = getattr(topic, "__name__", repr(topic))  # a function, where a decorator stands without parentheses
+        raise ConfigurationError(
+            f"{what}({given}): name one topic, of 1 to 249 letters, digits, '.', '_' and '-', such as 'positions'"
+        )
 
 
 class Record(Protocol):

@@ -72,6 +72,12 @@ class TypedSubscription(Subscription[Any]):
 
         Returns the handler unchanged. Raises `ConfigurationError`.
         """
+        if type is not None and not isinstance(type, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            # Without parentheses this is the handler, and nothing would be declared.
+            raise ConfigurationError(
+                f"{self.topic}: on({getattr(type, '__name__', repr(type))}): name the type, as its messages do, as in "
+                "@….on('SomeType')"
+            )
 
         def declare(handler: H) -> H:
             if type in self._routes:

@@ -113,6 +113,33 @@ def test_a_job_type_that_could_only_fail_is_refused(handler, options, text):
         Registry().job(**options)(handler)
 
 
+@pytest.mark.parametrize("given", [a_job, "a_job", Ride])
+def test_a_job_decorator_without_parentheses_is_refused_with_the_line_to_write(given):
+    declare: Any = Registry().job
+    with pytest.raises(ConfigurationError, match=r"job\(.*\): write @service.job\(\), .* by name, as in .*group="):
+        declare(given)
+
+
+@pytest.mark.parametrize("given", [a_job, 3600])
+def test_a_periodic_decorator_without_a_schedule_is_refused(given):
+    declare: Any = a_declaration().periodic
+    with pytest.raises(ConfigurationError, match=r'periodic\(.*\): give .*"0 6 \* \* \*".* every='):
+        declare(given)
+
+
+@pytest.mark.parametrize("given", [a_message, Ride, 5])
+def test_a_message_type_that_is_no_text_is_refused(given):
+    declare: Any = a_declaration().topic("positions", type_field="type").on
+    with pytest.raises(ConfigurationError, match=r"positions: on\(.*\): name the type, .*on\('SomeType'\)"):
+        declare(given)
+
+
+def test_a_consumer_without_a_topic_is_refused_by_its_name():
+    declare: Any = a_declaration().consumer
+    with pytest.raises(ConfigurationError, match=r"consumer\(a_message\): name one topic, .* such as 'positions'"):
+        declare(a_message)
+
+
 def test_a_plain_function_with_defaults_is_a_handler():
     def tell(job: Job[Ride], carrier: str = "one") -> None: ...
 
