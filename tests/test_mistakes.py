@@ -248,7 +248,7 @@ async def test_a_topic_that_does_not_exist_is_told_of_and_taken_up_when_it_is_th
     missing = f"there is no topic {name}, or no right to see it: create it"
     async with service:
         await eventually(lambda: service.problems() == [missing])
-        assert f"there is no topic '{name}', or no right to see it" in caplog.text
+        await eventually(lambda: f"there is no topic '{name}', or no right to see it" in caplog.text)
         await create_topic(sidings_kafka, name, partitions=1)
         try:
             await produce(sidings_kafka, name, [1])
