@@ -12,6 +12,7 @@ from typing import NoReturn
 import asyncpg
 
 from ..errors import PostgresUnavailable
+from .clock import now
 from .link import BROKEN, Backoff, Link, connect
 from .scheduler import Scheduler
 from .settings import PostgresSettings
@@ -23,6 +24,8 @@ log = logging.getLogger("sidings.executor")
 _COALESCE_SECONDS = 0.002
 _MAX_PAYLOAD_BYTES = 7_000  # NOTIFY takes less than 8,000
 _CHECK_SECONDS = 15.0
+_FOREIGN_SECONDS = 60.0  # between log lines of what others send on the channel
+_MOST = 2**63 - 1  # of a bigint
 
 
 class Notifier:
@@ -46,6 +49,7 @@ class Notifier:
         self._some = asyncio.Event()
         self._listening: asyncpg.Connection | None = None
         self._turn = asyncio.Lock()  # one statement at a time on the connection that listens
+        self._foreign_from = 0.0  # when a payload that is not ours is worth a line again
 
     def announce(self, jobs: Mapping[str, Sequence[int]]) -> None:
         """These jobs, by origin, have been committed."""
@@ -112,9 +116,19 @@ class Notifier:
             connection.terminate()
 
     def _heard(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        jobs = _jobs(str(payload))
+        try:
+            jobs = _jobs(str(payload))
+        except ValueError:
+            # Any role that may connect may send here: an id that no job can have would end the executor.
+            self._tell_of_foreign(str(payload))
+            jobs = dict[str, list[int]]()
         if not jobs or any(origin in self._scheduler.origins for origin in jobs):
             self._on_notified(jobs)
+
+    def _tell_of_foreign(self, payload: str) -> None:
+        if (time := now()) >= self._foreign_from:
+            self._foreign_from = time + _FOREIGN_SECONDS
+            log.warning("a notification on %s is not one of ours: %.100r", self._channel, payload)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
@@ -138,8 +152,12 @@ def _payload(jobs: Mapping[str, Sequence[int]]) -> str:
 
 
 def _jobs(payload: str) -> dict[str, list[int]]:
+    """What `_payload` has made it of. Raises `ValueError` where it has not."""
     lines = [line.split("\x1f") for line in payload.split("\n") if line]
-    return {origin: [int(id) for id in ids] for origin, *ids in lines}
+    jobs = {origin: [int(id) for id in ids] for origin, *ids in lines}
+    if any(not 0 < id <= _MOST for ids in jobs.values() for id in ids):
+        raise ValueError("an id that no job can have")
+    return jobs
 
 
 def _literal(text: str) -> str:

@@ -12,7 +12,7 @@ from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry
 
 from .faulty_proxy import Moment, proxied
-from .support import connected, eventually, running
+from .support import connected, enqueue, eventually, running
 
 
 async def test_a_commit_of_one_instance_wakes_the_owner_of_the_origin_and_nobody_else(database: str) -> None:
@@ -110,6 +110,34 @@ async def test_a_connection_that_falls_silent_before_it_listens_is_replaced(data
             await eventually(lambda: executor._notifier._listening, "the executor listens")
         finally:
             await executor.stop()
+
+
+@pytest.mark.parametrize("payload", ["t/0\x1fsoon", f"t/0\x1f{2**63}"])
+async def test_what_somebody_sends_by_hand_is_taken_for_news_of_everything_and_logged_once(
+    database: str, payload: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry()
+    ran: list[int] = []
+
+    @registry.job()
+    async def work(job: Job[dict[str, str]]) -> None:
+        ran.append(job.id)
+
+    async with (
+        # Nobody polls within the test's time: only a notification can start the job.
+        running(database, registry, ["t/0"], notify=True, poll_seconds=1_000) as executor,
+        connected(database) as connection,
+    ):
+        await eventually(lambda: executor._notifier and executor._notifier._listening, "the executor listens")
+        for _ in range(2):
+            before = len(ran)
+            await enqueue(database, work, [{}], origin="t/0")
+            await connection.execute("SELECT pg_notify('sidings_committed', $1)", payload)
+            await eventually(lambda before=before: len(ran) > before, "the job has run")
+    told = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR", "CRITICAL")]
+    assert [record.getMessage() for record in told] == [
+        f"a notification on sidings_committed is not one of ours: {payload!r}"
+    ]
 
 
 def test_notify_is_refused_behind_pgbouncer() -> None:
