@@ -37,7 +37,7 @@ __all__ = ["CycleLoop"]
 
 log = logging.getLogger("sidings.executor")
 
-_MAX_AHEAD = 1350  # jobs named beyond the free workers; a kill charges them all
+_MAX_AHEAD = 2000  # jobs named beyond the free workers; a kill charges them all
 _ENOUGH = 300  # outcomes that are worth a second cycle while the first is under way
 _REFUSED_RETRY_SECONDS = 30.0
 

@@ -38,7 +38,7 @@ __all__ = ["CancelReason", "Worker", "Workers"]
 
 log = logging.getLogger("sidings.executor")
 
-_STREAK = 64  # jobs that one worker runs before it lets the event loop go round
+_STREAK, _STREAK_SECONDS = 64, 0.005  # jobs that one worker runs, and how long, before it lets the event loop go round
 _SWEEP_SECONDS = 0.05
 _STOP_SECONDS = 5.0  # how long a handler may take to notice the last cancellation
 
@@ -97,6 +97,9 @@ class Workers:
         self.expired: list[Entry] = []  # claimed, but the lease ran out before a worker came to them
         self.all = [Worker() for _ in range(concurrency)]
         self._idle: list[Worker] = []
+        self._waking: asyncio.Handle | None = None
+        self._wave = 2  # workers to wake at once
+        self._between = 0  # workers that have given the event loop a turn, and go on with the next job by themselves
         self._registry = registry
         self._transactional = transactional
         self._middleware = transactional.middleware = registry.middleware
@@ -161,7 +164,9 @@ class Workers:
     def claim(self, entries: list[Entry]) -> None:
         """Hand over jobs that a committed cycle has named."""
         self.claimed.extend(self._in_batches(entries) if self.batch_sizes else entries)
-        self._wake()
+        self._wave = 2
+        if self._waking is None:
+            self._wake()
 
     def _in_batches(self, entries: list[Entry]) -> list[Entry | list[Entry]]:
         """Put the jobs of a type that takes lists together, by origin. One that has failed stays alone."""
@@ -211,11 +216,19 @@ class Workers:
                 worker.cancel(CancelReason.ENDED)
 
     def _wake(self) -> None:
-        # Two at a time, and each that wakes wakes two more: quick jobs need one worker, slow ones soon have all.
-        for _ in range(min(2, len(self._idle), len(self.claimed))):
-            wake = self._idle.pop().wake
-            if wake is not None and not wake.done():
-                wake.set_result(None)
+        """Wake some workers, and look again at each turn of the event loop while claimed jobs wait. A worker that goes
+        on by itself needs no help: quick jobs are left to the first two, so that a turn stays short, or what has
+        finished would wait for all of them. Where handlers wait for something, all are awake after a few turns."""
+        self._waking = None
+        if not self.claimed or not self._idle:
+            return
+        if not self._between:
+            for _ in range(min(self._wave, len(self._idle), len(self.claimed))):
+                wake = self._idle.pop().wake
+                if wake is not None and not wake.done():
+                    wake.set_result(None)
+            self._wave *= 2
+        self._waking = asyncio.get_running_loop().call_soon(self._wake)
 
     async def _work(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()
@@ -229,11 +242,13 @@ class Workers:
                 self._idle.append(worker)
                 await worker.wake
                 streak = 0
-                if len(claimed) > 1:
-                    self._wake()
             elif streak >= _STREAK:
                 streak = 0
-                await asyncio.sleep(0)
+                self._between += 1
+                try:
+                    await asyncio.sleep(0)
+                finally:
+                    self._between -= 1
             elif isinstance(claimed[0], Entry):
                 streak += await self._attempts(worker, _STREAK - streak)
             else:
@@ -241,11 +256,14 @@ class Workers:
 
     async def _attempts(self, worker: Worker, most: int) -> int:
         """One attempt of each of the next claimed jobs, at most of so many, from the stored payload to an outcome.
-        Returns how many. One coroutine for all of them, and a coroutine function without anything around it is awaited
-        right here: each call in between costs as much as the rest."""
+        Returns how many, or `most` when the event loop should have its turn. One coroutine for all of them, and a
+        coroutine function without anything around it is awaited right here: each call in between costs as much as the
+        rest."""
         claimed, changed = self.claimed, self.changed.set
-        finished = now()
+        began = finished = now()
         for count in range(most):
+            if finished - began >= _STREAK_SECONDS:
+                break
             if not claimed or self._stopping or not isinstance(entry := claimed[0], Entry):
                 return count
             del claimed[0]

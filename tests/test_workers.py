@@ -1,0 +1,155 @@
+"""Who wakes whom: what is claimed must not wait beside idle workers, and quick jobs must not keep the event loop."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
+from math import inf
+from random import Random
+
+import pytest
+from pydantic import BaseModel
+from sidings.executor import PostgresSettings
+from sidings.executor.queues import Entry, OriginQueue
+from sidings.executor.transactional import Transactional
+from sidings.executor.workers import Workers
+from sidings.jobs import Job, Registry
+
+WORKERS = 100
+
+
+class Empty(BaseModel):
+    pass
+
+
+class Yard:
+    """Workers, and jobs of four types: quick ones, busy ones (2 ms of the event loop), ones that wait until they are
+    let go, and ones that wait for some turns of the event loop."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self.gate = asyncio.Event()
+        self.started = 0
+        random = Random(1)
+
+        @self.registry.job()
+        async def quick(job: Job[Empty]) -> None:
+            self.started += 1
+
+        @self.registry.job()
+        async def busy(job: Job[Empty]) -> None:
+            self.started += 1
+            time.sleep(0.002)  # noqa: ASYNC251 - as a handler that computes
+
+        @self.registry.job()
+        async def waiting(job: Job[Empty]) -> None:
+            self.started += 1
+            await self.gate.wait()
+
+        @self.registry.job()
+        async def yielding(job: Job[Empty]) -> None:
+            self.started += 1
+            for _ in range(random.randrange(5)):
+                await asyncio.sleep(0)
+
+        nowhere = PostgresSettings(dsn="postgresql://nobody@localhost/nothing")
+        self.workers = Workers(self.registry, WORKERS, Transactional(nowhere, lambda _: None, lambda _: None))
+        origin = OriginQueue("t/0", 1, None)
+        origin.deadline = inf
+        self._entries = (partial(Entry, id, origin, group=None, position=id, payload="{}") for id in count(1))
+
+    def entry(self, type: str) -> Entry:
+        return next(self._entries)(type=type)
+
+    def claim(self, type: str, jobs: int) -> None:
+        self.workers.claim([self.entry(type) for _ in range(jobs)])
+
+    async def turns(self, condition: Callable[[], bool], most: int = 10_000) -> list[int]:
+        """How many jobs were started in each turn of the event loop until the condition held."""
+        counts: list[int] = []
+        while not condition():
+            assert len(counts) < most, (
+                f"not within {most} turns: {self.started} started, {len(self.workers.claimed)} wait"
+            )
+            before = self.started
+            await asyncio.sleep(0)
+            counts.append(self.started - before)
+        return counts
+
+
+@asynccontextmanager
+async def a_yard() -> AsyncIterator[Yard]:
+    yard = Yard()
+    yard.workers.start()
+    await asyncio.sleep(0)  # now they are idle
+    try:
+        yield yard
+    finally:
+        await yard.workers.stop()
+
+
+async def test_quick_jobs_leave_the_event_loop_its_turns():
+    """With all workers awake a turn took up to 900 jobs; what had finished was sent in one large batch after a small
+    one, and the client and Postgres took turns."""
+    async with a_yard() as yard:
+        yard.claim("quick", 2_000)
+        counts = await yard.turns(lambda: len(yard.workers.finished) == 2_000)
+    assert max(counts) <= 2 * 64
+    assert len(counts) >= 2_000 // 128
+
+
+async def test_handlers_that_compute_leave_the_event_loop_its_turns():
+    async with a_yard() as yard:
+        yard.claim("busy", 60)
+        counts = await yard.turns(lambda: len(yard.workers.finished) == 60)
+    assert max(counts) <= 2 * 3  # a worker gives way after 5 ms
+
+
+async def test_handlers_that_wait_have_all_workers_after_a_few_turns():
+    async with a_yard() as yard:
+        yard.claim("waiting", WORKERS + 50)
+        await yard.turns(lambda: yard.started == WORKERS, most=12)
+        assert yard.workers.running() == WORKERS
+        yard.gate.set()
+        await yard.turns(lambda: len(yard.workers.finished) == WORKERS + 50)
+        yard.claim("quick", 2_000)
+        counts = await yard.turns(lambda: len(yard.workers.finished) == WORKERS + 2_050)
+    assert max(counts) <= 2 * 64, "those that came after were run by all that had been needed before"
+
+
+async def test_one_that_waits_among_quick_ones_holds_nobody_up():
+    async with a_yard() as yard:
+        yard.workers.claim([yard.entry("waiting" if n % 100 == 50 else "quick") for n in range(5_000)])
+        await yard.turns(lambda: len(yard.workers.finished) == 4_950)
+        assert yard.workers.running() == 50
+        yard.gate.set()
+        await yard.turns(lambda: len(yard.workers.finished) == 5_000)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_nothing_claimed_waits_beside_idle_workers(seed: int):
+    """Claims of all sizes at all moments; after each, as many run as may."""
+    random = Random(seed)
+    async with a_yard() as yard:
+        total = kept = 0
+        for _ in range(60):
+            type = random.choice(("quick", "yielding", "waiting"))
+            size = random.choice((1, 1, 2, 3, 10, 300)) if type != "waiting" else random.choice((1, 2, 3))
+            if kept + size > WORKERS - 3:
+                type = "quick"
+            kept += size if type == "waiting" else 0
+            total += size
+            yard.claim(type, size)
+            if random.random() < 0.1:
+                taken = yard.workers.unclaim()
+                total -= len(taken)
+                kept -= sum(entry.type == "waiting" for entry in taken)
+            for _ in range(random.choice((0, 0, 1, 2, 5))):
+                await asyncio.sleep(0)
+        done = lambda: not yard.workers.claimed and len(yard.workers.finished) == total - kept  # noqa: E731
+        await yard.turns(done, most=500)
+        assert yard.workers.running() == kept
+        yard.gate.set()
+        await yard.turns(lambda: len(yard.workers.finished) == total)
