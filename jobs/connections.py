@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from ..errors import EnqueueError, NotInTransaction
+from ..errors import EnqueueError, NotInTransaction, SchemaError, SchemaMissing, SchemaTooOld
 from ..schema import load_sql
 from .transaction import Connection
 
@@ -114,12 +114,18 @@ class Way(NamedTuple, Generic[C, R]):
 
 async def store(connection: AnyConnection, statement: Statement) -> Rows:
     """Run `statement` in the connection's open transaction. Raises `EnqueueError` for a connection of an unknown kind,
-    `NotInTransaction` for one in autocommit; nothing has been sent then."""
+    `NotInTransaction` for one in autocommit; nothing has been sent then. `SchemaError` where the tables are not there,
+    which spoils the transaction."""
     autocommit, remedy, run, connect = _way(type(connection), statement.storing)
     opened = connection if connect is None else await connect(connection)
     if autocommit(opened):
         raise _in_autocommit(statement.storing, remedy)
-    return await run(opened, statement) if statement.jobs else ()
+    try:
+        return await run(opened, statement) if statement.jobs else ()
+    except Exception as error:
+        if (told := _of_schema(error, statement)) is not None:
+            raise told from error
+        raise
 
 
 def store_sync(connection: AnySyncConnection, statement: Statement) -> Rows:
@@ -128,7 +134,12 @@ def store_sync(connection: AnySyncConnection, statement: Statement) -> Rows:
     opened = connection if connect is None else connect(connection)
     if autocommit(opened):
         raise _in_autocommit(statement.storing, remedy)
-    return run(opened, statement) if statement.jobs else ()
+    try:
+        return run(opened, statement) if statement.jobs else ()
+    except Exception as error:
+        if (told := _of_schema(error, statement)) is not None:
+            raise told from error
+        raise
 
 
 @cache
@@ -170,6 +181,30 @@ def _in_autocommit(storing: Storing, remedy: str) -> NotInTransaction:
     return NotInTransaction(
         f"the connection is in autocommit, so the {storing.what} could not commit together with the state change: "
         + remedy.format(storing.call)
+    )
+
+
+# SQLSTATEs: undefined table, schema, function, column.
+_MISSING = {"42P01": SchemaMissing, "3F000": SchemaMissing, "42883": SchemaTooOld, "42703": SchemaTooOld}
+
+
+def _of_schema(error: Exception, statement: Statement) -> SchemaError | None:
+    """What to tell where Postgres misses what is ours, by any driver's error; None where that is not what it says."""
+    inner: Any = getattr(error, "orig", None) or error  # SQLAlchemy's
+    if not hasattr(inner, "sqlstate"):
+        inner = error.__cause__  # Django's
+    kind = _MISSING.get(getattr(inner, "sqlstate", None) or "")
+    schema, text = statement.schema, str(inner).partition("\n")[0]
+    # A trigger of the user's may lack something, too.
+    if kind is None or not any(name in text for name in (f"{schema}.", f'"{schema}"', 'relation "job"')):
+        return None
+    if kind is SchemaMissing:
+        what = f"the database of this connection has no schema {schema!r} of Sidings, or one of an earlier release"
+    else:
+        what = f"the schema {schema!r} is older than this release of sidings"
+    return kind(
+        f"{what} ({text}): call `await service.migrate()` once, or `python -m sidings.schema --service NAME "
+        f"--schema {schema} DSN`; or connect to the service's database, and name its schema as it does (schema=...)"
     )
 
 

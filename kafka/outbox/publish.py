@@ -117,7 +117,8 @@ class Outbox:
         keep the order of their commits where writers lock the entity's row before they publish. A repeat carries the
         same header ``sidings-id``.
 
-        Raises `InvalidMessage` and `NotInTransaction`; nothing is written then.
+        Raises `InvalidMessage` and `NotInTransaction`; nothing is written then. Where Sidings' tables are missing or
+        old: `SchemaError`, with the remedy; the transaction has to be rolled back then.
         """
         message = self._message(topic, key, value, headers, partition_key, timestamp)
         if self._is_direct(topic):
