@@ -140,6 +140,7 @@ class Executor:
                 raise ConfigurationError("notify=True does not work with pgbouncer=True: leave one of them out")
             self._notifier = Notifier(postgres, self._links["notify"], self.scheduler, on_notified=self._there_are)
         self._main: asyncio.Task[None] | None = None
+        self._checked = False  # the schema, since the last registration
         self._registered = asyncio.Event()
         self._refusal: str | None = None
         self._stopped = False
@@ -189,6 +190,7 @@ class Executor:
         """
         try:
             await check_schema(self.postgres, self._service)
+            self._checked = True
         except PostgresUnavailable as error:
             log.warning("starting without Postgres: %s", error)
         self._leases.start()
@@ -293,7 +295,9 @@ class Executor:
         backoff = Backoff()
         while True:
             try:
-                await check_schema(self.postgres, self._service)
+                if not self._checked:
+                    await check_schema(self.postgres, self._service)
+                self._checked = False  # the next time it may be another database
                 sql = load_sql(__package__, "register", self.postgres.schema_name)
                 await self._links["control"].fetch(sql, self.id, socket.gethostname(), os.getpid())
                 break
