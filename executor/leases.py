@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -17,7 +18,7 @@ from .clock import now
 from .link import Link
 from .settings import ExecutorSettings, PostgresSettings
 
-__all__ = ["LeaseEvents", "LeaseThread", "Leased"]
+__all__ = ["LeaseEvents", "LeaseThread", "Leased", "tell_loop"]
 
 log = logging.getLogger("sidings.executor")
 
@@ -102,8 +103,8 @@ class LeaseThread:
 
     def renew_soon(self) -> None:
         """Renew now instead of at the next turn."""
-        if self._loop is not None and self._poke is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._poke.set)
+        if self._loop is not None and self._poke is not None:
+            tell_loop(self._loop, self._poke.set)
 
     async def _run(self) -> None:
         self._loop, self._poke = asyncio.get_running_loop(), asyncio.Event()
@@ -132,6 +133,9 @@ class LeaseThread:
                 complete = await self._renew(link)
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 log.warning("leases could not be renewed: %s", error)
+                complete = False
+            except Exception:  # PgBouncer in place of Postgres, a defect: without this thread every lease runs out
+                log.exception("leases could not be renewed")
                 complete = False
             pause = self._settings.lease_seconds / (3 if complete else 15)
         await link.close()
@@ -164,5 +168,11 @@ class LeaseThread:
         return complete
 
     def _report(self, event: Callable[[str, int], None], name: str, number: int) -> None:
-        if self._home is not None and not self._home.is_closed():
-            self._home.call_soon_threadsafe(event, name, number)
+        if self._home is not None:
+            tell_loop(self._home, event, name, number)
+
+
+def tell_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:
+    """Call `callback` in the loop of another thread, unless that has ended. Not asked first: it may end in between."""
+    with suppress(RuntimeError):  # it is closed
+        loop.call_soon_threadsafe(callback, *arguments)

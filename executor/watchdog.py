@@ -10,7 +10,8 @@ import traceback
 from collections.abc import Callable
 
 from .clock import now
-from .leases import LeaseThread
+from .leases import LeaseThread, tell_loop
+from .queues import Entry
 from .settings import ExecutorSettings
 from .workers import Workers
 
@@ -79,15 +80,17 @@ class Watchdog:
         if not self._asked:
             self._asked = True
             self.loop_answered = now()
-            self._loop.call_soon_threadsafe(self._answer)
+            tell_loop(self._loop, self._answer)
             return
         silent = now() - self.loop_answered
         if silent >= self._settings.stall_warn_seconds and not self._reported:
             self._reported = True
-            log.warning("the event loop has not answered for %.1f s; it is blocked here:\n%s", silent, self._stack())
+            text, stack = "the event loop has not answered for %.1f s; it is blocked here:\n%s", self._stack()
+            _aside(lambda: log.warning(text, silent, stack))
         if silent >= self._settings.stall_seconds and not self._leases.suspended:
             self._leases.suspended = True
-            log.error("the event loop has not answered for %.1f s: its leases are not renewed any more", silent)
+            end = "the event loop has not answered for %.1f s: its leases are not renewed any more"
+            _aside(lambda: log.error(end, silent))
 
     def _answer(self) -> None:
         if self._reported:
@@ -111,13 +114,26 @@ class Watchdog:
             entry = worker.entry
             # The entry is read again: the worker may have gone on to another job between the two looks.
             if entry is not None and time >= entry.origin.deadline and worker.entry is entry:
-                log.critical(
-                    "the lease of %s has run out under job %s (%s), which cannot be stopped: ending the process",
-                    entry.origin.name,
-                    entry.id,
-                    entry.type,
-                )
-                for handler in logging.getLogger().handlers:
-                    handler.flush()
+                _aside(lambda entry=entry: _last_words(entry), wait_seconds=self._settings.margin_seconds / 2)
                 self._exit(EXIT_CODE)
                 return
+
+
+def _aside(work: Callable[[], None], *, wait_seconds: float = 0.0) -> None:
+    """Log in a thread of its own: that fails where the disk is full, and hangs where nobody reads the pipe that the log
+    goes to, which may be what blocks the event loop. Neither may keep the watchdog from its duty."""
+    thread = threading.Thread(target=work, name="sidings watchdog's log", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads: then without a word
+        return
+    thread.join(wait_seconds)
+
+
+def _last_words(entry: Entry) -> None:
+    log.critical(
+        "the lease of %s has run out under job %s (%s), which cannot be stopped: ending the process",
+        *(entry.origin.name, entry.id, entry.type),
+    )
+    for handler in logging.getLogger().handlers:
+        handler.flush()

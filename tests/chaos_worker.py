@@ -125,6 +125,25 @@ def registry_of(journal: Journal, executor_id: Callable[[], object] = lambda: ""
             while job.payload.gate and not Path(job.payload.gate).exists():
                 time.sleep(0.01)  # noqa: ASYNC251
 
+    @jobs.job(group="g")
+    async def stuck(job: Job[Work]) -> None:
+        """Blocks the event loop within a line of the log, as where nobody reads the pipe that it goes to."""
+        (handler,) = logging.getLogger().handlers
+        handler.acquire()
+        try:
+            await blocking(job)
+        finally:
+            handler.release()
+
+    @jobs.job(group="g")
+    async def full(job: Job[Work]) -> None:
+        """Blocks the event loop while the disk that the log goes to is full."""
+        (handler,) = logging.getLogger().handlers
+        assert isinstance(handler, logging.StreamHandler)
+        with Path("/dev/full").open("w") as disk:
+            handler.setStream(disk)
+            await blocking(job)
+
     @jobs.job(group="g", transactional=True, retry=Retry(wait=wait_fixed(0.05)))
     async def transfer(job: Job[Work]) -> None:
         """Its effect, a row in `effect`, commits together with the end of the job."""

@@ -58,6 +58,22 @@ async def test_a_process_that_hangs_for_too_long_ends_itself_and_is_taken_over(d
         assert await fleet.outcomes(hanging) == ["lost", "succeeded"]
 
 
+@pytest.mark.parametrize("log", ["stuck", "full"])
+async def test_a_process_that_hangs_ends_itself_also_when_it_cannot_say_so(database: str, tmp_path: Path, log: str):
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 3.0}) as fleet:
+        gate = fleet.gate()
+        (hanging,) = await fleet.enqueue(log, ["t/0"], gate=str(gate))
+        hung = fleet.spawn("hung", ORIGINS, stall_warn_seconds=0.2, stall_seconds=0.5)
+        await until(lambda: fleet.started(hanging), "the handler to block")
+        heir = fleet.spawn("heir", ORIGINS)
+        assert await hung.ended() == 70
+        gate.touch()
+        await fleet.finish()
+        await heir.stop()
+        await fleet.verify()
+        assert await fleet.outcomes(hanging) == ["lost", "succeeded"]
+
+
 async def test_a_hung_process_that_runs_no_handler_loses_its_origins_and_lives(database: str, tmp_path: Path):
     """What blocks the loop is the service's own code: nothing of ours runs that would have to be stopped."""
     async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet:
