@@ -146,6 +146,9 @@ async def test_counts_and_types_say_how_many_jobs_there_are(database: str):
         ("ride", "waiting", 3),
     ]
     assert [row["jobs"] for row in (await cli_json(database, "jobs", "counts", "--by", "origin"))["counts"]] == [5]
+    for wanted, jobs in ((("--type", "bill"), [2]), (("--origin", ORIGIN), [2, 3]), (("--origin", "b/0"), [])):
+        counted = await cli_json(database, "jobs", "counts", *wanted)
+        assert [row["jobs"] for row in counted["counts"]] == jobs, wanted
     await cli(database, "types", "pause", "ride", "--because", "look")
     rows = {row["name"]: row for row in (await cli_json(database, "types", "list"))["types"]}
     assert rows["ride"]["states"]["waiting"] == 3
@@ -158,7 +161,9 @@ async def test_ended_jobs_are_listed_by_outcome_and_time_page_by_page(database: 
     ids = await some_jobs(database, 3)
     for id in ids:
         await cli(database, "jobs", "discard", id)
-    await cli(database, "jobs", "cancel", await a_job(database))
+    await cli(database, "jobs", "cancel", await a_job(database, origin="b/0", type="'bill'"))
+    for wanted, count in ((("--type", "bill"), 1), (("--type", "ride"), 3), (("--origin", "b/0"), 1)):
+        assert len((await cli_json(database, "jobs", "ended", *wanted))["jobs"]) == count, wanted
     first = await cli_json(database, "jobs", "ended", "--outcome", "discarded", "--limit", 2)
     assert [row["job_id"] for row in first["jobs"]] == [ids[2], ids[1]]
     rest = await cli_json(database, "jobs", "ended", "--outcome", "discarded", "--before", first["next"])
@@ -189,6 +194,15 @@ async def test_groups_that_wait_for_their_head_are_listed_with_the_cause(databas
     shown = await cli_json(database, "groups", "show", ORIGIN, GROUP)
     assert [job["state"] for job in shown["jobs"]] == ["blocked", "waiting", "waiting", "waiting"]
     assert (await cli(database, "groups", "list", "--origin", "other/1")).stderr == "no group is blocked\n"
+    await a_job(database, "blocked", group="second")
+    for command in (("list", "--limit", 1), ("show", ORIGIN, GROUP, "--limit", 1)):
+        result = await cli(database, "groups", *command)
+        assert len(result.stdout.splitlines()) == 2, command
+        assert "these are the first 1" in result.stderr
+    await cli(database, "origins", "pause", ORIGIN, "--because", "look")
+    await cli(database, "groups", "pause", ORIGIN, "second", "--because", "not this one")
+    shown = await cli_json(database, "groups", "show", ORIGIN, GROUP)
+    assert [pause["reason"] for pause in shown["pauses"]] == ["look"]
 
 
 async def test_origins_are_listed_with_holder_and_backlog_and_without_the_slots_of_the_outbox(database: str):
@@ -236,6 +250,8 @@ async def test_the_audit_is_filtered_and_paged(database: str):
     older = await cli_json(database, "audit", "--before", newest["next"])
     assert [row["target"]["job"] for row in older["audit"]] == [ids[1], ids[0]]
     assert len((await cli_json(database, "audit", "--by", "bob", "--action", "cancel"))["audit"]) == 3
+    for wanted, rows in ((("--action", "pause"), 1), (("--by", "bob", "--action", "pause"), 0), (("--by", "alice"), 1)):
+        assert len((await cli_json(database, "audit", *wanted))["audit"]) == rows, wanted
     assert [row["type"] for row in (await cli_json(database, "pauses"))["pauses"]] == ["ride"]
 
 

@@ -116,6 +116,31 @@ async def test_a_filter_takes_no_more_than_the_limit_and_says_so(database: str):
     result = await cli(database, "jobs", "cancel", "--type", "ride", "--limit", 3, "--yes")
     assert "these are the first 3; there may be more" in result.stderr
     assert await jobs_left(database) == 2
+    result = await cli(database, "jobs", "requeue", "--type", "ride", "--limit", 2, "--yes")
+    assert "these are the first 2; there may be more" in result.stderr
+    assert await jobs_left(database) == 4
+
+
+async def test_a_filter_takes_what_fits_all_of_it(database: str):
+    ids = [await a_job(database, origin=origin, group=group) for origin in (ORIGIN, "b/0") for group in ("g", "h")]
+    await cli(database, "jobs", "cancel", "--origin", ORIGIN, "--group", "g", "--yes")
+    assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.job ORDER BY id")] == ids[1:]
+    await cli(database, "jobs", "cancel", "--origin", "b/0", "--yes")
+    assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.job")] == [ids[1]]
+    await cli(database, "jobs", "requeue", "--origin", ORIGIN, "--yes")
+    rows = await fetch(database, 'SELECT origin, "group" FROM sidings.job ORDER BY id')
+    assert [tuple(row) for row in rows] == [(ORIGIN, "h"), (ORIGIN, "g")]
+
+
+async def test_what_a_filter_finds_is_asked_about_also_where_it_is_one_job(database: str):
+    """Whoever gives its number has said which; whoever gives a filter may not know."""
+    id = await a_job(database)
+    text = await refused(database, "jobs", "cancel", "--type", "ride")
+    assert text.startswith("this would cancel 1 job; nothing was done")
+    await cli(database, "jobs", "cancel", id)
+    text = await refused(database, "jobs", "requeue", "--type", "ride")
+    assert text.startswith("this would requeue 1 job; nothing was done")
+    assert await jobs_left(database) == 0
 
 
 async def test_which_jobs_are_meant_must_be_clear(database: str):
@@ -126,6 +151,44 @@ async def test_which_jobs_are_meant_must_be_clear(database: str):
     assert "--group 'g' needs --origin" in await refused(database, "jobs", "cancel", "--group", "g", exit_code=2)
     assert "no job fits: nothing was done" in await refused(database, "jobs", "cancel", "--type", "nothing", "--yes")
     assert await jobs_left(database) == 1
+
+
+async def test_whatever_is_done_the_audit_has_who_and_why(database: str):
+    await a_holder(database, ORIGIN)
+    ended, again, held = await a_job(database), await a_job(database, "backing off"), await a_job(database, "held")
+    await some_jobs(database, 3, "blocked", group="b")
+    await some_jobs(database, 1, origin="gone/0")
+    for id in range(1, 5):
+        await a_parked_message(database, id, "etas" if id < 3 else "bills")
+    await execute(
+        database,
+        "INSERT INTO sidings.outbox_relay (id, alive_until) VALUES (gen_random_uuid(), now())",
+        "INSERT INTO sidings.outbox_topic (topic, relay, retries, retry_at, error) "
+        "SELECT 'etas', id, 3, now() + interval '1 hour', 'no such topic' FROM sidings.outbox_relay",
+    )
+    commands: list[tuple[object, ...]] = [
+        ("jobs", "discard", ended),
+        ("jobs", "requeue", ended),
+        ("jobs", "retry", again),
+        ("jobs", "cancel", again),
+        ("jobs", "release", held),
+        ("groups", "release", ORIGIN, "b"),
+        ("groups", "clear", ORIGIN, GROUP, "--yes"),
+        *[("types", verb, "ride") for verb in ("pause", "resume")],
+        *[("origins", verb, ORIGIN) for verb in ("pause", "resume")],
+        *[("groups", verb, ORIGIN, GROUP) for verb in ("pause", "resume")],
+        ("origins", "move", "gone/0", ORIGIN, "--yes"),
+        ("outbox", "retry", "etas"),
+        *[("outbox", verb, "--topic", topic, "--yes") for verb, topic in (("release", "etas"), ("discard", "bills"))],
+    ]
+    for command in commands:
+        await cli(database, *command, "--by", "bob", "--because", "why")
+        assert (await actions(database))[-1][::2] == ("bob", "why"), command
+    await execute(database, "UPDATE sidings.job SET run_at = 'infinity' WHERE \"group\" = 'b'")
+    await cli(database, "groups", "skip", ORIGIN, "b", "--by", "bob", "--because", "why")
+    found = await actions(database)
+    assert {(actor, reason) for actor, _, reason in found} == {("bob", "why")}
+    assert len(found) == len(commands) + 1
 
 
 # -- groups, types, origins ---------------------------------------------------------------------------------------
@@ -146,6 +209,17 @@ async def test_a_blocked_group_is_released_skipped_and_cleared(database: str):
     assert (await cli(database, "groups", "clear", ORIGIN, GROUP, "--yes")).stdout.endswith("cancelled 3 jobs\n")
     assert await jobs_left(database) == 0
     assert [action for _, action, _ in await actions(database)] == ["release group", "skip head", "clear group"]
+
+
+async def test_a_group_is_cleared_of_the_job_that_runs_only_when_that_is_said(database: str):
+    running, *_ = await some_jobs(database, 3)
+    await a_holder(database, ORIGIN, running=[running])
+    clear = ("groups", "clear", ORIGIN, GROUP, "--yes")
+    assert (await cli(database, *clear)).stdout.endswith("cancelled 2 jobs\n")
+    assert await the_job(database, running) is not None
+    assert (await cli(database, *clear, "--running")).stdout.endswith("cancelled 1 job\n")
+    assert await jobs_left(database) == 0
+    assert (await cli(database, *clear)).stderr == "no job of this group waits: nothing was done\n"
 
 
 @pytest.mark.parametrize(
@@ -191,6 +265,15 @@ async def test_an_orphan_s_jobs_are_moved_and_those_of_a_held_origin_are_not(dat
     assert "no jobs in" in await refused(database, "origins", "move", "gone/0", ORIGIN, "--yes")
 
 
+async def test_an_expired_lease_is_believed_when_postgres_has_been_up_for_the_longest(database: str):
+    await a_holder(database, ORIGIN)
+    await a_holder(database, "gone/0", lease="-1 minute")
+    await some_jobs(database, 1, origin="gone/0")
+    move = ("origins", "move", "gone/0", ORIGIN, "--yes", "--lease-seconds")
+    await refused(database, *move, 1_000_000)
+    assert (await cli(database, *move, 0)).stdout.endswith(f"moved 1 job from gone/0 to {ORIGIN}\n")
+
+
 # -- outbox, consumers --------------------------------------------------------------------------------------------
 
 
@@ -208,6 +291,7 @@ async def test_parked_messages_are_listed_released_and_discarded(database: str):
     assert "delete for good 1 parked message" in await refused(database, "outbox", "discard", 2)
     await cli(database, "outbox", "discard", 2, "--yes", "--because", "wrong file")
     assert "no such parked message: 2" in await refused(database, "outbox", "discard", 2, "--yes")
+    assert "send 2 parked messages; nothing was done" in await refused(database, "outbox", "release", 3, 4)
     assert "send 1 parked message for etas" in await refused(database, "outbox", "release", "--topic", "etas")
     await cli(database, "outbox", "release", "--topic", "etas", "--yes", "--by", "bob")
     rows = {row["topic"]: row for row in (await cli_json(database, "outbox", "list"))["topics"]}
