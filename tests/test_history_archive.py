@@ -8,19 +8,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pyarrow.parquet as pq
 import pytest
 from prometheus_client import CollectorRegistry
-from sidings.errors import ConfigurationError
+from sidings.errors import ConfigurationError, SidingsError
 from sidings.jobs import Registry
-from sidings.spark_analytics.history.archive import _archive
+from sidings.spark_analytics.history.archive import _archive, _verify
 from sidings.spark_analytics.history.files import archived_parts
 
 from .history_support import Attempt, stored
 from .support import connected, eventually, running
 
+MODULE = sys.modules[_archive.__module__]  # the package's `archive` is the function
 OLD = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=9)
 
 
@@ -71,6 +73,77 @@ async def test_a_file_that_is_gone_is_written_again_as_long_as_postgres_has_its_
     assert await archived(database, tmp_path) == 1
     assert jobs(tmp_path) == [1]
     assert await archived(database, tmp_path / "elsewhere") == 0, "it is archived, though in another place"
+
+
+async def test_days_are_those_of_utc_whatever_the_databases_zone_is(database: str, tmp_path: Path):
+    async with connected(database) as connection:
+        name = await connection.fetchval("SELECT current_database()")
+        await connection.execute(f"ALTER DATABASE \"{name}\" SET timezone = 'Pacific/Auckland'")
+    midnight = OLD.replace(hour=0)
+    divided = [an_attempt(1, midnight), an_attempt(2, midnight + timedelta(hours=23, minutes=59))]
+    await stored(database, divided)
+    await stored(database, [an_attempt(3, midnight - timedelta(minutes=1))], partitions=False)
+    await archived(database, tmp_path)
+    found = {day: pq.read_table(file)["job_id"].to_pylist() for (day, _), file in archived_parts(tmp_path).items()}
+    assert {day: sorted(own) for day, own in found.items() if own} == {
+        OLD.date(): [1, 2], (OLD - timedelta(days=1)).date(): [3]
+    }  # fmt: skip
+
+
+async def test_a_day_that_has_been_over_for_an_hour_is_archived_and_no_later_one(database: str, tmp_path: Path):
+    today = datetime.now(UTC)
+    days = [today - timedelta(days=n) for n in range(4)]
+    await stored(database, [an_attempt(n, day) for n, day in enumerate(days)])
+    async with connected(database) as connection:
+        query = "SELECT ((now() - interval '1 hour') AT TIME ZONE 'UTC')::date - 1"
+        first = await connection.fetchval(query)
+        await archived(database, tmp_path)
+        last = await connection.fetchval(query)
+    assert first <= max(day for day, _ in archived_parts(tmp_path)) <= last
+
+
+async def test_a_large_day_is_written_in_groups_of_rows(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(MODULE, "_ROWS", 2)
+    monkeypatch.setattr(MODULE, "_GROUP", 4)
+    await stored(database, [an_attempt(n) for n in range(11)])
+    await archived(database, tmp_path)
+    assert jobs(tmp_path) == list(range(11))
+    metadata = pq.read_metadata(archived_parts(tmp_path)[OLD.date(), 1])
+    assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [4, 4, 3]
+
+
+async def test_a_row_that_nobody_has_noted_keeps_its_day_from_being_entered(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As a restored or replicated one may come: without triggers."""
+    await stored(database, [an_attempt(1)])
+
+    async def verify(*arguments: Any) -> None:
+        async with connected(database) as connection:
+            await connection.execute("SET session_replication_role = replica")
+            await connection.execute(
+                "INSERT INTO sidings.job_history SELECT (jsonb_populate_record(h, '{\"job_id\": 2}')).* "
+                "FROM sidings.job_history h"
+            )
+        await _verify(*arguments)
+
+    monkeypatch.setattr(MODULE, "_verify", verify)
+    with pytest.raises(SidingsError, match=r"Postgres counts .*: nothing was entered"):
+        await archived(database, tmp_path)
+    assert not jobs(tmp_path)
+    assert not drafts(tmp_path)
+    monkeypatch.undo()
+    assert await archived(database, tmp_path) >= 1
+    assert jobs(tmp_path) == [1, 2]
+
+
+async def test_an_archive_belongs_to_one_service(database: str, tmp_path: Path):
+    await stored(database, [an_attempt(1)])
+    await archived(database, tmp_path)
+    async with connected(database) as connection:
+        await connection.execute("UPDATE sidings.service SET name = 'other'")
+        with pytest.raises(ConfigurationError, match="is the archive of the service 'test', not of 'other'"):
+            await archived(database, tmp_path)
 
 
 async def test_without_the_switch_retention_does_not_wait(database: str):
