@@ -22,8 +22,15 @@ __all__ = ["Transactional"]
 log = logging.getLogger("sidings.executor")
 
 _SUPERSEDED, _OVER = "SD001", "SD002"
-_IDLE_SECONDS = 300.0
-_AWAY_SECONDS = 1.0  # until a job is tried again for which there was no connection
+_IDLE_SECONDS, _MOST_SECONDS = 300.0, 2_147_483.0  # the most that PostgreSQL takes
+_AWAY_SECONDS = 1.0  # until a job is tried again that the server did not let begin or end
+_NOT_NOW = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InsufficientResourcesError)
+# What a handler has left in its session is not for the next one. DISCARD ALL would also forget the statements that
+# asyncpg has prepared.
+_CLEAN = (
+    "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; SELECT pg_advisory_unlock_all(); "
+    "DISCARD TEMP; "
+)
 
 
 class Transactional:
@@ -49,12 +56,11 @@ class Transactional:
     async def run(self, job_type: JobType[Any], job: Job[Any], entry: Entry, started: float) -> Outcome:
         """One attempt. What the handler raises comes out after the rollback; a success is committed on return."""
         try:
-            connection, transaction = await self._begin()
+            connection, transaction = await self._begin(min(max(job_type.timeout or 0.0, _IDLE_SECONDS), _MOST_SECONDS))
         except PostgresUnavailable as error:  # no failure of the handler's, which has not run
             log.warning("job %s %s does not start yet: %s", entry.id, entry.type, error)
             return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
         try:
-            await self._limit_idleness(connection, max(job_type.timeout or 0.0, _IDLE_SECONDS))
             job.transaction = Transaction(connection)
             handler = partial(cast(Any, job_type.handler), job)
             if self.middleware and job_type.wrapped:
@@ -75,34 +81,38 @@ class Transactional:
         while self._idle:
             self._idle.pop().terminate()
 
-    async def _connection(self) -> asyncpg.Connection:
+    async def _connection(self) -> tuple[asyncpg.Connection, str]:
+        """A connection, and what it is to be told first."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed():
-                return connection
-        return await connect(self._postgres, for_handlers=True)
+                return connection, _CLEAN
+        try:
+            return await connect(self._postgres, for_handlers=True), ""
+        except asyncpg.PostgresError as error:  # e.g. the password has been changed
+            raise PostgresUnavailable(f"no connection to Postgres: {error!r}") from error
 
-    async def _begin(self) -> tuple[asyncpg.Connection, Any]:
+    async def _begin(self, idle_seconds: float) -> tuple[asyncpg.Connection, Any]:
         """A connection, and the transaction that is open on it. Raises `PostgresUnavailable`."""
-        connection = await self._connection()
+        connection, clean = await self._connection()
         transaction = connection.transaction()
+        # A paused client must not hold its locks for ever; PostgreSQL ends the transaction then.
+        limit = f"idle_in_transaction_session_timeout = '{int(idle_seconds * 1000)}ms'"
         try:
             async with asyncio.timeout(self._postgres.call_seconds):
-                await transaction.start()
-        except BROKEN as error:  # the connection has been idle: it may have died silently since
+                if self._postgres.pgbouncer:  # the session is not ours
+                    await transaction.start()
+                    await connection.execute(f"SET LOCAL {limit}")
+                else:
+                    await connection.execute(f"{clean}SET {limit}")
+                    await transaction.start()
+        except (*BROKEN, asyncpg.PostgresError) as error:  # it has been idle: it may have died silently since
             connection.terminate()
             raise PostgresUnavailable(f"no transaction could be begun: {error!r}") from error
         except BaseException:
             connection.terminate()
             raise
         return connection, transaction
-
-    async def _limit_idleness(self, connection: asyncpg.Connection, seconds: float) -> None:
-        # A paused client must not hold its locks for ever; PostgreSQL ends the transaction then.
-        await connection.execute(
-            f"SET LOCAL idle_in_transaction_session_timeout = '{int(seconds * 1000)}ms'",
-            timeout=self._postgres.call_seconds,
-        )
 
     async def _roll_back(self, connection: asyncpg.Connection, transaction: Any) -> None:
         try:
@@ -150,6 +160,9 @@ class Transactional:
             if error.sqlstate == _OVER:
                 log.warning("job %s %s was ended by somebody else; its effects are rolled back", entry.id, entry.type)
                 return Committed(OutcomeName.CANCELLED)
+            if isinstance(error, _NOT_NOW):  # the handler has done its part
+                log.warning("job %s %s cannot end yet, its effects are rolled back: %r", entry.id, entry.type, error)
+                return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
             raise
         except BaseException:
             connection.terminate()

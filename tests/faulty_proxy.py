@@ -28,6 +28,7 @@ KINDS = {
     "finish": re.compile(r"sidings\.finish\("),
     "begin": re.compile(r"^BEGIN"),
     "commit": re.compile(r"^COMMIT"),
+    "limit": re.compile(r"SET idle_in_transaction_session_timeout"),
     "listen": re.compile(r"^LISTEN"),
     "check": re.compile(r"sidings\.migration"),
 }

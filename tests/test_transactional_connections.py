@@ -1,0 +1,111 @@
+"""Connections of transactional handlers: what a job leaves in its session, and errors that are not the handler's."""
+
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+from sidings.jobs import Job, Registry, Retry
+from tenacity import stop_after_attempt, wait_fixed
+
+from .faulty_proxy import Moment, proxied
+from .support import ORIGIN, connected, drained, enqueue, eventually, outcomes, running
+
+ONCE = Retry(stop=stop_after_attempt(1))  # what counts as a failure ends the job
+
+
+async def test_a_job_finds_nothing_that_the_one_before_it_has_left_in_the_session(database: str) -> None:
+    registry, found = Registry(), list[tuple[object, ...]]()
+
+    @registry.job(transactional=True, retry=Retry(wait=wait_fixed(0.01)))
+    async def tenant(job: Job[dict[str, str]]) -> None:
+        row = await job.tx.fetchrow(
+            "SELECT pg_backend_pid(), current_setting('role'), current_setting('search_path'), "
+            "coalesce(current_setting('app.tenant', true), ''), to_regclass('pg_temp.scratch') IS NULL, "
+            "current_setting('transaction_isolation'), "
+            "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())"
+        )
+        found.append(tuple(row or ()))
+        await job.tx.execute("SELECT pg_advisory_lock(7)")
+        await job.tx.execute("CREATE TEMPORARY TABLE scratch (n int)")
+        await job.tx.execute("SET app.tenant = 'one'; SET search_path = 'nowhere'; SET ROLE postgres")
+        await job.tx.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+        if job.attempt == 1:
+            raise ValueError("what is rolled back leaves its locks")
+
+    async with running(database, registry, concurrency=1):
+        await enqueue(database, tenant, [{}] * 2)
+        await drained(database)
+    assert len(found) == 4
+    assert len({pid for pid, *_ in found}) == 1
+    assert {tuple(left) for _, *left in found} == {("none", '"$user", public', "", True, "read committed", 0)}
+
+
+async def test_an_attempt_whose_connection_the_server_refuses_is_no_failure(database: str) -> None:
+    registry, name = Registry(), urlsplit(database).path.strip("/")
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, str]]) -> None: ...
+
+    @registry.job()
+    async def first(job: Job[dict[str, str]]) -> None: ...
+
+    elsewhere = urlsplit(database)._replace(path="/postgres").geturl()
+    async with running(database, registry), connected(database) as inside, connected(elsewhere) as admin:
+        await enqueue(database, first, [{}])
+        await drained(database)  # by now the executor has its own connections
+        async with inside.transaction():
+            await once.enqueue(inside, {}, origin=ORIGIN)
+            await admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+
+        async def tried() -> object:
+            return await inside.fetchval("SELECT count(*) FROM sidings.job_history WHERE type = 'once'")
+
+        await eventually(tried, "an attempt")
+        await admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+        await drained(database)
+    assert set(await outcomes(database)) == {"snoozed", "succeeded"}
+
+
+async def test_an_attempt_whose_connection_breaks_before_the_handler_is_called_is_no_failure(database: str) -> None:
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, str]]) -> None: ...
+
+    async with proxied(database) as proxy, running(proxy.dsn, registry):
+        fault = proxy.arm("limit", Moment.BEFORE)
+        await enqueue(database, once, [{}])
+        await drained(database)
+    assert fault.hits == 1
+    assert await outcomes(database) == ["snoozed", "succeeded"]
+
+
+async def test_an_end_that_waits_too_long_for_a_lock_is_no_failure(database: str) -> None:
+    """Somebody has locked the origin's row for longer than `finish` waits."""
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, str]]) -> None: ...
+
+    async with running(database, registry, lease_seconds=60), connected(database) as other:
+        async with other.transaction():
+            await other.execute("SELECT FROM sidings.origin FOR UPDATE")
+            await enqueue(database, once, [{}])
+
+            async def tried() -> object:
+                return await outcomes(database)
+
+            await eventually(tried, "an attempt")
+        await drained(database)
+    assert await outcomes(database) == ["snoozed", "succeeded"]
+
+
+async def test_a_transactional_handler_may_take_a_month(database: str) -> None:
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=ONCE, timeout=timedelta(days=30))
+    async def slow(job: Job[dict[str, str]]) -> None: ...
+
+    async with running(database, registry):
+        await enqueue(database, slow, [{}])
+        await drained(database)
+    assert await outcomes(database) == ["succeeded"]
