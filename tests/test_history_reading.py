@@ -108,6 +108,21 @@ def test_archive_and_postgres_give_one_picture(
         read(spark, window, **both)
 
 
+def test_directories_may_have_any_name(spark: SparkSession, database: str, tmp_path: Path):
+    """Spark takes what it is to read for a pattern."""
+    rows = some(1, 5)
+    store(database, rows)
+    expected = [(1, 1), (1, 2), (2, 1)]
+    for name in ("[a]", "*", "?", "{b,c}", "d\\e", "100 % é:+#"):
+        folder, other = tmp_path / "archives" / name, tmp_path / "scratch" / name
+        other.mkdir(parents=True)
+        executed(database, "TRUNCATE sidings.history_archive")
+        assert archive(database, folder) >= 1
+        window = Selection(TODAY - timedelta(days=9), TODAY)
+        assert [tuple(row[:2]) for row in read(spark, window, archive=folder)] == expected, name
+        assert [tuple(row[:2]) for row in read(spark, window, postgres=database, scratch=other)] == expected, name
+
+
 def test_what_is_written_after_the_snapshot_is_not_read(spark: SparkSession, database: str):
     window = Selection(TODAY - timedelta(days=9), TODAY)
     store(database, some(1, 5))

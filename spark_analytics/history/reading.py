@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import re
 import shutil
 import tempfile
 from collections.abc import Generator
@@ -87,7 +88,7 @@ def reading(
                 files = runner.run(_only_archived(connection, schema, selection, set(days), archive, files))
                 rows = _out_of_postgres(spark, postgres, schema, snapshot, selection, _slices(selection, days))
                 run_all(spark.sparkContext, [partial(rows.write.parquet, copy, compression="snappy")])
-            parts.append(spark.read.parquet(copy))
+            parts.append(_parquet(spark, copy))
         chosen = [file for (day, _), file in files.items() if _touches(selection, day)]
         if chosen:
             parts.append(_out_of_archive(spark, selection, chosen))
@@ -239,7 +240,7 @@ def _out_of_postgres(
 
 
 def _out_of_archive(spark: SparkSession, selection: Selection, files: list[Path]) -> DataFrame:
-    frame = spark.read.parquet(*(str(file.resolve()) for file in files)).where(
+    frame = _parquet(spark, *(str(file.resolve()) for file in files)).where(
         (f.col("finished_at") >= f.lit(selection.since)) & (f.col("finished_at") < f.lit(selection.until))
     )
     if selection.types:
@@ -253,6 +254,11 @@ def _out_of_archive(spark: SparkSession, selection: Selection, files: list[Path]
         f.unix_micros("finished_at").alias("finished"),
         "error_class", f.substring("error_message", 1, _MESSAGE_CHARACTERS).alias("error_message"), "error_fingerprint",
     )  # fmt: skip
+
+
+def _parquet(spark: SparkSession, *paths: str) -> DataFrame:
+    """Those paths and no others: Spark takes them for patterns, as a shell does."""
+    return spark.read.parquet(*(re.sub(r"[][{}*?\\]", r"\\\g<0>", path) for path in paths))
 
 
 def _literal(text: str) -> str:
