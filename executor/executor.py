@@ -144,6 +144,7 @@ class Executor:
         self._registered = asyncio.Event()
         self._refusal: str | None = None
         self._stopped = False
+        self._stopping = asyncio.Lock()
         self.metrics.gauges = self._gauges
 
     # -- for the assignment -----------------------------------------------------------------------------------------
@@ -193,6 +194,8 @@ class Executor:
             self._checked = True
         except PostgresUnavailable as error:
             log.warning("starting without Postgres: %s", error)
+        if self._stopped:  # meanwhile
+            return
         self._leases.start()
         self._watchdog.start()
         self.workers.start()
@@ -200,25 +203,25 @@ class Executor:
 
     async def stop(self) -> None:
         """Let running handlers end for `shutdown_seconds`, cancel those that have not, record what came of them and
-        give the origins back. Safe to call twice, and when never started."""
-        if self._stopped:
-            return
+        give the origins back. Safe to call twice, and when never started; then it does not start any more."""
         self._stopped = True
-        if self._main is None:
+        async with self._stopping:  # who comes second returns when all is done
+            if self._main is not None:
+                await self._stop(self._main)
             self._unregister_metrics()
-            return
+
+    async def _stop(self, main: asyncio.Task[None]) -> None:
         try:
-            if self._registered.is_set() and not self._main.done():
+            if self._registered.is_set() and not main.done():
                 await self._wind_down()
         finally:
-            self._main.cancel()
-            await asyncio.gather(self._main, return_exceptions=True)
+            main.cancel()
+            await asyncio.gather(main, return_exceptions=True)
             await self.workers.stop()
             await self._transactional.close()
             self._watchdog.stop()
             await self._leases.stop()
             await asyncio.gather(*(link.close() for link in self._links.values()))
-            self._unregister_metrics()
 
     async def wait(self) -> None:
         """Return when the executor has been stopped; raise what ended it otherwise."""

@@ -1,0 +1,63 @@
+"""Starts and stops of an executor that cross each other."""
+
+import asyncio
+
+from sidings.jobs import Job, Registry
+
+from .faulty_proxy import proxied
+from .support import ORIGIN, Ride, an_executor, enqueue, eventually, running, value
+
+EXECUTORS = "SELECT count(*) FROM sidings.executor"
+
+
+async def test_an_executor_that_is_stopped_while_it_starts_does_not_start(database: str):
+    async with proxied(database) as proxy:
+        executor = an_executor(proxy.dsn, Registry())
+        executor.assign([ORIGIN], 1)
+        proxy.hold()
+        starting = asyncio.create_task(executor.start())
+        await eventually(lambda: proxy.waiting, "its first connection")
+        await executor.stop()
+        proxy.pass_on()
+        await starting
+        assert executor.problems() == ["the executor does not run"]
+        assert await value(database, EXECUTORS) == 0
+
+
+async def test_whoever_stops_an_executor_a_second_time_waits_for_the_first(database: str):
+    registry, started, go_on = Registry(), asyncio.Event(), asyncio.Event()
+
+    @registry.job()
+    async def slow(job: Job[Ride]) -> None:
+        started.set()
+        await go_on.wait()
+
+    async with running(database, registry, shutdown_seconds=20) as executor:
+        await enqueue(database, slow, [Ride()])
+        await started.wait()
+        first = asyncio.create_task(executor.stop())
+        second = asyncio.create_task(executor.stop())
+        await asyncio.sleep(0)
+        go_on.set()
+        await second
+        assert first.done()
+        assert await value(database, EXECUTORS) == 0
+
+
+async def test_a_stop_that_was_cancelled_is_completed_by_the_next(database: str):
+    registry, started = Registry(), asyncio.Event()
+
+    @registry.job()
+    async def slow(job: Job[Ride]) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with running(database, registry, shutdown_seconds=20) as executor:
+        await enqueue(database, slow, [Ride()])
+        await started.wait()
+        first = asyncio.create_task(executor.stop())
+        await asyncio.sleep(0)
+        first.cancel()
+        await executor.stop()
+        assert first.done()
+        assert executor.problems()[0] == "the executor does not run"
