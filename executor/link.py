@@ -90,6 +90,13 @@ class Link:
         self._on_error = on_error
         self._connection: asyncpg.Connection | None = None
         self._outdated = False
+        # Where a statement is a transaction of several messages, a process that is paused in between, or a machine that
+        # is gone, would keep its locks; a takeover waits for them.
+        patience = max(1, round(settings.call_seconds * 1000))
+        self._limits = (
+            f"SET LOCAL lock_timeout = 3000; SET LOCAL statement_timeout = {patience}; "
+            f"SET LOCAL idle_in_transaction_session_timeout = {patience}"
+        )
 
     async def fetch(self, query: str, *args: object) -> list[asyncpg.Record]:
         """Run one statement in autocommit and return its rows.
@@ -108,7 +115,7 @@ class Link:
                 return await connection.fetch(query, *args, timeout=self._settings.call_seconds)
             # PgBouncer hands out a server connection per transaction: parse and execute have to share one.
             async with asyncio.timeout(self._settings.call_seconds), connection.transaction():
-                await connection.execute("SET LOCAL lock_timeout = 3000")
+                await connection.execute(self._limits)
                 return await connection.fetch(query, *args)
         except BROKEN as error:
             self.drop()

@@ -18,6 +18,9 @@ from sidings.jobs import Job, Registry, Retry
 from sidings.jobs.admin import Admin
 from tenacity import wait_fixed
 
+from .faulty_proxy import Moment, proxied
+from .fleet import Fleet, until
+
 
 def find_pgbouncer() -> str:
     """The binary; as root on a Debian-like system its package is installed first. Skips the test, with the reason."""
@@ -146,3 +149,19 @@ async def test_administration_works_through_pgbouncer(bouncer: str) -> None:
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         for number in range(6):
             group.create_task(look_and_act(f"type_{number}"))
+
+
+async def test_an_executor_that_is_paused_within_a_statement_does_not_keep_its_origins(
+    database: str, tmp_path: Path
+) -> None:
+    """Each statement is a transaction of several messages then, also where no PgBouncer stands before the server."""
+    async with proxied(database) as proxy, Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet:
+        paused = fleet.spawn("paused", ["t/0"], dsn=proxy.dsn, postgres={"pgbouncer": True})
+        await fleet.held_by(paused, ["t/0"])
+        fault = proxy.arm("cycle", Moment.SILENT_AFTER)
+        await fleet.enqueue("step", ["t/0"])
+        await until(lambda: fault.hits, "the cycle")
+        paused.pause()
+        heir = fleet.spawn("heir", ["t/0"])
+        await fleet.finish()
+        await heir.stop()
