@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from ..errors import EnqueueError, MissingOrigin
@@ -15,6 +15,8 @@ __all__ = ["UNSET", "Unset", "When", "many_jobs", "one_job", "when"]
 
 _MAX_NAME_BYTES = 1_000  # an index entry must fit (2,704 bytes): origin and group stand in one
 _SEPARATOR = "\x1f"  # stands in no name, and in no JSON: there control characters are escaped
+# What lies beyond cannot be turned into UTC; asyncpg takes the ends themselves for infinity.
+_MIN, _MAX = datetime.min.replace(tzinfo=UTC) + timedelta(days=1), datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
 
 
 class Unset:
@@ -37,6 +39,8 @@ def when(delay: timedelta | float | None, run_at: datetime | None) -> When:
         raise EnqueueError("delay= and run_at= exclude each other: give one of them")
     if run_at is not None and run_at.tzinfo is None:
         raise EnqueueError(f"run_at={run_at!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC) + ...")
+    if run_at is not None and not _MIN < run_at < _MAX:
+        raise EnqueueError(f"run_at={run_at!r} is no time that a job can become due at: give one that comes")
     if delay is None:
         return When(run_at, None)
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import asyncpg
@@ -370,6 +370,13 @@ REFUSED: dict[str, tuple[type[EnqueueError], str, dict[str, Any]]] = {
     "a payload of another model": (InvalidPayload, "does not fit", {"payload": Stop(transport=1)}),
     "a lone surrogate": (InvalidPayload, "does not fit", {"payload": Ride(transport="\ud800"), "group": "a"}),
     "a naive time": (EnqueueError, "has no time zone", {"run_at": NOON.replace(tzinfo=None)}),
+    "a time at the end of all": (EnqueueError, "no time", {"run_at": datetime.max.replace(tzinfo=UTC)}),
+    "a time before all": (EnqueueError, "no time", {"run_at": datetime.min.replace(tzinfo=UTC)}),
+    "a time beyond UTC": (
+        EnqueueError,
+        "no time",
+        {"run_at": datetime.max.replace(tzinfo=timezone(-timedelta(hours=2)))},
+    ),
     "delay and time": (EnqueueError, "exclude each other", {"run_at": NOON, "delay": 1}),
     "a negative delay": (EnqueueError, "give seconds between 0 and", {"delay": -1}),
     "an endless delay": (EnqueueError, "give seconds between 0 and", {"delay": float("inf")}),
