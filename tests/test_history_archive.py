@@ -75,10 +75,14 @@ async def test_a_file_that_is_gone_is_written_again_as_long_as_postgres_has_its_
     assert await archived(database, tmp_path / "elsewhere") == 0, "it is archived, though in another place"
 
 
-async def test_days_are_those_of_utc_whatever_the_databases_zone_is(database: str, tmp_path: Path):
+async def in_zone(database: str, zone: str) -> None:
     async with connected(database) as connection:
         name = await connection.fetchval("SELECT current_database()")
-        await connection.execute(f"ALTER DATABASE \"{name}\" SET timezone = 'Pacific/Auckland'")
+        await connection.execute(f"ALTER DATABASE \"{name}\" SET timezone = '{zone}'")
+
+
+async def test_days_are_those_of_utc_whatever_the_databases_zone_is(database: str, tmp_path: Path):
+    await in_zone(database, "Pacific/Auckland")
     midnight = OLD.replace(hour=0)
     divided = [an_attempt(1, midnight), an_attempt(2, midnight + timedelta(hours=23, minutes=59))]
     await stored(database, divided)
@@ -90,7 +94,11 @@ async def test_days_are_those_of_utc_whatever_the_databases_zone_is(database: st
     }  # fmt: skip
 
 
-async def test_a_day_that_has_been_over_for_an_hour_is_archived_and_no_later_one(database: str, tmp_path: Path):
+@pytest.mark.parametrize("zone", ["Etc/GMT-14", "Etc/GMT+12"])  # in one of them it is another day now
+async def test_a_day_that_has_been_over_for_an_hour_is_archived_and_no_later_one(
+    database: str, tmp_path: Path, zone: str
+):
+    await in_zone(database, zone)
     today = datetime.now(UTC)
     days = [today - timedelta(days=n) for n in range(4)]
     await stored(database, [an_attempt(n, day) for n, day in enumerate(days)])
