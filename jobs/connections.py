@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
+import asyncpg
+
 from ..errors import EnqueueError, NotInTransaction, SchemaError, SchemaMissing, SchemaTooOld
 from ..schema import load_sql
 from .transaction import Connection
@@ -212,7 +214,10 @@ def _of_schema(error: Exception, statement: Statement) -> SchemaError | None:
 
 
 def _asyncpg_autocommit(connection: Connection) -> bool:
-    return not connection.is_in_transaction()
+    try:
+        return not connection.is_in_transaction()
+    except asyncpg.InterfaceError as error:  # its pool has it back
+        raise NotInTransaction("this transaction is over: store inside of its `async with` block") from error
 
 
 def _asyncpg(connection: Connection, statement: Statement) -> Awaitable[Rows]:

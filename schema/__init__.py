@@ -6,6 +6,7 @@ other packages.
 """
 
 from .migrate import Migration, check, migrate, migrations
+from .refusals import REFUSED, refusal
 from .sql import load_sql, valid_schema_name
 
-__all__ = ["Migration", "check", "load_sql", "migrate", "migrations", "valid_schema_name"]
+__all__ = ["REFUSED", "Migration", "check", "load_sql", "migrate", "migrations", "refusal", "valid_schema_name"]

@@ -17,6 +17,7 @@ from ..errors import (
     SchemaTooNew,
     SchemaTooOld,
 )
+from .refusals import NOT_CONNECTED, refusal
 from .sql import rename_schema, valid_schema_name
 
 __all__ = ["Migration", "check", "migrate", "migrations"]
@@ -60,10 +61,14 @@ async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Mi
     dies half-way leaves nothing behind. `service` is the name of the service that the schema belongs to.
 
     Raises `ForeignSchema` if another service owns the schema, `SchemaTooNew` if a newer release has migrated it,
-    `SchemaChanged` if an applied file was edited, `ConfigurationError` if the name cannot stand in SQL without quotes.
+    `SchemaChanged` if an applied file was edited, `ConfigurationError` if the name cannot stand in SQL without quotes
+    or the DSN cannot be right, `PostgresUnavailable`.
     """
     valid_schema_name(schema)
-    connection = await asyncpg.connect(dsn, timeout=_CONNECT_SECONDS, statement_cache_size=0)
+    try:
+        connection = await asyncpg.connect(dsn, timeout=_CONNECT_SECONDS, statement_cache_size=0)
+    except NOT_CONNECTED as error:
+        raise refusal(dsn, error) from None
     try:
         await _verify_name(connection, schema)
         async with connection.transaction():

@@ -1,6 +1,8 @@
 """Settings from environment variables."""
 
+import logging
 import os
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -11,6 +13,8 @@ from ..executor import ExecutorSettings, PostgresSettings
 from ..kafka import KafkaSettings
 
 __all__ = ["environment"]
+
+log = logging.getLogger("sidings.service")
 
 
 def _config(prefix: str) -> SettingsConfigDict:
@@ -37,17 +41,39 @@ class _Executor(BaseSettings, ExecutorSettings):  # pyright: ignore[reportIncomp
 def environment() -> dict[str, Any]:
     """The arguments of `Service` that the environment gives. Raises `ConfigurationError`."""
     given: dict[str, Any] = {}
-    try:
-        if os.environ.get("SIDINGS_POSTGRES"):
-            given["postgres"] = _Postgres()  # pyright: ignore[reportCallIssue] - filled from the environment
-        if os.environ.get("SIDINGS_KAFKA"):
-            given["kafka"] = _Kafka()  # pyright: ignore[reportCallIssue]
-        given["executor"] = _Executor()
-    except ValidationError as error:
-        what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
-        raise ConfigurationError(f"environment: {what}") from None
+    if os.environ.get("SIDINGS_POSTGRES"):
+        given["postgres"] = _filled(_Postgres)
+    if os.environ.get("SIDINGS_KAFKA"):
+        given["kafka"] = _filled(_Kafka)
+    given["executor"] = _filled(_Executor)
     if http := os.environ.get("SIDINGS_HTTP"):
         given["http"] = http
     if topics := os.environ.get("SIDINGS_TOPICS"):
         given["topics"] = [topic.strip() for topic in topics.split(",")]
+    _warn_of_typos()
     return given
+
+
+def _filled(settings: type[BaseSettings]) -> BaseSettings:
+    try:
+        return settings()
+    except ValidationError as error:
+        found = ((_variable(settings, str(e["loc"][0])), e["msg"]) for e in error.errors(include_input=False))
+        what = "; ".join(f"{name}: {message}" for name, message in found)
+        raise ConfigurationError(f"environment: {what}") from None
+
+
+def _variable(settings: type[BaseSettings], field: str) -> str:
+    alias = settings.model_fields[field].validation_alias if field in settings.model_fields else field
+    return str(alias or f"{settings.model_config.get('env_prefix', '')}{field}".upper())
+
+
+def _warn_of_typos() -> None:
+    """Tell of variables that are almost a setting. Others that begin so may be somebody's, as Kubernetes' are."""
+    known = {
+        _variable(settings, field) for settings in (_Kafka, _Postgres, _Executor) for field in settings.model_fields
+    }
+    known |= {"SIDINGS_HTTP", "SIDINGS_TOPICS"}
+    for name in sorted(name for name in os.environ if name.startswith("SIDINGS_") and name not in known):
+        if close := get_close_matches(name, known, 1, 0.9):
+            log.warning("%s is no setting and has no effect: is %s meant?", name, close[0])

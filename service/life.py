@@ -6,10 +6,12 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, PostgresUnavailable
+from ..executor import PostgresSettings, check_schema
 from ..jobs import Registry
 from ..jobs.tracing import tracing
 from ..kafka import Consumer, Directory, KafkaExecutor
+from ..schema import REFUSED, refusal
 from ..supervision import Supervisor, only_error
 from .configuration import Configuration
 from .monitor import Monitor
@@ -144,9 +146,17 @@ class Life:
         transactions, topics, executor = database.transactions, database.topics, database.executor
         transactions.extra = len(self._subscriptions.stored)  # the main line of each topic has one
         transactions.idle_seconds = self._subscriptions.idle_seconds()
+        try:
+            reached = await _reaches(database.settings, self._configuration.name)  # first: others would only log it
+        except BaseException:
+            await executor.stop()  # which has not started, but takes its metrics back
+            if database.relay is not None:
+                await database.relay.stop()
+            raise
         await transactions.start()
         stack.push_async_callback(transactions.stop)
-        await topics.load()
+        if reached:
+            await topics.load()
         stack.push_async_callback(topics.close)
         stack.callback(self._supervisor.watch("the table of topics", topics.run()).cancel)
         stack.push_async_callback(database.outbox.close)
@@ -218,6 +228,20 @@ class Life:
         if self.consumer is not None:
             self.consumer.cancel()
         asyncio.get_running_loop().call_later(_HURRY_SECONDS, self.hurry)
+
+
+async def _reaches(postgres: PostgresSettings, service: str) -> bool:
+    """Whether Postgres answers; executor and relay wait for it, and say so. Raises `SchemaError` where the schema does
+    not fit, `ConfigurationError` where the DSN cannot be right."""
+    try:
+        await check_schema(postgres, service)
+    except PostgresUnavailable as error:
+        if isinstance(error.__cause__, ValueError):  # asyncpg's, of an option in the DSN
+            raise refusal(postgres.dsn, error.__cause__) from None
+        return False
+    except (ValueError, *REFUSED) as error:
+        raise refusal(postgres.dsn, error) from None
+    return True
 
 
 async def _end_directory(directory: Directory[Any], following: asyncio.Task[None]) -> None:

@@ -430,7 +430,8 @@ class Service:
         )
 
     async def migrate(self) -> list[Migration]:
-        """Bring the schema up to this release; safe when many processes do it at once. Raises `SchemaError`."""
+        """Bring the schema up to this release; safe when many processes do it at once. Raises `SchemaError`,
+        `PostgresUnavailable`."""
         postgres = self._database().settings
         return await migrate(postgres.dsn, service=self.name, schema=postgres.schema_name)
 

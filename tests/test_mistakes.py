@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from secrets import token_hex
+from traceback import format_exception
 from typing import Any
 
 import pytest
@@ -16,8 +17,11 @@ from sidings import (
     EnqueueError,
     Job,
     Message,
+    NotInTransaction,
     PostgresSettings,
+    PostgresUnavailable,
     Registry,
+    SchemaMissing,
     Service,
     StaticAssignment,
     Tick,
@@ -180,6 +184,22 @@ def test_a_consumer_that_could_only_fail_is_refused():
         service.consumer("positions", batch=10)(a_message)
 
 
+def test_an_environment_variable_that_is_wrong_is_named_as_it_is_written(monkeypatch):
+    monkeypatch.setenv("SIDINGS_POSTGRES", POSTGRES)
+    monkeypatch.setenv("SIDINGS_POSTGRES_POOL_SIZE", "many")
+    with pytest.raises(ConfigurationError, match=r"^environment: SIDINGS_POSTGRES_POOL_SIZE: Input should be"):
+        Service.from_env("test", prometheus=CollectorRegistry())
+
+
+def test_an_environment_variable_that_is_almost_a_setting_is_told_of(monkeypatch, caplog):
+    for name in ("SIDINGS_EXECUTOR_CONCURENCY", "SIDINGS_KAFKA_VERSION", "SIDINGS_KAFKA_SERVICE_PORT"):
+        monkeypatch.setenv(name, "3")  # the last as Kubernetes sets it for a service
+    Service.from_env("test", postgres=POSTGRES, prometheus=CollectorRegistry())
+    assert [record.getMessage() for record in caplog.records] == [
+        "SIDINGS_EXECUTOR_CONCURENCY is no setting and has no effect: is SIDINGS_EXECUTOR_CONCURRENCY meant?"
+    ]
+
+
 # -- enqueueing -------------------------------------------------------------------------------------------------------
 
 
@@ -205,6 +225,17 @@ async def test_what_cannot_be_stored_is_named_and_leaves_the_transaction_usable(
     assert len(await fetch(database, "SELECT FROM sidings.job")) == 1
 
 
+async def test_a_transaction_that_is_over_is_told_of(database, sidings_kafka):
+    job_type = Registry().job()(a_job)
+    async with a_service(database, sidings_kafka) as service:
+        async with service.transaction() as tx:
+            pass
+        with pytest.raises(NotInTransaction, match=r"this transaction is over: .* `async with`"):
+            await job_type.enqueue(tx, Ride(id="t"), origin=ORIGIN)
+        with pytest.raises(NotInTransaction, match=r"this transaction is over: .* `async with`"):
+            await service.outbox.publish(tx, "etas", value=b"x")
+
+
 # -- the start --------------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +248,57 @@ async def test_a_service_that_could_do_nothing_does_not_start(sidings_kafka):
     with pytest.raises(ConfigurationError, match=r"job types are declared \(a_job\), and there is no Postgres"):
         async with service:
             pass
+
+
+async def test_a_database_without_the_schema_is_the_only_complaint(empty_database, sidings_kafka, caplog):
+    for arguments in ({"kafka": sidings_kafka}, {"assignment": StaticAssignment([ORIGIN])}):
+        metrics = CollectorRegistry()
+        with pytest.raises(SchemaMissing, match=r"call `await service.migrate\(\)` once"):
+            async with Service("test", postgres=empty_database, prometheus=metrics, **arguments):
+                pass
+        assert list(metrics.collect()) == []  # nothing of it is left
+    assert [r.getMessage() for r in caplog.records if r.name.startswith("sidings")] == []
+
+
+@pytest.mark.parametrize(
+    ("part", "text"), [("password", "password authentication failed"), ("database", "does not exist")]
+)
+async def test_a_dsn_that_the_server_refuses_is_named_without_its_password(database, sidings_kafka, part, text, caplog):
+    dsn = f"{database}x" if part == "database" else database.replace("@", "secret@")
+    with pytest.raises(
+        ConfigurationError, match=rf"^postgres=: .*127.0.0.1:\d+/\S+ refuses.*{text}.*SIDINGS_POSTGRES"
+    ) as refused:
+        async with Service("test", postgres=dsn, kafka=sidings_kafka, prometheus=CollectorRegistry()):
+            pass
+    assert "secret" not in str(refused.value)
+    assert [r.getMessage() for r in caplog.records if r.name.startswith("sidings")] == []
+
+
+UNREADABLE = {
+    "postgresql://me:se/cret@localhost/x": "cannot be read: .* percent-encoded",
+    "postgresql://me:secret@localhost/x?sslmode=strict": "`sslmode` parameter must be one of",
+}
+
+
+@pytest.mark.parametrize("dsn", UNREADABLE)
+async def test_a_dsn_that_cannot_be_read_ends_the_start_without_showing_a_password(dsn):
+    with pytest.raises(ConfigurationError, match=f"^postgres=: .*{UNREADABLE[dsn]}") as started:
+        async with Service("test", postgres=dsn, kafka="127.0.0.1:1", prometheus=CollectorRegistry()):
+            pass
+    with pytest.raises(ConfigurationError, match=f"^postgres=: .*{UNREADABLE[dsn]}") as migrated:
+        await Service("test", postgres=dsn, prometheus=CollectorRegistry()).migrate()
+    for refused in (started, migrated):
+        assert "'se" not in "".join(format_exception(refused.value))
+
+
+async def test_a_migration_without_postgres_says_where_nobody_answers(database):
+    for dsn, kind, text in (
+        ("postgresql://me:secret@127.0.0.1:1/x", PostgresUnavailable, "no connection to postgresql://127.0.0.1:1/x: "),
+        (f"{database}x", ConfigurationError, r"^postgres=: \S+ refuses: database .* does not exist: correct the DSN"),
+    ):
+        with pytest.raises(kind, match=text) as refused:
+            await Service("test", postgres=dsn, prometheus=CollectorRegistry()).migrate()
+        assert "secret" not in str(refused.value)
 
 
 async def test_a_declaration_after_the_start_is_refused(database, sidings_kafka):
