@@ -374,9 +374,10 @@ class Executor:
     def _gauges(self) -> Iterator[Metric]:
         service = (self._service,)
         scheduler = self.scheduler
-        stuck = list(scheduler.stuck_lanes())
         held_types = dict(scheduler.unknown)
         origins = list(scheduler.origins.values())
+        # This is asked from a thread: only copies, which Python makes in one go, do not change while they are counted.
+        stuck = sum(lane.due is not None for queue in origins for lane in list(queue.lanes.values()))
         yield gauge("sidings_running", "Handlers that run now.", ["service"], {service: self.workers.running()})
         yield gauge(
             "sidings_ready",
@@ -384,7 +385,7 @@ class Executor:
             ["service"],
             {service: scheduler.ready},
         )
-        yield gauge("sidings_blocked_groups", "Groups whose head backs off.", ["service"], {service: len(stuck)})
+        yield gauge("sidings_blocked_groups", "Groups whose head backs off.", ["service"], {service: stuck})
         yield gauge("sidings_held_jobs", "Jobs that wait for a person.", ["service"], {service: self._upkeep.held})
         yield gauge(
             "sidings_held_origins",
