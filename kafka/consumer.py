@@ -165,6 +165,7 @@ class Consumer(ConsumerRebalanceListener):
                 self._stateless.start(client)
             self.vitals.connected(client, self._all_loops())
             client.subscribe(self._topics, listener=self)
+            self.spawn(membership.watch(client))
             await self._stopping.wait()
             if self._stateless is not None:
                 self._stateless.rest()

@@ -2,19 +2,22 @@
 
 import asyncio
 import logging
+from typing import NoReturn
 
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import KafkaError
 
 from ..waiting import unless_set
 from .settings import KafkaSettings
 
-__all__ = ["close", "connect", "make_client"]
+__all__ = ["close", "connect", "make_client", "watch"]
 
 log = logging.getLogger("sidings.consumer")
 
 _CLOSE_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
+_NOTHING = TopicPartition("", 0)  # to be polled for: no records come of it
 # Never leave the group for want of polls: while Postgres is away nothing is polled, and no other member could do
 # better. A consumer that hangs is the health check's business.
 _NO_POLL_LIMIT_MS = 2**31 - 1
@@ -45,6 +48,14 @@ async def connect(client: AIOKafkaConsumer, stopping: asyncio.Event, seconds: fl
             await unless_set(stopping, client.start())
     except TimeoutError:
         raise TimeoutError(f"Kafka did not answer within {seconds} s") from None
+
+
+async def watch(client: AIOKafkaConsumer) -> NoReturn:
+    """Raise the `KafkaError` that keeps the client out of its group, once there is one. aiokafka tells it to whoever
+    polls, and does not ask the group again before that; between assignments, and of full partitions, nobody polls."""
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        await client.getmany(_NOTHING, timeout_ms=0)
 
 
 async def close(client: AIOKafkaConsumer) -> None:

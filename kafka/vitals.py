@@ -34,6 +34,7 @@ class Vitals:
         self._loops: Sequence[FetchLoop] = ()
         self._unconnected_since: float | None = time.monotonic()
         self._trouble = "it has not connected yet"
+        self._error: BaseException | None = None  # the last that ended a connection before there was an assignment
 
     def connected(self, client: AIOKafkaConsumer, loops: Sequence[FetchLoop]) -> None:
         """There is a connection, and these loops work with it."""
@@ -49,6 +50,7 @@ class Vitals:
             self._unconnected_since = time.monotonic()
         if error is not None:
             self._trouble = repr(error)
+            self._error = error
 
     def rebalance_begins(self) -> None:
         """Partitions have been revoked."""
@@ -58,6 +60,7 @@ class Vitals:
     def rebalance_ends(self) -> None:
         """Partitions have been assigned."""
         self.rebalancing_since = None
+        self._error = None
 
     def missing_topics(self) -> list[str]:
         """Those that Kafka does not tell us of: nothing of them is assigned to anybody."""
@@ -70,7 +73,8 @@ class Vitals:
             return [f"the consumer has no connection to Kafka: {self._trouble}"]
         found: list[str] = []
         if (rebalancing := _age(self.rebalancing_since)) > _STUCK_SECONDS:
-            found.append(f"the group has been rebalancing for {rebalancing:.0f} s")
+            why = "" if self._error is None else f"; the last error: {self._error!r}"
+            found.append(f"the group has been rebalancing for {rebalancing:.0f} s{why}")
         if _age(self._connected_since) > _UNREACHABLE_SECONDS and (missing := self.missing_topics()):
             found.append(f"there is no topic {', '.join(missing)}, or no right to see it: create it")
         stuck = [loop for loop in self._loops if _age(loop.turned_at) > _STUCK_SECONDS]

@@ -9,6 +9,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import KafkaError
 from sidings import (
     ConfigurationError,
@@ -472,6 +473,32 @@ async def test_a_client_that_fails_is_replaced_by_another_one(effects, topic, si
         await produce(sidings_kafka, name, range(3, 6))
         await eventually(offset_reaches(effects, name, 6))
     assert await numbers(effects) == list(range(6))
+
+
+async def test_a_group_that_refuses_a_member_for_a_while_is_asked_again(effects, topic, sidings_kafka, monkeypatch):
+    """As where the consumer that this service takes over from, with another assignor, has not ended yet."""
+    monkeypatch.setattr("sidings.kafka.vitals._STUCK_SECONDS", 1.0)
+    name = await topic("positions")
+    settings = {"fetch_seconds": 0.05, "group": name}
+    service = a_service(effects, sidings_kafka, settings=settings)
+    service.consumer(name, model=Number)(record)
+    former = AIOKafkaConsumer(
+        name,
+        bootstrap_servers=sidings_kafka,
+        group_id=name,
+        partition_assignment_strategy=[RangePartitionAssignor],
+    )
+    await asyncio.wait_for(former.start(), SECONDS)
+    try:
+        await produce(sidings_kafka, name, range(3))
+        async with service:
+            vitals = service._life.consumer.vitals
+            await eventually(lambda: "InconsistentGroupProtocolError" in "".join(vitals.problems()), vitals.problems)
+            await former.stop()
+            await eventually(offset_reaches(effects, name, 3))
+            assert "InconsistentGroupProtocolError" not in "".join(vitals.problems())
+    finally:
+        await former.stop()
 
 
 async def test_gaps_in_the_log_do_not_matter(effects, topic, sidings_kafka):
