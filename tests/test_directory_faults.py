@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.errors import KafkaError
 from sidings import DirectoryBehind, DirectoryNotReady, SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
+from sidings.kafka.directory.faults import Faults
+from sidings.kafka.directory.reader import Reader
+from sidings.kafka.directory.rows import BadRecord
 
 from .directory_support import COMPACTED, Acquirer, a_directory, put, quick, row
 from .support import SECONDS, eventually
@@ -166,6 +170,34 @@ async def test_a_clock_that_was_ahead_hides_no_absence(topic, sidings_kafka, tmp
     await a_life(0)
 
 
+# -- the records ------------------------------------------------------------------------------------------------------
+
+
+def test_of_the_good_and_bad_records_of_a_row_the_last_one_counts():
+    faults = Faults("terminals")
+
+    def note(*kinds: str) -> list[int]:
+        """`kinds`: g(ood) or b(ad) and the row's name, in the order of the log: the offsets of the errors that stay."""
+        changes: list[Any] = []
+        bad: list[Any] = []
+        for offset, (kind, name) in enumerate(kinds):
+            if kind == "g":
+                changes.append((name, name, object(), None))
+            else:
+                bad.append((len(changes), name, BadRecord("terminals", 0, offset, name, 0, "broken")))
+        changed = faults.note(changes, bad)
+        assert changed is None or changed == faults.now()
+        return [error.offset for error in faults]
+
+    assert note("gx", "gy") == []
+    assert note("b1", "g1", "g2", "b2", "g3", "b3", "g3") == [3]
+    assert note("g1", "b1") == [3, 1]
+    assert note("b2", "g2", "b2", "g1", "g4") == [2]
+    assert note("g5") == [2]
+    assert note("g2") == []
+    assert faults.total == 6
+
+
 # -- Kafka ------------------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +223,38 @@ async def test_a_record_that_kafka_cannot_give_is_told_by_the_health_check(own_k
     await eventually(lambda: not terminals.problems())
     terminals.stop()
     await asyncio.wait_for(running, SECONDS)
+
+
+async def test_a_connection_is_taken_for_sound_when_it_has_lasted(topic, sidings_kafka, monkeypatch):
+    """One that breaks again and again after a moment must not look like health in between."""
+    monkeypatch.setattr("sidings.kafka.directory.directory._UNREACHABLE_SECONDS", 0.0)
+    monkeypatch.setattr("sidings.kafka.directory.follower._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("sidings.kafka.directory.follower._STEADY_SECONDS", 3_600.0)
+    name = await topic("terminals", config=COMPACTED)
+    async with a_directory(name, sidings_kafka) as terminals:
+        for number in range(3):
+            await put(sidings_kafka, name, {"T-1": row("T-1", str(number))})
+            await terminals.wait_until(timeout=SECONDS)
+        assert terminals.problems()
+        monkeypatch.setattr("sidings.kafka.directory.follower._STEADY_SECONDS", 0.0)
+        await eventually(lambda: not terminals.problems())
+
+
+async def test_the_ends_are_asked_again_when_kafka_has_not_told_them(topic, sidings_kafka, monkeypatch):
+    name = await topic("terminals", config=COMPACTED)
+    async with a_directory(name, sidings_kafka) as terminals:
+        await put(sidings_kafka, name, {"T-1": row("T-1")})
+        ends, fails = Reader.ends, [KafkaError("no answer"), TimeoutError()]
+
+        async def failing(self: Reader) -> dict[int, int]:
+            if fails:
+                raise fails.pop()
+            return await ends(self)
+
+        monkeypatch.setattr(Reader, "ends", failing)
+        async with asyncio.timeout(SECONDS):
+            assert await terminals.end_offsets() == {0: 1}
+        assert fails == []
 
 
 # -- the directory itself ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 from prometheus_client import CollectorRegistry
 from sidings import (
     ConfigurationError,
@@ -303,6 +304,31 @@ async def test_a_stop_lets_running_handlers_and_the_current_batch_end(database, 
     assert await stored_offsets(database) == {(name, 0): 2}
     assert await outcomes(database) == ["succeeded"]
     assert await value(database, "SELECT count(*) FROM sidings.origin WHERE owner IS NOT NULL") == 0
+
+
+async def members(kafka: str, group: str) -> int:
+    """How many members the broker knows of."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    try:
+        [answer] = await admin.describe_consumer_groups([group])
+        [found] = answer.to_object()["groups"]
+        return len(found["members"])
+    finally:
+        await admin.close()
+
+
+async def test_a_stop_leaves_the_group_at_once(database, topic, sidings_kafka, monkeypatch):
+    """A member that only falls silent keeps its partitions from others until its session is over."""
+    monkeypatch.setattr("sidings.service.life._LEAVE_SECONDS", 3_600.0)
+    name = await topic()
+    service = a_service(database, sidings_kafka, settings={"fetch_seconds": 0.05, "group": name})
+    service.consumer(name, model=Number)(record)
+    async with asyncio.timeout(SECONDS):
+        async with service:
+            await eventually(lambda: service._life.consumer.joined)
+            assert await members(sidings_kafka, name) == 1
+        assert await members(sidings_kafka, name) == 0
 
 
 async def test_signals_stop_gracefully_and_then_firmly(database, topic, sidings_kafka):

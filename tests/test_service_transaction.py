@@ -2,11 +2,13 @@
 
 import asyncio
 
+import asyncpg
 import pytest
 from sidings.executor import PostgresSettings
-from sidings.kafka import Transactions
+from sidings.jobs import Job, Registry
+from sidings.kafka import Outbox, Transactions
 
-from .support import SECONDS
+from .support import ORIGIN, SECONDS, Ride
 
 
 def transactions(database: str) -> Transactions:
@@ -51,3 +53,30 @@ async def test_a_cancelled_caller_gives_its_connection_back(database: str) -> No
     async with pool.open() as tx:
         assert await tx.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
     await pool.stop()
+
+
+async def test_others_are_told_of_what_has_been_committed_and_of_nothing_else(database: str) -> None:
+    told: list[object] = []
+    registry, settings = Registry(), PostgresSettings(dsn=database)
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    pool, outbox = Transactions(settings, lambda jobs: told.append(dict(jobs))), Outbox(settings)
+    pool.on_published = lambda: told.append("published")
+    await pool.start()
+    async with pool.open() as tx:
+        await tx.execute("CREATE TABLE late (n int CONSTRAINT once UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    assert told == []
+    for numbers in ("(1), (1)", "(1)"):  # the first is refused by the commit itself
+        try:
+            async with pool.open() as tx:
+                id = await ride.enqueue(tx, Ride(), origin=ORIGIN)
+                await outbox.publish(tx, "etas", key="k", value=b"v")
+                await tx.execute(f"INSERT INTO late VALUES {numbers}")
+                assert told == []
+        except asyncpg.UniqueViolationError:
+            assert numbers == "(1), (1)"
+    assert told == [{ORIGIN: [id]}, "published"]
+    await pool.stop()
+    await outbox.close()
