@@ -30,6 +30,7 @@ KINDS = {
     "commit": re.compile(r"^COMMIT"),
     "limit": re.compile(r"SET idle_in_transaction_session_timeout"),
     "listen": re.compile(r"^LISTEN"),
+    "doubt": re.compile(r"INSERT INTO sidings\.directory_doubt"),
     "check": re.compile(r"sidings\.migration"),
 }
 

@@ -1,6 +1,7 @@
 """A relay that is paused past its lease and then writes: its old message comes behind a newer one, and is put right."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -15,15 +17,19 @@ from sidings.executor import Link, PostgresSettings
 from sidings.kafka.directory import Directory
 from sidings.kafka.outbox.amends import Amends
 from sidings.kafka.outbox.backlog import Row, Slot
+from sidings.kafka.outbox.rounds import Rounds
+from sidings.schema import load_sql
 
 from .directory_support import COMPACTED, quick
+from .faulty_proxy import Moment, proxied
 from .guide import block
-from .outbox_support import arrived, emptied, records, relaying
+from .outbox_support import arrived, emptied, records, relay_process, relaying
 from .support import SECONDS, connected, eventually
 
 PAGE = "directory-tables.md"
 
-# It stops itself with the second message in its hand: behind its last look at the clock, before the write.
+# It stops itself with the second message in its hand: behind its last look at the clock, before the write. With "die"
+# it is killed behind the write.
 PAUSED = """
 import asyncio, os, signal, sys
 from aiokafka.conn import AIOKafkaConnection
@@ -36,7 +42,10 @@ def send(self, request, **options):
         written.append(request)
         if len(written) == 2:
             os.kill(os.getpid(), signal.SIGSTOP)
-    return write(self, request, **options)
+    sent = write(self, request, **options)
+    if len(written) == 2 and "die" in sys.argv:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sent
 
 AIOKafkaConnection.send = send
 
@@ -49,8 +58,8 @@ asyncio.run(main())
 
 
 @asynccontextmanager
-async def relay_that_stops(dsn: str, kafka: str) -> AsyncIterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", PAUSED, dsn, kafka], cwd=Path(__file__).parents[1])
+async def relay_that_stops(dsn: str, kafka: str, *then: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", PAUSED, dsn, kafka, *then], cwd=Path(__file__).parents[1])
     try:
         yield process
     finally:
@@ -112,32 +121,289 @@ async def test_an_old_row_that_a_paused_relay_writes_late_does_not_stay_the_last
                 await directory.wait_until(timeout=SECONDS)
                 assert directory.get("t1") == now
         found = await records(sidings_kafka, terminals)
-        ids = [dict(record.headers)["sidings-id"] for record in found]
-        assert [record.value for record in found[1:]] == [found[1].value, newest, found[1].value, newest]
-        assert ids[3] == ids[1] != ids[4], "the late one is a repeat, what puts it right is a message of its own"
+        late = found[3]
+        assert late.value == found[1].value != newest
+        assert dict(late.headers)["sidings-id"] == dict(found[1].headers)["sidings-id"], "the late one is a repeat"
+        assert {record.value for record in found[4:]} == {newest}
 
 
-async def test_a_key_that_comes_late_while_others_are_put_right_is_not_forgotten(
-    database: str, db: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+async def due(db: asyncpg.Connection) -> None:
+    """What is in doubt is so no longer than until now."""
+    await db.execute("UPDATE sidings.directory_doubt SET (since, due_at) = (now() - (due_at - since), now())")
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="asks /proc whether a process stands still")
+async def test_an_old_row_does_not_stay_though_its_relay_is_killed_and_so_is_the_heir(
+    database: str, db: asyncpg.Connection, sidings_kafka: str, topic: Any
 ):
-    monkeypatch.setattr("sidings.kafka.outbox.amends._ARRIVAL_SECONDS", 0.0)
+    terminals = await topic("terminals", config=COMPACTED)
+    await db.execute(
+        f"SELECT sidings.directory_table('terminal_acquirer', '{terminals}', '{{terminal_id}}', 'is_active')"
+    )
+    await db.execute("INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ('t1', 'a')")
+
+    async def first() -> bool:
+        return await arrived(sidings_kafka, terminals) == 1
+
+    async with relay_that_stops(database, sidings_kafka, "die") as paused:
+        await eventually(first)
+        await emptied(database)
+        await edit(db, "acquirer_id = 'b'")
+        await eventually(lambda: stopped(paused))
+        async with relay_process(database, sidings_kafka, lease_seconds=1.0) as heir:
+            await emptied(database)
+            await edit(db, "acquirer_id = 'c'")
+            await emptied(database)
+            heir.kill()
+        before = await records(sidings_kafka, terminals)
+        paused.send_signal(signal.SIGCONT)
+        assert await asyncio.to_thread(paused.wait, SECONDS) == -signal.SIGKILL
+
+        async def came_late() -> bool:
+            return await arrived(sidings_kafka, terminals) == len(before) + 1
+
+        await eventually(came_late)
+        assert (await records(sidings_kafka, terminals))[-1].value == before[1].value, "the old one is the last one"
+        async with relaying(database, sidings_kafka, lease_seconds=1.0):
+            await due(db)
+
+            async def put_right() -> bool:
+                return (await records(sidings_kafka, terminals))[-1].value == before[2].value
+
+            await eventually(put_right)
+        assert json.loads(before[2].value)["acquirer_id"] == "c"
+
+
+async def doubts(db: asyncpg.Connection) -> list[tuple[bytes, float]]:
+    """Keys in doubt, and after how many seconds the table is asked."""
+    sql = "SELECT key, extract(epoch FROM due_at - since)::float8 AS after FROM sidings.directory_doubt ORDER BY key"
+    return [(row["key"], row["after"]) for row in await db.fetch(sql)]
+
+
+@pytest.fixture
+async def terminals(db: asyncpg.Connection) -> str:
     await db.execute(
         "SELECT sidings.directory_table('terminal_acquirer', 'terminals', '{terminal_id}', active => 'is_active')"
     )
-    amends = Amends(Link(PostgresSettings(dsn=database)), schema="sidings")
+    return "terminals"
+
+
+@asynccontextmanager
+async def amending(dsn: str) -> AsyncIterator[Amends]:
+    link = Link(PostgresSettings(dsn=dsn))
+    amends = Amends(link, schema="sidings")
     running = asyncio.create_task(amends.run())
-    slot = Slot(0, "sidings/0", 1)
-    late = {key: Row(1, slot, key, None, b"", None, None, 0) for key in (b"t1", b"t2")}
     try:
-        async with db.transaction():
-            await db.execute("LOCK TABLE terminal_acquirer IN ACCESS EXCLUSIVE MODE")
-            amends.owe("terminals", [late[b"t1"]])
-            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'terminal_acquirer'::regclass"
-            async with connected(database) as other:
-                await eventually(lambda: other.fetchval(waits))
-            amends.owe("terminals", [late[b"t2"]])
-        await eventually(lambda: not amends.owed)
-        assert {row["key"] for row in await db.fetch("SELECT key FROM sidings.outbox")} == {b"t1", b"t2"}
+        yield amends
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        await link.close()
+
+
+def late(*keys: bytes | None) -> list[Row]:
+    return [Row(1, Slot(0, "outbox/0", 1), key, None, b"", None, None, 0) for key in keys]
+
+
+async def published(db: asyncpg.Connection) -> list[bytes]:
+    return sorted(row["key"] for row in await db.fetch("DELETE FROM sidings.outbox RETURNING key"))
+
+
+async def test_what_is_in_doubt_is_published_three_times_and_then_forgotten(
+    database: str, db: asyncpg.Connection, terminals: str
+):
+    async with amending(database) as amends:
+        amends.owe(terminals, late(b"t1", None))
+        amends.owe("no directory's", late(b"t1"))
+        await eventually(lambda: not amends.owed)
+        for seconds in (5.0, 60.0, 720.0):
+            assert await doubts(db) == [(b"t1", seconds)]
+            assert await db.fetchval(load_sql("sidings.kafka.outbox", "settle", "sidings"), terminals) is None, (
+                "not yet"
+            )
+            await due(db)
+            assert await doubts(db) == [(b"t1", seconds)]
+            amends.due([terminals])
+            await eventually(lambda: db.fetchval("SELECT count(*) FROM sidings.outbox"))
+            assert await published(db) == [b"t1"]
+        assert await doubts(db) == []
+
+
+async def test_a_key_in_doubt_anew_is_looked_at_from_the_beginning(
+    database: str, db: asyncpg.Connection, terminals: str
+):
+    await db.execute("INSERT INTO sidings.directory_doubt VALUES ('terminals', 't1', now() - interval '1 min', now())")
+    async with amending(database) as amends:
+        amends.owe(terminals, late(b"t1", b"t2"))
+        await eventually(lambda: not amends.owed)
+    assert await doubts(db) == [(b"t1", 5.0), (b"t2", 5.0)]
+
+
+async def test_what_cannot_be_told_to_the_database_is_told_when_it_answers(
+    database: str, db: asyncpg.Connection, terminals: str, caplog: pytest.LogCaptureFixture
+):
+    async with proxied(database) as proxy, amending(proxy.dsn) as amends:
+        proxy.arm("doubt", Moment.BEFORE, 2)
+        amends.owe(terminals, late(b"t1"))
+        await eventually(lambda: not amends.owed)
+        assert await doubts(db) == [(b"t1", 5.0)]
+        assert caplog.text.count("trying again") == 2
+
+
+async def test_what_stands_in_a_slot_when_it_is_taken_over_is_in_doubt_once_it_is_sent(
+    database: str, db: asyncpg.Connection, sidings_kafka: str, topic: Any
+):
+    rows = await topic("terminals", config=COMPACTED)
+    other = await topic("other")
+    await db.execute(f"SELECT sidings.directory_table('terminal_acquirer', '{rows}', '{{terminal_id}}', 'is_active')")
+    insert = "INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ($1, 'a')"
+    await db.execute(insert, "t1")
+    for _ in range(2):
+        async with relaying(database, sidings_kafka) as relay:
+            await eventually(lambda relay=relay: len(relay.held) == 16)
+            await emptied(database)
+            assert await doubts(db) == [], "nobody has had the slots before, or nothing stood in them"
+    await db.execute(insert, "t2")
+    await db.execute("SELECT sidings.publish($1, 'k', '1')", other)
+    async with relaying(database, sidings_kafka) as relay:
+        await eventually(lambda: len(relay.held) == 16)
+        await emptied(database)
+        assert await doubts(db) == [(b"t2", 5.0)]
+        await db.execute(insert, "t3")
+        await emptied(database)
+        assert await doubts(db) == [(b"t2", 5.0)], "what comes later, only this relay has sent"
+
+
+async def test_a_message_that_is_sent_again_for_want_of_an_answer_is_in_doubt(
+    database: str, db: asyncpg.Connection, sidings_kafka: str, topic: Any, monkeypatch: pytest.MonkeyPatch
+):
+    rows = await topic("terminals", config=COMPACTED)
+    await db.execute(f"SELECT sidings.directory_table('terminal_acquirer', '{rows}', '{{terminal_id}}', 'is_active')")
+    answers, unanswered = Rounds._answers, list[object]()  # pyright: ignore[reportPrivateUsage]
+
+    async def silent(self: Any, futures: Any) -> Any:
+        left = await answers(self, futures)
+        if unanswered:
+            return left
+        unanswered.extend(futures)
+        return futures
+
+    monkeypatch.setattr(Rounds, "_answers", silent)
+    async with relaying(database, sidings_kafka) as relay:
+        await eventually(lambda: len(relay.held) == 16)
+        await db.execute("INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ('t1', 'a')")
+        await emptied(database)
+    assert await arrived(sidings_kafka, rows) == 2
+    assert await doubts(db) == [(b"t1", 5.0)]
+
+
+async def test_what_a_producer_without_numbers_has_sent_is_in_doubt(
+    database: str, db: asyncpg.Connection, sidings_kafka: str, topic: Any
+):
+    rows = await topic("terminals", config=COMPACTED | {"max.message.bytes": "20000"})
+    await db.execute(f"SELECT sidings.directory_table('terminal_acquirer', '{rows}', '{{terminal_id}}', 'is_active')")
+    insert = "INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ($1, $2)"
+    async with relaying(database, sidings_kafka) as relay:
+        await eventually(lambda: len(relay.held) == 16)
+        await db.execute(insert, "t1", "a")
+        await emptied(database)
+        assert await doubts(db) == []
+        await db.execute(insert, "t2", "too large" * 5_000)  # refused: the topic has a producer of its own for a while
+        await emptied(database)
+        await db.execute(insert, "t3", "a")
+        await emptied(database)
+    assert await doubts(db) == [(b"t3", 5.0)]
+
+
+async def test_a_topic_that_fails_gets_no_further_messages(db: asyncpg.Connection, terminals: str):
+    await db.execute("INSERT INTO sidings.directory_doubt VALUES ('terminals', 't1', now(), now())")
+    await db.execute("INSERT INTO sidings.outbox_relay (id, alive_until) VALUES (gen_random_uuid(), now())")
+    await db.execute(
+        "INSERT INTO sidings.outbox_topic (topic, relay, retries, retry_at, error) "
+        "SELECT 'terminals', id, 1, now(), 'a test' FROM sidings.outbox_relay"
+    )
+
+    async def attended() -> tuple[list[str], list[str]]:
+        sql = load_sql("sidings.kafka.outbox", "attend", "sidings")
+        row = await db.fetchrow(sql, uuid4(), 1.0, "host", 1, ["outbox/0"])
+        assert row is not None
+        return row["directories"], row["doubtful"]
+
+    assert await attended() == ([terminals], [])
+    await db.execute("DELETE FROM sidings.outbox_topic")
+    assert await attended() == ([terminals], [terminals])
+    await db.execute("UPDATE sidings.directory_doubt SET due_at = now() + interval '1 minute'")
+    assert await attended() == ([terminals], [])
+
+
+async def test_doubts_of_a_topic_that_is_no_tables_any_more_go(db: asyncpg.Connection, terminals: str):
+    for key in ("terminals", "of before"):
+        await db.execute("INSERT INTO sidings.directory_doubt VALUES ($1, 't1', now(), now())", key)
+    await db.execute(load_sql("sidings.kafka.outbox", "settle", "sidings").replace("$1", "'terminals'"))
+    assert [row["topic"] for row in await db.fetch("SELECT topic FROM sidings.directory_doubt")] == [terminals]
+
+
+async def test_a_table_that_is_locked_for_long_is_asked_again(
+    database: str, db: asyncpg.Connection, terminals: str, caplog: pytest.LogCaptureFixture
+):
+    await db.execute("INSERT INTO sidings.directory_doubt VALUES ('terminals', 't1', now(), now())")
+    async with amending(database) as amends:
+        async with connected(database) as other, other.transaction():
+            await other.execute("LOCK TABLE terminal_acquirer IN ACCESS EXCLUSIVE MODE")
+            amends.due([terminals])
+            await eventually(lambda: "trying again" in caplog.text)
+        assert await published(db) == []
+        amends.due([terminals])
+        await eventually(lambda: db.fetchval("SELECT count(*) FROM sidings.outbox"))
+
+
+async def test_a_table_that_cannot_be_read_is_told_once_and_holds_up_no_other(
+    database: str, db: asyncpg.Connection, terminals: str, caplog: pytest.LogCaptureFixture
+):
+    await db.execute("CREATE TABLE zone (k text PRIMARY KEY)")
+    await db.execute("SELECT sidings.directory_table('zone', 'zones', '{k}')")
+    await db.execute("ALTER TABLE terminal_acquirer RENAME terminal_id TO terminal")
+    async with amending(database) as amends:
+        amends.owe(terminals, late(b"t1"))
+        amends.owe("zones", late(b"z1"))
+        await eventually(lambda: not amends.owed)
+        await due(db)
+        amends.due([terminals, "zones"])
+        await eventually(lambda: db.fetchval("SELECT count(*) FROM sidings.outbox"))
+        await eventually(lambda: "call directory_republish" in caplog.text)
+
+        async def given_up() -> bool:
+            return [key for key, _ in await doubts(db)] == [b"z1"]
+
+        await eventually(given_up)
+    assert await published(db) == [b"z1"]
+
+
+async def test_a_key_that_comes_late_while_others_are_told_is_not_forgotten(
+    database: str, db: asyncpg.Connection, terminals: str
+):
+    async with amending(database) as amends, connected(database) as other:
+        async with db.transaction():
+            await db.execute("LOCK TABLE sidings.directory_doubt")
+            amends.owe(terminals, late(b"t1"))
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'sidings.directory_doubt'::regclass"
+            await eventually(lambda: other.fetchval(waits))
+            amends.owe(terminals, late(b"t2"))
+        await eventually(lambda: not amends.owed)
+        assert [key for key, _ in await doubts(db)] == [b"t1", b"t2"]
+
+
+async def test_a_relay_that_stops_tells_the_database_first_what_is_in_doubt(
+    database: str, db: asyncpg.Connection, sidings_kafka: str, terminals: str
+):
+    async with relaying(database, sidings_kafka) as relay, connected(database) as other:
+        await eventually(lambda: len(relay.held) == 16)
+        async with db.transaction():
+            await db.execute("LOCK TABLE sidings.directory_doubt IN EXCLUSIVE MODE")
+            relay._amends.owe(terminals, late(b"t1"))  # pyright: ignore[reportPrivateUsage]
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'sidings.directory_doubt'::regclass"
+            await eventually(lambda: other.fetchval(waits))
+            stopping = asyncio.create_task(relay.stop())
+            await eventually(lambda: relay.problems() == [] and relay._stopped)  # pyright: ignore[reportPrivateUsage]
+        await stopping
+    assert await doubts(db) == [(b"t1", 5.0)]

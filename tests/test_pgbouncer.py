@@ -12,14 +12,20 @@ import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
 from sidings import ConfigurationError, Service
+from sidings.devstack.fixtures import TopicFactory
 from sidings.devstack.locations import free_port
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry, Retry
 from sidings.jobs.admin import Admin
+from sidings.kafka.outbox import Relay
+from sidings.kafka.outbox.backlog import Row, Slot
+from sidings.kafka.settings import KafkaSettings
 from tenacity import wait_fixed
 
 from .faulty_proxy import Moment, proxied
 from .fleet import Fleet, until
+from .outbox_support import emptied, records
+from .support import connected, eventually
 
 
 def find_pgbouncer() -> str:
@@ -149,6 +155,35 @@ async def test_administration_works_through_pgbouncer(bouncer: str) -> None:
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         for number in range(6):
             group.create_task(look_and_act(f"type_{number}"))
+
+
+async def test_a_relay_sends_and_puts_late_messages_right_through_pgbouncer(
+    bouncer: str, database: str, sidings_kafka: str, topic: TopicFactory
+) -> None:
+    await reachable(bouncer)
+    zones = await topic("zones")
+    async with connected(database) as db:
+        await db.execute("CREATE TABLE zone (k text PRIMARY KEY)")
+        await db.execute(f"SELECT sidings.directory_table('zone', '{zones}', '{{k}}')")
+        postgres = PostgresSettings(dsn=bouncer, pgbouncer=True)
+        relay = Relay("test", postgres, KafkaSettings(bootstrap=sidings_kafka), prometheus=None)
+        await relay.start()
+        try:
+            await eventually(lambda: len(relay.held) == 16)
+            await db.execute("INSERT INTO zone VALUES ('z1'), ('z2')")
+            await emptied(database)
+            row = Row(1, Slot(0, "outbox/0", 1), b"z1", None, b"", None, None, 0)
+            relay._amends.owe(zones, [row])  # pyright: ignore[reportPrivateUsage]
+            doubts = "UPDATE sidings.directory_doubt SET due_at = now() RETURNING key"
+            assert await eventually(lambda: db.fetchval(doubts)) == b"z1"
+
+            async def put_right() -> bool:
+                return [record.key for record in await records(sidings_kafka, zones)].count(b"z1") == 2
+
+            await eventually(put_right)
+        finally:
+            await relay.stop()
+        assert not await db.fetchval("SELECT count(*) FROM sidings.outbox_relay")
 
 
 async def test_an_executor_that_is_paused_within_a_statement_does_not_keep_its_origins(

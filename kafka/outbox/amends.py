@@ -1,13 +1,15 @@
-"""What a relay owes directory tables after it has lost a slot with messages under way.
+"""Old messages of directory tables that arrive behind newer ones, put right.
 
-They may have been written behind those of the slot's new owner, so that the last message of a key is an old one, and
-compaction keeps just that. Only the table knows what the newest one is: what it says of these keys is published again.
+A message that was sent, by a relay that lost its slot or had no answer, may arrive at any later time: behind newer ones
+of its key, so that the last message of the key is an old one, and compaction keeps just that. Only the table knows
+what the newest one is. So keys of which that can be are *in doubt*: they stand in the database, where they outlive this
+relay, and any relay publishes what the table says of them, several times.
 """
 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import asyncpg
 
@@ -20,21 +22,22 @@ __all__ = ["Amends"]
 
 log = logging.getLogger("sidings.outbox")
 
-_ARRIVAL_SECONDS = 1.0  # what was written has reached Kafka by then
+_TRY_AGAIN = (PostgresUnavailable, asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 
 
 class Amends:
-    """Keys whose state is owed to a topic. They are forgotten when the process dies."""
+    """Keys that are owed to the database, as ones in doubt; and topics of which some are due."""
 
     def __init__(self, link: Link, *, schema: str) -> None:
         self._link = link
         self._schema = schema
         self._owed: defaultdict[str, set[bytes]] = defaultdict(set)
+        self._due: set[str] = set()
         self._work = asyncio.Event()
 
     @property
     def owed(self) -> bool:
-        """Whether something is yet to be published."""
+        """Whether something is in doubt that the database does not know of."""
         return bool(self._owed)
 
     def owe(self, topic: str, rows: Iterable[Row]) -> None:
@@ -43,30 +46,53 @@ class Amends:
             self._owed[topic] |= keys
             self._work.set()
 
+    def due(self, topics: Sequence[str]) -> None:
+        """Of these, what the table says is to be published again."""
+        self._due.update(topics)
+        self._work.set()
+
     async def run(self) -> None:
-        """Publish what is owed, for ever."""
+        """Put things right, for ever."""
         backoff = Backoff()
         while True:
             await self._work.wait()
             self._work.clear()
-            await asyncio.sleep(_ARRIVAL_SECONDS)
-            for topic in list(self._owed):
-                keys = self._owed[topic].copy()  # more may come meanwhile
-                try:
-                    await self._link.fetch(load_sql(__package__ or "", "repeat_keys", self._schema), topic, list(keys))
-                except (PostgresUnavailable, asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
-                    log.warning("%s: what came late could not be put right, trying again: %s", topic, error)
-                    self._work.set()
-                    await backoff.sleep()
-                    continue
-                except asyncpg.PostgresError as error:
-                    log.error(
-                        "%s: old messages may stand last, and cannot be put right, so call directory_republish: %s",
-                        *(topic, error),
-                    )
+            try:
+                for topic in list(self._owed):
+                    await self._tell(topic)
+                while self._due:
+                    await self._settle(self._due.pop())
                 backoff.reset()
-                self._owed[topic] -= keys
-                if not self._owed[topic]:
-                    del self._owed[topic]
-            if not self._owed:
-                await self._link.close()  # it is seldom needed
+            except _TRY_AGAIN as error:
+                log.warning("what came late could not be put right, trying again: %s", error)
+                self._work.set()
+                await backoff.sleep()
+                continue
+            await self._link.close()  # it is seldom needed
+
+    async def _tell(self, topic: str) -> None:
+        keys = self._owed[topic].copy()  # more may come meanwhile
+        try:
+            await self._fetch("doubt", topic, list(keys))
+        except asyncpg.PostgresError as error:
+            _cannot(topic, error)
+        self._owed[topic] -= keys
+        if not self._owed[topic]:
+            del self._owed[topic]
+
+    async def _settle(self, topic: str) -> None:
+        try:
+            await self._fetch("settle", topic)
+        except asyncpg.PostgresError as error:
+            _cannot(topic, error)
+            await self._fetch("give_up_doubts", topic)
+
+    async def _fetch(self, query: str, *args: object) -> None:
+        await self._link.fetch(load_sql(__package__ or "", query, self._schema), *args)
+
+
+def _cannot(topic: str, error: asyncpg.PostgresError) -> None:
+    """Tell that it cannot be done; what may be better in a moment is raised."""
+    if isinstance(error, _TRY_AGAIN):
+        raise error
+    log.error("%s: old messages may stand last, and cannot be put right, so call directory_republish: %s", topic, error)

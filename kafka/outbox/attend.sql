@@ -1,5 +1,6 @@
 -- A relay's heartbeat, and what it needs to know: how many relays are alive, which place it has among them, which slots can be
--- had (free, or their lease has run out; `acquire` decides), and when a person wants its failing topics tried again.
+-- had (free, or their lease has run out; `acquire` decides), when a person wants its failing topics tried again, which topics are
+-- those of directory tables, and of which of them something is in doubt and due. A topic that fails gets no more messages yet.
 -- $1 relay, $2 seconds to stay alive, $3 host, $4 pid, $5 origins of all slots
 WITH me AS (
     INSERT INTO sidings.outbox_relay (id, alive_until, host, pid)
@@ -13,4 +14,8 @@ SELECT (SELECT count(*) FROM sidings.outbox_relay r WHERE r.alive_until > clock_
        ARRAY(SELECT w FROM unnest($5::text[]) w LEFT JOIN sidings.origin o ON o.origin = w
              WHERE o.owner IS NULL OR o.lease_until < clock_timestamp() ORDER BY w) AS free,
        ARRAY(SELECT t.topic FROM sidings.outbox_topic t
-             WHERE t.relay = $1 AND t.retry_at <= clock_timestamp() ORDER BY t.topic) AS due
+             WHERE t.relay = $1 AND t.retry_at <= clock_timestamp() ORDER BY t.topic) AS due,
+       ARRAY(SELECT d.topic FROM sidings.directory d) AS directories,
+       ARRAY(SELECT d.topic FROM sidings.directory d
+             WHERE EXISTS (SELECT FROM sidings.directory_doubt x WHERE x.topic = d.topic AND x.due_at <= clock_timestamp())
+               AND NOT EXISTS (SELECT FROM sidings.outbox_topic t WHERE t.topic = d.topic)) AS doubtful

@@ -13,21 +13,21 @@ no memory and no reads, and the others go on.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
-__all__ = ["Backlog", "Lane", "Row", "Slot"]
+__all__ = ["Backlog", "Lane", "Row", "Slot", "repeat"]
 
 
 class Slot:
     """A slot that is leased. `high`: up to this id it has been read. `deadline`: until then its messages may be
-    sent."""
+    sent. `repeated`: up to this id they may have been sent before, by a former owner, or by us without an answer."""
 
-    __slots__ = ("backlogged", "deadline", "draining", "epoch", "high", "name", "number", "under_way")
+    __slots__ = ("backlogged", "deadline", "draining", "epoch", "high", "name", "number", "repeated", "under_way")
 
     def __init__(self, number: int, name: str, epoch: int) -> None:
         self.number = number
@@ -35,6 +35,7 @@ class Slot:
         self.epoch = epoch
         self.deadline = inf
         self.high = 0
+        self.repeated = 0
         self.backlogged = True
         self.draining = False
         self.under_way = 0  # taken out of a lane and not yet accounted for
@@ -55,6 +56,12 @@ class Row(NamedTuple):
 
 
 _id_of, _slot_of = itemgetter(0), itemgetter(1)
+
+
+def repeat(rows: Iterable[Row]) -> None:
+    """These may be sent more than once: another copy may yet come when one is acknowledged."""
+    for row in rows:
+        row.slot.repeated = max(row.slot.repeated, row.id)
 
 
 @dataclass(eq=False)
@@ -140,6 +147,7 @@ class Backlog:
     def __init__(self, window: int) -> None:
         self.window = window
         self.page = max(1, window // 4)
+        self.directories: frozenset[str] = frozenset()  # topics of directory tables
         self.timeline = ""  # of the server that all this was read from
         self.slots: dict[int, Slot] = {}
         self.lanes: dict[str, Lane] = {}

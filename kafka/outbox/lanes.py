@@ -11,7 +11,7 @@ from aiokafka.errors import InvalidTopicError
 from ...errors import PostgresUnavailable
 from ...executor import now
 from ...waiting import set_within
-from .backlog import Row
+from .backlog import Row, repeat
 from .failures import NO_TOPIC, Failed, text_of
 from .metrics import OutboxMetrics
 from .recorder import Recorder, clean
@@ -91,6 +91,7 @@ class LaneWorker:
         lane = self.lane
         lane.paused = not failed.cut
         outstanding = self._rounds.forget()
+        repeat(outstanding)
         while lane.unaccounted > len(outstanding):  # else a refill would bring what is about to be deleted
             lane.event.clear()
             await lane.event.wait()

@@ -112,6 +112,7 @@ class Recorder:
         flat = [id for slot in slots for id in ids[slot]]
         ends = list(accumulate(len(ids[slot]) for slot in slots))
         parks = [(row, error) for _, row, error in refused if self._backlog.has(row.slot)]
+        await self._doubt(sent)
         answer = await self.call(
             "record",
             self.relay_id,
@@ -130,6 +131,14 @@ class Recorder:
         for slot in slots:
             if slot.number not in mine:
                 self._on_fenced(slot)
+
+    async def _doubt(self, sent: list[tuple[Lane, Sequence[Row]]]) -> None:
+        """Before messages go that may have been sent before: another copy of them may yet come, behind newer ones."""
+        for lane, rows in sent:
+            if lane.topic in self._backlog.directories:
+                keys = {row.key for row in rows if row.id <= row.slot.repeated and row.key is not None}
+                if keys:
+                    await self.call("doubt", lane.topic, list(keys))
 
     async def park_topic(self, topic: str, error: str) -> int:
         """Park all that waits for a topic in our slots, and return how many. Raises as `Link.fetch` does."""

@@ -88,6 +88,7 @@ class Relay:
             able=lambda: self._senders.connected,
             on_acquired=self.reader.wake,
             on_retry=self._retry,
+            on_doubts=self._amends.due,
         )
         self._workers: dict[str, LaneWorker] = {}
         self._group: asyncio.TaskGroup | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aiokafka.errors import KafkaError, UnknownError
 
-from .backlog import Backlog, Lane, Row
+from .backlog import Backlog, Lane, Row, repeat
 from .failures import NEVER, Failed, text_of
 from .lane_senders import LaneSenders
 from .ledger import Ledger
@@ -172,6 +172,8 @@ class Rounds:
             self.ledger.refuse(row, reason)
         if not packed.rows:
             return packed, None
+        if not sender.idempotent:  # what aiokafka tries again by itself the broker does not know again
+            repeat(packed.rows)
         try:
             return packed, await sender.send(packed.batch, self.lane.topic, partition)
         except (KafkaError, AssertionError, TypeError) as error:  # the topic has just been deleted or recreated

@@ -39,7 +39,8 @@ _ALIVE = 5  # heartbeats; a relay that has died counts for so long, and its shar
 class SlotKeeper:
     """able: whether this relay can send at all; one that cannot reach Kafka leaves the slots to those that can.
 
-    on_acquired, on_retry: there is something new to read; a person wants these topics tried again.
+    on_acquired, on_retry, on_doubts: there is something new to read; a person wants these topics tried again; of these
+    something is in doubt.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class SlotKeeper:
         able: Callable[[], bool],
         on_acquired: Callable[[], None],
         on_retry: Callable[[list[str]], None],
+        on_doubts: Callable[[list[str]], None],
     ) -> None:
         self.relay_id = relay_id
         self.stopping = False
@@ -68,6 +70,7 @@ class SlotKeeper:
         self._able = able
         self._on_acquired = on_acquired
         self._on_retry = on_retry
+        self._on_doubts = on_doubts
         self._host, self._pid = socket.gethostname(), os.getpid()
         self._given_up: dict[str, int] = {}  # let go of in memory, not yet in the database
         self._changed = asyncio.Event()
@@ -144,6 +147,9 @@ class SlotKeeper:
             list(_NUMBERS),
         )
         assert row is not None
+        self._backlog.directories = frozenset(row["directories"])
+        if able and row["doubtful"]:
+            self._on_doubts(row["doubtful"])
         relays, place = row["others"] + 1, row["place"]
         share = SLOTS // relays + (place < SLOTS % relays) if able else 0
         return share, row["free"], row["due"]
@@ -155,9 +161,12 @@ class SlotKeeper:
             load_sql(executor.__name__, "acquire", self._schema), self.relay_id, names, 0, lease, True
         )
         margin = min(1.0, self._settings.lease_seconds * 0.1)
+        # If this fails they are not ours to send, and are acquired again when the lease has run out.
+        inherited = await self._inherited([_NUMBERS[row["acquired"]] for row in rows if row["acquired_epoch"] > 1])
         slots: list[Slot] = []
         for row in rows:
             slot = Slot(_NUMBERS[row["acquired"]], row["acquired"], row["acquired_epoch"])
+            slot.repeated = inherited.get(slot.number, 0)
             slot.deadline = sent + self._settings.lease_seconds - margin
             slots.append(slot)
             self._backlog.add_slot(slot)
@@ -166,6 +175,13 @@ class SlotKeeper:
             self._metrics.slots = len(self._backlog.slots)
             log.info("acquired %s", ", ".join(slot.name for slot in slots))
             self._on_acquired()
+
+    async def _inherited(self, numbers: list[int]) -> dict[int, int]:
+        """Up to which id messages stand in these slots now: a former owner may have sent them."""
+        if not numbers or not self._backlog.directories:
+            return {}
+        rows = await self._link.fetch(load_sql(__package__ or "", "inherited", self._schema), numbers)
+        return {row["slot"]: row["id"] or 0 for row in rows}
 
     def _let_go(self) -> None:
         for slot in self._draining():
