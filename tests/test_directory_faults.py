@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.errors import KafkaError
 from sidings import DirectoryBehind, DirectoryNotReady, SQLite, StorageError
@@ -238,6 +238,35 @@ async def test_a_connection_is_taken_for_sound_when_it_has_lasted(topic, sidings
         assert terminals.problems()
         monkeypatch.setattr("sidings.kafka.directory.follower._STEADY_SECONDS", 0.0)
         await eventually(lambda: not terminals.problems())
+
+
+async def test_a_partition_of_which_nothing_has_ever_come_counts_as_silent():
+    """As where its broker hangs between the question for its end and the first fetch."""
+    reader = Reader(quick("127.0.0.1:1"), "terminals", {0})
+    try:
+        await eventually(lambda: reader.silence() > 0.1)
+        reader.assign({0, 1})
+        assert reader.silence() < 0.1
+    finally:
+        await reader.close()
+
+
+async def test_a_mistake_inside_of_the_client_costs_a_connection_and_not_the_directory(
+    topic, sidings_kafka, monkeypatch
+):
+    name = await topic("terminals", config=COMPACTED)
+    async with a_directory(name, sidings_kafka) as terminals:
+        getmany, fails = AIOKafkaConsumer.getmany, [AssertionError("a mistake inside of the client")]
+
+        async def failing_once(self: AIOKafkaConsumer, *args: Any, **options: Any) -> Any:
+            if fails:
+                raise fails.pop()
+            return await getmany(self, *args, **options)
+
+        monkeypatch.setattr(AIOKafkaConsumer, "getmany", failing_once)
+        await eventually(lambda: not fails)
+        await put(sidings_kafka, name, {"T-1": row("T-1")})
+        await eventually(lambda: "T-1" in terminals)
 
 
 async def test_the_ends_are_asked_again_when_kafka_has_not_told_them(topic, sidings_kafka, monkeypatch):

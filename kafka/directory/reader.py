@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import OffsetOutOfRangeError
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from .. import membership
 from ..message import Record
@@ -58,6 +58,7 @@ class Reader:
     def assign(self, partitions: Collection[int]) -> None:
         """Read these partitions. All positions have to be sought again."""
         self.partitions = frozenset(partitions)
+        self._assigned_at = time.time()
         self._client.assign(self._tps())
 
     def seek(self, partition: int, offset: int) -> None:
@@ -75,7 +76,12 @@ class Reader:
     async def fetch(self, seconds: float, most: int) -> dict[int, Sequence[Record]]:
         """The next records, `most` at most; waits for them, `seconds` at most. Raises `OffsetOutOfRangeError`."""
         fetch = cast(Callable[..., Coroutine[Any, Any, Mapping[TopicPartition, list[Record]]]], self._client.getmany)
-        found = await fetch(timeout_ms=round(seconds * 1000), max_records=most)
+        try:
+            found = await fetch(timeout_ms=round(seconds * 1000), max_records=most)
+        except (KafkaError, OSError):
+            raise
+        except Exception as error:  # a mistake inside of the client: a new one is sure to be in order
+            raise KafkaError(f"the client failed unexpectedly: {error!r}") from error
         return {tp.partition: records for tp, records in found.items()}
 
     async def standings(self) -> dict[int, Standing]:
@@ -93,14 +99,14 @@ class Reader:
         return set(self._client.partitions_for_topic(self._topic) or ())
 
     def silence(self) -> float:
-        """Seconds since Kafka has said anything about the partition that it has been silent about for longest. Any
-        thread may ask."""
+        """Seconds since Kafka has said anything about the partition that it has been silent about for longest, at most
+        since all were assigned. Any thread may ask."""
         try:
             answers = [self._client.last_poll_timestamp(tp) for tp in self._tps()]
         except (AssertionError, AttributeError):
             return 0.0  # assigned anew between two looks
-        now = time.time()
-        return now - min((answer / 1000 for answer in answers if answer is not None), default=now)
+        begun = self._assigned_at
+        return time.time() - min((begun if answer is None else answer / 1000 for answer in answers), default=begun)
 
     def _tps(self) -> list[TopicPartition]:
         return [TopicPartition(self._topic, partition) for partition in self.partitions]
