@@ -116,6 +116,12 @@ async def test_a_word_that_there_is_not_is_a_mistake_of_the_command(
     assert text in await refused(database, "jobs", *arguments, exit_code=2)
 
 
+@pytest.mark.parametrize("limit", [0, 10_001])
+async def test_a_limit_is_at_least_one_and_no_more_than_what_admin_counts(database: str, limit: int):
+    for command in (("jobs", "list"), ("jobs", "cancel", "--type", "ride"), ("audit",), ("outbox", "parked")):
+        assert "--limit" in (await cli(database, *command, "--limit", limit, exit_code=2)).stderr, command
+
+
 async def test_nothing_found_says_where_the_names_are(database: str):
     await a_job(database)
     for wrong in (("--type", "rides"), ("--origin", "transport/0")):
@@ -249,6 +255,7 @@ async def test_the_audit_is_filtered_and_paged(database: str):
     assert [(row["actor"], row["action"]) for row in newest["audit"]] == [("alice", "pause"), ("bob", "cancel")]
     older = await cli_json(database, "audit", "--before", newest["next"])
     assert [row["target"]["job"] for row in older["audit"]] == [ids[1], ids[0]]
+    assert older["next"] is None
     assert len((await cli_json(database, "audit", "--by", "bob", "--action", "cancel"))["audit"]) == 3
     for wanted, rows in ((("--action", "pause"), 1), (("--by", "bob", "--action", "pause"), 0), (("--by", "alice"), 1)):
         assert len((await cli_json(database, "audit", *wanted))["audit"]) == rows, wanted

@@ -334,11 +334,22 @@ async def test_a_consumer_goes_on_where_it_is_told(database: str, sidings_kafka:
     )
     reset = ("consumers", "reset", name, "--to", "earliest", "--kafka", sidings_kafka)
     assert "in 2 partitions; nothing was done" in await refused(database, *reset)
-    result = await cli(database, *reset, "--partition", 1, "--yes", "--because", "again")
+    result = await cli(database, *reset, "--partition", 1, "--yes", "--because", "again", "--by", "bob")
     assert result.stdout.endswith(f"{name}/1: from 7 to 0\n")
     offsets = "SELECT next_offset FROM sidings.consumer_offset ORDER BY partition"
     assert [row[0] for row in await fetch(database, offsets)] == [5, 0]
-    assert await actions(database) == [("alice", "reset", "again")]
+    assert await actions(database) == [("bob", "reset", "again")]
+    for bootstrap, code in (
+        (sidings_kafka, 3),
+        ("elsewhere:9092", 0),
+    ):  # settings are of the server named
+        await cli(
+            database,
+            *(*reset, "--partition", 1, "--yes"),
+            exit_code=code,
+            SIDINGS_KAFKA=bootstrap,
+            SIDINGS_KAFKA_SECURITY_PROTOCOL="SSL",
+        )
     later = datetime.now(UTC).isoformat()
     for to in (later, "1h", "latest"):
         await cli(database, "consumers", "reset", name, "--to", to, "--kafka", sidings_kafka, "--yes")

@@ -12,6 +12,7 @@ import termios
 from pathlib import Path
 
 import pytest
+from sidings.cli.session import postgres_settings
 from sidings.schema import migrations
 
 from .admin_support import some_jobs
@@ -265,6 +266,34 @@ async def test_the_devstack_s_commands_go_through(tmp_path: Path):
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "passed_on"),
+    [
+        (("up",), ["up", "--brokers", "1"]),
+        (("up", "--brokers", "3", "--secure"), ["up", "--brokers", "3", "--secure"]),
+        (("down",), ["down"]),
+        (("down", "--delete"), ["down", "--delete"]),
+        (("logs", "kafka", "-n", "7"), ["logs", "--lines", "7", "kafka"]),
+        *[((verb, "kafka-2"), [verb, "kafka-2"]) for verb in ("restart", "kill", "pause", "resume")],
+        (("fetch",), ["fetch"]),
+        (("fetch", "--spark"), ["fetch", "--spark"]),
+    ],
+)
+async def test_the_devstack_gets_what_it_is_told_and_gives_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], passed_on: list[str]
+):
+    told: list[list[str]] = []
+
+    def main(arguments: list[str]) -> int:
+        told.append(arguments)
+        return 7
+
+    monkeypatch.setattr("sidings.devstack.__main__.main", main)
+    await cli(None, "dev", *arguments, exit_code=7)
+    await cli(None, "dev", *arguments, "--directory", "here", exit_code=7)
+    assert told == [passed_on, ["--directory", "here", *passed_on]]
+
+
 # -- connections and schemas --------------------------------------------------------------------------------------
 
 
@@ -289,12 +318,23 @@ async def test_a_database_that_cannot_be_used_is_named_without_its_password(data
 
 
 async def test_settings_of_the_environment_count_as_for_the_service(database: str):
-    assert "call_seconds" in await refused(database, "status", exit_code=2, SIDINGS_POSTGRES_CALL_SECONDS="-1")
+    text = await refused(database, "status", exit_code=2, SIDINGS_POSTGRES_CALL_SECONDS="-1")
+    assert "call_seconds" in text.lower()
     assert "schema='A B' is not usable" in await refused(database, "status", "--schema", "A B", exit_code=2)
     await execute(database, "ALTER SCHEMA sidings RENAME TO elsewhere")
     for command in (("status",), ("jobs", "list"), ("migrate", "status")):
         text = await refused(database, *command)
         assert "has no schema 'sidings' of Sidings (there is elsewhere: give --schema)" in text
+
+
+def test_the_settings_of_the_environment_are_those_of_the_database_that_it_names(monkeypatch: pytest.MonkeyPatch):
+    dsn = "postgresql://localhost/tracker"
+    monkeypatch.setenv("SIDINGS_POSTGRES", dsn)
+    monkeypatch.setenv("SIDINGS_POSTGRES_CALL_SECONDS", "3")
+    found = postgres_settings(dsn, "own")
+    assert (found.dsn, found.schema_name, found.call_seconds) == (dsn, "own", 3)
+    other = postgres_settings(f"{dsn}x", None)
+    assert (other.dsn, other.schema_name, other.call_seconds) == (f"{dsn}x", "sidings", 10)
 
 
 async def test_the_schema_is_made_once_its_service_is_named(empty_database: str):
@@ -314,6 +354,10 @@ async def test_the_schema_is_made_once_its_service_is_named(empty_database: str)
 async def test_a_schema_of_another_release_is_not_touched(database: str):
     fine = await cli_json(database, "migrate", "status")
     assert (len(fine["applied"]), fine["missing"], fine["problem"]) == (LAST, [], None)
+    await execute(database, "INSERT INTO sidings.migration (version, name, checksum) VALUES (9999, 'future', 'x')")
+    newer = await cli_json(database, "migrate", "status", exit_code=4)
+    assert (newer["missing"], "a newer release" in newer["problem"]) == ([], True)
+    await execute(database, "DELETE FROM sidings.migration WHERE version = 9999")
     await execute(database, f"DELETE FROM sidings.migration WHERE version = {LAST}")
     assert "run `sidings migrate apply`" in await refused(database, "jobs", "list")
     older = await cli_json(database, "migrate", "status", exit_code=4)
