@@ -25,6 +25,8 @@ class StatelessLoop(FetchLoop):
     unfinished one and the last before no more are read; a message that fails for long holds that much in memory, and
     so much is done again after a kill."""
 
+    aside = "goes to the dead letters"
+
     def __init__(
         self,
         subscription: StatelessSubscription[object],

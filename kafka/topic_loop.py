@@ -54,6 +54,8 @@ class Roof(Protocol):
 class FetchLoop(ABC):
     """Fetches one topic's messages with `client`; `partitions` are those that are assigned now, of all topics."""
 
+    aside = "is kept as a held job"  # what becomes of a message that cannot be decoded
+
     def __init__(
         self,
         subscription: Subscription[object],
@@ -192,7 +194,7 @@ class FetchLoop(ABC):
                 return Item(partition, record, None, None)
             return Item(partition, record, message, None, subscription.id_of(record, message))
         except UndecodableMessage as error:
-            log.error("%s offset %s cannot be decoded: %s", partition.origin, record.offset, error)
+            log.error("%s offset %s cannot be decoded, and %s: %s", partition.origin, record.offset, self.aside, error)
             return Item(partition, record, None, str(error), subscription.id_of(record, None))
 
     def _displace(self, partitions: Iterable[Partition]) -> None:

@@ -185,7 +185,7 @@ async def test_an_undecodable_message_is_held_with_its_bytes_and_error_and_block
     assert all(row["held"].startswith("the message cannot be decoded: ") for row in rows)
     assert "valid integer" in rows[1]["held"]
     assert [base64.b64decode(raw) for _, raw in payloads[0]["headers"]] == [b"\xfe"]
-    assert "offset 1 cannot be decoded" in caplog.text
+    assert "offset 1 cannot be decoded, and is kept as a held job: " in caplog.text
 
 
 async def test_a_held_message_runs_when_it_is_released_and_can_be_decoded_now(effects, topic, sidings_kafka):
