@@ -38,7 +38,8 @@ __all__ = ["CancelReason", "Worker", "Workers"]
 
 log = logging.getLogger("sidings.executor")
 
-_STREAK, _STREAK_SECONDS = 64, 0.005  # jobs that one worker runs, and how long, before it lets the event loop go round
+_STREAK = 64  # jobs that one worker runs before it lets the event loop go round
+_AT_ONCE = 2  # workers that take quick jobs in turns
 _SWEEP_SECONDS = 0.05
 _STOP_SECONDS = 5.0  # how long a handler may take to notice the last cancellation
 
@@ -98,7 +99,7 @@ class Workers:
         self.all = [Worker() for _ in range(concurrency)]
         self._idle: list[Worker] = []
         self._waking: asyncio.Handle | None = None
-        self._wave = 2  # workers to wake at once
+        self._wave = _AT_ONCE  # workers to wake next
         self._between = 0  # workers that have given the event loop a turn, and go on with the next job by themselves
         self._registry = registry
         self._transactional = transactional
@@ -164,7 +165,7 @@ class Workers:
     def claim(self, entries: list[Entry]) -> None:
         """Hand over jobs that a committed cycle has named."""
         self.claimed.extend(self._in_batches(entries) if self.batch_sizes else entries)
-        self._wave = 2
+        self._wave = _AT_ONCE
         if self._waking is None:
             self._wake()
 
@@ -236,10 +237,12 @@ class Workers:
         streak = 0
         current_origin.set(None)  # jobs have their own, whatever the executor was started in
         while not self._stopping:  # a handler may have swallowed the cancellation that was to end this
-            if not claimed:
+            if not claimed or (streak >= _STREAK and self._between >= _AT_ONCE):
                 current_work.set(None)  # the last job, and its payload
                 worker.wake = loop.create_future()
                 self._idle.append(worker)
+                if claimed and self._waking is None:
+                    self._waking = loop.call_soon(self._wake)
                 await worker.wake
                 streak = 0
             elif streak >= _STREAK:
@@ -256,14 +259,11 @@ class Workers:
 
     async def _attempts(self, worker: Worker, most: int) -> int:
         """One attempt of each of the next claimed jobs, at most of so many, from the stored payload to an outcome.
-        Returns how many, or `most` when the event loop should have its turn. One coroutine for all of them, and a
-        coroutine function without anything around it is awaited right here: each call in between costs as much as the
-        rest."""
+        Returns how many. One coroutine for all of them, and a coroutine function without anything around it is awaited
+        right here: each call in between costs as much as the rest."""
         claimed, changed = self.claimed, self.changed.set
-        began = finished = now()
+        finished = now()
         for count in range(most):
-            if finished - began >= _STREAK_SECONDS:
-                break
             if not claimed or self._stopping or not isinstance(entry := claimed[0], Entry):
                 return count
             del claimed[0]
@@ -313,11 +313,12 @@ class Workers:
             except asyncio.CancelledError:
                 outcomes = [self._cancelled(worker, job_type, entry, started) for entry in entries]
             self._end(worker)
+            finished = now()
             for entry, outcome in zip(entries, outcomes, strict=True):
                 if outcome is None:
                     self.expired.append(entry)
                 else:
-                    self.finished.append((entry, outcome, started, now()))
+                    self.finished.append((entry, outcome, started, finished))
         self.changed.set()
         return len(entries)
 
@@ -356,34 +357,34 @@ class Workers:
         self, worker: Worker, job_type: JobType[Any], entries: list[Entry], started: float
     ) -> list[Outcome | None]:
         """One attempt of a list of jobs; an outcome for each."""
-        outcomes: dict[Entry, Outcome | None] = {}
-        jobs: dict[Entry, Job[Any]] = {}
+        outcomes: dict[Entry, Outcome | None] = {}  # of those that have not succeeded
+        valid: list[Entry] = []
+        jobs: list[Job[Any]] = []
         for entry in entries:
             try:
-                jobs[entry] = job_of(job_type, entry)
+                jobs.append(job_of(job_type, entry))
+                valid.append(entry)
             except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
                 outcomes[entry] = invalid(entry, error)
-        argument = list(jobs.values())
-        current_work.set(argument)
+        current_work.set(jobs)
         try:
             if not jobs:
                 result = None
             elif self._middleware:
-                result = await self._handle_inside(worker, job_type, argument, argument)
+                result = await self._handle_inside(worker, job_type, jobs, jobs)
             elif job_type.is_async:
-                result = await cast(Any, job_type.handler)(argument)
+                result = await cast(Any, job_type.handler)(jobs)
             else:
-                result = await self._handle_plain(worker, job_type, argument)
+                result = await self._handle_plain(worker, job_type, jobs)
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
-            outcomes |= {entry: raised(job_type, entry, error, started) for entry in jobs}
+            outcomes |= {entry: raised(job_type, entry, error, started) for entry in valid}
         else:
-            for entry, each in zip(jobs, results(result, len(jobs)), strict=True):
-                outcomes[entry] = SUCCEEDED
+            for entry, each in zip(valid, results(result, len(valid)), strict=True):
                 if isinstance(each, BaseException):
                     outcomes[entry] = raised(job_type, entry, each, started)
-        return [outcomes[entry] for entry in entries]
+        return [outcomes.get(entry, SUCCEEDED) for entry in entries]
 
     async def _handle_inside(
         self, worker: Worker, job_type: JobType[Any], jobs: list[Job[Any]], argument: Any

@@ -1,7 +1,6 @@
 """Who wakes whom: what is claimed must not wait beside idle workers, and quick jobs must not keep the event loop."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,12 +24,12 @@ class Empty(BaseModel):
 
 
 class Yard:
-    """Workers, and jobs of four types: quick ones, busy ones (2 ms of the event loop), ones that wait until they are
-    let go, and ones that wait for some turns of the event loop."""
+    """Workers, and jobs of four types: quick ones, ones that wait for one of two events, and ones that wait for some
+    turns of the event loop."""
 
     def __init__(self) -> None:
         self.registry = Registry()
-        self.gate = asyncio.Event()
+        self.gate, self.late = asyncio.Event(), asyncio.Event()
         self.started = 0
         random = Random(1)
 
@@ -39,19 +38,19 @@ class Yard:
             self.started += 1
 
         @self.registry.job()
-        async def busy(job: Job[Empty]) -> None:
-            self.started += 1
-            time.sleep(0.002)  # noqa: ASYNC251 - as a handler that computes
-
-        @self.registry.job()
         async def waiting(job: Job[Empty]) -> None:
             self.started += 1
             await self.gate.wait()
 
         @self.registry.job()
+        async def late(job: Job[Empty]) -> None:
+            self.started += 1
+            await self.late.wait()
+
+        @self.registry.job()
         async def yielding(job: Job[Empty]) -> None:
             self.started += 1
-            for _ in range(random.randrange(5)):
+            for _ in range(random.randrange(20)):
                 await asyncio.sleep(0)
 
         nowhere = PostgresSettings(dsn="postgresql://nobody@localhost/nothing")
@@ -100,13 +99,6 @@ async def test_quick_jobs_leave_the_event_loop_its_turns():
     assert len(counts) >= 2_000 // 128
 
 
-async def test_handlers_that_compute_leave_the_event_loop_its_turns():
-    async with a_yard() as yard:
-        yard.claim("busy", 60)
-        counts = await yard.turns(lambda: len(yard.workers.finished) == 60)
-    assert max(counts) <= 2 * 3  # a worker gives way after 5 ms
-
-
 async def test_handlers_that_wait_have_all_workers_after_a_few_turns():
     async with a_yard() as yard:
         yard.claim("waiting", WORKERS + 50)
@@ -126,6 +118,30 @@ async def test_one_that_waits_among_quick_ones_holds_nobody_up():
         assert yard.workers.running() == 50
         yard.gate.set()
         await yard.turns(lambda: len(yard.workers.finished) == 5_000)
+
+
+async def test_handlers_that_wait_keep_all_workers_however_many_end_in_a_turn():
+    async with a_yard() as yard:
+        yard.claim("yielding", 20_000)
+        await yard.turns(lambda: yard.workers.running() == WORKERS, most=30)
+        running: list[int] = []
+        while yard.workers.claimed:
+            await asyncio.sleep(0)
+            running.append(yard.workers.running())
+    assert sum(running[:-5]) / len(running[:-5]) > 0.9 * WORKERS
+
+
+async def test_all_workers_at_once_before_quick_jobs_make_room_and_are_there_for_those_that_wait():
+    async with a_yard() as yard:
+        yard.claim("waiting", WORKERS)
+        await yard.turns(lambda: yard.started == WORKERS)
+        yard.workers.claim([yard.entry("quick") for _ in range(20_000)] + [yard.entry("late") for _ in range(WORKERS)])
+        yard.gate.set()
+        counts = await yard.turns(lambda: yard.started == 20_000 + 2 * WORKERS)
+        assert yard.workers.running() == WORKERS
+        assert max(counts[3:]) <= 2 * 64
+        yard.late.set()
+        await yard.turns(lambda: len(yard.workers.finished) == 20_000 + 2 * WORKERS)
 
 
 @pytest.mark.parametrize("seed", range(20))
