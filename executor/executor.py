@@ -308,7 +308,7 @@ class Executor:
                 break  # an earlier sending has committed although its answer was lost
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 self._refusal = None if isinstance(error, PostgresUnavailable) else str(error)
-                log.warning("executor not registered yet: %s", error)
+                log.warning("the executor waits for Postgres: %s", error)
                 await backoff.sleep()
         self._periodic.executor_id = self.id
         self.cycles.begin(self.id)
