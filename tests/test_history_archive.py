@@ -57,6 +57,8 @@ async def test_a_day_is_dropped_only_with_all_of_its_rows_archived(database: str
         assert await archived(database, tmp_path) == 1
         assert await archived(database, tmp_path) == 0
         assert jobs(tmp_path) == [1, 2, 3]
+        query = "SELECT rows FROM sidings.history_archive WHERE day = $1"
+        assert await connection.fetchval(query, OLD.date()) == 3
         assert await maintained(connection) == []
         await stored(database, [an_attempt(4)], partitions=False)  # later than late: into the default partition
         assert await maintained(connection) == [4]
@@ -72,7 +74,14 @@ async def test_a_file_that_is_gone_is_written_again_as_long_as_postgres_has_its_
     file.unlink()
     assert await archived(database, tmp_path) == 1
     assert jobs(tmp_path) == [1]
-    assert await archived(database, tmp_path / "elsewhere") == 0, "it is archived, though in another place"
+    elsewhere = tmp_path / "elsewhere"
+    assert await archived(database, elsewhere) == 0, "it is archived, though in another place"
+    await stored(database, [an_attempt(2)], partitions=False)  # late
+    assert await archived(database, elsewhere) == 1
+    assert jobs(elsewhere) == [1, 2]
+    async with connected(database) as connection:
+        query = "SELECT location FROM sidings.history_archive WHERE day = $1"
+        assert await connection.fetchval(query, OLD.date()) == str(elsewhere)
 
 
 async def in_zone(database: str, zone: str) -> None:
