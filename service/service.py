@@ -108,6 +108,7 @@ class Service:
         self._subscriptions = Subscriptions(self.registry, has_postgres=configuration.postgres is not None)
         self._life = Life(configuration, self.registry, self._parts, self._subscriptions)
         self._stop = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # that `run` runs in
         self._prometheus = prometheus
 
     @classmethod
@@ -461,13 +462,21 @@ class Service:
         Raises what brought the service down, e.g. `SchemaError`.
         """
         relax_collector()
-        with stop_signals(self.stop, self._life.hurry):
-            async with self:
-                await self._stop.wait()
+        self._loop = asyncio.get_running_loop()
+        try:
+            with stop_signals(self.stop, self._life.hurry):
+                async with self:
+                    await self._stop.wait()
+        finally:
+            self._loop = None
 
     def stop(self) -> None:
-        """Ask `run` to stop gracefully."""
-        self._stop.set()
+        """Ask `run` to stop gracefully. Any thread may call it."""
+        loop = self._loop
+        if loop is None:
+            self._stop.set()
+        else:
+            loop.call_soon_threadsafe(self._stop.set)
 
     async def __aenter__(self) -> Self:
         await self._life.start()
