@@ -13,10 +13,12 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from aiokafka.errors import ProducerClosed
 from sidings.executor import Link, PostgresSettings
 from sidings.kafka.directory import Directory
 from sidings.kafka.outbox.amends import Amends
 from sidings.kafka.outbox.backlog import Row, Slot
+from sidings.kafka.outbox.failures import Failed
 from sidings.kafka.outbox.rounds import Rounds
 from sidings.schema import load_sql
 
@@ -274,8 +276,9 @@ async def test_what_stands_in_a_slot_when_it_is_taken_over_is_in_doubt_once_it_i
         assert await doubts(db) == [(b"t2", 5.0)], "what comes later, only this relay has sent"
 
 
+@pytest.mark.parametrize("cut", [False, True], ids=["no answer", "its producer was closed"])
 async def test_a_message_that_is_sent_again_for_want_of_an_answer_is_in_doubt(
-    database: str, db: asyncpg.Connection, sidings_kafka: str, topic: Any, monkeypatch: pytest.MonkeyPatch
+    database: str, db: asyncpg.Connection, sidings_kafka: str, topic: Any, monkeypatch: pytest.MonkeyPatch, cut: bool
 ):
     rows = await topic("terminals", config=COMPACTED)
     await db.execute(f"SELECT sidings.directory_table('terminal_acquirer', '{rows}', '{{terminal_id}}', 'is_active')")
@@ -286,6 +289,8 @@ async def test_a_message_that_is_sent_again_for_want_of_an_answer_is_in_doubt(
         if unanswered:
             return left
         unanswered.extend(futures)
+        if cut:
+            raise Failed(ProducerClosed(), cut=True)
         return futures
 
     monkeypatch.setattr(Rounds, "_answers", silent)
