@@ -144,7 +144,7 @@ def test_settings_come_from_the_environment_and_arguments_win(monkeypatch):
     assert configuration.topics == ("c",)
     assert service.registry.schema == "tracking"
     monkeypatch.setenv("SIDINGS_EXECUTOR_CONCURRENCY", "many")
-    with pytest.raises(ConfigurationError, match="environment: concurrency"):
+    with pytest.raises(ConfigurationError, match="environment: SIDINGS_EXECUTOR_CONCURRENCY"):
         Service.from_env("tracker", prometheus=CollectorRegistry())
 
 
