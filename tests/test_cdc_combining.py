@@ -586,6 +586,10 @@ topic = "customers"
         (('alerts = "alerts"', 'alerts = "alerts"\nboundaries = "x"'), "are for form 'debezium'"),
         (("[[groups]]", "expire_seconds = 0\n[[groups]]"), "expire_seconds: Input should be greater than 0"),
         (("[[groups]]", "[[groups"), "not valid TOML"),
+        (
+            ("[[groups]]", "kafka_options = {maxOffsetsPerTrigger = '5'}\n[[groups]]"),
+            "max_rows_per_trigger",
+        ),
         (('topic = "customers"', 'topic = "customers"\nprimary_keys = {Names = ["id"]}'), "primary_keys names 'Names'"),
     ],
 )

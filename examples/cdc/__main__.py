@@ -107,6 +107,7 @@ def configured(kafka: str, topics: Topics, checkpoint: str) -> Config:
         groups=(address, customer),
         expire_seconds=5,
         snapshot_quiet_seconds=2,
+        trigger_seconds=1,
         state_partitions=2,
     )
 

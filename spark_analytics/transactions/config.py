@@ -16,6 +16,18 @@ Name = Annotated[str, Field(min_length=1)]
 Seconds = Annotated[float, Field(gt=0)]
 DAY = 86_400.0
 
+# Options of Spark's that fields here stand for: given as options too, they would do nothing, or send all to one topic.
+_FIELD_OF = {
+    "assign": "topics",
+    "checkpointlocation": "checkpoint",
+    "kafka.bootstrap.servers": "kafka",
+    "maxoffsetspertrigger": "max_rows_per_trigger",
+    "startingoffsets": "start",
+    "subscribe": "topics",
+    "subscribepattern": "topics",
+    "topic": "groups",
+}
+
 
 class _Checked(BaseModel):
     """What is wrong is told as a `ConfigurationError`, which names the field."""
@@ -110,7 +122,7 @@ class Config(_Checked):
     snapshot_keep_seconds: Seconds = DAY
     unknown_tables: Literal["ignore", "alert"] = "ignore"
     start: Literal["earliest", "latest"] = "earliest"
-    trigger_seconds: Seconds = 1.0
+    trigger_seconds: Seconds = 10.0
     max_rows_per_trigger: Annotated[int, Field(gt=0)] = 100_000
     state_partitions: Annotated[int, Field(gt=0)] = 8
     max_event_bytes: Annotated[int, Field(gt=0)] = 1_000_000
@@ -139,6 +151,9 @@ class Config(_Checked):
             raise ConfigurationError(
                 "`boundaries` and `connector` are for form 'debezium': set `form`, or leave them out"
             )
+        for option in self.kafka_options:
+            if field := _FIELD_OF.get(option.lower()):
+                raise ConfigurationError(f"kafka_options has {option!r}: that is what the field `{field}` says")
         ours = {group.topic for group in self.groups} | {self.alerts}
         if loop := sorted(ours & set(self.read)):
             raise ConfigurationError(f"{loop[0]!r} is both read and written: it would read its own events")
