@@ -401,7 +401,7 @@ async def test_a_key_that_comes_late_while_others_are_told_is_not_forgotten(
 async def test_a_relay_that_stops_tells_the_database_first_what_is_in_doubt(
     database: str, db: asyncpg.Connection, sidings_kafka: str, terminals: str
 ):
-    async with relaying(database, sidings_kafka) as relay, connected(database) as other:
+    async with relaying(database, sidings_kafka, shutdown_seconds=SECONDS) as relay, connected(database) as other:
         await eventually(lambda: len(relay.held) == 16)
         async with db.transaction():
             await db.execute("LOCK TABLE sidings.directory_doubt IN EXCLUSIVE MODE")
@@ -409,6 +409,8 @@ async def test_a_relay_that_stops_tells_the_database_first_what_is_in_doubt(
             waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'sidings.directory_doubt'::regclass"
             await eventually(lambda: other.fetchval(waits))
             stopping = asyncio.create_task(relay.stop())
-            await eventually(lambda: relay.problems() == [] and relay._stopped)  # pyright: ignore[reportPrivateUsage]
+            ended, _ = await asyncio.wait([stopping], timeout=2.0)  # it would be within milliseconds
+            assert not ended
+            assert len(relay.held) == 16
         await stopping
     assert await doubts(db) == [(b"t1", 5.0)]
