@@ -19,6 +19,8 @@ __all__ = ["StatelessLoop"]
 
 log = logging.getLogger("sidings.consumer")
 
+_START_OVER_SECONDS = 10.0  # for handlers to end, before it is told that a partition waits for them
+
 
 class StatelessLoop(FetchLoop):
     """Consumes one topic without a database. max_records: so many messages of a partition may lie between its first
@@ -107,7 +109,11 @@ class StatelessLoop(FetchLoop):
                 self._roof.spawn(self._start_over(mine))
 
     async def _start_over(self, partition: StatelessPartition) -> None:
-        await self.give_up([partition], None)
+        await self.give_up([partition], _START_OVER_SECONDS)
+        if partition.workers:  # nobody else has the partition, so that it waits for them however long it takes
+            partition.stuck = f"{len(partition.workers)} of its handlers do not end when cancelled"
+            await asyncio.wait(list(partition.workers))
+            partition.stuck = None
         if self._mine.get(partition.tp) is partition:
             partition.displace()
             self._roof.place()

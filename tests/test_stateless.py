@@ -452,6 +452,39 @@ def test_wrong_declarations_are_refused_with_the_remedy(sidings_kafka):
         service.consumer("positions", stateless=True, dead_letter="d")(fine)
 
 
+async def test_a_handler_that_ends_for_no_cancellation_is_told_where_its_partition_waits_for_it(
+    topic, sidings_kafka, monkeypatch
+):
+    monkeypatch.setattr("sidings.kafka.stateless_loop._START_OVER_SECONDS", 0.1, raising=False)
+    source = await topic("positions")
+    service = a_service(sidings_kafka)
+    begun, gate = asyncio.Event(), asyncio.Event()
+    seen: list[int] = []
+
+    @service.consumer(source, stateless=True, timeout=None, dead_letter=f"{source}.dlq")
+    async def on_position(message: Message[Number]) -> None:
+        begun.set()
+        while not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                continue
+        seen.append(message.value.n)
+
+    await produce(sidings_kafka, source, [0])
+    async with service:
+        await asyncio.wait_for(begun.wait(), SECONDS)
+        stateless = service._life.consumer._stateless
+        stateless.loops[0]._displace(stateless.partitions.values())  # as where its place in the log is in doubt
+        try:
+            await eventually(lambda: "do not end" in "".join(service.problems()), service.problems, seconds=10)
+        finally:
+            gate.set()
+        await produce(sidings_kafka, source, [1])
+        await eventually(lambda: 1 in seen)
+        await eventually(lambda: service.problems() == [], service.problems)
+
+
 async def test_a_service_without_kafka_refuses_it_at_the_start():
     service = Service("test", prometheus=CollectorRegistry())
 
