@@ -195,7 +195,9 @@ def test_of_the_good_and_bad_records_of_a_row_the_last_one_counts():
     assert note("b2", "g2", "b2", "g1", "g4") == [2]
     assert note("g5") == [2]
     assert note("g2") == []
-    assert faults.total == 6
+    assert note("b1", "b2") == [0, 1]
+    assert note("b1") == [1, 0], "the oldest first"
+    assert faults.total == 9
 
 
 # -- Kafka ------------------------------------------------------------------------------------------------------------
