@@ -11,7 +11,19 @@ from datetime import UTC, datetime, timedelta
 
 import asyncpg
 
-__all__ = ["DAY", "Attempt", "blocked_seconds", "moved", "odd_history", "quantile", "random_history", "store", "stored"]
+__all__ = [
+    "DAY",
+    "Attempt",
+    "Stop",
+    "blocked_seconds",
+    "moved",
+    "odd_history",
+    "quantile",
+    "random_history",
+    "stops",
+    "store",
+    "stored",
+]
 
 DAY = datetime(2026, 3, 2, tzinfo=UTC)
 NOTHING = timedelta(0)
@@ -99,7 +111,9 @@ def odd_history() -> list[Attempt]:
 
     nasty = "_日本語 <b>&\"'\\ %s {x} $a_b$"
     return [
-        Attempt(90_001, 1, "succeeded", after(5), after(3), after(4), None, nasty, "t/0", "g" * 3_000),  # clocks differ
+        Attempt(
+            90_001, 1, "succeeded", after(5), after(3), after(4), None, "early", "t/0", "g" * 3_000
+        ),  # clocks differ
         Attempt(90_002, 1, "succeeded", after(7), after(7), after(7), None, nasty, "t/0", ""),  # no time at all
         Attempt(90_003, 1, "retried", after(10), after(12), after(11), None, nasty, "t/0", nasty, "fp0"),
         Attempt(90_004, 1, "succeeded", after(13), after(131), after(130), None, nasty, "t/0", nasty),  # waits for it
@@ -109,6 +123,7 @@ def odd_history() -> list[Attempt]:
         Attempt(90_006, 1, "superseded", after(10), after(12), None, None, "only superseded", "t 0", "t 0"),
         Attempt(90_008, 1, "succeeded", DAY - timedelta(seconds=9), DAY, DAY, None, "type 0"),  # a day's first instant
         Attempt(90_009, 1, "retried", after(200), after(202), after(201), None, "type 1", "t/1", "tail 9", "fp2"),
+        Attempt(90_009, 2, "retried", after(200), after(212), after(211), after(205), "type 1", "t/1", "tail 9", "fp1"),
         Attempt(90_010, 1, "retried", after(300), after(302), after(301), None, "type 1", "t/1", "tail 10", "fp2"),
         Attempt(90_007, 1, "retried", after(10), after(12), after(11), None, nasty, "t 0 t", "0", "fp1"),
     ]
@@ -120,19 +135,28 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[max(1, math.ceil(share * len(ordered) - 1e-9)) - 1]
 
 
-def blocked_seconds(rows: list[Attempt]) -> dict[tuple[str, str], tuple[float, float]]:
-    """For each (origin, group): how long it was blocked, and the delay of its jobs; by looking at every pair."""
+@dataclass(frozen=True)
+class Stop:
+    """The attempt that began it; its end; how long somebody waited; how long all that waited did together."""
+
+    attempt: Attempt
+    end: datetime
+    blocked: float
+    delayed: float
+
+
+def stops(rows: list[Attempt]) -> list[Stop]:
+    """Those that blocked somebody, by looking at every pair."""
     groups: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
     for row in rows:
         if row.group is not None:
             groups[row.origin, row.group].append(row)
-    out: dict[tuple[str, str], tuple[float, float]] = {}
-    for key, members in groups.items():
+    out: list[Stop] = []
+    for members in groups.values():
         jobs: dict[int, list[Attempt]] = defaultdict(list)
         for row in sorted(members, key=lambda r: r.attempt):
             jobs[row.job].append(row)
         waits = [(r.job, r.ready, max(r.started or r.finished, r.ready)) for r in members if r.attempt == 1]
-        blocked = delayed = 0.0
         for job, attempts in jobs.items():
             for one, following in itertools.pairwise(attempts):
                 begin, end = one.finished, max(one.finished, following.finished)
@@ -141,10 +165,18 @@ def blocked_seconds(rows: list[Attempt]) -> dict[tuple[str, str], tuple[float, f
                 if any(r.job != job and r.started and begin <= r.started < end for r in members):
                     continue
                 held_up = [(max(a, begin), min(b, end)) for _, a, b in waits if a < end and b > begin]
-                delayed += sum((b - a).total_seconds() for a, b in held_up)
-                blocked += _union(held_up)
-        if blocked:
-            out[key] = blocked, delayed
+                if blocked := _union(held_up):
+                    out.append(Stop(one, end, blocked, sum((b - a).total_seconds() for a, b in held_up)))
+    return out
+
+
+def blocked_seconds(rows: list[Attempt]) -> dict[tuple[str, str], tuple[float, float]]:
+    """For each (origin, group): how long it was blocked, and the delay of its jobs."""
+    out: dict[tuple[str, str], tuple[float, float]] = {}
+    for stop in stops(rows):
+        key = stop.attempt.origin, stop.attempt.group or ""
+        blocked, delayed = out.get(key, (0.0, 0.0))
+        out[key] = blocked + stop.blocked, delayed + stop.delayed
     return out
 
 

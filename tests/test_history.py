@@ -10,16 +10,28 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from sidings.devstack.databases import create_database, drop_database
 from sidings.errors import ConfigurationError
 from sidings.spark_analytics.history import TABLES, Facts, Selection, analyse, blocked, reading, report
 from sidings.spark_analytics.history.capacity import capacity, concurrency
+from sidings.spark_analytics.history.compare import compare
 from sidings.spark_analytics.history.findings import findings
 from sidings.spark_analytics.history.plots import lines
-from sidings.spark_analytics.history.volume import counted, throughput
+from sidings.spark_analytics.history.volume import bins_of, by_type, counted, throughput
 
-from .history_support import DAY, Attempt, blocked_seconds, moved, odd_history, quantile, random_history, store
+from .history_support import (
+    DAY,
+    Attempt,
+    Stop,
+    blocked_seconds,
+    moved,
+    odd_history,
+    quantile,
+    random_history,
+    stops,
+    store,
+)
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for Spark to start and for all tables
 ROWS = random_history(7, 1_200) + odd_history()
@@ -113,6 +125,8 @@ def test_quantiles_are_within_one_percent(table: Callable[[str], pd.DataFrame]):
         if not own:
             assert pd.isna(row["wait_p50_seconds"])
             continue
+        if "bucket" not in row:
+            assert row["run_mean_seconds"] == pytest.approx(sum(r.run for r in own) / len(own))
         for measure in ("wait", "run"):
             exact = [getattr(r, measure) for r in own]
             assert row[f"{measure}_p99_seconds"] <= row[f"{measure}_max_seconds"]
@@ -136,9 +150,52 @@ def test_groups_were_blocked_as_long_as_somebody_waited_behind_a_failure(table: 
     assert set(by_error["error_fingerprint"].dropna()) == {"fp0", "fp1", "fp2"}
 
 
+def summed(rows: list[Stop]) -> dict[str, object]:
+    return {
+        "stops": len(rows),
+        "jobs": len({s.attempt.job for s in rows}),
+        "longest_seconds": pytest.approx(max(s.blocked for s in rows), abs=1e-6),
+        "delayed_job_seconds": pytest.approx(sum(s.delayed for s in rows), abs=1e-3),
+        "first": min(s.attempt.finished for s in rows),
+        "last": max(s.end for s in rows),
+    }
+
+
+def test_stops_are_counted_by_group_and_by_error(table: Callable[[str], pd.DataFrame]):
+    groups: dict[tuple[object, ...], list[Stop]] = defaultdict(list)
+    causes: dict[tuple[object, ...], list[Stop]] = defaultdict(list)
+    for stop in stops(ROWS):
+        groups[stop.attempt.origin, stop.attempt.group].append(stop)
+        causes[stop.attempt.type, stop.attempt.error].append(stop)
+    for row in table("blocked").to_dict("records"):
+        expected = summed(groups.pop((row["origin"], row["group"])))
+        assert {name: row[name] for name in expected} == expected
+    for row in table("blocked_by_error").to_dict("records"):
+        own = causes.pop((row["type"], row["error_fingerprint"]))
+        expected = summed(own) | {
+            "groups": len({(s.attempt.origin, s.attempt.group) for s in own}),
+            "error_class": own[0].attempt.error and "Broken",
+        }
+        assert {name: row[name] for name in expected} == expected
+    assert not groups
+    assert not causes
+
+
 def test_heads_that_still_fail_are_told_apart(table: Callable[[str], pd.DataFrame]):
-    last = {r.job: r for r in sorted(ROWS, key=lambda r: r.attempt) if r.group}
-    assert set(table("still_failing")["job_id"]) == {r.job for r in last.values() if r.outcome == "retried"}
+    jobs: dict[int, list[Attempt]] = defaultdict(list)
+    for row in sorted(ROWS, key=lambda r: r.attempt):
+        if row.group:
+            jobs[row.job].append(row)
+    failing = {job: own for job, own in jobs.items() if own[-1].outcome == "retried"}
+    found = {r["job_id"]: r for r in table("still_failing").to_dict("records")}
+    assert set(found) == set(failing)
+    assert any(len(own) > 1 for own in failing.values())
+    for job, own in failing.items():
+        failures = [r for r in own if r.outcome == "retried"]
+        since = failures[0].finished
+        assert (found[job]["failures"], found[job]["failing_since"]) == (len(failures), since)
+        assert found[job]["seconds"] == pytest.approx((WINDOW.until - since).total_seconds())
+        assert found[job]["error_fingerprint"] == own[-1].error
 
 
 def test_concurrency_is_the_time_that_handlers_ran(table: Callable[[str], pd.DataFrame]):
@@ -165,6 +222,7 @@ def test_instances_follow_littles_law(table: Callable[[str], pd.DataFrame]):
     busiest = max(Counter(bucket(r.ready) for r in ROWS if r.started).values()) / WINDOW.step.total_seconds()
     assert row["busiest_per_second"] == pytest.approx(busiest)
     assert row["busiest_instances"] == math.ceil(busiest * sum(runs) / len(runs) / (2 * 0.5))
+    assert row["instances"] == math.ceil(sum(runs) / 86_400 / (2 * 0.5))
 
 
 def test_errors_are_clustered(table: Callable[[str], pd.DataFrame]):
@@ -195,8 +253,27 @@ def test_skew_is_that_of_the_textbook(table: Callable[[str], pd.DataFrame]):
         assert found[dimension]["gini"] == pytest.approx(differences / (2 * len(sizes) * sum(sizes)))
         assert (found[dimension]["members"], found[dimension]["largest"]) == (len(sizes), sizes[-1])
         assert found[dimension]["median"] == quantile(sizes, 0.5)
-    top = table("heaviest").query("dimension == 'origin'")
-    assert dict(zip(top["name"], top["attempts"], strict=True)) == Counter(r.origin for r in ROWS)
+
+
+def test_the_heaviest_members_have_their_shares(table: Callable[[str], pd.DataFrame]):
+    found = table("heaviest")
+    for dimension, key in {"type": lambda r: r.type, "origin": lambda r: r.origin}.items():
+        ran: Counter[str] = Counter()
+        for row in ROWS:
+            ran[key(row)] += row.run or 0
+        expected = [
+            (name, n, pytest.approx(n / len(ROWS)), pytest.approx(ran[name]), pytest.approx(ran[name] / ran.total()))
+            for name, n in sorted(Counter(map(key, ROWS)).items(), key=lambda item: (-item[1], item[0]))
+        ]
+        own = found[found["dimension"] == dimension]
+        assert list(own["rank"]) == list(range(1, len(expected) + 1))
+        columns = own[["name", "attempts", "share", "run_seconds", "run_share"]]
+        assert list(columns.itertuples(index=False, name=None)) == expected
+    groups = Counter((r.origin, r.group) for r in ROWS if r.group is not None)
+    assert len(groups) > 20
+    own = found[found["dimension"] == "group"]
+    assert list(own["attempts"]) == sorted(groups.values(), reverse=True)[:20]
+    assert list(own["share"]) == pytest.approx([n / groups.total() for n in own["attempts"]])
 
 
 def test_the_slowest_group_has_the_longest_mean_time(table: Callable[[str], pd.DataFrame]):
@@ -205,9 +282,15 @@ def test_the_slowest_group_has_the_longest_mean_time(table: Callable[[str], pd.D
         if row.group and row.started:
             times[row.origin, row.group].append(row.wait + row.run)
     expected = {k: sum(v) / len(v) for k, v in times.items() if len(v) >= 3}
-    found = {(r["origin"], r["group"]): r["mean_seconds"] for r in table("slowest_groups").to_dict("records")}
+    rows = table("slowest_groups").to_dict("records")
+    found = {(r["origin"], r["group"]): r["mean_seconds"] for r in rows}
     assert found == {k: pytest.approx(v) for k, v in expected.items()}
     assert list(found) == sorted(expected, key=lambda k: -expected[k])
+    for row in rows:
+        own = [r for r in ROWS if (r.origin, r.group) == (row["origin"], row["group"])]
+        assert (row["attempts"], row["failed"]) == (len(own), sum(r.outcome in FAILED for r in own))
+        assert row["wait_max_seconds"] == pytest.approx(max(r.wait or 0 for r in own), abs=1e-6)
+        assert row["run_max_seconds"] == pytest.approx(max(r.run or 0 for r in own), abs=1e-6)
 
 
 def test_a_regression_is_reported_and_a_small_sample_is_not(table: Callable[[str], pd.DataFrame]):
@@ -227,6 +310,42 @@ def test_a_regression_is_reported_and_a_small_sample_is_not(table: Callable[[str
     assert worse["before_low"] <= worse["before"] <= worse["before_high"] < worse["after_low"] <= worse["after_high"]
 
 
+def test_what_is_worse_is_much_certain_and_often_enough_seen(spark: SparkSession):
+    """type: attempts, how many failed, milliseconds that each ran; in the earlier window and in the later one."""
+    cases = {
+        "few after": ((150, 0, 1_000), (99, 0, 10_000)),
+        "few before": ((99, 0, 1_000), (150, 0, 10_000)),
+        "slower": ((100, 0, 1_000), (100, 0, 10_000)),
+        "faster": ((100, 0, 10_000), (100, 0, 1_000)),
+        "a little slower": ((1_000, 0, 1_000), (1_000, 0, 1_100)),
+        "slower by nothing": ((100, 0, 2), (100, 0, 6)),
+        "fails, perhaps": ((200, 10, 5), (200, 26, 5)),
+        "fails": ((200, 10, 5), (200, 60, 5)),
+    }
+    windows: list[tuple[DataFrame, DataFrame]] = []
+    for side in (0, 1):
+        rows = [
+            (kind, "retried" if n < failed else "succeeded", 0, 0, ran * 1_000)
+            for kind, sides in cases.items()
+            for count, failed, ran in [sides[side]]
+            for n in range(count)
+        ]
+        columns = "type string, outcome string, ready bigint, started bigint, finished bigint"
+        attempts = spark.createDataFrame(rows, columns)
+        windows.append((counted(attempts, WINDOW), by_type(bins_of(attempts, WINDOW))))
+    found = {(r.type, r.measure): r.verdict for r in compare(*windows[0], *windows[1]).collect()}
+    assert {kind: (found[kind, "run_p50"], found[kind, "error_rate"]) for kind in cases} == {
+        "few after": ("too few", "too few"),
+        "few before": ("too few", "too few"),
+        "slower": ("worse", "same"),
+        "faster": ("better", "same"),
+        "a little slower": ("same", "same"),
+        "slower by nothing": ("same", "same"),
+        "fails, perhaps": ("same", "same"),
+        "fails": ("same", "worse"),
+    }
+
+
 def test_filters_choose_types_and_origins(spark: SparkSession, stored: str):
     only = Selection(DAY, DAY + timedelta(hours=1, minutes=10), types=("type 0", "it's"), origins=("t/1",))
     with reading(spark, only, postgres=stored) as attempts:
@@ -238,7 +357,8 @@ def test_filters_choose_types_and_origins(spark: SparkSession, stored: str):
 
 
 def test_at_the_windows_edges_a_bucket_is_shorter(spark: SparkSession, stored: str):
-    short = Selection(DAY + timedelta(hours=1, seconds=62, milliseconds=500), DAY + timedelta(hours=1, seconds=120))
+    hour, half = DAY + timedelta(hours=1), timedelta(milliseconds=500)
+    short = Selection(hour + timedelta(seconds=62) + half, hour + timedelta(seconds=112) + half)
     assert short.step == timedelta(seconds=1)
     inside = [r for r in ROWS if short.since <= r.finished < short.until]
     with reading(spark, short, postgres=stored) as attempts:
@@ -248,12 +368,16 @@ def test_at_the_windows_edges_a_bucket_is_shorter(spark: SparkSession, stored: s
             for r in throughput(counted(attempts, short), short).collect()
         }
         for (_, begin), (jobs, rate) in rows.items():
-            assert rate == pytest.approx(jobs / (0.5 if begin < short.since else 1.0))
+            at_an_edge = begin < short.since or begin + short.step > short.until
+            assert rate == pytest.approx(jobs / (0.5 if at_an_edge else 1.0))
         assert any(begin < short.since for _, begin in rows)
+        assert any(begin + short.step > short.until for _, begin in rows)
         together = [r for r in concurrency(attempts, short).collect() if r.type is None]
+        assert len(together) == 51, "a bucket of a second for each that the window touches"
         [needed] = [r for r in capacity(attempts, short).collect() if r.type is None]
     ran = sum(max(0.0, (r.finished - max(r.started, short.since)).total_seconds()) for r in inside if r.started)
-    assert sum(r.mean_running for r in together[1:]) + together[0].mean_running / 2 == pytest.approx(ran, rel=1e-6)
+    seconds = [0.5, *[1.0] * 49, 0.5]
+    assert sum(r.mean_running * s for r, s in zip(together, seconds, strict=True)) == pytest.approx(ran, rel=1e-6)
     ready = Counter(int(max(r.ready, short.since).timestamp()) for r in inside if r.started)
     assert needed.busiest_per_second == max(ready.values()), "what was ready before is work of the first bucket"
 
