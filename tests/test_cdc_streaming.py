@@ -13,6 +13,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from sidings.devstack.fixtures import TopicFactory
@@ -180,6 +183,32 @@ async def test_debezium_with_its_boundaries_before_and_after_the_rows(
             await produce(sidings_kafka, topics["boundaries"], boundaries)
             await asyncio.sleep(0.5)
         assert rows_of(await sent(by)) == expected
+
+
+async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_has_deleted(
+    spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
+):
+    by = configured(topics, sidings_kafka, tmp_path, start="latest")
+
+    await produce(sidings_kafka, topics["cdc"], header_rows("before", [UPDATE] * 3))
+    query = await asyncio.to_thread(combine, spark, by, available_now=True)
+    await asyncio.to_thread(query.awaitTermination)
+    await produce(sidings_kafka, topics["cdc"], header_rows("after", [UPDATE] * 3))
+    query = await asyncio.to_thread(combine, spark, by, available_now=True)
+    await asyncio.to_thread(query.awaitTermination)
+    assert rows_of(await sent(by)) == {("after", ordinal) for ordinal in (1, 2, 3)}
+
+    await produce(sidings_kafka, topics["cdc"], header_rows("deleted", [UPDATE] * 3))
+    admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
+    try:
+        await admin.start()
+        parts = [TopicPartition(topics["cdc"], number) for number in range(3)]
+        await admin.delete_records({part: RecordsToDelete(before_offset=-1) for part in parts})
+    finally:
+        await admin.close()
+    query = await asyncio.to_thread(combine, spark, by, available_now=True)
+    with pytest.raises(StreamingQueryException, match="failOnDataLoss"):
+        await asyncio.to_thread(query.awaitTermination)
 
 
 def toml(by: Config) -> str:
