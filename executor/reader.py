@@ -32,6 +32,7 @@ _MOST_SUPERSEDED, _FEWEST_SUPERSEDED = 20_000, 40  # jobs that a statement ends:
 _MOST_LATE = 2_000  # late rows of one origin in a read
 _ALL_LATE = 50_000  # of all origins: they come when a transaction ends, whatever there is room for
 _LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
+_QUICK_READ = 1.0  # seconds: one that was answered within so many may be followed by a larger one again
 _LOOK_AHEAD = 500  # rows read forward at a poll while memory holds enough
 _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
 
@@ -85,6 +86,7 @@ class Reader:
         self._marks = ReadMarks()
         self._drawn = 0  # the last position that had been drawn when the last read was answered
         self._most_late = _MOST_LATE
+        self._most: int | None = None  # rows of a read; None: as many as there is room for
         self._turns: int | None = None  # how many origins are read forward at once; None: all
         self._turn = 0  # how many have had their turn
         self._silent = silent
@@ -138,12 +140,15 @@ class Reader:
                 self._give_up(plan)
                 self._woken.set()
                 if now() - sent >= _LONG_READ:
-                    self._take_turns(plan)
+                    self._ask_for_less(plan)
                 await backoff.sleep()
                 continue
             finally:
                 self._busy_since = None
+            took = now() - sent
             self._deliver(plan, rows, sent)
+            if self._most is not None and took < _QUICK_READ:
+                self._most = self._most * 2 if self._most < self._scheduler.window else None
             if self._turns is not None:
                 self._turns = self._turns * 2 if self._turns < len(plan.origins) else None
                 self._woken.set()
@@ -152,10 +157,12 @@ class Reader:
             self.last_answer = now()
             self._on_rows()
 
-    def _take_turns(self, plan: _Plan) -> None:
-        """The read took too long: it may have had to step over millions of rows that are not committed yet, in many
-        origins. Read fewer of them forward at once; a mark that has passed such rows does not meet them again."""
+    def _ask_for_less(self, plan: _Plan) -> None:
+        """The read took too long. It may have had to step over millions of rows that are not committed yet, in many
+        origins: read fewer of them forward at once; a mark that has passed such rows does not meet them again. Or its
+        rows are large, and the way here is narrow: ask for fewer."""
         self._turns = max(1, sum(page > 0 for page in plan.pages) // 4)
+        self._most = max(1, (sum(plan.pages) + len(plan.lanes) * plan.size) // 4)
 
     def _saw_everything(self, plan: _Plan) -> bool:
         """Whether a read after this one would bring nothing, were nothing committed meanwhile."""
@@ -230,8 +237,14 @@ class Reader:
         backlogged = sum(queue.backlogged for queue in queues)
         busy_page = max(_IDLE_PAGE, room // max(1, backlogged)) if room else 0
         idle_page = max(_IDLE_PAGE, room // max(1, len(queues))) if room else 0
+        size, refills, most_late = scheduler.keep, _REFILLS, min(self._most_late, _ALL_LATE // max(1, len(queues)) + 1)
+        if self._most is not None:
+            page = max(1, self._most // max(1, len(queues)))
+            busy_page, idle_page = min(busy_page, page), min(idle_page, page)
+            size, most_late = min(size, self._most), min(most_late, self._most + 1)
+            refills = max(1, self._most // size)
         lanes: list[tuple[Lane, int, int]] = []
-        for lane in list(scheduler.hungry)[:_REFILLS]:
+        for lane in list(scheduler.hungry)[:refills]:
             del scheduler.hungry[lane]
             if lane.more and not lane.origin.draining and scheduler.origins.get(lane.origin.name) is lane.origin:
                 lanes.append((lane, lane.version, lane.origin.high))
@@ -245,8 +258,8 @@ class Reader:
             pages,
             lanes,
             dict.fromkeys([lane for lane in scheduler.heavy if lane.more][:_LEFT_OUT]),
-            scheduler.keep,
-            min(self._most_late, _ALL_LATE // max(1, len(queues)) + 1),
+            size,
+            most_late,
         )
 
     def _arguments(self, plan: _Plan) -> tuple[object, ...]:
