@@ -1,17 +1,33 @@
 """What the tests of change-data transactions share: the article's four tables, and records of transactions on them."""
 
+import asyncio
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from sidings.spark_analytics.transactions import Config, Group
 
-__all__ = ["Row", "Sent", "config", "debezium_rows", "header_row", "header_rows", "produce", "read", "some_rows"]
+__all__ = [
+    "Row",
+    "Sent",
+    "Until",
+    "config",
+    "debezium_rows",
+    "following",
+    "header_row",
+    "header_rows",
+    "produce",
+    "read",
+    "some_rows",
+]
 
 Json = dict[str, Any]
+WAIT_SECONDS = 200.0  # a micro-batch takes many seconds where others work on the machine
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,9 @@ class Sent:
     key: str
     value: Json
     headers: dict[str, str]
+
+
+Until = Callable[[Callable[[list[Sent]], bool], str], Awaitable[list[Sent]]]
 
 
 def config(**values: object) -> Config:
@@ -132,22 +151,44 @@ async def produce(bootstrap: str, topic: str, values: Iterable[bytes | None]) ->
             await producer.send(topic, value, key, partition=partitions[number % len(partitions)])
 
 
-async def read(bootstrap: str, topics: Sequence[str]) -> list[Sent]:
-    """All that is in these topics now."""
+@asynccontextmanager
+async def following(by: Config, alive: Callable[[], object]) -> AsyncIterator[Until]:
+    """What waits until that which stands in the topics of events and alerts is enough, and returns all of it. alive: is
+    asked all the while, and raises when there is nothing to wait for any more."""
+    sent: list[Sent] = []
+
+    async def until(enough: Callable[[list[Sent]], bool], what: str) -> list[Sent]:
+        deadline = asyncio.get_running_loop().time() + WAIT_SECONDS
+        while not enough(sent):
+            alive()
+            if asyncio.get_running_loop().time() > deadline:
+                told = Counter(message.headers["type"] for message in sent)
+                raise AssertionError(f"not within {WAIT_SECONDS} s: {what}; what was sent: {dict(told)}")
+            for records in (await consumer.getmany(timeout_ms=500)).values():
+                sent.extend(map(_sent, records))
+        return list(sent)
+
     # Without a group, all partitions are assigned at once.
-    async with AIOKafkaConsumer(*topics, bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
+    async with AIOKafkaConsumer(*_topics(by), bootstrap_servers=by.kafka, auto_offset_reset="earliest") as consumer:
+        yield until
+
+
+async def read(by: Config) -> list[Sent]:
+    """All that is in the topics of events and alerts now."""
+    async with AIOKafkaConsumer(*_topics(by), bootstrap_servers=by.kafka, auto_offset_reset="earliest") as consumer:
         parts = list(consumer.assignment())
         ends = await consumer.end_offsets(parts)
         sent: list[Sent] = []
         while any([await consumer.position(part) < ends[part] for part in parts]):
             for records in (await consumer.getmany(timeout_ms=200)).values():
-                sent += [
-                    Sent(
-                        record.topic,
-                        (record.key or b"").decode(),
-                        json.loads(record.value or b"null"),
-                        {name: value.decode() for name, value in record.headers},
-                    )
-                    for record in records
-                ]
+                sent.extend(map(_sent, records))
         return sent
+
+
+def _topics(by: Config) -> list[str]:
+    return [*{group.topic for group in by.groups}, by.alerts]
+
+
+def _sent(record: Any) -> Sent:
+    headers = {name: value.decode() for name, value in record.headers}
+    return Sent(record.topic, (record.key or b"").decode(), json.loads(record.value or b"null"), headers)

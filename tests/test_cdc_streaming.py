@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,11 +22,22 @@ from sidings.devstack.fixtures import TopicFactory
 from sidings.spark_analytics.transactions import Config, combine
 from sidings.spark_analytics.transactions.progress import progress
 
-from .cdc_support import Row, Sent, config, debezium_rows, header_row, header_rows, produce, read, some_rows
+from .cdc_support import (
+    Row,
+    Sent,
+    Until,
+    config,
+    debezium_rows,
+    following,
+    header_row,
+    header_rows,
+    produce,
+    read,
+    some_rows,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.timeout(900)  # about 20 s each; many times that where others work on the machine
-Until = Callable[[Callable[[list[Sent]], bool]], Awaitable[list[Sent]]]
 UPDATE = Row("Customers", "UPDATE", {"customer_id": 7})
 
 
@@ -54,21 +65,16 @@ async def running(spark: SparkSession, by: Config) -> AsyncIterator[tuple[Stream
     """A query, and what waits until that which was sent is enough, and returns it."""
     query = await asyncio.to_thread(combine, spark, by)
 
-    async def until(enough: Callable[[list[Sent]], bool]) -> list[Sent]:
-        while not enough(found := await sent(by)):
-            if not query.isActive:
-                query.awaitTermination()  # raises what ended it
-            await asyncio.sleep(0.2)
-        return found
+    def alive() -> None:
+        if not query.isActive:
+            query.awaitTermination()  # raises what ended it
+            raise AssertionError("the query has ended")
 
     try:
-        yield query, until
+        async with following(by, alive) as until:
+            yield query, until
     finally:
         await asyncio.to_thread(query.stop)
-
-
-async def sent(by: Config) -> list[Sent]:
-    return await read(by.kafka, [*{group.topic for group in by.groups}, by.alerts])
 
 
 def rows_of(found: Sequence[Sent]) -> set[tuple[str, int]]:
@@ -110,7 +116,8 @@ async def test_the_header_form_with_timers_snapshots_bad_records_and_a_restart(
                 rows_of(found) >= expected
                 and {"incomplete", "bad-record"} <= alerts(found).keys()
                 and any(message.headers["type"] == "CustomerSnapshot" for message in found)
-            )
+            ),
+            "all transactions, the alerts and the snapshot",
         )
         assert rows_of(found) == expected
         incomplete = alerts(found)["incomplete"]
@@ -136,7 +143,8 @@ async def test_the_header_form_with_timers_snapshots_bad_records_and_a_restart(
                 ("lost", 2) in rows_of(found)
                 and "completed-late" in alerts(found)
                 and len([message for message in found if message.headers["type"] == "CustomerSnapshot"]) == 2
-            )
+            ),
+            "what was missing, and the second snapshot",
         )
         assert rows_of(found) == expected | {("lost", ordinal) for ordinal in (1, 2, 3)}
         assert [len(m.value["rows"]) for m in found if m.headers["type"] == "CustomerSnapshot"] == [2, 3]
@@ -167,22 +175,43 @@ async def test_debezium_with_its_boundaries_before_and_after_the_rows(
     await produce(sidings_kafka, topics["boundaries"], ends[: len(ends) // 2])
     await produce(sidings_kafka, topics["cdc"], values[: len(values) // 2])
     expected = {(id, ordinal) for id, rows in made.items() for ordinal in range(1, len(rows) + 1)}
-    async with running(spark, by) as (query, until):
-        await until(lambda found: bool(found))
+    async with running(spark, by) as (_, until):
+        await until(bool, "the first event")
         await produce(sidings_kafka, topics["cdc"], [*values[len(values) // 2 :], None, *values[:5]])
         await produce(sidings_kafka, topics["boundaries"], ends[len(ends) // 2 :])
-        found = await until(lambda found: rows_of(found) >= expected)
+        found = await until(lambda found: rows_of(found) >= expected, "all transactions")
         assert rows_of(found) == expected
         assert not alerts(found)
 
         # One that comes again as a whole is left out, until it is forgotten.
         again, boundaries = built[0]
-        while len(found) == len(await sent(by)):
-            assert query.isActive
-            await produce(sidings_kafka, topics["cdc"], again)
-            await produce(sidings_kafka, topics["boundaries"], boundaries)
-            await asyncio.sleep(0.5)
-        assert rows_of(await sent(by)) == expected
+
+        async def send_again() -> None:
+            while True:
+                await produce(sidings_kafka, topics["cdc"], again)
+                await produce(sidings_kafka, topics["boundaries"], boundaries)
+                await asyncio.sleep(0.5)  # it is forgotten when time has gone by, and nothing tells when
+
+        before = len(found)
+        sending = asyncio.create_task(send_again())
+        found = await until(lambda found: len(found) > before or sending.done(), "a transaction that was forgotten")
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        assert rows_of(found) == expected
+
+
+async def test_options_reach_kafkas_source_and_sink(
+    spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
+):
+    """Each of these is looked at by one of them only, and ends the query."""
+    await produce(sidings_kafka, topics["cdc"], header_rows("t", [UPDATE]))
+    ends = {"kafka.isolation.level": "IsolationLevel.NONSENSE", "kafka.compression.type": "compression.type"}
+    for number, (option, message) in enumerate(ends.items()):
+        by = configured(topics, sidings_kafka, tmp_path / str(number), kafka_options={option: "nonsense"})
+        with pytest.raises(StreamingQueryException, match=message):
+            async with running(spark, by) as (_, until):
+                await until(lambda found: False, f"the end of the query by {option}")
 
 
 async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_has_deleted(
@@ -196,7 +225,7 @@ async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_
     await produce(sidings_kafka, topics["cdc"], header_rows("after", [UPDATE] * 3))
     query = await asyncio.to_thread(combine, spark, by, available_now=True)
     await asyncio.to_thread(query.awaitTermination)
-    assert rows_of(await sent(by)) == {("after", ordinal) for ordinal in (1, 2, 3)}
+    assert rows_of(await read(by)) == {("after", ordinal) for ordinal in (1, 2, 3)}
 
     await produce(sidings_kafka, topics["cdc"], header_rows("deleted", [UPDATE] * 3))
     admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
@@ -239,20 +268,19 @@ async def test_a_kill_in_the_middle_loses_no_row(sidings_kafka: str, topics: Map
             command = [sys.executable, "-m", "tests.cdc_worker", str(file)]
             return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
 
-    async def until(process: subprocess.Popen[bytes], enough: Callable[[list[Sent]], bool]) -> list[Sent]:
-        while not enough(found := await sent(by)):
-            assert process.poll() is None, log.read_text()[-4000:]
-            await asyncio.sleep(0.1)
-        return found
+    def alive() -> None:
+        assert process.poll() is None, log.read_text()[-4000:]
 
     process = start()
     try:
-        found = await until(process, bool)
-        os.killpg(process.pid, signal.SIGKILL)  # Python and its JVM
-        process.wait()
-        assert not rows_of(found) >= expected, "it was killed too late to prove anything"
+        async with following(by, alive) as until:
+            await until(bool, "the first event")
+            os.killpg(process.pid, signal.SIGKILL)  # Python and its JVM
+            process.wait()
+        assert not rows_of(await read(by)) >= expected, "it was killed too late to prove anything"
         process = start()
-        found = await until(process, lambda found: rows_of(found) >= expected)
+        async with following(by, alive) as until:
+            found = await until(lambda found: rows_of(found) >= expected, "all transactions")
         assert rows_of(found) == expected
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait) == 0
