@@ -85,22 +85,22 @@ async def edit(db: asyncpg.Connection, change: str) -> None:
     await db.execute(f"UPDATE terminal_acquirer SET {change}")
 
 
+@pytest.fixture
+async def compacted(db: asyncpg.Connection, topic: Any) -> str:
+    """The topic of a directory table with one row, which stands in the outbox."""
+    name = await topic("terminals", config=COMPACTED)
+    await db.execute(f"SELECT sidings.directory_table('terminal_acquirer', '{name}', '{{terminal_id}}', 'is_active')")
+    await db.execute("INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ('t1', 'a')")
+    return name
+
+
 @pytest.mark.skipif(not Path("/proc").exists(), reason="asks /proc whether a process stands still")
 @pytest.mark.parametrize("last", ["acquirer_id = 'c'", "is_active = false"])
 async def test_an_old_row_that_a_paused_relay_writes_late_does_not_stay_the_last_one(
-    database: str, db: asyncpg.Connection, sidings_kafka: str, topic: Any, last: str
+    database: str, db: asyncpg.Connection, sidings_kafka: str, compacted: str, last: str
 ):
-    terminals = await topic("terminals", config=COMPACTED)
-    await db.execute(
-        f"SELECT sidings.directory_table('terminal_acquirer', '{terminals}', '{{terminal_id}}', 'is_active')"
-    )
-    await db.execute("INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ('t1', 'a')")
-
-    async def first() -> bool:
-        return await arrived(sidings_kafka, terminals) == 1
-
     async with relay_that_stops(database, sidings_kafka) as paused:
-        await eventually(first)
+        await eventually(lambda: arrived(sidings_kafka, compacted))
         await emptied(database)
         await edit(db, "acquirer_id = 'b'")
         await eventually(lambda: stopped(paused))
@@ -109,20 +109,20 @@ async def test_an_old_row_that_a_paused_relay_writes_late_does_not_stay_the_last
             await emptied(database)
             await edit(db, last)
             await emptied(database)
-            async with Directory(terminals, kafka=quick(sidings_kafka), model=dict) as directory:
+            async with Directory(compacted, kafka=quick(sidings_kafka), model=dict) as directory:
                 now = directory.get("t1")
                 assert (now and now["acquirer_id"]) == ("c" if "c" in last[-3:] else None)
                 paused.send_signal(signal.SIGCONT)
                 await directory.wait_until(3, timeout=SECONDS)
 
                 async def put_right() -> bool:
-                    return [record.value for record in await records(sidings_kafka, terminals)][-1] == newest
+                    return [record.value for record in await records(sidings_kafka, compacted)][-1] == newest
 
-                newest = (await records(sidings_kafka, terminals))[2].value
+                newest = (await records(sidings_kafka, compacted))[2].value
                 await eventually(put_right)
                 await directory.wait_until(timeout=SECONDS)
                 assert directory.get("t1") == now
-        found = await records(sidings_kafka, terminals)
+        found = await records(sidings_kafka, compacted)
         late = found[3]
         assert late.value == found[1].value != newest
         assert dict(late.headers)["sidings-id"] == dict(found[1].headers)["sidings-id"], "the late one is a repeat"
@@ -136,19 +136,10 @@ async def due(db: asyncpg.Connection) -> None:
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="asks /proc whether a process stands still")
 async def test_an_old_row_does_not_stay_though_its_relay_is_killed_and_so_is_the_heir(
-    database: str, db: asyncpg.Connection, sidings_kafka: str, topic: Any
+    database: str, db: asyncpg.Connection, sidings_kafka: str, compacted: str
 ):
-    terminals = await topic("terminals", config=COMPACTED)
-    await db.execute(
-        f"SELECT sidings.directory_table('terminal_acquirer', '{terminals}', '{{terminal_id}}', 'is_active')"
-    )
-    await db.execute("INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ('t1', 'a')")
-
-    async def first() -> bool:
-        return await arrived(sidings_kafka, terminals) == 1
-
     async with relay_that_stops(database, sidings_kafka, "die") as paused:
-        await eventually(first)
+        await eventually(lambda: arrived(sidings_kafka, compacted))
         await emptied(database)
         await edit(db, "acquirer_id = 'b'")
         await eventually(lambda: stopped(paused))
@@ -157,20 +148,20 @@ async def test_an_old_row_does_not_stay_though_its_relay_is_killed_and_so_is_the
             await edit(db, "acquirer_id = 'c'")
             await emptied(database)
             heir.kill()
-        before = await records(sidings_kafka, terminals)
+        before = await records(sidings_kafka, compacted)
         paused.send_signal(signal.SIGCONT)
         assert await asyncio.to_thread(paused.wait, SECONDS) == -signal.SIGKILL
 
         async def came_late() -> bool:
-            return await arrived(sidings_kafka, terminals) == len(before) + 1
+            return await arrived(sidings_kafka, compacted) == len(before) + 1
 
         await eventually(came_late)
-        assert (await records(sidings_kafka, terminals))[-1].value == before[1].value, "the old one is the last one"
+        assert (await records(sidings_kafka, compacted))[-1].value == before[1].value, "the old one is the last one"
         async with relaying(database, sidings_kafka, lease_seconds=1.0):
             await due(db)
 
             async def put_right() -> bool:
-                return (await records(sidings_kafka, terminals))[-1].value == before[2].value
+                return (await records(sidings_kafka, compacted))[-1].value == before[2].value
 
             await eventually(put_right)
         assert json.loads(before[2].value)["acquirer_id"] == "c"
