@@ -8,6 +8,7 @@
     │   ├── SchemaMissing         no migration has run: call migrate()
     │   ├── SchemaTooOld          migrations are missing: call migrate()
     │   ├── SchemaTooNew          a newer release has migrated this schema: deploy that release
+    │   ├── SchemaBusy            others hold locks that migrate() needs: the message names them; call it again
     │   ├── SchemaChanged         an applied migration file has been edited
     │   └── ForeignSchema         the schema belongs to a service of another name
     ├── EnqueueError              a job cannot be stored; nothing has been written
@@ -55,6 +56,7 @@ __all__ = [
     "OffsetOutOfRange",
     "OffsetUnknown",
     "PostgresUnavailable",
+    "SchemaBusy",
     "SchemaChanged",
     "SchemaError",
     "SchemaMissing",
@@ -90,6 +92,10 @@ class SchemaTooOld(SchemaError):
 
 class SchemaTooNew(SchemaError):
     """A newer release of Sidings has migrated the schema; this process must not touch it."""
+
+
+class SchemaBusy(SchemaError):
+    """Others hold locks on tables that ``migrate`` has to alter. Nothing has changed; the message names them."""
 
 
 class SchemaChanged(SchemaError):

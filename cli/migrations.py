@@ -52,8 +52,11 @@ async def apply(
     ] = None,
 ) -> None:
     """Apply the migrations that are missing. Safe when many do it at once; run it before the instances are rolled."""
+    import logging
+
     from ..schema import migrate
 
+    logging.getLogger("sidings.schema").addHandler(logging.StreamHandler())  # whose locks it waits for
     try:
         async with open_session(settings, checked=False) as session:
             owner = service or session.service

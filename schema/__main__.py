@@ -12,7 +12,7 @@ from .migrate import migrate
 
 
 def main() -> int:
-    """Run the command; 0 when the schema is up to date, 1 with the reason on stderr otherwise."""
+    """Run the command; 0 when the schema is up to date, 1 with the reason on stderr otherwise, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m sidings.schema", description="Migrate the schema of Sidings.")
     parser.add_argument("dsn", nargs="?", default=os.environ.get("SIDINGS_POSTGRES"), help="default: $SIDINGS_POSTGRES")
     parser.add_argument("--service", required=True, help="name of the service that the schema belongs to")
@@ -25,6 +25,9 @@ def main() -> int:
     except (SidingsError, OSError, asyncpg.PostgresError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted: run it again, it is done as a whole or not at all", file=sys.stderr)
+        return 130
     for migration in applied:
         print(f"applied {migration.version:04}_{migration.name}")
     print(f"the schema {arguments.schema!r} is up to date")

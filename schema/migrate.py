@@ -1,6 +1,9 @@
 """Apply the numbered migrations, safely, however many processes start at once."""
 
+import asyncio
 import hashlib
+import logging
+import random
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -11,19 +14,28 @@ import asyncpg
 from ..errors import (
     ConfigurationError,
     ForeignSchema,
+    SchemaBusy,
     SchemaChanged,
     SchemaError,
     SchemaMissing,
     SchemaTooNew,
     SchemaTooOld,
 )
-from .refusals import NOT_CONNECTED, refusal
+from .blockers import watch_blockers
+from .refusals import NOT_CONNECTED, refusal, refused_migration
 from .sql import rename_schema, valid_schema_name
 
 __all__ = ["Migration", "check", "migrate", "migrations"]
 
+log = logging.getLogger("sidings.schema")
+
 _CONNECT_SECONDS = 10.0
-_MIGRATE_SECONDS = 120.0
+_MIGRATE_SECONDS = 600.0  # for one migration at work
+_PATIENCE_SECONDS = 120.0  # with locks that others hold
+# For each lock, whereupon all are given back: what a service does waits behind a lock that is waited for. Longer than
+# deadlock_timeout, after which an autovacuum gives way; shorter than the 3 s after which statements of executors fail.
+_LOCK_SECONDS = 2.0
+_PAUSE_SECONDS = 8.0  # at most, from one attempt to the next
 _UNCACHED = ["job_position", "job_id_seq", "outbox_id"]  # sequences whose order means something
 
 
@@ -58,36 +70,98 @@ async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Mi
     """Bring `schema` in the database at `dsn` up to this release and return the migrations that were applied.
 
     Runs in one transaction under an advisory lock: twenty processes may call it at once, and a process that
-    dies half-way leaves nothing behind. `service` is the name of the service that the schema belongs to.
+    dies half-way leaves nothing behind. `service` is the name of the service that the schema belongs to. Where nothing
+    is missing it only looks, for which the right to read is enough.
 
-    Raises `ForeignSchema` if another service owns the schema, `SchemaTooNew` if a newer release has migrated it,
-    `SchemaChanged` if an applied file was edited, `ConfigurationError` if the name cannot stand in SQL without quotes
-    or the DSN cannot be right, `PostgresUnavailable`.
+    A running service goes on meanwhile, with pauses of 2 s at most where somebody's long transaction keeps a lock: then
+    it gives all back and tries again, for two minutes, and says in the log who is in the way.
+
+    Raises `SchemaBusy` if the locks were not to be had: the message names whose they are, and nothing has changed.
+    `ForeignSchema` if another service owns the schema, `SchemaTooNew` if a newer release has migrated it,
+    `SchemaChanged` if an applied file was edited, `ConfigurationError` if the name cannot stand in SQL without quotes,
+    the role lacks a right or the DSN cannot be right, `SchemaError` if somebody else's tables are in the way,
+    `PostgresUnavailable` also where Postgres may only be read (a standby).
     """
     valid_schema_name(schema)
+    if not service:
+        raise ConfigurationError("service='': name the service that the schema belongs to")
     try:
-        connection = await asyncpg.connect(dsn, timeout=_CONNECT_SECONDS, statement_cache_size=0)
+        connection = await asyncpg.connect(
+            dsn, timeout=_CONNECT_SECONDS, command_timeout=_CONNECT_SECONDS, statement_cache_size=0
+        )
     except NOT_CONNECTED as error:
         raise refusal(dsn, error) from None
     try:
-        await _verify_name(connection, schema)
-        async with connection.transaction():
-            # The key is the schema's name: schemas of one database do not wait for each other.
-            await connection.execute(
-                "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))",
-                f"sidings.migrate:{schema}",
-                timeout=_MIGRATE_SECONDS,
-            )
-            await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
-            await connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {schema}.migration (version integer CONSTRAINT migration_pkey PRIMARY "
-                "KEY, name text NOT NULL, checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
-            )
-            applied = await _applied(connection, schema)
-            _verify(applied, schema)
-            if applied:
-                await _verify_owner(connection, service, schema)
-            missing = [m for m in migrations() if m.version not in applied]
+        # READ COMMITTED, whatever the default is: what others have applied while we waited has to be seen.
+        limits = "; ".join(
+            f"SET LOCAL {name} = '{_MIGRATE_SECONDS}s'"
+            for name in ("statement_timeout", "idle_in_transaction_session_timeout")
+        )
+        await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {limits}")
+        applied = await _migrate(connection, dsn, service, schema)
+        await connection.execute("COMMIT")
+        await connection.close(timeout=_CONNECT_SECONDS)
+    except NOT_CONNECTED as error:
+        told = refused_migration(dsn, schema, error)
+        if told is None:
+            raise
+        raise told from error
+    finally:
+        connection.terminate()  # which ends the transaction as well, also where nothing answers any more
+    return applied
+
+
+async def _migrate(connection: asyncpg.Connection, dsn: str, service: str, schema: str) -> list[Migration]:
+    """All of it inside of the transaction that stands open."""
+    await _verify_name(connection, schema)
+    if not await _missing(connection, service, schema):
+        return []
+    until = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+    async with watch_blockers(dsn, await connection.fetchval("SELECT pg_backend_pid()")) as blockers:
+        try:
+            await _enter(connection, schema)
+            missing = await _missing(connection, service, schema)
+            await _apply_patiently(connection, missing, schema, until, blockers)
+        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
+            raise SchemaBusy(
+                f"the schema {schema!r} could not be migrated within {_PATIENCE_SECONDS:g} s, because of locks that "
+                f"others hold; nothing has changed. In the way: {'; '.join(blockers) or 'nobody for long'}. Wait until "
+                "that has ended, or end it (SELECT pg_terminate_backend(PID)), and migrate again"
+            ) from error
+    if len(missing) == len(migrations()):
+        await connection.execute(f"INSERT INTO {schema}.service (name) VALUES ($1)", service)
+    return missing
+
+
+async def _enter(connection: asyncpg.Connection, schema: str) -> None:
+    """Wait until no other migrates this schema, and make it if it is not there. A right to make it is asked for only
+    then."""
+    await connection.execute(f"SET LOCAL lock_timeout = '{_PATIENCE_SECONDS}s'")
+    # The key is the schema's name: schemas of one database do not wait for each other.
+    await connection.execute(
+        "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))",
+        f"sidings.migrate:{schema}",
+        timeout=_PATIENCE_SECONDS + _CONNECT_SECONDS,
+    )
+    if await connection.fetchval("SELECT to_regnamespace($1) IS NULL", schema):
+        await connection.execute(f"CREATE SCHEMA {schema}")
+    if await connection.fetchval("SELECT to_regclass($1) IS NULL", f"{schema}.migration"):
+        await connection.execute(
+            f"CREATE TABLE {schema}.migration (version integer CONSTRAINT migration_pkey PRIMARY "
+            "KEY, name text NOT NULL, checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
+        )
+
+
+async def _apply_patiently(
+    connection: asyncpg.Connection, missing: list[Migration], schema: str, until: float, blockers: list[str]
+) -> None:
+    """Apply them, all or none of them, over and over until each lock was to be had within `_LOCK_SECONDS`. The advisory
+    lock is kept meanwhile, so that of many processes only one makes a running service wait."""
+    loop, pause = asyncio.get_running_loop(), 1.0
+    await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+    while True:
+        await connection.execute("SAVEPOINT attempt")
+        try:
             for migration in missing:
                 await connection.execute(rename_schema(migration.sql, schema), timeout=_MIGRATE_SECONDS)
                 await connection.execute(
@@ -96,11 +170,14 @@ async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Mi
                     migration.name,
                     migration.checksum,
                 )
-            if not applied:
-                await connection.execute(f"INSERT INTO {schema}.service (name) VALUES ($1)", service)
-            return missing
-    finally:
-        await connection.close(timeout=_CONNECT_SECONDS)
+            return
+        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
+            if loop.time() + pause > until:
+                raise
+        await connection.execute("ROLLBACK TO attempt")
+        log.warning("migrating %s waits for locks, trying again: %s", schema, "; ".join(blockers))
+        await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
+        pause = min(2 * pause, _PAUSE_SECONDS)
 
 
 async def check(connection: asyncpg.Connection, *, service: str, schema: str = "sidings") -> None:
@@ -140,6 +217,17 @@ async def _verify_name(connection: asyncpg.Connection, schema: str) -> None:
     reserved = "SELECT EXISTS (SELECT FROM pg_get_keywords() WHERE word = $1 AND catcode IN ('R', 'T'))"
     if await connection.fetchval(reserved, schema):
         raise ConfigurationError(f"schema={schema!r} is a reserved word of SQL: choose e.g. {schema}_jobs")
+
+
+async def _missing(connection: asyncpg.Connection, service: str, schema: str) -> list[Migration]:
+    """What is to be applied. Raises what forbids it."""
+    if await connection.fetchval("SELECT to_regclass($1) IS NULL", f"{schema}.migration"):
+        return list(migrations())
+    applied = await _applied(connection, schema)
+    _verify(applied, schema)
+    if applied:
+        await _verify_owner(connection, service, schema)
+    return [m for m in migrations() if m.version not in applied]
 
 
 async def _applied(connection: asyncpg.Connection, schema: str) -> dict[int, str]:

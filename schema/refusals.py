@@ -4,9 +4,9 @@ import re
 
 import asyncpg
 
-from ..errors import ConfigurationError, PostgresUnavailable, SidingsError
+from ..errors import ConfigurationError, PostgresUnavailable, SchemaError, SidingsError
 
-__all__ = ["NOT_CONNECTED", "REFUSED", "refusal"]
+__all__ = ["NOT_CONNECTED", "REFUSED", "refusal", "refused_migration"]
 
 REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -19,7 +19,7 @@ NOT_CONNECTED = (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceEr
 def refusal(dsn: str, error: BaseException) -> SidingsError:
     """What to raise for the `error` of a connection to `dsn`: `ConfigurationError` where another attempt cannot do
     better, else `PostgresUnavailable`. Raise it ``from None``: the error itself may show a part of the password."""
-    where = re.sub(r"//.*@", "//", dsn).partition("?")[0]  # up to the last @: a password may have a / or an @
+    where = _where(dsn)
     remedy = "correct the DSN (Service.from_env: SIDINGS_POSTGRES)"
     if isinstance(error, asyncpg.ClientConfigurationError):  # of an option in it
         return ConfigurationError(f"postgres=: {error}: {remedy}")
@@ -32,3 +32,36 @@ def refusal(dsn: str, error: BaseException) -> SidingsError:
             f"postgres=: {where} refuses: {error}: {remedy}, or give its role the rights that docs/operations.md names"
         )
     return PostgresUnavailable(f"no connection to {where}: {type(error).__name__}: {error}".removesuffix(": "))
+
+
+def refused_migration(dsn: str, schema: str, error: BaseException) -> SidingsError | None:
+    """What to raise for an `error` amid a migration of `schema`; None: itself."""
+    where = _where(dsn)
+    match error:
+        case asyncpg.InsufficientPrivilegeError():
+            return ConfigurationError(
+                f"the role may not migrate the schema {schema!r} in {where}: {error}: migrate as the role that owns "
+                "it, or give this one the rights that docs/operations.md names"
+            )
+        case asyncpg.ReadOnlySQLTransactionError():
+            return PostgresUnavailable(
+                f"{where} can only be read, as a standby: {error}: migrate over a DSN of the primary "
+                "(postgresql://host1,host2/database?target_session_attrs=primary finds it)"
+            )
+        case asyncpg.DuplicateTableError() | asyncpg.DuplicateObjectError() | asyncpg.DuplicateFunctionError():
+            return SchemaError(
+                f"the schema {schema!r} in {where} holds something that is not Sidings': {error}: choose a schema of "
+                "its own (schema=..., SIDINGS_SCHEMA)"
+            )
+        case OSError() | asyncpg.PostgresConnectionError() | asyncpg.InterfaceError():
+            told = f"{type(error).__name__}: {error}".removesuffix(": ")
+            return PostgresUnavailable(
+                f"{where} did not answer while it was migrated ({told}): migrate again; it is done as a whole, "
+                "or not at all"
+            )
+        case _:
+            return None
+
+
+def _where(dsn: str) -> str:
+    return re.sub(r"//.*@", "//", dsn).partition("?")[0]  # up to the last @: a password may have a / or an @

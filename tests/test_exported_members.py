@@ -60,6 +60,7 @@ EXPORTED = [
     "Retry",
     "RolledBack",
     "SQLite",
+    "SchemaBusy",
     "SchemaChanged",
     "SchemaError",
     "SchemaMissing",

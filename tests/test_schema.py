@@ -6,14 +6,19 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 from sidings.errors import (
     ConfigurationError,
     ForeignSchema,
+    PostgresUnavailable,
+    SchemaBusy,
     SchemaChanged,
     SchemaError,
     SchemaMissing,
@@ -137,6 +142,148 @@ async def test_a_service_may_have_only_one_row(database: str):
     async with connected(database) as connection:
         with pytest.raises(asyncpg.UniqueViolationError):
             await connection.execute("INSERT INTO sidings.service (name) VALUES ('second')")
+
+
+# -- migrate while others hold locks ------------------------------------------------------------------------------
+
+ALTER = "ALTER TABLE sidings.job ADD COLUMN later int"
+
+
+@asynccontextmanager
+async def a_long_transaction(dsn: str, query: str = "SELECT count(*) FROM sidings.job") -> AsyncIterator[int]:
+    """Somebody's, which keeps its locks until the block ends; gives its pid."""
+    async with connected(dsn, application_name="a report") as connection, connection.transaction():
+        await connection.execute(query)
+        yield connection.get_server_pid()
+
+
+async def test_a_migration_that_waits_for_a_lock_lets_others_through(database: str, monkeypatch: pytest.MonkeyPatch):
+    later = later_migration(ALTER)
+    monkeypatch.setattr(migrate_module, "migrations", lambda: later)
+    async with connected(database) as other:
+        async with a_long_transaction(database):
+            migrating = asyncio.create_task(migrate(database, service="test"))
+            waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'sidings.job'::regclass AND NOT granted)"
+            await eventually(lambda: value(database, waits), "the migration waits for the job table")
+            async with asyncio.timeout(SECONDS):  # while the long transaction lasts, which would keep it for ever
+                await other.execute("INSERT INTO sidings.job (type, origin) VALUES ('x', 't/0')")
+            assert not migrating.done()
+        assert [m.name for m in await migrating] == ["later"]
+    await checked(database)
+
+
+async def test_a_migration_gives_up_in_the_end_and_names_who_was_in_the_way(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(migrate_module, "_PATIENCE_SECONDS", 1.0)
+    later = later_migration(f"CREATE TABLE sidings.half (id int); {ALTER}")
+    with monkeypatch.context() as patched:
+        patched.setattr(migrate_module, "migrations", lambda: later)
+        async with a_long_transaction(database) as pid:
+            with pytest.raises(SchemaBusy) as refused:
+                await migrate(database, service="test")
+    said = rf"In the way: pid {pid} \(postgres, a report, idle in transaction, open for .+\): SELECT count"
+    assert re.search(said, str(refused.value))
+    assert "nothing has changed" in str(refused.value)
+    await checked(database)  # by the release without that migration
+    assert await value(database, "SELECT to_regclass('sidings.half')") is None
+
+
+async def test_of_two_that_migrate_only_one_asks_for_the_lock_that_somebody_holds(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Else of the many instances that start at once there would always be one that makes all others wait."""
+    later = later_migration(ALTER)
+    monkeypatch.setattr(migrate_module, "migrations", lambda: later)
+    waiting = """SELECT count(*) FILTER (WHERE locktype = 'advisory'), count(*) FILTER (WHERE locktype <> 'advisory')
+                 FROM pg_locks
+                 WHERE NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+    async with asyncio.TaskGroup() as group, connected(database) as look, a_long_transaction(database):
+        tasks = [group.create_task(migrate(database, service="test")) for _ in range(3)]
+        attempts: list[int] = []
+
+        async def attempted_twice() -> bool:
+            turn, lock = await look.fetchrow(waiting) or (0, 0)
+            if not attempts or attempts[-1] != lock:
+                attempts.append(lock)
+            return turn == 2 and attempts.count(1) >= 2
+
+        await eventually(attempted_twice, lambda: f"two wait for their turn while the third tries: {attempts}")
+        assert set(attempts) <= {0, 1}
+    assert sorted(len(task.result()) for task in tasks) == [0, 0, 1]
+
+
+async def test_whoever_waits_for_another_that_migrates_is_told_so(database: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(migrate_module, "_PATIENCE_SECONDS", 1.5)
+    later = later_migration(ALTER)
+    monkeypatch.setattr(migrate_module, "migrations", lambda: later)
+    turn = "SELECT pg_advisory_xact_lock(hashtextextended('sidings.migrate:sidings', 0))"
+    async with a_long_transaction(database, turn) as pid:
+        with pytest.raises(SchemaBusy, match=rf"In the way: pid {pid} \(.+\): SELECT pg_advisory_xact_lock"):
+            await migrate(database, service="test")
+
+
+# -- rights, servers ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def stranger(empty_database: str) -> AsyncIterator[str]:
+    """DSN of a role that may do nothing in the database but connect. Its name: that of the database."""
+    where = urlsplit(empty_database)
+    name = where.path.lstrip("/")
+    async with connected(empty_database) as connection:
+        await connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'secret'")
+    yield empty_database.replace(where.netloc, f"{name}:secret@{where.hostname}:{where.port}")
+    async with connected(empty_database) as connection:
+        await connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+async def test_a_role_without_rights_is_told_which_it_lacks(stranger: str):
+    with pytest.raises(ConfigurationError, match=r"may not migrate .* permission denied for database .*operations.md"):
+        await migrate(stranger, service="test")
+
+
+async def test_a_schema_that_is_there_for_the_role_is_enough(stranger: str, empty_database: str):
+    name = urlsplit(empty_database).path.lstrip("/")
+    async with connected(empty_database) as connection:
+        await connection.execute(f"CREATE SCHEMA sidings; GRANT USAGE, CREATE ON SCHEMA sidings TO {name}")
+    assert len(await migrate(stranger, service="test")) == len(migrations())
+    await checked(stranger)
+
+
+async def test_where_nothing_is_missing_the_right_to_read_is_enough(stranger: str, empty_database: str):
+    await migrate(empty_database, service="test")
+    name = urlsplit(empty_database).path.lstrip("/")
+    async with connected(empty_database) as connection:
+        await connection.execute(f"GRANT USAGE ON SCHEMA sidings TO {name}")
+        await connection.execute(f"GRANT SELECT ON sidings.migration, sidings.service TO {name}")
+    assert await migrate(stranger, service="test") == []
+
+
+async def test_a_server_that_can_only_be_read_is_said_to_be_one(empty_database: str):
+    standby = f"{empty_database}?options=-c%20default_transaction_read_only%3Don"
+    with pytest.raises(PostgresUnavailable, match=r"can only be read, as a standby: .* a DSN of the primary"):
+        await migrate(standby, service="test")
+
+
+async def test_a_schema_of_somebody_else_is_left_as_it_is(empty_database: str):
+    async with connected(empty_database) as connection:
+        await connection.execute("CREATE SCHEMA taken; CREATE TABLE taken.job (id int)")
+    with pytest.raises(SchemaError, match=r"'taken' in .* is not Sidings': relation .job. already exists"):
+        await migrate(empty_database, service="test", schema="taken")
+    assert await value(empty_database, "SELECT to_regclass('taken.migration')") is None
+
+
+async def test_an_isolation_level_of_the_role_changes_nothing(empty_database: str):
+    """What others have applied while it waited would not be seen."""
+    strict = f"{empty_database}?options=-c%20default_transaction_isolation%3Dserializable"
+    applied = await asyncio.gather(*(migrate(strict, service="test") for _ in range(4)))
+    assert sorted(len(each) for each in applied) == [0, 0, 0, len(migrations())]
+
+
+async def test_a_service_without_a_name_owns_no_schema(empty_database: str):
+    with pytest.raises(ConfigurationError, match="service='': name the service"):
+        await migrate(empty_database, service="")
 
 
 # -- names --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,58 @@
+"""Who stands in the way of a session that waits for locks, in words."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import asyncpg
+
+from .refusals import NOT_CONNECTED
+from .sql import load_sql
+
+__all__ = ["watch_blockers"]
+
+_LOOK_SECONDS = 0.5
+_SECONDS = 10.0
+
+
+@asynccontextmanager
+async def watch_blockers(dsn: str, pid: int) -> AsyncGenerator[list[str]]:
+    """Inside of the block the list says who was last seen to block the session `pid`; empty: nobody was.
+
+    A session that waits cannot look by itself, and nothing tells afterwards. The second connection that this takes is
+    opened only when the block takes longer than a moment.
+    """
+    seen: list[str] = []
+    watching = asyncio.create_task(_watch(dsn, pid, seen), name="sidings blockers")
+    try:
+        yield seen
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _watch(dsn: str, pid: int, seen: list[str]) -> None:
+    await asyncio.sleep(_LOOK_SECONDS)
+    query = load_sql(__package__ or "", "blockers")
+    try:
+        connection = await asyncpg.connect(dsn, timeout=_SECONDS, command_timeout=_SECONDS, statement_cache_size=0)
+        try:
+            while True:
+                await connection.execute("BEGIN")  # PgBouncer: parse and execute have to share a server
+                rows = await connection.fetch(query, pid)
+                await connection.execute("COMMIT")
+                if rows:
+                    seen[:] = [_in_words(row) for row in rows]
+                await asyncio.sleep(_LOOK_SECONDS)
+        finally:
+            connection.terminate()
+    except NOT_CONNECTED as error:
+        seen.append(f"(no more can be found out: {type(error).__name__}: {error})")
+
+
+def _in_words(row: asyncpg.Record) -> str:
+    if row["pid"] == 0:
+        return "a prepared transaction (SELECT * FROM pg_prepared_xacts; end it with ROLLBACK PREPARED)"
+    about = [row["role"], row["application"], row["state"], row["open_for"] and f"open for {row['open_for']}"]
+    query = " ".join((row["query"] or "").split())
+    return f"pid {row['pid']} ({', '.join(filter(None, about))}): {query}".removesuffix(": ")
