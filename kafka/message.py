@@ -46,7 +46,7 @@ class Record(Protocol):
     @property
     def value(self) -> bytes | None: ...
     @property
-    def headers(self) -> Sequence[tuple[str, bytes]]: ...
+    def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Message(Generic[T]):
     """A Kafka message with its decoded value.
 
     timestamp_ms: milliseconds since 1970, as the producer or the broker set it; -1 when there is none.
-    headers: in the order of the message; a name may occur more than once.
+    headers: in the order of the message; a name may occur more than once, a value may be None.
     type: where its topic has messages of several types (``Service.topic``): this one's, or None where it has none.
     """
 
@@ -64,7 +64,7 @@ class Message(Generic[T]):
     offset: int = 0
     timestamp_ms: int = -1
     key: bytes | None = None
-    headers: Sequence[tuple[str, bytes]] = ()
+    headers: Sequence[tuple[str, bytes | None]] = ()
     type: str | None = None
 
     @property
@@ -110,7 +110,7 @@ class StoredRecord:
     timestamp: int
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
+    headers: Sequence[tuple[str, bytes | None]]
 
 
 class StoredMessage(BaseModel):
@@ -142,7 +142,7 @@ class StoredMessage(BaseModel):
 
     def record(self) -> Record:
         """The record that was stored."""
-        headers = [(name, _bytes(value) or b"") for name, value in self.headers]
+        headers = [(name, _bytes(value)) for name, value in self.headers]
         return StoredRecord(
             self.topic, self.partition, self.offset, self.timestamp, _bytes(self.key), _bytes(self.value), headers
         )

@@ -134,7 +134,7 @@ async def _at_time(
     client: AIOKafkaConsumer, time: datetime, end: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
     """The first message that is not older than `time`; the end where all are."""
-    stamp = round(time.timestamp() * 1000)
+    stamp = max(0, round(time.timestamp() * 1000))  # aiokafka refuses what is before 1970
     found = cast(
         Mapping[TopicPartition, OffsetAndTimestamp | None], await client.offsets_for_times(dict.fromkeys(end, stamp))
     )

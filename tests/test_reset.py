@@ -44,6 +44,8 @@ async def test_the_place_may_be_named_in_any_way_while_no_instance_runs(effects,
     assert await reset("latest") == [(0, 0, 5, 0), (1, 0, 1, 0)]
     assert await reset(start + timedelta(hours=1, minutes=30), partitions=[0]) == [(0, 5, 2, 0)]
     assert await reset(start + timedelta(days=1), partitions=[0]) == [(0, 2, 5, 0)]  # nothing is so young
+    assert await reset(datetime(1960, 1, 1, tzinfo=UTC), partitions=[0]) == [(0, 5, 0, 0)]
+    assert await reset("latest", partitions=[0]) == [(0, 0, 5, 0)]
     assert await reset(1, partitions=[0], reason="a test") == [(0, 5, 1, 0)]
     assert await stored_offsets(effects) == {(name, 0): 1, (name, 1): 1}
     last = (await fetch(effects, "SELECT * FROM sidings.audit ORDER BY id"))[-1]
@@ -259,6 +261,30 @@ async def test_a_job_behind_a_parked_message_that_was_cancelled_does_not_wait_fo
         (done,) = await service.reset_offsets(name, "earliest", actor="alice")
         assert done.cancelled == 2
         await asyncio.wait_for(ran.wait(), SECONDS)
+
+
+async def test_whatever_stands_in_a_parked_message_it_is_found(effects, topic, sidings_kafka):
+    """json keeps a NUL as \\u0000, and Postgres then refuses to read any field of it."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    seen: list[list[tuple[str, bytes | None]]] = []
+
+    @service.consumer(name, isolate=True, retry=Retry(wait=wait_fixed(0.05)))
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        seen.append(list(message.headers))
+        raise ValueError("never")
+
+    headers = [("a\0b", b"\0"), ("\\u0000", b""), ("", b"x"), ("null", None), ("h" * 30_000, b"\xff")]
+    await produce_raw(sidings_kafka, name, as_json(0), headers=headers)
+    async with service:
+        await eventually(lambda: seen)
+        (done,) = await service.reset_offsets(name, "latest", actor="alice")
+        assert done.cancelled == 0
+        (done,) = await service.reset_offsets(name, "earliest", actor="alice")
+        assert done.cancelled == 1
+        seen.clear()
+        await eventually(lambda: seen)
+    assert seen[0] == headers
 
 
 async def test_a_parked_message_that_runs_while_it_is_cancelled_is_undone(effects, topic, sidings_kafka):
