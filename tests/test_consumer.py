@@ -68,6 +68,17 @@ async def test_effects_jobs_and_offsets_commit_together(effects, topic, sidings_
     assert [(f"{positions}/1", n) for n in range(10, 20)] == [r for r in ran if r[0].endswith("/1")]
 
 
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+async def test_what_others_have_compressed_can_be_read(effects, topic, sidings_kafka, codec):
+    name = await topic(config={"compression.type": codec})
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+    await produce(sidings_kafka, name, range(5))
+    async with service:
+        await eventually(offset_reaches(effects, name, 5))
+    assert await numbers(effects) == list(range(5))
+
+
 async def test_a_message_shows_what_kafka_knows_of_it(effects, topic, sidings_kafka):
     name = await topic()
     service = a_service(effects, sidings_kafka)

@@ -31,7 +31,7 @@ class OutboxSettings(BaseModel):
     shutdown_seconds: how long the relay may go on sending when it is stopped.
     figures_seconds: how often the waiting messages are counted, at most.
     correlation_header: the name under which messages carry the correlation id of the handler that publishes them.
-    compression: of batches; ``lz4``, ``snappy`` and ``zstd`` need aiokafka's extras.
+    compression: of batches, on their way and in the log.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
