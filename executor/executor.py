@@ -98,6 +98,7 @@ class Executor:
         events = LeaseEvents(
             lost=lambda name, epoch: self._reconciler.lost(name, epoch),
             wanted=lambda name, generation: self._reconciler.wanted(name, generation),
+            replaced=lambda: self._new_server(True),
         )
         self._leases = LeaseThread(postgres, self.settings, events, count)
         self._watchdog = Watchdog(self.settings, self._leases, self.workers)
@@ -111,6 +112,7 @@ class Executor:
             self.metrics,
             self.settings,
             schema,
+            on_replaced=lambda: self._new_server(True),
         )
         self._promoter = Promoter(
             self._links["promote"],
@@ -332,6 +334,7 @@ class Executor:
             self.scheduler.timeline = None
             for link in self._links.values():  # some may still lead to the former server
                 link.renew()
+            self._transactional.forget_connections()
         self._reconciler.distrust_expiry()
 
     def _reread(self, queue: OriginQueue) -> None:

@@ -24,11 +24,13 @@ log = logging.getLogger("sidings.executor")
 
 
 class Leased(Protocol):
-    """What is leased: an origin of the executor's, a slot of the outbox."""
+    """What is leased: an origin of the executor's, a slot of the outbox. timeline: of the server that has granted it;
+    None: it is not known."""
 
     name: str
     epoch: int
     deadline: float
+    timeline: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,12 @@ class LeaseEvents:
     """What the thread reports; called in the event loop of the service.
 
     lost: the database says that somebody else has the origin. wanted: an executor with an assignment of that Kafka
-    generation waits for it.
+    generation waits for it. replaced: another server answers, of a newer timeline than the one that granted a lease.
     """
 
     lost: Callable[[str, int], None]
     wanted: Callable[[str, int], None]
+    replaced: Callable[[], None] = lambda: None
 
 
 class LeaseThread:
@@ -152,6 +155,14 @@ class LeaseThread:
         lease = timedelta(seconds=self._settings.lease_seconds)
         rows = await link.fetch(self._sql, me, names, [by_name[name].epoch for name in names], lease)
         complete = True
+        timeline: str = rows[0]["timeline"]
+        elsewhere = [queue.timeline for queue in held if queue.timeline not in (None, timeline)]
+        if elsewhere:  # what it has done to leases of the same names and epochs says nothing about ours
+            link.drop()
+            log.warning("leases of timeline %s could not be renewed: timeline %s answers", max(elsewhere), timeline)
+            if timeline > max(elsewhere) and self._home is not None:
+                tell_loop(self._home, self._events.replaced)
+            return False
         for row in rows:
             queue = by_name[row["origin"]]
             if row["renewed"]:

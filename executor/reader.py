@@ -295,7 +295,8 @@ class Reader:
         scheduler, time = self._scheduler, now()
         header = rows[0]
         assert header["part"] == _HEADER
-        if header["type"] == "standby" or (self.server is not None and header["type"] != self.server):
+        moved = scheduler.timeline not in (None, _timeline(header["type"]))  # where the leases were granted
+        if header["type"] == "standby" or (self.server is not None and header["type"] != self.server) or moved:
             self._new_server(header["type"], plan)
             return
         if header["type"] != self.server:
@@ -386,7 +387,7 @@ class Reader:
 
     def _new_server(self, server: str, plan: _Plan) -> None:
         """Positions, transaction ids and leases may have gone back: nothing read so far can be relied on."""
-        replaced = server == "standby" or _timeline(server) != _timeline(self.server)
+        replaced = server == "standby" or self._scheduler.timeline not in (None, _timeline(server))
         if server == "standby":
             log.error("this database is a standby: waiting for a primary; check the DSN")
             self._link.drop()

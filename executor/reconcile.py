@@ -7,7 +7,7 @@ under the epoch that it still has. Kafka's assignment is routing; the lease deci
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from uuid import UUID
 
@@ -47,6 +47,7 @@ class Reconciler:
         metrics: ExecutorMetrics,
         settings: ExecutorSettings,
         schema: str,
+        on_replaced: Callable[[], None],
     ) -> None:
         self.executor_id: UUID | None = None
         self.desired: frozenset[str] = frozenset()
@@ -59,12 +60,14 @@ class Reconciler:
         self._leases = leases
         self._metrics = metrics
         self._settings = settings
-        self._acquire_sql = load_sql(__package__, "acquire", schema)
+        self._acquire_sql = load_sql(__package__, "acquire_origins", schema)
         self._release_sql = load_sql(__package__, "release", schema)
         self._yielded: set[str] = set()  # given up to a newer assignment; not wanted again before the next of ours
         self._drain_until: dict[OriginQueue, float] = {}
         self._unreleased: dict[str, int] = {}  # let go of in memory, not yet in the database
-        self._trust_from = 0.0
+        self._on_replaced = on_replaced
+        self._timeline: str | None = None  # of the server that was asked last
+        self._trust_from = 0.0  # from when on expiry times on that timeline are believed
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
 
@@ -215,11 +218,13 @@ class Reconciler:
         for start in range(0, len(absent), _ACQUIRE_AT_ONCE):
             names = absent[start : start + _ACQUIRE_AT_ONCE]
             sent = now()
-            rows = await self._link.fetch(
-                self._acquire_sql, self.executor_id, names, self.generation, lease, sent >= self._trust_from
-            )
+            believed = self._timeline if sent >= self._trust_from else None
+            rows = await self._link.fetch(self._acquire_sql, self.executor_id, names, self.generation, lease, believed)
+            self._meet(rows[0]["timeline"], settled=rows[0]["settled"])
             taken: list[OriginQueue] = []
             for row in rows:
+                if row["acquired"] is None:
+                    continue
                 queue = self._scheduler.add_origin(row["acquired"], row["acquired_epoch"])
                 queue.deadline = sent + self._settings.lease_seconds - self._settings.margin_seconds
                 taken.append(queue)
@@ -236,3 +241,18 @@ class Reconciler:
                 self._leases.hold(taken)
                 log.info("acquired %s", ", ".join(queue.name for queue in taken))
                 self._reader.wake()
+
+    def _meet(self, timeline: str, *, settled: bool) -> None:
+        """Leases are worth something on the server from which jobs are read. Raises `PostgresUnavailable` where this
+        answer is another's: one of the two is a former primary."""
+        if timeline != self._timeline:
+            if self._timeline is not None or not settled:
+                self._trust_from = now() + self._settings.lease_seconds
+            self._timeline = timeline
+        known = self._scheduler.timeline
+        if known not in (None, timeline):
+            self._link.drop()
+            if timeline > known:
+                self._on_replaced()
+            raise PostgresUnavailable(f"leases were granted on timeline {timeline}, jobs were read on {known}")
+        self._scheduler.read_from(timeline)

@@ -97,7 +97,7 @@ class Scheduler:
         return queue
 
     def read_from(self, timeline: str) -> None:
-        """What follows has been read from this timeline; of another one nothing is left here."""
+        """What follows has been acquired and read on this timeline; of another one nothing is left here."""
         if timeline != self.timeline:
             self.timeline = timeline
             for queue in self.origins.values():

@@ -78,6 +78,10 @@ class Transactional:
 
     async def close(self) -> None:
         """Close the idle connections."""
+        self.forget_connections()
+
+    def forget_connections(self) -> None:
+        """The server was replaced: those that wait here may still lead to the former one."""
         while self._idle:
             self._idle.pop().terminate()
 
@@ -155,6 +159,7 @@ class Transactional:
         except asyncpg.PostgresError as error:
             await self._roll_back(connection, transaction)
             if error.sqlstate == _SUPERSEDED:
+                self.forget_connections()  # this one may lead to a former primary, where all would be refused
                 self._on_fenced(entry.origin.name)
                 raise Fenced(str(error)) from error
             if error.sqlstate == _OVER:

@@ -19,7 +19,7 @@ KINDS = {
     "cycle": re.compile(r"sidings\.begin_cycle\("),
     "standing": re.compile(r"SELECT e\.cycle, e\.fence"),
     "read": re.compile(r"pg_current_snapshot\(\) AS snapshot"),
-    "acquire": re.compile(r"FROM sidings\.acquire\("),
+    "acquire": re.compile(r"sidings\.acquire\("),
     "renew": re.compile(r"SET lease_until = clock_timestamp\(\)"),
     "release": re.compile(r"SET owner = NULL"),
     "promote": re.compile(r"promoted AS \("),
@@ -42,6 +42,7 @@ class Moment(Enum):
     AFTER = "the connection is cut after it has been committed, before the answer arrives"
     LATE = "the connection is cut, and the server sees it a little later: an orphan"
     SLOW = "its answer takes its time"
+    HELD = "its answer waits until `let_go`"
     SILENT_BEFORE = "the connection stays open, but nothing passes any more, this statement included"
     SILENT_AFTER = "the connection stays open, the statement is committed, and nothing passes any more"
 
@@ -71,6 +72,7 @@ class _Session:
     deaf: bool = False  # nor from the client to the server
     cut_at_ready: bool = False
     slow: bool = False
+    held: bool = False
 
     def abort(self) -> None:
         for _, writer in (self.client, self.server):
@@ -93,6 +95,7 @@ class FaultyProxy:
         self.waiting = 0  # connections that are held
         self._passing = asyncio.Event()
         self._passing.set()
+        self._answering = asyncio.Event()
         self.faults: list[Fault] = []
 
     def arm(self, kind: str, moment: Moment, times: int = 1) -> Fault:
@@ -125,6 +128,10 @@ class FaultyProxy:
     def pass_on(self) -> None:
         """Held and new connections lead to the server."""
         self._passing.set()
+
+    def let_go(self) -> None:
+        """Pass on the answers that are held, and those that were to be."""
+        self._answering.set()
 
     def switch(self, dsn: str) -> None:
         """New connections lead to another server, those that are held included."""
@@ -212,6 +219,8 @@ class FaultyProxy:
                 raise ConnectionAbortedError
             case Moment.SLOW:
                 session.slow = True
+            case Moment.HELD:
+                session.held = True
             case Moment.SILENT_BEFORE:
                 session.deaf = session.swallow = True
             case Moment.SILENT_AFTER:
@@ -237,6 +246,9 @@ class FaultyProxy:
             if session.slow:
                 session.slow = False
                 await asyncio.sleep(LATE_SECONDS)
+            if session.held:
+                session.held = False
+                await self._answering.wait()
             if not session.swallow:
                 writer.write(message)
                 await writer.drain()

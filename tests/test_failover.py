@@ -286,3 +286,130 @@ async def test_when_one_connection_has_met_the_new_server_all_work_goes_on_there
             return all(row[2] > seen.setdefault((row[0], row[1]), row[2]) for row in leases)
 
         await eventually(renewed, "the leases are renewed there")
+
+
+async def reader_meets_the_new_server(failover: Failover) -> None:
+    """Its connection is cut, and leads to the new server from now on. All others still lead to the former one."""
+    others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    assert await fetch(failover.old, f"SELECT pg_terminate_backend(pid) {others} AND query ~ 'THE READ'")
+
+
+async def is_anothers_on_the_new_server(failover: Failover, origin: str) -> None:
+    acquire = "SELECT 1 FROM sidings.acquire(gen_random_uuid(), ARRAY[$1], 9, '1 hour', false)"
+    assert await value(failover.new, acquire, origin)
+
+
+@pytest.mark.parametrize("when", ["before the answer", "at the first read"])
+async def test_a_lease_that_a_former_primary_has_granted_is_none(failover: Failover, when: str):
+    """It was asked for before anything had met the new server."""
+    registry, ran = Registry(), []
+
+    @registry.job()
+    async def step(job: Job[str]) -> None:
+        ran.append(job.payload)
+
+    ours, others = ORIGINS
+    at_first = [] if when == "at the first read" else [ours]
+    async with failover.executor(registry, at_first) as executor:
+        await failover.lose_what_follows()
+        asked = failover.proxy.arm("acquire", Moment.HELD)
+        executor.assign([*at_first, others], 2)
+        granted = "SELECT owner FROM sidings.origin WHERE origin = $1"
+        await eventually(lambda: value(failover.old, granted, others))
+        await failover.switch()
+        await is_anothers_on_the_new_server(failover, others)
+        if at_first:
+            await reader_meets_the_new_server(failover)
+            await eventually(lambda: not executor.held)
+        assert asked.hits
+        failover.proxy.let_go()
+        await enqueue(failover.new, step, ["another one's"], origin=others)
+        waits = "SELECT wanted_by FROM sidings.origin WHERE origin = $1"
+
+        async def knows() -> bool:
+            return await value(failover.new, waits, others) == executor.id
+
+        await eventually(knows, "it has asked the new server")
+        await enqueue(failover.new, step, ["ours"], origin=ours)
+        executor.assign(ORIGINS, 3)
+        await eventually(lambda: "ours" in ran)
+        assert ran == ["ours"]
+        assert executor.held.keys() == {ours}
+
+
+async def test_leases_are_renewed_where_they_were_granted(failover: Failover):
+    """The former primary has granted the same one, in an answer that got lost, and goes on renewing it."""
+    registry = Registry()
+    async with failover.executor(registry, ORIGINS[:1], lease_seconds=1.0) as executor:
+        first = await value(failover.old, "SELECT lease_until FROM sidings.origin")
+
+        async def renewed() -> bool:
+            return await value(failover.old, "SELECT lease_until FROM sidings.origin") > first
+
+        await eventually(renewed, "the lease thread has its connection")
+        executor.assign([], 2)
+        await executor.settled(SECONDS)
+        await failover.lose_what_follows()
+        await failover.switch()
+        failover.proxy.arm("acquire", Moment.AFTER)
+        executor.assign(ORIGINS[1:], 3)
+        await executor.settled(SECONDS)
+        lease = "SELECT lease_until FROM sidings.origin WHERE origin = $1"
+        at_first = await value(failover.new, lease, ORIGINS[1])
+
+        async def renewed_there() -> bool:
+            return await value(failover.new, lease, ORIGINS[1]) > at_first
+
+        await eventually(renewed_there, "the lease is renewed on the new server")
+
+
+async def test_transactional_handlers_do_not_go_on_with_connections_to_a_former_primary(failover: Failover):
+    registry = Registry()
+
+    @registry.job(transactional=True)
+    async def move(job: Job[str]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1)", job.payload)
+
+    async with failover.executor(registry, ORIGINS[:1]):
+        await enqueue(failover.old, move, ["early"], origin=ORIGINS[0])
+        await drained(failover.old)
+        await failover.lose_what_follows()
+        await failover.switch()
+        await reader_meets_the_new_server(failover)
+        await enqueue(failover.new, move, ["late"], origin=ORIGINS[0])
+        await drained(failover.new)
+        rows = await fetch(failover.new, "SELECT token FROM effect")
+        assert [row["token"] for row in rows] == ["early", "late"]
+
+
+async def test_an_executor_that_starts_on_a_server_just_promoted_believes_no_expiry(failover: Failover):
+    """The standby has an old lease: its renewals got lost. The handler goes on under the last of them."""
+    registry, seen = Registry(), []
+
+    @registry.job()
+    async def step(job: Job[str]) -> None:
+        seen.append(f"attempt {job.attempt} starts")
+        try:
+            if job.attempt == 1:
+                await asyncio.Event().wait()
+        finally:
+            seen.append(f"attempt {job.attempt} ends")
+
+    lease = {"lease_seconds": 3.0}
+    async with failover.executor(registry, ORIGINS[:1], **lease):
+        await enqueue(failover.old, step, ["x"], origin=ORIGINS[0])
+        await eventually(lambda: seen)
+        await failover.lose_what_follows()
+        expired = "SELECT bool_and(lease_until < clock_timestamp()) FROM sidings.origin"
+        await eventually(lambda: value(failover.new, expired))
+        await failover.happen()
+        standby = PostgresSettings(dsn=failover.new)
+        fresh = Executor("test", registry, standby, ExecutorSettings(**lease, poll_seconds=0.02), prometheus=None)
+        await fresh.start()
+        try:
+            fresh.assign(ORIGINS[:1], 2)
+            await drained(failover.new)
+        finally:
+            await fresh.stop()
+        failover.proxy.heal()
+    assert seen == ["attempt 1 starts", "attempt 1 ends", "attempt 2 starts", "attempt 2 ends"]

@@ -18,6 +18,7 @@ class Held:
     name = "t/0"
     epoch = 1
     deadline = 0.0
+    timeline: str | None = None
 
 
 async def test_a_renewal_may_be_asked_for_when_the_thread_has_ended() -> None:

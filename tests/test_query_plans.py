@@ -123,7 +123,8 @@ class Plans:
         """A generic plan takes every array for a short one, and may go through a list once for each of its elements."""
         for kind, plan in self.plans.items():
             for node in nodes(plan):
-                inner = node["Plans"][1:] if node["Node Type"] == "Nested Loop" else []
+                loops = node["Node Type"] == "Nested Loop"
+                inner = [plan for plan in node["Plans"] if plan["Parent Relationship"] == "Inner"] if loops else []
                 for part in (part for plan in inner for part in nodes(plan)):
                     assert part["Node Type"] not in ("CTE Scan", "Function Scan"), f"the {kind} plan:\n{self}"
 

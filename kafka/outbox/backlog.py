@@ -27,12 +27,24 @@ class Slot:
     """A slot that is leased. `high`: up to this id it has been read. `deadline`: until then its messages may be
     sent. `repeated`: up to this id they may have been sent before, by a former owner, or by us without an answer."""
 
-    __slots__ = ("backlogged", "deadline", "draining", "epoch", "high", "name", "number", "repeated", "under_way")
+    __slots__ = (
+        "backlogged",
+        "deadline",
+        "draining",
+        "epoch",
+        "high",
+        "name",
+        "number",
+        "repeated",
+        "timeline",
+        "under_way",
+    )
 
     def __init__(self, number: int, name: str, epoch: int) -> None:
         self.number = number
         self.name = name
         self.epoch = epoch
+        self.timeline: str | None = None  # of the server that has granted it; nobody asks for it
         self.deadline = inf
         self.high = 0
         self.repeated = 0
