@@ -495,6 +495,67 @@ async def test_rows_that_fell_into_the_default_partition_move_to_their_day(undiv
         assert await connection.fetchval(f"SELECT count(*) FROM sidings.{today}") == 6
 
 
+async def with_limit(connection: asyncpg.Connection, name: str, value: int) -> None:
+    """Let maintain() find at once that there is too much of something."""
+    text = await connection.fetchval("SELECT pg_get_functiondef('sidings.maintain(integer)'::regprocedure)")
+    changed, count = re.subn(rf"(\b{name}\s+constant bigint := )\d+", rf"\g<1>{value}", text)
+    assert count == 1
+    await connection.execute(changed)
+
+
+async def test_a_day_of_many_rows_stays_in_the_default_partition_and_the_next_ones_get_theirs(undivided: str):
+    """To move them all took longer than a call may, so that no day ever got a partition again."""
+    async with connected(undivided) as connection:
+        await with_limit(connection, "most_moved", 4)
+        now = await connection.fetchval("SELECT now()")
+        for n in range(5):
+            await connection.execute(ATTEMPT, n, now)
+        await connection.execute("SELECT sidings.maintain(30)")
+        assert await names(connection) == [*await days(connection, 1, 2), "job_history_default"]
+        assert await connection.fetchval("SELECT count(*) FROM sidings.job_history") == 5
+
+
+async def test_a_large_default_partition_is_not_looked_through_for_every_day(undivided: str):
+    async with connected(undivided) as connection:
+        await with_limit(connection, "most_bytes", 8191)
+        now = await connection.fetchval("SELECT now()")
+        await connection.execute(ATTEMPT, 1, now)
+        await connection.execute("SELECT sidings.maintain(30)")
+        assert await names(connection) == ["job_history_default"]
+        await connection.execute("TRUNCATE sidings.job_history_default")  # docs/operations.md
+        await connection.execute("SELECT sidings.maintain(30)")
+        assert await names(connection) == [*await days(connection, 0, 2), "job_history_default"]
+
+
+async def test_retention_in_the_default_partition_gets_on_in_parts(undivided: str):
+    async with connected(undivided) as connection:
+        await with_limit(connection, "most_deleted", 2)
+        now = await connection.fetchval("SELECT now()")
+        for n in range(5):
+            await connection.execute(ATTEMPT, n, now - timedelta(days=9))
+        await connection.execute(ATTEMPT, 7, now - timedelta(days=6))
+        left: list[int] = []
+        for _ in range(4):
+            await connection.execute("SELECT sidings.maintain(7)")
+            left.append(await connection.fetchval("SELECT count(*) FROM sidings.job_history"))
+        assert left == [4, 2, 1, 1]
+
+
+async def test_cycles_do_not_wait_for_rows_that_retention_deletes(undivided: str):
+    async with connected(undivided) as connection, connected(undivided) as other:
+        await connection.execute(ATTEMPT, 1, await connection.fetchval("SELECT now() - interval '9 days'"))
+        async with other.transaction():
+            await other.execute("SELECT FROM sidings.job_history_default FOR UPDATE")
+            maintaining = asyncio.create_task(connection.execute("SELECT sidings.maintain(7)"))
+            query = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted AND locktype = 'transactionid')"
+            await eventually(lambda: other.fetchval(query, connection.get_server_pid()), "it waits for the row")
+            query = """SELECT array_agg(mode) FROM pg_locks
+                       WHERE pid = $1 AND granted AND relation = 'sidings.job_history'::regclass"""
+            assert await other.fetchval(query, connection.get_server_pid()) is None
+        await maintaining
+        assert await connection.fetchval("SELECT count(*) FROM sidings.job_history") == 0
+
+
 async def an_old_partition(connection: asyncpg.Connection, days_ago: int) -> str:
     [name] = await days(connection, -days_ago, -days_ago)
     day = await connection.fetchval("SELECT (now() AT TIME ZONE 'UTC')::date - $1::int", days_ago)
