@@ -214,6 +214,19 @@ def test_what_comes_after_the_alert_completes_the_transaction():
     assert not operator.wait_until(10_000)
 
 
+def test_a_row_that_comes_between_the_alert_and_the_end_begins_nothing_anew():
+    operator = Operator(config(expire_seconds=10, forget_seconds=100))
+    operator.wait_until(1_000)
+    first, second, _ = decoded(header_rows("lost", [UPDATE] * 3))
+    operator.take([first])
+    (told,) = operator.wait_until(1_010)
+    assert json.loads(told.value)["reason"] == "no last event yet after 10 s"
+    assert not operator.take([second])
+    assert operator.open["lost"].alerted
+    assert not operator.wait_until(1_110)  # no second alert
+    assert not operator.open
+
+
 def test_after_a_long_outage_there_is_still_a_second_time():
     operator = Operator(config(expire_seconds=10, forget_seconds=100))
     first, second = decoded(header_rows("late", [UPDATE] * 2))
@@ -287,6 +300,7 @@ def test_alerts_pass_through_as_they_are():
         ("alerts", "cdc/0/1", "bad-record"),
     ]
     assert all(len(m.headers["sidings-id"]) == 32 for m in sent)
+    assert Operator().take(decoded([b"nonsense", b"[]"])) == sent  # a micro-batch that is done again has the same ids
 
 
 @settings(deadline=None, max_examples=50)
@@ -468,6 +482,32 @@ def test_debeziums_particulars():
     assert [json.loads(item.row or "")[0] for item in decoded([values[0]], by=full)] == ["C"]
 
 
+def test_debeziums_deletes_and_updates_tell_the_row_before():
+    (delete,), _ = debezium_rows("1", [Row("Customers", "DELETE", CUSTOMER)])
+    (update,), _ = debezium_rows("1", [Row("CustomerAddresses", "UPDATE", {"customer_id": 2})])
+    update = json.dumps(json.loads(update) | {"before": {"customer_id": 1}}).encode()
+    end = Item("transaction", "1", None, 1, None, None, "shop.transaction/0/0", 0)
+    (deleted,), _ = run([*decoded([delete], by=DEBEZIUM), end], by=DEBEZIUM)
+    assert (deleted.key, deleted.headers["type"]) == ("7", "CustomerDeleted")
+    assert json.loads(deleted.value)["rows"][0]["data"] == CUSTOMER
+    moved, _ = run([*decoded([update], by=DEBEZIUM), end], by=DEBEZIUM)
+    assert [message.key for message in moved] == ["2", "1"]
+    assert [body["rows"][0]["before"] for body in bodies(moved)] == [{"customer_id": 1}] * 2
+
+
+def test_mysqls_tables_are_named_by_their_database():
+    group = Group(name="C", key="customer_id", root="shop.Customers", tables=("shop.Customers",), topic="c")
+    by = config(form="debezium", connector="mysql", boundaries="b", groups=[group])
+    source = {"connector": "mysql", "db": "shop", "table": "Customers"}
+    items = decoded([json.dumps(ROW | {"source": source}).encode()], by=by)
+    assert [json.loads(item.row or "")[0] for item in items] == ["C"]
+
+
+def test_a_transaction_is_sought_where_an_earlier_version_has_put_it():
+    (bundle,) = bundles(decoded(header_rows("00000000014EB5EE9907000000000000", [UPDATE])))
+    assert (BUCKETS, bundle.key) == (128, "transaction/83")  # with others, what is open in a checkpoint would be lost
+
+
 def test_contradictions_are_told_and_change_nothing():
     row = Row("Customers", "UPDATE", CUSTOMER)
 
@@ -480,6 +520,18 @@ def test_contradictions_are_told_and_change_nothing():
     assert (opened["t"].last, str(opened["t"].seen)) == (3, "1,3")
     sent, opened = run(decoded([one(5), one(3, last=True)]))
     assert (bodies(sent)[0]["place"], opened["t"].last) == ("cdc/0/1", None)
+
+
+def test_a_second_end_that_says_otherwise_is_told_and_changes_nothing():
+    values, _ = debezium_rows("5", [UPDATE] * 3)
+
+    def end(count: int) -> list[Item]:
+        body = {"status": "END", "id": "5:1", "event_count": count}
+        return decoded([json.dumps(body).encode()], by=DEBEZIUM, topic="shop.transaction")
+
+    sent, opened = run([*end(3), *end(4), *end(3), *decoded(values, by=DEBEZIUM)], by=DEBEZIUM)
+    assert [body.get("alert", body.get("type")) for body in bodies(sent)] == ["contradiction", "CustomerModified"]
+    assert not opened
 
 
 def test_what_is_overdue_names_what_is_missing():
@@ -600,6 +652,16 @@ def test_a_wrong_configuration_is_told_by_its_field(change: tuple[str, str], mes
     file.write_text(TOML.replace(*change))
     with pytest.raises(ConfigurationError, match=message):
         load(file)
+
+
+def test_options_for_kafka_are_not_shown():
+    secret = "org.apache.kafka.common.security.plain.PlainLoginModule required password=secret;"
+    by = config(kafka_options={"kafka.sasl.jaas.config": secret})
+    assert "secret" in by.kafka_options["kafka.sasl.jaas.config"]
+    assert "secret" not in f"{by!r} {by}"
+    with pytest.raises(ConfigurationError, match="kafka_options") as told:
+        config(kafka_options={"kafka.sasl.jaas.config": [secret]})
+    assert "secret" not in str(told.value)
 
 
 def test_a_table_belongs_to_one_group(tmp_path: Path):

@@ -127,7 +127,7 @@ class Config(_Checked):
     state_partitions: Annotated[int, Field(gt=0)] = 8
     max_event_bytes: Annotated[int, Field(gt=0)] = 1_000_000
     report_seconds: Seconds = 60.0
-    kafka_options: Mapping[str, str] = {}
+    kafka_options: Annotated[Mapping[str, str], Field(repr=False)] = {}  # they may hold a password
 
     def check(self) -> None:
         """Each table is in one group, nothing is both read and written, and the form has what it needs."""
