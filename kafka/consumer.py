@@ -191,6 +191,7 @@ class Consumer(ConsumerRebalanceListener):
             self.metrics,
             request_seconds=settings.request_seconds,
             on_placed=self._wake,
+            spawn=self.spawn,
             topics=self._topic_table,
         )
         parking = Parking(transactions.settings, self._topic_table)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
@@ -16,6 +16,7 @@ __all__ = ["close", "connect", "make_client", "watch"]
 log = logging.getLogger("sidings.consumer")
 
 _CLOSE_SECONDS = 5.0
+_END_SECONDS = 2.0
 _LOOK_SECONDS = 1.0
 _NOTHING = TopicPartition("", 0)  # to be polled for: no records come of it
 # Never leave the group for want of polls: while Postgres is away nothing is polled, and no other member could do
@@ -65,3 +66,22 @@ async def close(client: AIOKafkaConsumer) -> None:
             await client.stop()
     except (KafkaError, OSError) as error:
         log.warning("the Kafka client was not closed in good order: %r", error)
+        await _end(client)
+
+
+async def _end(client: AIOKafkaConsumer) -> None:
+    """End what a `stop` that was not answered has left. aiokafka 0.14 waits for the answer first, does the rest after
+    it, and nothing when it is called again: its tasks would go on fetching, one more set with each new connection."""
+    parts: Any = client
+    coordinator = parts._coordinator
+    for name in ("_coordination_task", "_heartbeat_task", "_commit_refresh_task"):
+        task: asyncio.Task[object] | None = getattr(coordinator, name, None)
+        if task is not None:
+            task.cancel()
+    for part in (parts._fetcher, parts._client):
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                if part is not None:
+                    await part.close()
+        except (KafkaError, OSError) as error:
+            log.debug("while ending a Kafka client: %r", error)

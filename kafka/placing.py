@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
-from typing import Protocol, cast
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any, Protocol, cast
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -25,6 +25,8 @@ Offsets = Mapping[TopicPartition, int]
 log = logging.getLogger("sidings.consumer")
 
 _EARLY_SECONDS = 0.5  # how often to look again at one that may not be placed yet
+_AGAIN_SECONDS = 1.0
+_TOGETHER_SECONDS = 5.0  # for an answer about all partitions, before each is asked for by itself
 _REFUSED_SECONDS = 10.0  # how often to look again at a partition whose offset lies beyond the end
 
 
@@ -47,8 +49,15 @@ class StoredOffsets(Protocol):
         ...
 
 
+class _NoAnswer(Exception):
+    """Kafka does not say where the logs of these partitions begin and end."""
+
+
 class Placer:
-    """Gives each new partition its place in the log, in the background, until it has one."""
+    """Gives each new partition its place in the log, in the background, until it has one.
+
+    spawn: starts a task that ends with the consumer.
+    """
 
     def __init__(
         self,
@@ -60,6 +69,7 @@ class Placer:
         *,
         request_seconds: float,
         on_placed: Callable[[], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
         topics: Topics | None = None,
     ) -> None:
         self._client = client
@@ -69,8 +79,10 @@ class Placer:
         self._metrics = metrics
         self._request_seconds = request_seconds
         self._on_placed = on_placed
+        self._spawn = spawn
         self._topics = topics
         self._wanted = asyncio.Event()
+        self._alone: set[Partition] = set()
 
     def wake(self) -> None:
         """Some partition has to be placed."""
@@ -81,13 +93,42 @@ class Placer:
         backoff = Backoff()
         while True:
             await self._wait()
+            waiting = {tp: p for tp, p in self._waiting().items() if not self._early(tp)}
             try:
-                await self._place_all({tp: p for tp, p in self._waiting().items() if not self._early(tp)})
+                await self._place_all(waiting, min(self._request_seconds, _TOGETHER_SECONDS))
                 backoff.reset()
+            except _NoAnswer as error:
+                log.warning(
+                    "Kafka gives no answer about %s partitions together, asking for each: %s", len(waiting), error
+                )
+                for partition in waiting.values():
+                    self._alone.add(partition)
+                    self._spawn(self._place_alone(partition))
             except (PostgresUnavailable, asyncpg.PostgresError, OffsetsMoved, KafkaError, TimeoutError) as error:
                 log.warning("partitions could not be placed yet, trying again: %r", error)
                 self._wanted.set()
                 await backoff.sleep()
+
+    async def _place_alone(self, partition: Partition) -> None:
+        """A partition that nobody leads has no answer until somebody does; it must not keep the others waiting."""
+        tp = partition.tp
+        seconds = min(self._request_seconds, _TOGETHER_SECONDS)  # until it is told of
+        try:
+            while self._partitions.get(tp) is partition:
+                try:
+                    await self._place_all({tp: partition}, seconds)
+                    return
+                except _NoAnswer as error:
+                    if not partition.reason:
+                        log.warning("%s: Kafka does not say where its log begins and ends: %s", partition.origin, error)
+                    partition.reason = f"Kafka does not say where their logs begin and end: {error}"
+                    seconds = self._request_seconds
+                    await asyncio.sleep(_AGAIN_SECONDS)
+        except (PostgresUnavailable, asyncpg.PostgresError, OffsetsMoved, KafkaError, TimeoutError) as error:
+            log.warning("%s could not be placed yet, trying again: %r", partition.origin, error)
+        finally:
+            self._alone.discard(partition)
+            self._wanted.set()
 
     async def _wait(self) -> None:
         waiting = self._waiting()
@@ -105,15 +146,21 @@ class Placer:
         return {
             tp: partition
             for tp, partition in self._partitions.items()
-            if tp.topic in self._subscriptions and partition.state in (State.UNPLACED, State.REFUSED)
+            if tp.topic in self._subscriptions
+            and partition.state in (State.UNPLACED, State.REFUSED)
+            and partition not in self._alone
         }
 
-    async def _place_all(self, waiting: Mapping[TopicPartition, Partition]) -> None:
+    async def _place_all(self, waiting: Mapping[TopicPartition, Partition], seconds: float) -> None:
+        """Raises `_NoAnswer` where Kafka has not said in time where all these logs begin and end."""
         if not waiting:
             return
-        async with asyncio.timeout(self._request_seconds):
-            first = cast(Offsets, await self._client.beginning_offsets(list(waiting)))
-            end = cast(Offsets, await self._client.end_offsets(list(waiting)))
+        try:
+            async with asyncio.timeout(seconds):
+                first = cast(Offsets, await self._client.beginning_offsets(list(waiting)))
+                end = cast(Offsets, await self._client.end_offsets(list(waiting)))
+        except (KafkaError, TimeoutError) as error:
+            raise _NoAnswer(repr(error)) from error
         stored = await self._offsets.load(waiting.keys())
         if missing := waiting.keys() - stored.keys():
             await self._offsets.create(await self._starts(missing, first, end))

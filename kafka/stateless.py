@@ -66,6 +66,7 @@ class Stateless:
             self._metrics,
             request_seconds=settings.request_seconds,
             on_placed=self._wake,
+            spawn=self._roof.spawn,
         )
         for subscription in self.subscriptions.values():
             handling = StatelessHandling(subscription, self._dead_letters, self._metrics)

@@ -82,7 +82,9 @@ class Vitals:
         partitions = self._consumed()
         unplaced = [p for p in partitions if p.state is State.UNPLACED and _age(p.since) > _UNREACHABLE_SECONDS]
         if unplaced:
-            found.append(f"the stored offsets of {len(unplaced)} partitions could not be read yet")
+            why = next((p.reason for p in unplaced if p.reason), "their stored offsets could not be read")
+            some = ", ".join(p.origin for p in unplaced[:5])
+            found.append(f"{len(unplaced)} partitions ({some}) have no place to read from yet: {why}")
         found += [problem for p in partitions if (problem := p.problem()) is not None]
         silent = [p.origin for p in partitions if p.state is State.READY and self._silence(p) > _STUCK_SECONDS]
         if silent:

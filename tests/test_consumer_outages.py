@@ -8,10 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
 from sidings import Job, KafkaSettings, Message, Transaction, migrate
 from sidings.devstack.topics import create_topic
 from sidings.executor.watchdog import EXIT_CODE
+from sidings.kafka import membership
 
 from .consumer_support import (
     Number,
@@ -353,6 +357,59 @@ def silence(service: Any) -> float:
     """For how many seconds Kafka has said nothing about any partition."""
     vitals = service._life.consumer.vitals
     return min((vitals._silence(partition) for partition in vitals._consumed()), default=0.0)
+
+
+async def test_a_partition_without_a_leader_keeps_no_other_from_being_placed(effects, own_kafka, monkeypatch):
+    """aiokafka answers where the logs of many partitions begin when it knows that of all."""
+    monkeypatch.setattr("sidings.kafka.placing._TOGETHER_SECONDS", 1.0)
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 1.0)
+    kafka = await asyncio.to_thread(own_kafka, brokers=2)
+    await create_topic(kafka.bootstrap, "positions", partitions=6)
+    for partition in range(6):
+        await produce(kafka.bootstrap, "positions", [partition], partition=partition)
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    (described,) = await admin.describe_topics(["positions"])
+    await admin.close()
+    led = sorted(one["partition"] for one in described["partitions"] if one["leader"] == 1)
+    assert 0 < len(led) < 6
+    service = a_service(effects, kafka.bootstrap)
+    service.consumer("positions", model=Number)(record)
+    await asyncio.to_thread(kafka.broker(2).kill)
+
+    async def those_with_a_leader() -> bool:
+        return sorted(await numbers(effects)) == led
+
+    async with service:
+        await eventually(those_with_a_leader, seconds=2 * SECONDS)
+        await eventually(lambda: any("Kafka does not say" in problem for problem in service.problems()))
+        await asyncio.to_thread(kafka.broker(2).start)
+        for partition in range(6):
+            await eventually(offset_reaches(effects, "positions", 1, partition), seconds=2 * SECONDS)
+        await eventually(lambda: not service.problems())
+    assert sorted(await numbers(effects)) == list(range(6))
+
+
+async def test_a_client_whose_broker_hangs_leaves_nothing_behind(own_kafka, monkeypatch):
+    monkeypatch.setattr(membership, "_CLOSE_SECONDS", 0.5)
+    kafka = await asyncio.to_thread(own_kafka)
+    await create_topic(kafka.bootstrap, "positions", partitions=1)
+    tasks = asyncio.all_tasks()
+    settings = KafkaSettings(bootstrap=kafka.bootstrap)
+    alone = AIOKafkaConsumer(**settings.client_options(), auto_offset_reset="none")
+    alone.assign([TopicPartition("positions", 0)])
+    for client in (membership.make_client(settings, "test"), alone):
+        await membership.connect(client, asyncio.Event(), SECONDS)
+        if client is not alone:
+            client.subscribe(["positions"])
+            await eventually(client.assignment)
+        client.seek(TopicPartition("positions", 0), 0)
+        await asyncio.to_thread(kafka.pause)
+        await asyncio.wait_for(membership.close(client), SECONDS)
+        await asyncio.to_thread(kafka.resume)
+        await eventually(lambda: asyncio.all_tasks() == tasks, lambda: asyncio.all_tasks() - tasks, seconds=5)
+        port = int(kafka.bootstrap.rpartition(":")[2])
+        assert not [c for c in psutil.Process().net_connections() if c.raddr and c.raddr.port == port]
 
 
 async def test_it_works_over_tls_and_sasl_and_survives_the_broker(effects, own_kafka):
