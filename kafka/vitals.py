@@ -13,6 +13,7 @@ from .topic_loop import FetchLoop
 __all__ = ["Vitals"]
 
 _UNREACHABLE_SECONDS = 15.0  # without Kafka, or without the stored offsets, before the health check complains
+_STEADY_SECONDS = 5.0  # an assignment that lasts so long without an error shows that the connection is sound
 _STUCK_SECONDS = 60.0  # without a turn of a loop, an answer of Kafka, the end of a rebalance
 
 
@@ -25,6 +26,7 @@ class Vitals:
         self, topics: Collection[str], joined: Collection[str], partitions: Callable[[], list[Partition]]
     ) -> None:
         self.rebalancing_since: float | None = time.monotonic()
+        self._assigned_since: float | None = None  # of this connection
         self.backlog: Backlog | None = None
         self._topics = topics
         self._joined = joined
@@ -33,6 +35,7 @@ class Vitals:
         self._client: AIOKafkaConsumer | None = None
         self._loops: Sequence[FetchLoop] = ()
         self._unconnected_since: float | None = time.monotonic()
+        self._failing_since: float | None = None  # connections break again and again
         self._trouble = "it has not connected yet"
         self._error: BaseException | None = None  # the last that ended a connection before there was an assignment
 
@@ -51,6 +54,9 @@ class Vitals:
         if error is not None:
             self._trouble = repr(error)
             self._error = error
+            if self._failing_since is None or self._steady:
+                self._failing_since = time.monotonic()
+            self._assigned_since = None
 
     def rebalance_begins(self) -> None:
         """Partitions have been revoked."""
@@ -61,6 +67,12 @@ class Vitals:
         """Partitions have been assigned."""
         self.rebalancing_since = None
         self._error = None
+        if self._assigned_since is None:
+            self._assigned_since = time.monotonic()
+
+    @property
+    def _steady(self) -> bool:
+        return _age(self._assigned_since) > _STEADY_SECONDS
 
     def missing_topics(self) -> list[str]:
         """Those that Kafka does not tell us of: nothing of them is assigned to anybody."""
@@ -72,6 +84,8 @@ class Vitals:
         if _age(self._unconnected_since) > _UNREACHABLE_SECONDS:
             return [f"the consumer has no connection to Kafka: {self._trouble}"]
         found: list[str] = []
+        if not self._steady and _age(self._failing_since) > _UNREACHABLE_SECONDS:
+            found.append(f"the connection to Kafka breaks again and again: {self._trouble}")
         if (rebalancing := _age(self.rebalancing_since)) > _STUCK_SECONDS:
             why = "" if self._error is None else f"; the last error: {self._error!r}"
             found.append(f"the group has been rebalancing for {rebalancing:.0f} s{why}")

@@ -412,6 +412,28 @@ async def test_a_client_whose_broker_hangs_leaves_nothing_behind(own_kafka, monk
         assert not [c for c in psutil.Process().net_connections() if c.raddr and c.raddr.port == port]
 
 
+async def test_a_record_that_kafka_cannot_give_is_told_by_the_health_check(effects, own_kafka, monkeypatch):
+    """The connection stands and breaks again and again, which must not look like health."""
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 3.0)
+    monkeypatch.setattr("sidings.kafka.consumer._MAX_PAUSE_SECONDS", 0.1)  # no pause alone is as long
+    kafka = await asyncio.to_thread(own_kafka)
+    await create_topic(kafka.bootstrap, "positions", partitions=1)
+    await produce(kafka.bootstrap, "positions", range(3))
+    [log] = Path(kafka.directory).rglob("positions-0/*.log")
+    whole = log.read_bytes()
+    with log.open("r+b") as file:
+        file.seek(whole.index(as_json(2)))
+        file.write(b"?")
+    service = a_service(effects, kafka.bootstrap)
+    service.consumer("positions", model=Number)(record)
+    async with service:
+        await eventually(lambda: any("again and again: CorruptRecord" in problem for problem in service.problems()))
+        log.write_bytes(whole)
+        await eventually(offset_reaches(effects, "positions", 3))
+        await eventually(lambda: not service.problems())
+    assert await numbers(effects) == [0, 1, 2]
+
+
 async def test_it_works_over_tls_and_sasl_and_survives_the_broker(effects, own_kafka):
     kafka = await asyncio.to_thread(lambda: own_kafka(secure=True))
     await create_topic(kafka.bootstrap, "positions", partitions=2)
