@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from ..errors import Fenced
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
 from .clock import now
 from .queues import Entry
+from .transactional import Superseded
 
 __all__ = ["Finished", "call_in_thread", "failed", "invalid", "job_of", "judged", "raised", "results"]
 
@@ -50,14 +50,24 @@ def call_in_thread(handler: Callable[[Any], object], argument: Any) -> object:
 
 
 def invalid(entry: Entry, error: Exception) -> Outcome:
-    log.error("job %s %s: its payload does not validate, held: %s", entry.id, entry.type, error)
-    return Hold("the payload does not validate", ErrorInfo.of(error))
+    info = ErrorInfo.of(error)
+    log.error("job %s %s: its payload does not validate, held: %s", entry.id, entry.type, info.message)
+    return Hold("the payload does not validate", info)
 
 
 def raised(job_type: JobType[Any], entry: Entry, error: BaseException, started: float) -> Outcome | None:
-    """What a handler's exception means for one job."""
+    """What a handler's exception means for one job. One that cannot even be looked at must not end the worker."""
+    try:
+        return _meaning(job_type, entry, error, started)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as broken:  # noqa: BLE001 - a user's own class of exceptions
+        return _undecided(entry, broken)
+
+
+def _meaning(job_type: JobType[Any], entry: Entry, error: BaseException, started: float) -> Outcome | None:
     match error:
-        case Fenced():
+        case Superseded():
             return None
         case Discard():
             return End(OutcomeName.DISCARDED, ErrorInfo.of(error))
@@ -89,9 +99,10 @@ def failed(job_type: JobType[Any], entry: Entry, error: Exception, started: floa
     except Exception as broken:  # noqa: BLE001 - a user's own strategy
         return _undecided(entry, broken)
     what = f"again in {outcome.delay:.1f} s" if isinstance(outcome, Again) else outcome.name.value
-    log.warning(
-        "job %s %s %s: attempt %s failed, %s: %r", entry.id, entry.type, entry.group, entry.attempt, what, error
-    )
+    # The texts that are recorded, not the error: what its class does when a filter of the log asks for it is its own.
+    info = outcome.error or ErrorInfo.of(error)
+    text = f"{info.error_class}: {info.message}"
+    log.warning("job %s %s %s: attempt %s failed, %s: %s", entry.id, entry.type, entry.group, entry.attempt, what, text)
     return outcome
 
 
@@ -104,9 +115,9 @@ def judged(job_type: JobType[Any], entry: Entry, result: object, started: float)
     return SUCCEEDED if rejected is None else rejected
 
 
-def _undecided(entry: Entry, broken: Exception) -> Outcome:
-    """The retry policy itself has failed: the job must not be lost over it."""
-    log.error("job type %s: its retry policy failed; retrying in 60 s", entry.type, exc_info=broken)
+def _undecided(entry: Entry, broken: BaseException) -> Outcome:
+    """The retry policy itself has failed, or the error's own class: the job must not be lost over it."""
+    log.error("job type %s: what follows cannot be decided; retrying in 60 s", entry.type, exc_info=broken)
     return Again(OutcomeName.RETRIED, 60.0, ErrorInfo.of(broken))
 
 

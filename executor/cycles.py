@@ -40,6 +40,12 @@ log = logging.getLogger("sidings.executor")
 _MAX_AHEAD = 2000  # jobs named beyond the free workers; a kill charges them all
 _ENOUGH = 300  # outcomes that are worth a second cycle while the first is under way
 _REFUSED_RETRY_SECONDS = 30.0
+# What some rows bring about and others do not: values, constraints, a text too long for an index that somebody has put
+# on the history, a trigger there that raises.
+_REFUSED = (
+    *(asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError),
+    *(asyncpg.PLPGSQLError, asyncpg.ExternalRoutineError, asyncpg.WithCheckOptionViolationError),
+)
 
 
 class CycleLoop:
@@ -381,7 +387,7 @@ class CycleLoop:
                 await backoff.sleep()
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                 await self._leave_out_locked(batch, backoff)
-            except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError) as error:
+            except _REFUSED as error:
                 self._bisect(batch, error)
             except asyncpg.PostgresError as error:
                 self._metrics.database_errors.inc()

@@ -88,7 +88,7 @@ def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished:
             record["action"] = "end"
         case Again():
             record["action"] = "again"
-            record["delay"] = outcome.delay
+            record["delay"] = float(outcome.delay)
             record["failed"] = 1 if outcome.name is OutcomeName.RETRIED else 0
         case Hold():
             record["action"] = "block" if outcome.blocks else "hold"

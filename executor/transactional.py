@@ -17,7 +17,7 @@ from .link import BROKEN, connect
 from .queues import Entry
 from .settings import PostgresSettings
 
-__all__ = ["Transactional"]
+__all__ = ["Superseded", "Transactional"]
 
 log = logging.getLogger("sidings.executor")
 
@@ -31,6 +31,10 @@ _CLEAN = (
     "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; SELECT pg_advisory_unlock_all(); "
     "DISCARD TEMP; "
 )
+
+
+class Superseded(Fenced):
+    """The database says so. A handler's own `Fenced`, say of a receiver elsewhere, is a failure like any other."""
 
 
 class Transactional:
@@ -161,7 +165,7 @@ class Transactional:
             if error.sqlstate == _SUPERSEDED:
                 self.forget_connections()  # this one may lead to a former primary, where all would be refused
                 self._on_fenced(entry.origin.name)
-                raise Fenced(str(error)) from error
+                raise Superseded(str(error)) from error
             if error.sqlstate == _OVER:
                 log.warning("job %s %s was ended by somebody else; its effects are rolled back", entry.id, entry.type)
                 return Committed(OutcomeName.CANCELLED)

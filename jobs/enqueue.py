@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..errors import EnqueueError, MissingOrigin
 from .connections import Statement
 from .context import current_key, missing_headers, work_origin
-from .retry import MAX_DELAY_SECONDS
+from .outcome import MAX_DELAY_SECONDS
 from .transaction import current_origin
 
 __all__ = ["UNSET", "Unset", "When", "many_jobs", "one_job", "when"]

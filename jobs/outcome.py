@@ -5,8 +5,9 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["SUCCEEDED", "Again", "Committed", "End", "ErrorInfo", "Hold", "Outcome", "OutcomeName"]
+__all__ = ["MAX_DELAY_SECONDS", "SUCCEEDED", "Again", "Committed", "End", "ErrorInfo", "Hold", "Outcome", "OutcomeName"]
 
+MAX_DELAY_SECONDS = 366 * 86_400.0
 _MESSAGE_CHARACTERS = 4_000
 _VOLATILE = re.compile(  # a UUID first: its parts would match as well, and leave some of its letters
     r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
@@ -48,12 +49,17 @@ class ErrorInfo:
 
     @classmethod
     def of(cls, error: BaseException) -> "ErrorInfo":
-        """Describe `error`."""
+        """Describe `error`, whatever its class does when it is asked for its name or its text."""
         kind = type(error)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         try:
-            message = str(error)
-        except Exception as broken:  # noqa: BLE001 - an error that cannot be shown is still to be recorded
+            name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        except Exception:  # noqa: BLE001 - an error that cannot be named is still to be recorded
+            name = type.__getattribute__(kind, "__name__")
+        try:
+            message = "".join(str(error))  # a plain one, where a subclass of it comes back
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as broken:  # noqa: BLE001 - so is one that cannot be shown
             message = f"its text cannot be shown: {type(broken).__name__}"
         return cls.from_text(name, message)
 
@@ -80,11 +86,19 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The job runs again in `delay` seconds. A serial job keeps its place and holds its group until then."""
+    """The job runs again in `delay` seconds. A serial job keeps its place and holds its group until then.
+
+    Raises `ValueError` for a delay that Postgres would refuse, and with it the cycle that is to record it.
+    """
 
     name: OutcomeName
     delay: float
     error: ErrorInfo | None = None
+
+    def __post_init__(self) -> None:
+        delay: object = self.delay  # a subclass of `Snooze` may have made it what it likes
+        if not isinstance(delay, int | float) or not 0 <= delay <= MAX_DELAY_SECONDS:
+            raise ValueError(f"a job cannot run again in {delay!r} seconds")
 
 
 @dataclass(frozen=True, slots=True)

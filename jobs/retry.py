@@ -20,11 +20,9 @@ from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
 from ..errors import ConfigurationError, SidingsError
-from .outcome import Again, End, ErrorInfo, Hold, Outcome, OutcomeName
+from .outcome import MAX_DELAY_SECONDS, Again, End, ErrorInfo, Hold, Outcome, OutcomeName
 
 __all__ = ["Discard", "Retry", "RetryAfter", "Snooze"]
-
-MAX_DELAY_SECONDS = 366 * 86_400.0
 
 
 class Discard(SidingsError):

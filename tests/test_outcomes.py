@@ -1,16 +1,18 @@
 """What becomes of an attempt: its outcome, its row in the history, and what the job's group does next."""
 
 import asyncio
+import hashlib
 import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import asyncpg
 import pytest
 from pydantic import BaseModel, field_validator
-from sidings.errors import ConfigurationError
+from sidings.errors import ConfigurationError, Fenced
 from sidings.jobs import Discard, Job, OutcomeName, Registry, Retry, Snooze
 from tenacity import (
     retry_if_exception_type,
@@ -411,6 +413,37 @@ class Sulky(Exception):
         raise RuntimeError("I will not say")
 
 
+class Cancelling(Exception):
+    def __str__(self) -> str:
+        raise asyncio.CancelledError
+
+
+class Unnamed(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name == "__qualname__":
+            raise RuntimeError("I will not say")
+        return type.__getattribute__(cls, name)
+
+
+class Nameless(Exception, metaclass=Unnamed):
+    """Its class does not tell its name."""
+
+
+class Unsaid(Snooze):
+    """A subclass that does not call the constructor of its base."""
+
+    def __init__(self, reason: str) -> None:
+        Exception.__init__(self, reason)
+
+
+class Until(Snooze):
+    """A subclass with a time of its own."""
+
+    def __init__(self, seconds: Any) -> None:
+        super().__init__(1)
+        self.seconds = seconds
+
+
 class SulkyDiscard(Discard):
     def __str__(self) -> str:
         raise RuntimeError("I will not say")
@@ -428,6 +461,15 @@ ODD_ENDS: dict[str, tuple[Callable[[Job[Ride]], Any], bool, str, str]] = {
     "SystemExit in a thread": (lambda job: _raise(SystemExit(3)), False, "retried", "SystemExit(3)"),
     "an error without words": (lambda job: _raise(Sulky()), True, "retried", "cannot be shown"),
     "a Discard without words": (lambda job: _raise(SulkyDiscard()), True, "discarded", "cannot be shown"),
+    "an error that raises CancelledError": (lambda job: _raise(Cancelling()), True, "retried", "cannot be shown"),
+    "an error without a name": (lambda job: _raise(Nameless("odd")), True, "retried", ""),
+    "a receiver that is fenced": (lambda job: _raise(Fenced("odd")), True, "retried", "odd"),
+    "a Snooze without seconds": (lambda job: _raise(Unsaid("x")), True, "retried", "seconds"),
+    "a Snooze for NaN": (lambda job: _raise(Until(float("nan"))), True, "retried", "nan seconds"),
+    "a Snooze for ever": (lambda job: _raise(Until(float("inf"))), True, "retried", "inf seconds"),
+    "a Snooze for a text": (lambda job: _raise(Until("soon")), True, "retried", "'soon' seconds"),
+    "a Snooze for a Decimal": (lambda job: _raise(Until(Decimal(1))), True, "retried", "seconds"),
+    "a Snooze for True": (lambda job: _raise(Until(True)), True, "snoozed", ""),
     "NUL": (lambda job: _raise(ValueError("a\0b")), True, "retried", "a\\0b"),
     "a lone surrogate": (lambda job: _raise(ValueError("a\ud800b")), True, "retried", "a\\ud800b"),
     "a megabyte": (lambda job: _raise(ValueError("x" * 2**20)), True, "retried", "xxx"),
@@ -464,6 +506,40 @@ async def test_however_a_handler_ends_its_attempt_is_recorded_and_others_go_on(d
         rows = await ended(database, 2)
         assert rows[1]["outcome"] == "succeeded"
         assert executor.problems() == []
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["of one", "of a list"])
+async def test_a_filter_of_the_log_may_ask_for_the_text_whatever_a_handler_has_raised(database: str, listed: bool):
+    """As one does that removes passwords: what it raises would come out of the executor's own line of the log."""
+
+    class Unprintable(Exception):
+        def __repr__(self) -> str:
+            raise RuntimeError("I will not say")
+
+    registry = Registry()
+    if listed:
+
+        @registry.job(name="odd", retry=PATIENT, batch=2)
+        async def many(jobs: list[Job[Ride]]) -> list[Exception]:
+            return [Unprintable("odd") for _ in jobs]
+    else:
+
+        @registry.job(name="odd", retry=PATIENT)
+        async def one(job: Job[Ride]) -> None:
+            raise Unprintable("odd")
+
+    def read(record: logging.LogRecord) -> bool:
+        return bool(record.getMessage())
+
+    await enqueue(database, registry["odd"], [Ride()])
+    logging.getLogger("sidings.executor").addFilter(read)
+    try:
+        async with running(database, registry) as executor:
+            [row] = await ended(database, 1)
+            assert executor.problems() == []
+    finally:
+        logging.getLogger("sidings.executor").removeFilter(read)
+    assert (row["outcome"], row["error_message"]) == ("retried", "odd")
 
 
 async def test_an_async_handler_behind_a_plain_wrapper_is_awaited(database: str):
@@ -604,10 +680,26 @@ async def test_an_outcome_of_an_attempt_that_is_not_the_present_one_changes_noth
     assert [tuple(row) for row in rows] == [(2, 0, None)] * 2
 
 
+UNWANTED = "unwanted" + "".join(hashlib.sha256(bytes([n])).hexdigest() for n in range(60))  # does not compress well
+REFUSALS = {
+    "a constraint": "ALTER TABLE sidings.job_history ADD CONSTRAINT picky CHECK (error_message NOT LIKE 'unwanted%')",
+    "an index for shorter texts": "CREATE INDEX picky ON sidings.job_history (error_message)",
+    "a trigger": """
+        CREATE FUNCTION public.picky() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF new.error_message LIKE 'unwanted%' THEN RAISE EXCEPTION 'no'; END IF;
+            RETURN new;
+        END $$;
+        CREATE TRIGGER picky BEFORE INSERT ON sidings.job_history FOR EACH ROW EXECUTE FUNCTION public.picky()
+    """,
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
 async def test_an_outcome_that_postgres_refuses_does_not_hold_up_the_others(
-    database: str, caplog: pytest.LogCaptureFixture
+    database: str, caplog: pytest.LogCaptureFixture, refusal: str
 ):
-    """Here a constraint refuses some errors' texts: the batch is halved until the culprits stand alone."""
+    """Some errors' texts are refused: the batch is halved until the culprits stand alone."""
     registry = Registry()
     gathered = asyncio.Event()
 
@@ -615,12 +707,10 @@ async def test_an_outcome_that_postgres_refuses_does_not_hold_up_the_others(
     async def ride(job: Job[Ride]) -> None:
         await gathered.wait()
         if job.payload.number % 5 == 0:
-            raise ValueError("unwanted")
+            raise ValueError(UNWANTED)
 
     async with connected(database) as connection:
-        await connection.execute(
-            "ALTER TABLE sidings.job_history ADD CONSTRAINT picky CHECK (error_message <> 'unwanted')"
-        )
+        await connection.execute(REFUSALS[refusal])
     ids = await enqueue(database, ride, [Ride(number=n) for n in range(20)])
     async with running(database, registry) as executor:
         await eventually(lambda: executor.workers.running() == 20, "all handlers run")
