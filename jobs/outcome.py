@@ -96,9 +96,9 @@ class Again:
     error: ErrorInfo | None = None
 
     def __post_init__(self) -> None:
-        delay: object = self.delay  # a subclass of `Snooze` may have made it what it likes
-        if not isinstance(delay, int | float) or not 0 <= delay <= MAX_DELAY_SECONDS:
-            raise ValueError(f"a job cannot run again in {delay!r} seconds")
+        real = isinstance(self.delay, int | float)  # pyright: ignore[reportUnnecessaryIsInstance] - a user's own `Snooze`
+        if not real or not 0 <= self.delay <= MAX_DELAY_SECONDS:
+            raise ValueError(f"a job cannot run again in {self.delay!r} seconds")
 
 
 @dataclass(frozen=True, slots=True)
