@@ -45,6 +45,10 @@ async def test_a_restart_reads_only_what_is_new(topic, sidings_kafka, tmp_path):
         assert set(terminals) == {f"T-{n}" for n in range(31)} - {"T-2", "T-3"}
         assert [error.key for error in terminals.errors()] == ["T-1"], "what is wrong is kept, too"
         assert (terminals["T-30"].acquirer_id, terminals.get("T-2")) == ("b", None)
+    await put(sidings_kafka, name, {"T-1": row("T-1", "c")}, partition=0)
+    assert (await load(name, sidings_kafka, path))[0]["T-1"] == "c"
+    async with a_directory(name, sidings_kafka, storage=SQLite(path)) as terminals:
+        assert terminals.errors() == [], "and what was put right stays right"
 
 
 async def test_a_store_that_may_be_wrong_is_built_anew(topic, sidings_kafka, tmp_path, monkeypatch, caplog):
