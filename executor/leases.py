@@ -13,6 +13,7 @@ from uuid import UUID
 import asyncpg
 
 from ..errors import PostgresUnavailable
+from ..outage import Outage
 from ..schema import load_sql
 from .clock import now
 from .link import Link
@@ -122,6 +123,7 @@ class LeaseThread:
             ),
             self._on_error,
         )
+        outage = Outage(log, "leases could not be renewed")
         pause = self._settings.lease_seconds / 3
         while not self._stopping:
             try:
@@ -134,8 +136,9 @@ class LeaseThread:
                 continue
             try:
                 complete = await self._renew(link)
+                outage.over()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                log.warning("leases could not be renewed: %s", error)
+                outage.failed(error)
                 complete = False
             except Exception:  # PgBouncer in place of Postgres, a defect: without this thread every lease runs out
                 log.exception("leases could not be renewed")

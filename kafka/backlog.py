@@ -11,6 +11,7 @@ from aiokafka.errors import IllegalStateError
 
 from ..errors import PostgresUnavailable
 from ..executor import Link, PostgresSettings
+from ..outage import Outage
 from ..schema import load_sql
 from .partition import Partition, State
 
@@ -46,13 +47,15 @@ class Backlog:
 
     async def run(self) -> None:
         """Look every second, or less often where counting takes long, for ever."""
+        outage = Outage(log, "waiting jobs could not be counted")
         try:
             while True:
                 started = time.monotonic()
                 try:
                     await self._look()
+                    outage.over()
                 except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                    log.warning("waiting jobs could not be counted, trying again: %s", error)
+                    outage.failed(error)
                 await asyncio.sleep(max(_LOOK_SECONDS, (_SHARE - 1) * (time.monotonic() - started)))
         finally:
             await self._link.close()

@@ -11,6 +11,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from ..errors import OffsetOutOfRange, OffsetUnknown, PostgresUnavailable
 from ..executor import Backoff
+from ..outage import Outage
 from ..waiting import set_within
 from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved
@@ -90,13 +91,14 @@ class Placer:
 
     async def run(self) -> None:
         """Place partitions for ever. Raises `OffsetUnknown` where the subscription's start asks for that."""
-        backoff = Backoff()
+        backoff, outage = Backoff(), Outage(log, "partitions could not be placed yet")
         while True:
             await self._wait()
             waiting = {tp: p for tp, p in self._waiting().items() if not self._early(tp)}
             try:
                 await self._place_all(waiting, min(self._request_seconds, _TOGETHER_SECONDS))
                 backoff.reset()
+                outage.over()
             except _NoAnswer as error:
                 log.warning(
                     "Kafka gives no answer about %s partitions together, asking for each: %s", len(waiting), error
@@ -105,7 +107,7 @@ class Placer:
                     self._alone.add(partition)
                     self._spawn(self._place_alone(partition))
             except (PostgresUnavailable, asyncpg.PostgresError, OffsetsMoved, KafkaError, TimeoutError) as error:
-                log.warning("partitions could not be placed yet, trying again: %r", error)
+                outage.failed(repr(error))
                 self._wanted.set()
                 await backoff.sleep()
 

@@ -18,6 +18,7 @@ from aiokafka import partitioner as aiokafka_partitioner
 
 from ..errors import MissingOrigin, PostgresUnavailable
 from ..executor import Link, PostgresSettings
+from ..outage import Outage
 from ..schema import load_sql
 from .message import origin_of
 
@@ -64,6 +65,8 @@ class Topics:
         self._remember_sql = load_sql(__package__, "remember_topics", settings.schema_name)
         self._known: dict[str, _Topic] = {}
         self._loaded_at: float | None = None  # when the load was begun that `_known` comes from
+        self._unread = Outage(log, "the partition counts could not be read, and what is known counts")
+        self._unwritten = Outage(log, "the partition counts could not be written")
         self._shrunk: dict[str, float] = {}  # topics that have fewer partitions than is known, since when
 
     def has_grown(self, topic: str) -> bool:
@@ -116,8 +119,9 @@ class Topics:
         try:
             rows = await self._fetch(self._load_sql)
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
-            log.warning("the partition counts could not be read, going on with what is known: %s", error)
+            self._unread.failed(error)
         else:
+            self._unread.over()
             self._known = {
                 row["topic"]: _Topic(row["partitions"], row["partitioner"], tuple(row["former"])) for row in rows
             }
@@ -161,8 +165,9 @@ class Topics:
             partitioners = [topic.partitioner for topic in seen.values()]
             await self._fetch(self._remember_sql, list(seen), counts, partitioners, _ANNOUNCE_SECONDS)
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
-            log.warning("the partition counts could not be written, trying again: %s", error)
+            self._unwritten.failed(error)
             return False
+        self._unwritten.over()
         await self.load()
         return True
 

@@ -15,6 +15,7 @@ import asyncpg
 
 from ...errors import PostgresUnavailable
 from ...executor import Backoff, Link
+from ...outage import Outage
 from ...schema import load_sql
 from .backlog import Row
 
@@ -53,7 +54,7 @@ class Amends:
 
     async def run(self) -> None:
         """Put things right, for ever."""
-        backoff = Backoff()
+        backoff, outage = Backoff(), Outage(log, "what came late could not be put right")
         while True:
             await self._work.wait()
             self._work.clear()
@@ -63,8 +64,9 @@ class Amends:
                 while self._due:
                     await self._settle(self._due.pop())
                 backoff.reset()
+                outage.over()
             except _TRY_AGAIN as error:
-                log.warning("what came late could not be put right, trying again: %s", error)
+                outage.failed(error)
                 self._work.set()
                 await backoff.sleep()
                 continue

@@ -14,6 +14,7 @@ import asyncpg
 
 from ...errors import PostgresUnavailable
 from ...executor import Backoff, Link, ReadMarks, now
+from ...outage import Outage
 from ...schema import load_sql
 from ...waiting import set_within
 from .backlog import Backlog, Lane, Row, Slot
@@ -77,7 +78,7 @@ class Reader:
 
     async def run(self) -> None:
         """Read for ever."""
-        backoff = Backoff()
+        backoff, outage = Backoff(), Outage(log, "the outbox could not be read")
         while True:
             await self._wait()
             self._woken.clear()
@@ -88,8 +89,9 @@ class Reader:
             try:
                 rows = await self._link.fetch(self.sql, *self._arguments(plan))
                 backoff.reset()
+                outage.over()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                log.warning("the outbox could not be read, trying again: %s: %s", type(error).__name__, error)
+                outage.failed(error)
                 self._woken.set()
                 await backoff.sleep()
                 continue

@@ -14,6 +14,7 @@ import asyncpg
 
 from ...errors import PostgresUnavailable
 from ...executor import Backoff, Link
+from ...outage import Outage
 from ...schema import load_sql
 from .backlog import Backlog, Lane, Row, Slot
 from .metrics import OutboxMetrics
@@ -72,7 +73,7 @@ class Recorder:
 
     async def run(self) -> None:
         """Record for ever."""
-        backoff = Backoff()
+        backoff, outage = Backoff(), Outage(log, "acknowledgements could not be recorded")
         while True:
             await self._work.wait()
             self._work.clear()
@@ -82,9 +83,10 @@ class Recorder:
                     try:
                         await self._record(sent, refused)
                         backoff.reset()
+                        outage.over()
                         break
                     except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                        log.warning("acknowledgements could not be recorded, trying again: %s", error)
+                        outage.failed(error)
                         await backoff.sleep()
                 for lane, rows in sent:
                     lane.account(rows)

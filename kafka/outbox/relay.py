@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from ...errors import PostgresUnavailable
 from ...executor import Backoff, ExecutorSettings, LeaseEvents, LeaseThread, Link, PostgresSettings, check_schema, now
+from ...outage import Outage
 from ...schema import load_sql
 from ..settings import KafkaSettings
 from .amends import Amends
@@ -197,13 +198,14 @@ class Relay:
             log.warning("stopped without releasing %s; the leases run out by themselves (%r)", left or "all", error)
 
     async def _run(self) -> None:
-        backoff = Backoff()
+        backoff, outage = Backoff(), Outage(log, "the relay could not start")
         while True:
             try:
                 await check_schema(self._postgres, self._service)
+                outage.over()
                 break
             except PostgresUnavailable as error:
-                log.warning("the relay waits for Postgres: %s", error)
+                outage.failed(error)
                 await backoff.sleep()
         self._leases.executor_id = self._recorder.relay_id = self.id
         self._leases.start()
@@ -308,11 +310,14 @@ class Relay:
     async def _gather_figures(self) -> None:
         """Counting reads all that waits: the longer it takes, the more seldom it is done."""
         sql = load_sql(__package__ or "", "waiting", self._postgres.schema_name)
+        outage = Outage(log, "the outbox could not be counted")
         while True:
             started = now()
             try:
                 rows = await self._links["figures"].fetch(sql, [s.number for s in self.backlog.slots.values()])
                 self.metrics.waiting = {row["topic"]: (row["waiting"], row["oldest"]) for row in rows}
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                log.warning("the outbox could not be counted: %s", error)
+                outage.failed(error)
+            else:
+                outage.over()
             await asyncio.sleep(max(self.settings.figures_seconds, 20 * (now() - started)))

@@ -19,6 +19,7 @@ import asyncpg
 from ... import executor
 from ...errors import PostgresUnavailable
 from ...executor import Backoff, LeaseThread, Link, now
+from ...outage import Outage
 from ...schema import load_sql
 from ...waiting import set_within
 from .backlog import Backlog, Slot
@@ -75,6 +76,7 @@ class SlotKeeper:
         self._given_up: dict[str, int] = {}  # let go of in memory, not yet in the database
         self._changed = asyncio.Event()
         self._turning = False
+        self._gone: list[str] = []  # lost, and not told of yet
         self._left = False
 
     @property
@@ -88,14 +90,15 @@ class SlotKeeper:
 
     async def run(self) -> None:
         """Keep the right number of slots, for ever."""
-        backoff = Backoff()
+        backoff, outage = Backoff(), Outage(log, "the slots of the outbox could not be looked at")
         while not self._left:
             self._turning = True
             try:
                 await self._turn()
                 backoff.reset()
+                outage.over()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                log.warning("the slots of the outbox could not be looked at, trying again: %s", error)
+                outage.failed(error)
                 await backoff.sleep()
                 continue
             finally:
@@ -108,11 +111,17 @@ class SlotKeeper:
         """The slot is somebody else's, or its lease has run out: send and record nothing more of it."""
         if not self._backlog.has(slot):
             return
-        log.warning("%s is lost (epoch %s)", slot.name, slot.epoch)
+        if not self._gone:  # in an outage all are lost at once
+            asyncio.get_running_loop().call_soon(self._tell_of_lost)
+        self._gone.append(f"{slot.name} (epoch {slot.epoch})")
         self._leases.drop(slot.name)
         self._backlog.remove_slot(slot)
         self._metrics.slots = len(self._backlog.slots)
         self.wake()
+
+    def _tell_of_lost(self) -> None:
+        log.warning("lost %s", ", ".join(self._gone))
+        self._gone.clear()
 
     def _draining(self) -> list[Slot]:
         return [slot for slot in self._backlog.slots.values() if slot.draining]
