@@ -370,6 +370,7 @@ class Executor:
         for name, busy in (("cycle", self.cycles.busy_seconds()), ("read", self.reader.busy_seconds())):
             if busy > limit:
                 found.append(f"a {name} has been under way for {busy:.1f} s")
+        found += [str(handler) for handler in self._watchdog.deaf(limit)]
         if self._registered.is_set() and now() - self.reader.last_answer > limit:
             found.append(f"the last read was answered {now() - self.reader.last_answer:.1f} s ago")
         return found
@@ -382,6 +383,8 @@ class Executor:
         # This is asked from a thread: only copies, which Python makes in one go, do not change while they are counted.
         stuck = sum(lane.due is not None for queue in origins for lane in list(queue.lanes.values()))
         yield gauge("sidings_running", "Handlers that run now.", ["service"], {service: self.workers.running()})
+        deaf = len(self._watchdog.deaf())
+        yield gauge("sidings_deaf_handlers", "Cancelled 5 s ago or more, and running.", ["service"], {service: deaf})
         yield gauge(
             "sidings_ready",
             "Lanes and single jobs that could run now.",

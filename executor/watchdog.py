@@ -8,22 +8,40 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from .clock import now
 from .leases import LeaseThread, tell_loop
 from .queues import Entry
 from .settings import ExecutorSettings
-from .workers import Workers
+from .workers import CancelReason, Workers
 
 __all__ = ["EXIT_CODE", "Watchdog"]
 
 log = logging.getLogger("sidings.watchdog")
 
 EXIT_CODE = 70
+_NOTICE_SECONDS = 5.0  # how long a handler may take to end when it has been cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Deaf:
+    """A handler that takes no notice of its cancellation; seconds since it has started, and since it was cancelled."""
+
+    entry: Entry
+    reason: CancelReason
+    runs: float
+    cancelled: float
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.entry.id} ({self.entry.type}) has been running for {self.runs:.0f} s, "
+            f"although it was cancelled {self.cancelled:.0f} s ago ({self.reason.value})"
+        )
 
 
 class Watchdog:
-    """Notices a stalled event loop and handlers that outlive their lease.
+    """Notices a stalled event loop, handlers that go on after their cancellation, and those that outlive their lease.
 
     A loop that has not answered for `stall_warn_seconds` is logged with the stack that blocks it; after `stall_seconds`
     its leases are no longer renewed. When a lease runs out under a handler that still runs, the process ends, because
@@ -48,6 +66,7 @@ class Watchdog:
         self._loop_thread = 0
         self._asked = False
         self._reported = False
+        self._told: set[Entry] = set()  # whose handlers take no notice
 
     def start(self) -> None:
         """Start watching the running event loop."""
@@ -65,10 +84,31 @@ class Watchdog:
         """How long the loop has not answered."""
         return max(0.0, now() - self.loop_answered) if self._asked else 0.0
 
+    def deaf(self, seconds: float = 0.0) -> list[Deaf]:
+        """Handlers that go on although they were cancelled so many seconds ago, or more; at least a few."""
+        found: list[Deaf] = []
+        seconds = max(seconds, _NOTICE_SECONDS)
+        time = now()
+        for worker in self._workers.all:
+            entry, reason, since = worker.entry, worker.reason, worker.cancelled
+            # The entry is read again: the worker may have gone on to another job between the looks.
+            if entry is not None and reason is not None and time - since >= seconds and worker.entry is entry:
+                found.append(Deaf(entry, reason, time - worker.started, time - since))
+        return found
+
+    def _look_at_cancelled(self) -> None:
+        found = self.deaf()
+        self._told &= {handler.entry for handler in found}
+        for handler in found:
+            if handler.entry not in self._told:
+                self._told.add(handler.entry)
+                _aside(lambda handler=handler: log.error("%s; till it ends it keeps its worker and its group", handler))
+
     def _run(self) -> None:
         tick = min(0.25, self._settings.lease_seconds / 30)  # a part of the margin between deadline and lease
         while not self._stop.wait(tick):
             self._look_at_loop()
+            self._look_at_cancelled()
             self._look_at_deadlines()
         while self._workers.running():  # handlers that could not be stopped, under leases that nobody renews any more
             time.sleep(tick)

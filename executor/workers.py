@@ -56,13 +56,14 @@ class CancelReason(Enum):
 class Worker:
     """One coroutine that runs one job after the other."""
 
-    __slots__ = ("call", "entry", "reason", "started", "stop_at", "task", "wake")
+    __slots__ = ("call", "cancelled", "entry", "reason", "started", "stop_at", "task", "wake")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.entry: Entry | None = None  # the job that runs now; the watchdog reads it from its thread
         self.call: Future[object] | None = None  # the plain function that runs, in its thread
         self.started = 0.0
+        self.cancelled = 0.0  # when, if there is a `reason`
         self.stop_at: float | None = None
         self.reason: CancelReason | None = None
         self.wake: asyncio.Future[None] | None = None
@@ -72,7 +73,7 @@ class Worker:
         if self.entry is None or self.task is None or self.task is asyncio.current_task():
             return  # a handler that has just learnt that it is fenced ends by itself
         if self.reason is None:
-            self.reason = reason
+            self.cancelled, self.reason = now(), reason
             self.task.cancel()
         elif reason in (CancelReason.FENCED, CancelReason.ENDED):
             self.reason = reason

@@ -1,11 +1,17 @@
 """A process that hangs, and handlers that outlive their lease."""
 
+import asyncio
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
+from sidings.jobs import Job, Registry
 
 from .faulty_proxy import proxied
 from .fleet import Fleet, Member, until
+from .support import SECONDS, drained, enqueue, eventually, outcomes, running
 
 ORIGINS = ["t/0", "t/1"]
 
@@ -187,3 +193,46 @@ async def test_the_watchdog_is_quiet_while_all_is_well(database: str, tmp_path: 
         await member.stop()
         assert "WARNING" not in member.log.read_text()
         await fleet.verify()
+
+
+@pytest.mark.parametrize("kind", ["swallows its cancellation", "is a plain function"])
+async def test_a_handler_that_goes_on_after_its_timeout_is_told_of(
+    database: str, kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sidings.executor.watchdog._NOTICE_SECONDS", 0.1)
+    registry, go_on, prometheus = Registry(), threading.Event(), CollectorRegistry()
+    if kind == "is a plain function":
+
+        @registry.job(name="ride", timeout=0.1)
+        def plain(job: Job[str]) -> None:
+            assert go_on.wait(SECONDS)
+    else:
+
+        @registry.job(name="ride", timeout=0.1)
+        async def swallows(job: Job[str]) -> None:
+            while not go_on.is_set():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.01)
+
+    @registry.job()
+    async def well(job: Job[str]) -> None: ...
+
+    def deaf() -> float | None:
+        return prometheus.get_sample_value("sidings_deaf_handlers", {"service": "test"})
+
+    [stuck] = await enqueue(database, registry["ride"], ["x"])
+    try:
+        async with running(database, registry, prometheus=prometheus) as executor:
+            await eventually(deaf, "it is counted")
+            [problem] = await eventually(executor.problems, "health names it")
+            assert f"job {stuck} (ride) has been running for " in problem
+            assert "(its timeout)" in problem
+            await enqueue(database, well, ["y"])
+            await eventually(lambda: outcomes(database), "others go on")
+            told = [record.getMessage() for record in caplog.records if record.name == "sidings.watchdog"]
+            assert [f"job {stuck} (ride)" in line for line in told] == [True]  # once
+            go_on.set()
+            await drained(database)
+            assert (deaf(), executor.problems()) == (0, [])
+    finally:
+        go_on.set()
