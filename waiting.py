@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["set_within", "unless_set"]
+__all__ = ["done_unless_set", "set_within", "unless_set"]
 
 T = TypeVar("T")
 
@@ -30,3 +30,25 @@ async def unless_set(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | 
         working.cancel()
         interrupted.cancel()
         await asyncio.gather(working, interrupted, return_exceptions=True)
+
+
+async def done_unless_set(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
+    """Whether `work` has ended before `event` was set, which cancels it. It runs in the caller's own task, as what
+    opens a task group has to."""
+    limit = asyncio.timeout(None)
+
+    async def interrupt() -> None:
+        await event.wait()
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    interrupting = asyncio.create_task(interrupt())
+    try:
+        async with limit:
+            await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        return False
+    finally:
+        interrupting.cancel()
+    return True

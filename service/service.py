@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -36,6 +36,7 @@ from ..kafka import (
 )
 from ..schema import Migration, migrate
 from ..supervision import relax_collector, stop_signals
+from ..waiting import done_unless_set
 from .configuration import Configuration
 from .environment import environment
 from .life import Life
@@ -456,8 +457,9 @@ class Service:
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT, or `stop`; then let handlers end, for `ExecutorSettings.shutdown_seconds` at
-        most. A second signal cancels them. The process is the service's: Python's cyclic collector is made to run more
-        rarely, unless its thresholds have been set.
+        most. A second signal cancels them. A start that is under way is undone at once, whatever it waits for. The
+        process is the service's: Python's cyclic collector is made to run more rarely, unless its thresholds have been
+        set.
 
         Raises what brought the service down, e.g. `SchemaError`.
         """
@@ -465,8 +467,9 @@ class Service:
         self._loop = asyncio.get_running_loop()
         try:
             with stop_signals(self.stop, self._life.hurry):
-                async with self:
-                    await self._stop.wait()
+                async with AsyncExitStack() as stack:
+                    if await done_unless_set(self._stop, stack.enter_async_context(self)):
+                        await self._stop.wait()
         finally:
             self._loop = None
 

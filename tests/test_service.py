@@ -371,6 +371,22 @@ async def test_signals_stop_gracefully_and_then_firmly(database, topic, sidings_
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+async def test_a_signal_ends_a_start_that_waits_for_a_postgres_that_hangs(own_postgres):
+    """It accepts connections and says nothing; each part waited for it in turn."""
+    postgres = own_postgres()
+    await asyncio.to_thread(postgres.pause)
+    service = a_service(PostgresSettings(dsn=postgres.dsn, connect_seconds=3_600.0), "127.0.0.1:1", http="127.0.0.1:0")
+    running = asyncio.create_task(service.run())
+    await eventually(lambda: service.http_address)
+    address = service.http_address
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, SECONDS)
+    assert service.http_address is None
+    assert not list(service.samples.collect())  # nothing is left of it
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*address)
+
+
 # -- without servers --------------------------------------------------------------------------------------------------
 
 
