@@ -114,8 +114,6 @@ async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Mi
 async def _migrate(connection: asyncpg.Connection, dsn: str, service: str, schema: str) -> list[Migration]:
     """All of it inside of the transaction that stands open."""
     await _verify_name(connection, schema)
-    if not await _missing(connection, service, schema):
-        return []
     until = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
     async with watch_blockers(dsn, await connection.fetchval("SELECT pg_backend_pid()")) as blockers:
         try:
