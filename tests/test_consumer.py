@@ -556,6 +556,47 @@ async def test_an_idle_partition_is_moved_behind_a_marker_at_its_end(effects, to
     assert await numbers(effects) == [0, 2]
 
 
+@pytest.mark.parametrize("before", [6, -1], ids=["some are left", "none is left"])
+@pytest.mark.parametrize("stateless", [False, True], ids=["ordinary", "stateless"])
+async def test_messages_that_retention_deletes_in_front_of_it_are_passed_over(
+    effects, topic, sidings_kafka, stateless, before
+):
+    """Reading stands at an offset that is gone: the answer is an error, and aiokafka is told to decide nothing."""
+    name = await topic()
+    for n in range(10):  # in a batch each, so that not all of them have been fetched before
+        await produce(sidings_kafka, name, [n])
+    settings = {"fetch_seconds": 0.05, "partition_fetch_bytes": 1, "max_records": 1}
+    service = a_service(None if stateless else effects, sidings_kafka, settings=settings)
+    at_work, go_on, done = asyncio.Event(), asyncio.Event(), []
+
+    async def handle(message: Message[Number], tx: Transaction | None = None) -> None:
+        at_work.set()
+        await go_on.wait()
+        done.append(message.value.n)
+
+    if stateless:
+
+        @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq")
+        async def alone(message: Message[Number]) -> None:
+            await handle(message)
+
+    else:
+        service.consumer(name)(handle)
+
+    async with service:
+        await asyncio.wait_for(at_work.wait(), SECONDS)
+        admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
+        await admin.start()
+        await admin.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=before)})
+        await admin.close()
+        go_on.set()
+        await produce(sidings_kafka, name, [10])
+        await eventually(lambda: 10 in done)
+        left = [6, 7, 8, 9] if before == 6 else []
+        assert done == [*range(len(done) - len(left) - 1), *left, 10]
+        assert sample(service, "sidings_consumer_missed_total") == 11 - len(done)
+
+
 async def test_messages_that_retention_deleted_are_told_of_and_passed_over(effects, topic, sidings_kafka, caplog):
     name = await topic()
     await produce(sidings_kafka, name, range(10))
