@@ -607,6 +607,14 @@ def test_a_snapshot_has_each_row_once_and_the_root_first():
     assert again == sent
 
 
+def test_rows_of_a_snapshot_that_differ_in_anything_are_all_kept():
+    """In the table, or, where no primary key is known, in any column."""
+    home, work = ({"customer_id": 7, "address_id": 1, "type": type} for type in ("home", "work"))
+    rows = [("Customers", CUSTOMER), *(("CustomerAddresses", data) for data in (CUSTOMER, home, work))]
+    items = decoded([header_row(Row(table, "REFRESH", data)) for table, data in [*rows, *rows]])
+    assert len({item.part for item in items}) == len(rows)
+
+
 def test_debeziums_snapshot_rows_are_of_no_transaction():
     values, _ = debezium_rows("1", [Row("Customers", "SNAPSHOT", CUSTOMER)])
     assert [(item.kind, item.id) for item in decoded(values, by=DEBEZIUM)] == [("snapshot", '["Customer","7"]')]
