@@ -16,6 +16,7 @@ from ..errors import ConfigurationError, KafkaUnavailable, OffsetOutOfRange, Pos
 from ..executor import PostgresSettings, connect
 from ..executor.link import BROKEN
 from ..schema import load_sql
+from . import membership
 from .offsets import OffsetStore
 from .partition import Partition
 from .settings import KafkaSettings
@@ -110,7 +111,7 @@ async def _targets(
     except (KafkaError, OSError) as error:  # TimeoutError is an OSError
         raise KafkaUnavailable(f"the offsets of {topic!r} could not be asked for: {error!r}") from error
     finally:
-        await client.stop()
+        await membership.close(client)
     for tp in tps:
         if not first[tp] <= found[tp] <= end[tp]:
             raise OffsetOutOfRange(
