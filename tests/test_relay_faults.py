@@ -9,7 +9,9 @@ import asyncpg
 import pytest
 from sidings.devstack.databases import create_database, ensure_template
 from sidings.devstack.topics import create_topic
-from sidings.kafka.outbox import recorder, rounds
+from sidings.executor import PostgresSettings
+from sidings.kafka import KafkaSettings
+from sidings.kafka.outbox import OutboxSettings, Relay, recorder, rounds
 
 from .outbox_support import (
     Writer,
@@ -24,7 +26,7 @@ from .outbox_support import (
     relay_process,
     relaying,
 )
-from .support import eventually, value
+from .support import SECONDS, eventually, value
 
 
 async def test_killed_between_sending_and_deleting_repeats_but_loses_and_reorders_nothing(
@@ -279,3 +281,16 @@ async def test_what_was_read_from_another_timeline_deletes_nothing(
         await emptied(database)
     assert answers[0] == 0  # void: the slots were acquired again, and the messages sent once more
     assert_complete(await records(sidings_kafka, etas), 400)
+
+
+async def test_a_relay_that_has_not_begun_for_want_of_postgres_stops_at_once(own_postgres) -> None:
+    """It has nothing to give back; it waited for a server that hangs, at its start and once more at its end."""
+    postgres = own_postgres()
+    await asyncio.to_thread(postgres.pause)
+    hanging = PostgresSettings(dsn=postgres.dsn, connect_seconds=3_600.0, call_seconds=3_600.0)
+    settings = OutboxSettings(shutdown_seconds=3_600.0)
+    relay = Relay("test", hanging, KafkaSettings(bootstrap="127.0.0.1:1"), settings, prometheus=None)
+    async with asyncio.timeout(SECONDS):
+        await relay.start()
+        await asyncio.sleep(0)  # its first look at Postgres begins
+        await relay.stop()

@@ -125,14 +125,8 @@ class Relay:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start in the background. Postgres and Kafka may be away: the relay waits for them.
-
-        Raises `SchemaError` at once if the database answers and its schema does not fit.
-        """
-        try:
-            await check_schema(self._postgres, self._service)
-        except PostgresUnavailable as error:
-            log.warning("the relay starts without Postgres: %s", error)
+        """Start in the background. Postgres and Kafka may be away: the relay waits for them. Where the schema does not
+        fit, `wait` raises `SchemaError`."""
         self._main = asyncio.create_task(self._run(), name="sidings relay")
 
     async def wait(self) -> None:
@@ -167,7 +161,7 @@ class Relay:
             return
         self._stopped = True
         try:
-            if self._main is not None and not self._main.done():
+            if self._group is not None:  # else it has not begun, and has nothing to give back
                 await self._wind_down()
         finally:
             if self._main is not None:
