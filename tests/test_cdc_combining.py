@@ -406,6 +406,15 @@ def test_a_row_without_its_key_is_told_and_the_others_go_on(id: object):
     assert ([message.key for message in sent], opened) == (["7"], {})
     (told,) = [item for item in items if item.kind == "alert"]
     assert (told.part, told.place) == ("missing-key", "cdc/0/0")
+    _, key, body, headers = json.loads(told.row or "")
+    assert (key, json.loads(body)["transaction"], headers["transaction_id"]) == ("t", "t", "t")
+
+
+def test_an_update_that_loses_its_key_is_told_and_is_an_event_of_the_root_that_has_lost_it():
+    body = json.loads(header_row(Row("Customers", "UPDATE", {}), transaction="t", ordinal=1, last=True))
+    items = decoded([json.dumps(body | {"before": CUSTOMER}).encode()])
+    assert [item.part for item in items if item.kind == "alert"] == ["missing-key"]
+    assert [message.key for message in run(items)[0]] == ["7"]
 
 
 GOOD = json.loads(header_row(Row("Customers", "INSERT", CUSTOMER), transaction="t", ordinal=1, last=True))
