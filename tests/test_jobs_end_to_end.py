@@ -776,6 +776,44 @@ async def test_an_origin_that_is_taken_away_is_drained_and_comes_back_under_its_
     assert ledger.overlaps == []
 
 
+@pytest.mark.parametrize("what", ["a drain", "a stop"])
+async def test_jobs_that_are_claimed_and_have_not_started_are_taken_back(database: str, what: str):
+    """They wait for a worker, and are named already: else its jobs would go on ending and starting."""
+    registry = Registry()
+    ran: list[int] = []
+    last, go_on = 20, asyncio.Event()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        ran.append(job.payload.number)
+        if job.payload.number == last:
+            await go_on.wait()
+
+    await enqueue(database, ride, rides(2 * last))
+    executor = an_executor(database, registry, concurrency=1, drain_seconds=SECONDS, shutdown_seconds=SECONDS, **LONG)
+    await executor.start()
+    try:
+        executor.assign([ORIGIN], 1)
+        await eventually(lambda: last in ran and executor.workers.claimed, "others wait behind one that takes its time")
+        if what == "a drain":
+            executor.assign([], 2)
+            ending = asyncio.create_task(executor.settled(SECONDS))
+            await eventually(lambda: executor.held == {})
+        else:
+            ending = asyncio.create_task(executor.stop())
+            await eventually(lambda: executor.cycles.paused)
+        go_on.set()
+        await ending
+        assert ran == list(range(last + 1))
+        left = await fetch(
+            database, "SELECT (payload ->> 'number')::int AS number, attempt FROM sidings.job ORDER BY 1"
+        )
+        assert [tuple(row) for row in left] == [(number, 1) for number in range(last + 1, 2 * last)]
+    finally:
+        go_on.set()
+        await executor.stop()
+
+
 async def test_retries_survive_a_restart_of_the_executor(database: str):
     registry = Registry()
     seen: list[tuple[int, int]] = []
