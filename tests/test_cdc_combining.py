@@ -608,7 +608,7 @@ def test_a_snapshot_has_each_row_once_and_the_root_first():
     parts = {item.part: item.row or "" for item in items}
     assert len(parts) == 3
     (sent,) = combine_snapshot(CONFIG, "Customer", "7", parts.values())
-    assert sent.headers["type"] == "CustomerSnapshot"
+    assert (sent.topic, sent.key, sent.headers["type"]) == ("customers", "7", "CustomerSnapshot")
     body = json.loads(sent.value)
     assert [row["table"] for row in body["rows"]] == ["Customers", "CustomerNames", "CustomerNames"]
     assert {row["data"].get("name") for row in body["rows"]} == {None, "new", "x"}
