@@ -371,6 +371,13 @@ class Executor:
             if busy > limit:
                 found.append(f"a {name} has been under way for {busy:.1f} s")
         found += [str(handler) for handler in self._watchdog.deaf(limit)]
+        for what, backoff in (
+            ("origins cannot be acquired or released", self._reconciler.backoff),
+            ("delayed jobs cannot be promoted", self._promoter.backoff),
+            ("periodic jobs cannot be fired", self._periodic.backoff),
+        ):
+            if (failing := backoff.failing_seconds()) > limit:
+                found.append(f"{what}, for {failing:.1f} s: {backoff.error}")
         if self._registered.is_set() and now() - self.reader.last_answer > limit:
             found.append(f"the last read was answered {now() - self.reader.last_answer:.1f} s ago")
         return found

@@ -86,12 +86,12 @@ class PeriodicLoop:
         self._rows: dict[tuple[str, str], _Row] = {}
         self._skew = 0.0  # the server's epoch seconds minus the executor's clock
         self._started: set[str] = set()  # names whose schedule this process has put into force
+        self.backoff = Backoff()
         self._look_at = 0.0
         self._prune_at = now() + _PRUNE_SECONDS
 
     async def run(self) -> None:
         """Fire for ever; for a process without periodic jobs, sleep."""
-        backoff = Backoff()
         while True:
             declared = {t.name: t for t in self._registry if t.periodic is not None}
             try:
@@ -101,11 +101,11 @@ class PeriodicLoop:
                 if now() >= self._prune_at:
                     self._prune_at = now() + _PRUNE_SECONDS
                     await self._link.fetch(self._prune_sql)
-                backoff.reset()
+                self.backoff.reset()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 log.warning("periodic jobs could not be fired, trying again: %s", error)
                 self._look_at = 0.0  # what was under way may have been committed
-                await backoff.sleep()
+                await self.backoff.sleep(error)
                 continue
             wake_at = min((row.try_at for row in self._rows.values()), default=0.0) if declared else now() + 60.0
             await asyncio.sleep(min(max(0.0, wake_at - now()), _PAUSE_SECONDS if declared else 60.0))

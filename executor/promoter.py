@@ -46,6 +46,7 @@ class Promoter:
         self._silent = silent
         self._on_promoted = on_promoted
         self._next = 0.0
+        self.backoff = Backoff()
         self._sooner = asyncio.Event()
 
     def expect(self, due: float) -> None:
@@ -56,7 +57,6 @@ class Promoter:
 
     async def run(self) -> None:
         """Promote for ever."""
-        backoff = Backoff()
         while True:
             self._sooner.clear()
             self._next = now() + _POLL_SECONDS * random.uniform(0.8, 1.2)
@@ -77,10 +77,10 @@ class Promoter:
                         _MOST_PER_ORIGIN,
                         self._silent(),
                     )
-                    backoff.reset()
+                    self.backoff.reset()
                 except (PostgresUnavailable, asyncpg.PostgresError) as error:
                     log.warning("delayed jobs could not be promoted, trying again: %s", error)
-                    await backoff.sleep()
+                    await self.backoff.sleep(error)
                     continue
                 assert row is not None
                 self._done = None if snapshot is None else (snapshot, epochs)
@@ -90,6 +90,8 @@ class Promoter:
                     if row["promoted"] >= _MOST_PER_ORIGIN:
                         continue
                 self.expect(self._following)
+            else:
+                self.backoff.reset()
             await self._pause()
 
     async def _pause(self) -> None:

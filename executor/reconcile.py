@@ -7,7 +7,8 @@ under the epoch that it still has. Kafka's assignment is routing; the lease deci
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+import random
+from collections.abc import Awaitable, Callable, Collection
 from datetime import timedelta
 from uuid import UUID
 
@@ -31,6 +32,7 @@ __all__ = ["Reconciler"]
 log = logging.getLogger("sidings.executor")
 
 _ACQUIRE_AT_ONCE = 200  # origins locked by one call
+_MOST_REFUSALS = 3  # of single origins in one pass; each may have waited for a lock
 
 
 class Reconciler:
@@ -65,6 +67,7 @@ class Reconciler:
         self._yielded: set[str] = set()  # given up to a newer assignment; not wanted again before the next of ours
         self._drain_until: dict[OriginQueue, float] = {}
         self._unreleased: dict[str, int] = {}  # let go of in memory, not yet in the database
+        self.backoff = Backoff()
         self._on_replaced = on_replaced
         self._timeline: str | None = None  # of the server that was asked last
         self._trust_from = 0.0  # from when on expiry times on that timeline are believed
@@ -127,16 +130,15 @@ class Reconciler:
 
     async def run(self) -> None:
         """Acquire and release for ever, at a change and now and then."""
-        backoff = Backoff()
         while True:
             pause = min(1.0, self._settings.lease_seconds / 6)
             try:
                 pause = min(pause, await self._reconcile())
-                backoff.reset()
+                self.backoff.reset()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 log.warning("origins could not be reconciled, trying again: %s", error)
                 self._changed.clear()
-                await backoff.sleep()
+                await self.backoff.sleep(error)
                 continue
             try:
                 async with asyncio.timeout(pause):
@@ -150,13 +152,15 @@ class Reconciler:
         wanted = self.desired - self._yielded
         self._turn(wanted)
         released = await self._let_go_of_drained(wanted)
-        await self._release()
+        failure = await self._in_spite_of_one(sorted(self._unreleased), self._release)
         # Neither a handler of a former epoch that could not be stopped, nor a cycle under way that may yet end or name
         # its jobs, may meet its successor in this very process: taking what is recorded as ours bumps no fence.
         unsettled = self._workers.busy_origins() | self._cycles.under_way()
         absent = sorted(wanted - self._scheduler.origins.keys() - unsettled)
-        if absent:
-            await self._acquire(absent)
+        for start in range(0, len(absent), _ACQUIRE_AT_ONCE):
+            failure = await self._in_spite_of_one(absent[start : start + _ACQUIRE_AT_ONCE], self._acquire) or failure
+        if failure is not None:
+            raise failure
         if self.desired - self._yielded == self._scheduler.origins.keys() and not self._drain_until:
             self._settled.set()  # by what is wanted now, which may be newer than what this pass began with
             return 1.0
@@ -204,43 +208,65 @@ class Reconciler:
             self._unreleased.update((queue.name, queue.epoch) for queue in queues)
         return True
 
-    async def _release(self) -> None:
-        """Tell the database. What fails is repeated; the epoch keeps a late repetition from releasing too much."""
-        if self._unreleased:
-            given_up = dict(self._unreleased)
-            await self._link.fetch(self._release_sql, self.executor_id, list(given_up), list(given_up.values()))
-            for name in given_up:
-                del self._unreleased[name]
-            log.info("released %s", ", ".join(sorted(given_up)))
+    async def _in_spite_of_one(
+        self, names: list[str], call: Callable[[list[str]], Awaitable[None]]
+    ) -> asyncpg.PostgresError | None:
+        """Do it for all at once. Where Postgres refuses that, for each alone: a row that somebody has locked, of a lost
+        job or an origin, must not hold up the others. Returns what it has refused in the end."""
+        if not names:
+            return None
+        try:
+            await call(names)
+        except asyncpg.PostgresError as error:
+            if len(names) == 1:
+                return error
+        else:
+            return None
+        refusals: list[asyncpg.PostgresError] = []
+        for name in random.sample(names, len(names)):
+            try:
+                await call([name])
+            except asyncpg.PostgresError as error:
+                refusals.append(error)
+                if len(refusals) == _MOST_REFUSALS:
+                    break
+        return refusals[-1] if refusals else None
 
-    async def _acquire(self, absent: list[str]) -> None:
+    async def _release(self, names: list[str]) -> None:
+        """Tell the database. What fails is repeated; the epoch keeps a late repetition from releasing too much."""
+        given_up = {name: self._unreleased[name] for name in names}
+        await self._link.fetch(self._release_sql, self.executor_id, list(given_up), list(given_up.values()))
+        for name in given_up:
+            del self._unreleased[name]
+        log.info("released %s", ", ".join(given_up))
+
+    async def _acquire(self, names: list[str]) -> None:
+        names = [name for name in names if name in self.desired - self._yielded]  # the assignment may have changed
         lease = timedelta(seconds=self._settings.lease_seconds)
-        for start in range(0, len(absent), _ACQUIRE_AT_ONCE):
-            names = absent[start : start + _ACQUIRE_AT_ONCE]
-            sent = now()
-            believed = self._timeline if sent >= self._trust_from else None
-            rows = await self._link.fetch(self._acquire_sql, self.executor_id, names, self.generation, lease, believed)
-            self._meet(rows[0]["timeline"], settled=rows[0]["settled"])
-            taken: list[OriginQueue] = []
-            for row in rows:
-                if row["acquired"] is None:
-                    continue
-                queue = self._scheduler.add_origin(row["acquired"], row["acquired_epoch"])
-                queue.deadline = sent + self._settings.lease_seconds - self._settings.margin_seconds
-                taken.append(queue)
-                if row["former"] is not None and row["former"] != self.executor_id:
-                    self._metrics.takeovers.inc()
-                    self._metrics.lost.inc(row["losses"])
-                    log.warning(
-                        "took %s over from a dead executor (epoch %s, %s attempts lost)",
-                        queue.name,
-                        queue.epoch,
-                        row["losses"],
-                    )
-            if taken:
-                self._leases.hold(taken)
-                log.info("acquired %s", ", ".join(queue.name for queue in taken))
-                self._reader.wake()
+        sent = now()
+        believed = self._timeline if sent >= self._trust_from else None
+        rows = await self._link.fetch(self._acquire_sql, self.executor_id, names, self.generation, lease, believed)
+        self._meet(rows[0]["timeline"], settled=rows[0]["settled"])
+        taken: list[OriginQueue] = []
+        for row in rows:
+            if row["acquired"] is None:
+                continue
+            queue = self._scheduler.add_origin(row["acquired"], row["acquired_epoch"])
+            queue.deadline = sent + self._settings.lease_seconds - self._settings.margin_seconds
+            taken.append(queue)
+            if row["former"] is not None and row["former"] != self.executor_id:
+                self._metrics.takeovers.inc()
+                self._metrics.lost.inc(row["losses"])
+                log.warning(
+                    "took %s over from a dead executor (epoch %s, %s attempts lost)",
+                    queue.name,
+                    queue.epoch,
+                    row["losses"],
+                )
+        if taken:
+            self._leases.hold(taken)
+            log.info("acquired %s", ", ".join(queue.name for queue in taken))
+            self._reader.wake()
 
     def _meet(self, timeline: str, *, settled: bool) -> None:
         """Leases are worth something on the server from which jobs are read. Raises `PostgresUnavailable` where this

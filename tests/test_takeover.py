@@ -4,8 +4,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from sidings.jobs import Job, Registry
 
 from .fleet import Fleet, Run, until
+from .support import SECONDS, Ride, connected, enqueue, eventually, running
 
 ORIGINS = [f"t/{number}" for number in range(6)]
 
@@ -207,3 +209,35 @@ async def test_an_origin_that_comes_back_waits_for_a_handler_that_could_not_be_s
 
 async def left(fleet: Fleet, jobs: int) -> bool:
     return await fleet.unfinished() == jobs
+
+
+@pytest.mark.parametrize("held_up", ["a lost job", "an origin to be released"])
+async def test_a_row_that_somebody_has_locked_holds_up_its_own_origin_only(database: str, held_up: str):
+    """A person's transaction, say. A takeover waits for it in vain, and so does a release."""
+    registry = Registry()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    async with connected(database) as connection:
+        dead = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        await connection.fetch("SELECT sidings.acquire($1, $2, 1, interval '1 ms', true)", dead, ORIGINS)
+    ids = {name: (await enqueue(database, ride, [Ride()], origin=name))[0] for name in ORIGINS}
+    async with connected(database) as connection, connected(database) as person:
+        await connection.execute("UPDATE sidings.executor SET running = $1", [*ids.values()])
+        locked = ORIGINS[0]
+        async with running(database, registry, [], lease_seconds=5.0) as executor, person.transaction():
+            if held_up == "a lost job":
+                await person.fetch("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", ids[locked])
+            else:
+                executor.assign([locked], 2)
+                await eventually(lambda: locked in executor.held)
+                await person.fetch("SELECT FROM sidings.origin WHERE origin = $1 FOR SHARE", locked)
+            executor.assign(ORIGINS if held_up == "a lost job" else ORIGINS[1:], 3)
+            await eventually(lambda: set(ORIGINS[1:]) <= executor.held.keys(), "the others are acquired")
+            assert (locked in executor.held, executor.problems()) == (False, [])
+            problems = await eventually(executor.problems, "health says so")
+            assert "origins cannot be acquired or released" in problems[0]
+            await person.execute("ROLLBACK; BEGIN")
+            await executor.settled(SECONDS)
+            assert executor.problems() == []
