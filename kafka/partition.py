@@ -62,9 +62,12 @@ class Item:
 class Partition:
     """next_offset: what is stored, and so what the next compare-and-set expects; -1: not known yet. items: fetched and
     not yet handled, in order. end: where reading goes on after the last of them, behind any gap in the log.
-    placement: grows when what is in memory becomes void, so that whoever has waited can tell."""
+    placement: grows when what is in memory becomes void, so that whoever has waited can tell.
+    suspect: it may have a record that cannot be read, and is read alone; careful: so many records of it one by one;
+    unreadable: what is to be told of that record."""
 
     __slots__ = (
+        "careful",
         "cuts",
         "end",
         "failures",
@@ -77,7 +80,9 @@ class Partition:
         "reason",
         "since",
         "state",
+        "suspect",
         "tp",
+        "unreadable",
     )
 
     def __init__(self, tp: TopicPartition) -> None:
@@ -90,6 +95,9 @@ class Partition:
         self.items: deque[Item] = deque()
         self.end = -1
         self.placement = 0
+        self.suspect = False
+        self.careful = 0
+        self.unreadable: str | None = None
         # Of the message that stands first; they outlive rebalances that leave the partition here.
         self.failures = 0
         self.first_failure = 0.0
@@ -113,18 +121,24 @@ class Partition:
 
     def problem(self) -> str | None:
         """What a health check should say of it."""
-        return self.reason if self.state is State.REFUSED else None
+        return self.unreadable or (self.reason if self.state is State.REFUSED else None)
+
+    def trust(self) -> None:
+        """What was in doubt has been read."""
+        self.suspect, self.careful = False, 0
 
     def inherit(self, former: "Partition") -> None:
         """Take over from the same partition of the assignment before, which is void now."""
         self.next_offset = former.next_offset
         self.failures, self.first_failure, self.cuts = former.failures, former.first_failure, former.cuts
+        self.suspect, self.careful, self.unreadable = former.suspect, former.careful, former.unreadable
         former.displace()
 
     def place(self, offset: int) -> None:
         """Reading starts at the stored `offset`."""
         if offset != self.next_offset:
             self.failures = self.cuts = 0
+            self.unreadable = None
         self.next_offset = self.end = offset
         self.items.clear()
         self.enter(State.READY)

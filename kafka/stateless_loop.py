@@ -13,12 +13,13 @@ from .stateless_handling import StatelessHandling
 from .stateless_offsets import GroupOffsets
 from .stateless_partition import StatelessPartition
 from .stateless_subscription import StatelessSubscription
-from .topic_loop import FetchLoop, Roof
+from .topic_loop import LOOK_AGAIN_SECONDS, FetchLoop, Roof
 
 __all__ = ["StatelessLoop"]
 
 log = logging.getLogger("sidings.consumer")
 
+_LOOK_SECONDS = 0.2
 _START_OVER_SECONDS = 10.0  # for handlers to end, before it is told that a partition waits for them
 
 
@@ -28,6 +29,7 @@ class StatelessLoop(FetchLoop):
     so much is done again after a kill."""
 
     aside = "goes to the dead letters"
+    how_to_pass = "kafka-consumer-groups --reset-offsets, while no instance runs"
 
     def __init__(
         self,
@@ -92,7 +94,11 @@ class StatelessLoop(FetchLoop):
                 break
             partition.window.finish(item)
             partition.look()
-            if partition.state is State.FULL and 2 * len(partition.window) <= self._max_records:
+            if (
+                partition.state is State.FULL
+                and not partition.unreadable
+                and 2 * len(partition.window) <= self._max_records
+            ):
                 partition.enter(State.READY)
                 self.wake()
             await asyncio.sleep(0)  # handlers that wait for nothing must not keep the loop from anything else
@@ -107,6 +113,17 @@ class StatelessLoop(FetchLoop):
                 mine.leaving.set()
                 mine.enter(State.FULL)
                 self._roof.spawn(self._start_over(mine))
+
+    def _hold(self, partition: Partition) -> None:
+        partition.enter(State.FULL)  # what was read before goes on
+
+    async def _look_again(self, partition: Partition) -> None:
+        await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        mine = self._mine.get(partition.tp)
+        while mine is partition and mine is not None and mine.workers and not mine.leaving.is_set():
+            await asyncio.sleep(_LOOK_SECONDS)
+        if partition.state is State.FULL:
+            self._displace([partition])
 
     async def _start_over(self, partition: StatelessPartition) -> None:
         await self.give_up([partition], _START_OVER_SECONDS)

@@ -6,6 +6,7 @@ fails no other, and holds up nothing but its own partition.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -13,7 +14,14 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from aiokafka.errors import (
+    CorruptRecordException,
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    UnsupportedCodecError,
+)
 
 from ..errors import PostgresUnavailable, UndecodableMessage
 from ..executor import Backoff
@@ -31,7 +39,11 @@ __all__ = ["FetchLoop", "Roof", "TopicLoop"]
 log = logging.getLogger("sidings.consumer")
 
 _POLL_SECONDS = 0.2  # a partition that has just become ready waits for the end of a poll that does not ask for it
+LOOK_AGAIN_SECONDS = 10.0  # at a record that could not be read
 _REBALANCE_SECONDS = 10.0  # how long to sit in a poll while the group rebalances, before looking around
+
+# Of a record itself: damaged, compressed in an unknown way, or with a header whose name is no UTF-8.
+_UNREADABLE = (CorruptRecordException, UnsupportedCodecError, UnicodeDecodeError)
 
 
 class Roof(Protocol):
@@ -55,6 +67,7 @@ class FetchLoop(ABC):
     """Fetches one topic's messages with `client`; `partitions` are those that are assigned now, of all topics."""
 
     aside = "is kept as a held job"  # what becomes of a message that cannot be decoded
+    how_to_pass = "service.reset_offsets to the offset behind it"
 
     def __init__(
         self,
@@ -75,6 +88,7 @@ class FetchLoop(ABC):
         self._roof = roof
         self._max_records = max_records
         self._changed = asyncio.Event()
+        self._turn = 0
 
     @property
     @abstractmethod
@@ -105,7 +119,7 @@ class FetchLoop(ABC):
             await self._wait_for_change()
             return []
         if not any(partition.items for partition in ready):
-            await self._poll(ready)
+            await self._poll(self._whose_turn(ready))
         if self._roof.paused:
             return []
         items = [item for partition in ready if partition.state is State.READY for item in partition.items]
@@ -130,7 +144,9 @@ class FetchLoop(ABC):
                 polled = cast(
                     Mapping[TopicPartition, Sequence[Record]],
                     await self._client.getmany(
-                        *wanted, timeout_ms=round(_POLL_SECONDS * 1000), max_records=self._max_records
+                        *wanted,
+                        timeout_ms=round(_POLL_SECONDS * 1000),
+                        max_records=1 if ready[0].careful else self._max_records,
                     ),
                 )
         except (TimeoutError, NoOffsetForPartitionError):
@@ -138,6 +154,9 @@ class FetchLoop(ABC):
         except OffsetOutOfRangeError as error:
             log.warning("%s: out of the log's range: %s", self.topic, error)
             self._displace(ready)  # the placer knows what that means
+            return
+        except _UNREADABLE as error:
+            self._isolate(ready, error)
             return
         except KafkaError:
             raise
@@ -158,7 +177,70 @@ class FetchLoop(ABC):
                 continue
             partition.end = position
             partition.items.extend([self._item(partition, record) for record in records])
+            partition.unreadable = None
+            partition.careful = max(0, partition.careful - len(records))
         await self._pass_gaps([partition for partition in ready if partition.tp not in polled])
+        if ready[0].suspect:
+            self._look_at_suspect(ready[0])
+
+    def _whose_turn(self, ready: Sequence[Partition]) -> Sequence[Partition]:
+        """All; while some are suspect, those that are not, and each of the others alone, in turns."""
+        suspects = [partition for partition in ready if partition.suspect]
+        if not suspects:
+            return ready
+        self._turn += 1
+        if self._turn % 2 and len(suspects) < len(ready):
+            return [partition for partition in ready if not partition.suspect]
+        return [suspects[self._turn // 2 % len(suspects)]]
+
+    def _isolate(self, polled: Sequence[Partition], error: Exception) -> None:
+        """A record of one of these cannot be read, and aiokafka does not say of which; what it had read of the others
+        is lost with it. So they are read again, each alone; and that one record by record, up to the bad one."""
+        if len(polled) > 1:
+            log.warning("%s: some record cannot be read, looking for it: %r", self.topic, error)
+        elif polled[0].careful:
+            self._refuse(polled[0], error)
+            return
+        else:
+            polled[0].careful = self._max_records
+        for partition in polled:
+            partition.suspect = True
+        self._displace(polled)
+
+    def _look_at_suspect(self, partition: Partition) -> None:
+        """It was polled alone: is it sound?"""
+        if partition.items:
+            sound = not partition.careful
+        else:  # nothing came: because there is nothing?
+            try:
+                end = self._client.last_stable_offset(partition.tp)
+            except (AssertionError, AttributeError):
+                return  # revoked
+            sound = end is not None and partition.end >= end
+        if sound:
+            partition.trust()
+
+    def _refuse(self, partition: Partition, error: Exception) -> None:
+        """Its next record cannot be read: nothing more of it is, and nothing else waits for that."""
+        told = (
+            f"{partition.origin} stands still: the record at offset {partition.end} cannot be read ({error!r}); where "
+            f"that cannot be mended, pass it over: {self.how_to_pass}"
+        )
+        if partition.unreadable is None:
+            log.error("%s", told)
+        partition.unreadable = told
+        self._hold(partition)
+        self._roof.spawn(self._look_again(partition))
+
+    def _hold(self, partition: Partition) -> None:
+        partition.enter(State.REFUSED, partition.unreadable or "")
+        with contextlib.suppress(IllegalStateError):  # revoked
+            self._client.pause(partition.tp)
+
+    async def _look_again(self, partition: Partition) -> None:
+        await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        if partition.state is State.REFUSED:
+            self._roof.place()
 
     async def _pass_gaps(self, silent: Sequence[Partition]) -> None:
         """Nothing came of these: where the client has moved on, there was only a gap, e.g. a transaction's marker."""

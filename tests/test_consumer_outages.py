@@ -12,6 +12,7 @@ import psutil
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
 from sidings import Job, KafkaSettings, Message, Transaction, migrate
 from sidings.devstack.topics import create_topic
 from sidings.executor.watchdog import EXIT_CODE
@@ -412,13 +413,37 @@ async def test_a_client_whose_broker_hangs_leaves_nothing_behind(own_kafka, monk
         assert not [c for c in psutil.Process().net_connections() if c.raddr and c.raddr.port == port]
 
 
-async def test_a_record_that_kafka_cannot_give_is_told_by_the_health_check(effects, own_kafka, monkeypatch):
-    """The connection stands and breaks again and again, which must not look like health."""
+async def test_a_connection_that_breaks_again_and_again_does_not_look_like_health(
+    effects, topic, sidings_kafka, monkeypatch
+):
     monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 3.0)
     monkeypatch.setattr("sidings.kafka.consumer._MAX_PAUSE_SECONDS", 0.1)  # no pause alone is as long
+    getmany, broken = AIOKafkaConsumer.getmany, True
+
+    async def failing(self: AIOKafkaConsumer, *args: Any, **options: Any) -> Any:
+        if broken:
+            raise KafkaError("broken")
+        return await getmany(self, *args, **options)
+
+    monkeypatch.setattr(AIOKafkaConsumer, "getmany", failing)
+    name = await topic()
+    await produce(sidings_kafka, name, range(3))
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+    async with service:
+        await eventually(lambda: any("again and again: KafkaError" in problem for problem in service.problems()))
+        broken = False
+        await eventually(offset_reaches(effects, name, 3))
+        await eventually(lambda: not service.problems())
+    assert await numbers(effects) == [0, 1, 2]
+
+
+async def test_a_record_that_is_damaged_stops_its_partition_until_it_is_mended(effects, own_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.topic_loop.LOOK_AGAIN_SECONDS", 0.3)
     kafka = await asyncio.to_thread(own_kafka)
-    await create_topic(kafka.bootstrap, "positions", partitions=1)
-    await produce(kafka.bootstrap, "positions", range(3))
+    await create_topic(kafka.bootstrap, "positions", partitions=2)
+    for number in range(3):  # in a batch each
+        await produce(kafka.bootstrap, "positions", [number])
     [log] = Path(kafka.directory).rglob("positions-0/*.log")
     whole = log.read_bytes()
     with log.open("r+b") as file:
@@ -427,11 +452,15 @@ async def test_a_record_that_kafka_cannot_give_is_told_by_the_health_check(effec
     service = a_service(effects, kafka.bootstrap)
     service.consumer("positions", model=Number)(record)
     async with service:
-        await eventually(lambda: any("again and again: CorruptRecord" in problem for problem in service.problems()))
+        told = "positions/0 stands still: the record at offset 2 cannot be read (CorruptRecord"
+        await eventually(lambda: any(told in problem for problem in service.problems()), service.problems)
+        await produce(kafka.bootstrap, "positions", [10], partition=1)
+        await eventually(offset_reaches(effects, "positions", 1, 1))
+        assert await numbers(effects) == [0, 1, 10]
         log.write_bytes(whole)
         await eventually(offset_reaches(effects, "positions", 3))
         await eventually(lambda: not service.problems())
-    assert await numbers(effects) == [0, 1, 2]
+    assert await numbers(effects) == [0, 1, 10, 2]
 
 
 async def test_it_works_over_tls_and_sasl_and_survives_the_broker(effects, own_kafka):

@@ -1,0 +1,92 @@
+"""A record that the client cannot read, and says so of no partition: it stops its own, and nothing else."""
+
+import asyncio
+import os
+import sys
+
+import pytest
+from sidings import Message, Transaction
+from sidings.kafka.partition import Partition
+from sidings.kafka.topic_loop import FetchLoop
+
+from .consumer_support import Number, a_service, offset_reaches, produce, sample
+from .support import SECONDS, eventually
+
+# A header whose name is no UTF-8, as C clients can send it. aiokafka's compiled part takes no such name.
+BAD = """
+import asyncio, sys
+from aiokafka import AIOKafkaProducer
+
+class Name(str):
+    def encode(self, *_):
+        return b"\\xff\\xfe"
+
+async def main(bootstrap, topic, partition):
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        await producer.send_and_wait(topic, b'{"n": -1}', partition=int(partition), headers=[(Name("x"), b"")])
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def produce_unreadable(bootstrap: str, topic: str, partition: int) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", BAD, bootstrap, topic, str(partition)), env=os.environ | {"AIOKAFKA_NO_EXTENSIONS": "1"}
+    )
+    assert await asyncio.wait_for(process.wait(), SECONDS) == 0
+
+
+@pytest.mark.parametrize("stateless", [False, True], ids=["ordinary", "stateless"])
+async def test_a_record_that_cannot_be_read_stops_its_partition_and_no_other(
+    effects, topic, sidings_kafka, monkeypatch, stateless
+):
+    monkeypatch.setattr("sidings.kafka.topic_loop.LOOK_AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr("sidings.kafka.stateless_loop.LOOK_AGAIN_SECONDS", 0.3)
+    name = await topic(partitions=3)
+    other = await topic("other")
+    for partition in range(3):
+        await produce(sidings_kafka, name, range(5), partition=partition)
+    await produce_unreadable(sidings_kafka, name, 1)
+    await produce(sidings_kafka, name, range(6, 9), partition=1)
+    service = a_service(None if stateless else effects, sidings_kafka)
+    done: dict[tuple[str, int], list[int]] = {(name, 0): [], (name, 1): [], (name, 2): [], (other, 0): []}
+
+    async def handle(message: Message[Number], tx: Transaction | None = None) -> None:
+        done[message.topic, message.partition].append(message.value.n)
+
+    async def alone(message: Message[Number]) -> None:
+        await handle(message)
+
+    for one in (name, other):
+        if stateless:
+            service.consumer(one, stateless=True, dead_letter=f"{one}.dlq")(alone)
+        else:
+            service.consumer(one)(handle)
+    looks: list[str] = []
+    refuse = FetchLoop._refuse
+
+    def looked(self: FetchLoop, partition: Partition, error: Exception) -> None:
+        looks.append(partition.origin)
+        refuse(self, partition, error)
+
+    monkeypatch.setattr(FetchLoop, "_refuse", looked)
+    told = f"{name}/1 stands still: the record at offset 5 cannot be read"
+    async with service:
+        await eventually(lambda: done[name, 0] == done[name, 1] == done[name, 2] == list(range(5)), lambda: done)
+        await eventually(lambda: any(told in problem for problem in service.problems()), service.problems)
+        await produce(sidings_kafka, name, [5], partition=0)
+        await produce(sidings_kafka, other, [0])
+        await eventually(lambda: done[name, 0][-1] == 5 and done[other, 0] == [0], lambda: done)
+        await eventually(lambda: len(looks) > 2)
+        await produce(sidings_kafka, name, [6], partition=0)
+        await produce(sidings_kafka, other, [1])
+        await eventually(lambda: done[name, 0][-1] == 6 and done[other, 0] == [0, 1], lambda: done)
+        assert [problem for problem in service.problems() if told not in problem] == []
+        assert sample(service, "sidings_consumer_errors_total", server="kafka") == 0, "no connection was given up"
+        if not stateless:
+            await service.reset_offsets(name, 6, partitions=[1], actor="alice")
+            await eventually(offset_reaches(effects, name, 9, 1))
+            await eventually(lambda: service.problems() == [])
+    assert done[name, 1] == ([0, 1, 2, 3, 4] if stateless else [0, 1, 2, 3, 4, 6, 7, 8])
+    assert done[name, 0] == list(range(7))
+    assert done[name, 2] == list(range(5))
