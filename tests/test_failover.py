@@ -288,10 +288,10 @@ async def test_when_one_connection_has_met_the_new_server_all_work_goes_on_there
         await eventually(renewed, "the leases are renewed there")
 
 
-async def reader_meets_the_new_server(failover: Failover) -> None:
-    """Its connection is cut, and leads to the new server from now on. All others still lead to the former one."""
+async def meets_the_new_server(failover: Failover, query: str) -> None:
+    """The connection of this query is cut, and leads to the new server from now on; the others to the former one."""
     others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    assert await fetch(failover.old, f"SELECT pg_terminate_backend(pid) {others} AND query ~ 'THE READ'")
+    assert await fetch(failover.old, f"SELECT pg_terminate_backend(pid) {others} AND query ~ '{query}'")
 
 
 async def is_anothers_on_the_new_server(failover: Failover, origin: str) -> None:
@@ -319,7 +319,7 @@ async def test_a_lease_that_a_former_primary_has_granted_is_none(failover: Failo
         await failover.switch()
         await is_anothers_on_the_new_server(failover, others)
         if at_first:
-            await reader_meets_the_new_server(failover)
+            await meets_the_new_server(failover, "THE READ")
             await eventually(lambda: not executor.held)
         assert asked.hits
         failover.proxy.let_go()
@@ -365,6 +365,26 @@ async def test_leases_are_renewed_where_they_were_granted(failover: Failover):
         await eventually(renewed_there, "the lease is renewed on the new server")
 
 
+async def test_renewals_may_be_the_first_to_meet_the_new_server(failover: Failover):
+    registry, ran = Registry(), []
+
+    @registry.job()
+    async def step(job: Job[str]) -> None:
+        ran.append(job.payload)
+
+    async with failover.executor(registry, ORIGINS[:1], lease_seconds=2.0):
+        await enqueue(failover.old, step, ["early"], origin=ORIGINS[0])
+        await drained(failover.old)
+        renewals = "SELECT count(*) FROM pg_stat_activity WHERE query ~ 'SET lease_until' AND pid <> pg_backend_pid()"
+        await eventually(lambda: value(failover.old, renewals), "the lease thread has its connection")
+        await failover.lose_what_follows()
+        await failover.switch()
+        await meets_the_new_server(failover, "SET lease_until")
+        await enqueue(failover.new, step, ["late"], origin=ORIGINS[0])
+        await drained(failover.new)
+    assert ran == ["early", "late"]
+
+
 async def test_transactional_handlers_do_not_go_on_with_connections_to_a_former_primary(failover: Failover):
     registry = Registry()
 
@@ -377,7 +397,7 @@ async def test_transactional_handlers_do_not_go_on_with_connections_to_a_former_
         await drained(failover.old)
         await failover.lose_what_follows()
         await failover.switch()
-        await reader_meets_the_new_server(failover)
+        await meets_the_new_server(failover, "THE READ")
         await enqueue(failover.new, move, ["late"], origin=ORIGINS[0])
         await drained(failover.new)
         rows = await fetch(failover.new, "SELECT token FROM effect")
