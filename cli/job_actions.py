@@ -1,7 +1,7 @@
 """`sidings jobs`: cancel, discard, retry, release and requeue jobs, by number or by filter."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,15 +13,13 @@ from .jobs import Group, Origin, Outcomes, Since, State, Type, app, find_ended, 
 from .output import counted, note
 from .session import Session
 
-if TYPE_CHECKING:
-    from ..jobs.admin import Admin
-
 __all__ = ["app"]
 
+Action = Literal["cancel", "discard", "retry now", "release"]
 Ids = Annotated[list[int] | None, typer.Argument(help="Their numbers; or give a filter.", show_default=False)]
 
 
-def _action(verb: str, done: str, text: str, act: Callable[["Admin", int, str | None], Awaitable[object]]) -> None:
+def _action(verb: str, done: str, text: str, action: Action) -> None:
     """Declare a command that does the same to each of the jobs that are named, or that fit a filter."""
 
     async def run(
@@ -41,8 +39,14 @@ def _action(verb: str, done: str, text: str, act: Callable[["Admin", int, str | 
                 raise ConfigurationError("jobs release: only held jobs are released: --state held, or leave it out")
             state = "held" if state or type or origin or group else None
         chosen = await _choose(session, verb, ids, state, type, origin, group, limit, yes)
-        admin = session.admin(by)
-        await _each(chosen, done, lambda job: act(admin, job, because))
+        refused = 0
+        async for acted in session.admin(by).each(action, chosen, reason=because):
+            if acted.error is None:
+                typer.echo(f"job {acted.job_id}: {done}" + ("" if verb == "release" else f" (was {acted.state})"))
+            else:
+                _say_refused(acted.job_id, acted.error, len(chosen))
+                refused += 1
+        _end(refused, len(chosen))
 
     run.__doc__ = text
     command(app, verb)(run)
@@ -52,25 +56,25 @@ _action(
     "cancel",
     "cancelled",
     "End jobs as cancelled, in whatever state they are; a running handler is cancelled within a second.",
-    lambda admin, job, because: admin.cancel(job, reason=because),
+    "cancel",
 )
 _action(
     "discard",
     "discarded",
     "The same as cancel, but they end as discarded.",
-    lambda admin, job, because: admin.discard(job, reason=because),
+    "discard",
 )
 _action(
     "retry",
     "due now",
     "Let jobs that are delayed, back off or are blocked run now; they keep their place in their group.",
-    lambda admin, job, because: admin.retry_now(job, reason=because),
+    "retry now",
 )
 _action(
     "release",
     "released",
     "Let held jobs run, at the end of their groups' order, failures and losses forgotten.",
-    lambda admin, job, because: admin.release(job, reason=because),
+    "release",
 )
 
 
@@ -100,8 +104,14 @@ async def requeue(
         ids = [row.job_id for row in reversed(rows)]  # in the order in which they ended
     if filtered or len(ids) > 1:
         ask(f"requeue {counted(len(ids), 'job')}", yes=yes)
-    admin = session.admin(by)
-    await _each(ids, "requeued as", lambda job: admin.requeue(job, reason=because, force=force))
+    admin, refused = session.admin(by), 0
+    for id in ids:  # each in a transaction of its own: that delays no executor
+        try:
+            typer.echo(f"job {id}: requeued as {await admin.requeue(id, reason=because, force=force)}")
+        except AdministrationError as error:
+            _say_refused(id, error, len(ids))
+            refused += 1
+    _end(refused, len(ids))
 
 
 async def _choose(
@@ -141,23 +151,16 @@ def _check_choice(verb: str, ids: Sequence[int] | None, filtered: bool, filters:
         raise ConfigurationError(f"jobs {verb}: say which jobs: {both}")
 
 
-async def _each(ids: Sequence[int], done: str, act: Callable[[int], Awaitable[object]]) -> None:
-    """Do it to one after the other, each in a transaction of its own, and say what became of each."""
-    refused = 0
-    for id in ids:
-        try:
-            found = await act(id)
-        except AdministrationError as error:
-            text = f"job {id}: {error}" if isinstance(error, Busy) else str(error).replace("force => true", "--force")
-            if len(ids) == 1:
-                fail(text)
-            refused += 1
-            note(f"error: {text}")
-        else:
-            was = "" if found is None else f" {found}" if done.endswith(" as") else f" (was {found})"
-            typer.echo(f"job {id}: {done}{was}")
+def _say_refused(id: int, error: AdministrationError, of: int) -> None:
+    text = f"job {id}: {error}" if isinstance(error, Busy) else str(error).replace("force => true", "--force")
+    if of == 1:
+        fail(text)
+    note(f"error: {text}")
+
+
+def _end(refused: int, of: int) -> None:
     if refused:
-        fail(f"{refused} of {len(ids)} jobs were left as they are")
+        fail(f"{refused} of {of} jobs were left as they are")
 
 
 def _say_limit(found: int, limit: int) -> None:

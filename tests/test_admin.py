@@ -1,13 +1,16 @@
 """Administration where no executor runs: what each action changes, refuses and writes down."""
 
+import asyncio
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import asyncpg
 import pytest
 import pytest_asyncio
 from sidings import ActionRefused, Admin, ConfigurationError, JobNotFound, PostgresUnavailable, SchemaTooOld, migrate
+from sidings.errors import AdministrationError, Busy
 from sidings.jobs import OutcomeName
 from sidings.jobs.admin import JobState
 
@@ -163,6 +166,110 @@ async def test_what_has_succeeded_or_left_no_payload_is_not_requeued(database: s
     with pytest.raises(JobNotFound):
         await admin.requeue(4711)
     assert await jobs_left(database) == 0
+
+
+# -- many jobs ----------------------------------------------------------------------------------------------------
+
+
+Verb = Literal["cancel", "discard", "retry now", "release"]
+
+
+async def traces(dsn: str, ids: list[int]) -> list[list[dict[str, Any]]]:
+    """What is left of jobs: rows, history, audit. Without what no two jobs have in common, but in order."""
+    queries = (
+        "SELECT * FROM sidings.job WHERE id = ANY ($1) ORDER BY id",
+        "SELECT * FROM sidings.job_history WHERE job_id = ANY ($1) ORDER BY job_id, attempt",
+        "SELECT * FROM sidings.audit WHERE (target ->> 'job')::bigint = ANY ($1) ORDER BY target -> 'job', id",
+    )
+    own = {"id", "job_id", "txid", "at", "enqueued_at", "finished_at", "first_started_at"}
+    found: list[list[dict[str, Any]]] = []
+    for query in queries:
+        rows = [dict(row) for row in await fetch(dsn, query, ids)]
+        for row in rows:
+            row["position"] = row.get("position") is not None
+            row["due"] = (row.pop("run_at", None) or row.pop("due_at", None)) is not None
+            row["target"] = re.sub(r'"job": \d+', "", row.get("target") or "")
+        found.append([{name: row[name] for name in row.keys() - own - {"due_at"}} for row in rows])
+    return found
+
+
+@pytest.mark.parametrize("verb", ["cancel", "discard", "retry now", "release"])
+async def test_many_jobs_fare_as_each_of_them_alone_would(database: str, admin: Admin, verb: Verb):
+    async def a_set() -> list[int]:
+        ids = [await a_job(database, state, origin=origin) for origin in (ORIGIN, "b/1") for state in STATES]
+        gone = await a_job(database)
+        await admin.cancel(gone)
+        return [*ids, gone]
+
+    running = [await a_job(database), await a_job(database)]
+    await a_holder(database, ORIGIN, "b/1", running=running)
+    alone, together = await a_set(), await a_set()
+    alone, together = [*alone, running[0], 4711], [*together, running[1], 4711]
+    actions = {"cancel": admin.cancel, "discard": admin.discard, "retry now": admin.retry_now, "release": admin.release}
+    said: list[tuple[Any, ...]] = []
+    for id in alone:
+        try:
+            state = await actions[verb](id, reason="why")
+            said.append(("held" if verb == "release" else state, None, ""))
+        except AdministrationError as error:
+            said.append((None, type(error), re.sub(r"\d+", "N", str(error))))
+    answers = [done async for done in admin.each(verb, together, reason="why")]
+    assert [done.job_id for done in answers] == together
+    assert [
+        (None, type(done.error), re.sub(r"\d+", "N", str(done.error)))
+        if done.error is not None
+        else (done.state, None, "")
+        for done in answers
+    ] == said
+    assert await traces(database, together) == await traces(database, alone)
+
+
+async def test_many_jobs_interrupt_their_holder_once(database: str, admin: Admin):
+    me = await a_holder(database, ORIGIN)
+    ids = await some_jobs(database, 50, "held")
+    assert [done.error async for done in admin.each("release", ids)] == [None] * 50
+    assert await fence(database, me) == 1
+
+
+async def test_many_jobs_are_released_in_the_order_in_which_they_are_named(database: str, admin: Admin):
+    ids = await some_jobs(database, 5, "held")
+    named = [ids[n] for n in (3, 0, 4, 1, 2)]
+    assert [done.job_id async for done in admin.each("release", [*named, ids[3]])] == named
+    rows = await fetch(database, "SELECT id, txid, pg_current_xact_id() AS now FROM sidings.job ORDER BY position")
+    assert [row["id"] for row in rows] == named
+
+
+async def test_of_many_jobs_one_that_somebody_has_locked_is_left_and_said_to_be(database: str, admin: Admin):
+    ids = await some_jobs(database, 3)
+    async with connected(database) as other, other.transaction():
+        await other.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", ids[1])
+        errors = [done.error async for done in admin.each("cancel", ids)]
+    assert [type(error) for error in errors] == [type(None), Busy, type(None)]
+    assert str(errors[1]) == f"job {ids[1]} is being changed by somebody else: Try again."
+    assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.job")] == [ids[1]]
+
+
+async def test_executors_get_a_rest_from_what_is_done_to_many_jobs(
+    database: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
+):
+    """Each transaction voids what the holder has planned."""
+    monkeypatch.setattr("sidings.jobs.admin.admin._REST_SECONDS", 3_600.0)
+    monkeypatch.setattr("sidings.jobs.admin.admin._ACTED_ON_AT_ONCE", 2)
+    monkeypatch.setattr("sidings.jobs.admin.admin._CLEARED_AT_ONCE", 2)
+    ids = await some_jobs(database, 5)
+    doing = admin.each("cancel", ids)
+    assert [(await anext(doing)).job_id for _ in range(2)] == ids[:2]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(doing), 0.5)
+    assert await jobs_left(database) == 3
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(admin.clear_group(ORIGIN, GROUP), 0.5)
+    assert await jobs_left(database) == 1
+
+
+async def test_what_cannot_be_done_to_many_jobs_is_refused(database: str, admin: Admin):
+    with pytest.raises(ActionRefused, match="nothing that is done to many jobs: Give cancel, discard"):
+        await anext(admin.each("requeue", [1]))  # pyright: ignore[reportArgumentType]
 
 
 # -- groups -------------------------------------------------------------------------------------------------------

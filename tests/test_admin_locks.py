@@ -189,6 +189,23 @@ async def test_promotion_and_clearing_wait_for_each_other_without_a_deadlock(dat
     assert await fence(database, me) == 1
 
 
+async def test_while_many_jobs_wait_for_an_origin_they_keep_no_executor_from_its_cycle(database: str):
+    """A takeover of that origin could wait for the executor, and neither would end."""
+    ids = [await a_job(database, origin=origin) for origin in ("c/0", "a/0", "b/0")]
+    me = await a_holder(database, "a/0", "b/0", "c/0")
+    async with connected(database) as takeover, acting(database) as (admin, pid):
+
+        async def cancel_all() -> list[object]:
+            return [done.error async for done in admin.each("cancel", ids)]
+
+        async with takeover.transaction():
+            await takeover.execute("SELECT FROM sidings.origin WHERE origin = 'b/0' FOR UPDATE")
+            action = asyncio.create_task(cancel_all())
+            await waits(database, pid)
+            await takeover.execute("SELECT FROM sidings.executor WHERE id = $1 FOR UPDATE NOWAIT", me)
+        assert await action == [None, None, None]
+
+
 async def test_a_row_that_somebody_holds_is_a_clear_error_and_changes_nothing(database: str):
     id = await a_job(database)
     me = await a_holder(database, ORIGIN)

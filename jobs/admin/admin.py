@@ -1,7 +1,9 @@
 """The interface of administration; the command line and the dashboard are made of it."""
 
+import asyncio
 import json
-from collections.abc import Collection
+import time
+from collections.abc import AsyncGenerator, Collection, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -10,9 +12,10 @@ import asyncpg
 from ...errors import ActionRefused, Busy, ConfigurationError, JobNotFound
 from ..job import JobId
 from ..outcome import OutcomeName
-from .calls import Calls, Database
+from .calls import Calls, Database, refused
 from .listing import Filter, job_row, list_jobs
 from .rows import (
+    ActedOn,
     AttemptRow,
     AuditRow,
     BlockedGroup,
@@ -31,6 +34,10 @@ __all__ = ["Admin"]
 _MOST_ROWS = 10_000
 _COUNTED = 10_000  # jobs behind the head of a blocked group; of an origin, in each of three states
 _CLEARED_AT_ONCE = 10_000  # the holder's cycles wait meanwhile: about 75 ms
+_ACTED_ON_AT_ONCE = 2_000  # likewise, 0.1 to 0.3 s
+# At least, from one transaction to the next, and as long as it took: each voids what the holder has planned, and makes
+# it read everything anew; without a rest it would come to nothing else.
+_REST_SECONDS = 1.0
 _LAST_ID = 2**63 - 1
 _UNSUCCESSFUL = (OutcomeName.DISCARDED, OutcomeName.CANCELLED, OutcomeName.SUPERSEDED)
 
@@ -199,6 +206,36 @@ class Admin:
         its type's policy says, and has no unique key. force: also if that was done before."""
         return JobId(await self._calls.value("requeue_job", job_id, self._actor, reason, force))
 
+    async def each(
+        self,
+        action: Literal["cancel", "discard", "retry now", "release"],
+        job_ids: Iterable[int],
+        *,
+        reason: str | None = None,
+    ) -> AsyncGenerator[ActedOn]:
+        """Do the same to many jobs, and yield what became of each::
+
+            async for done in admin.each("release", [job.id for job in held], reason="the model is mended"):
+                print(done.job_id, done.error or "released")
+
+        The action is that of `cancel`, `discard`, `retry_now` or `release`; what these raise for one job stands in
+        `ActedOn.error`, and the others are done. 2,000 jobs are one transaction, with a rest of a second behind it in
+        which executors get on; one by one, they would get to nothing else. What has been yielded stays done, whatever
+        comes after.
+        """
+        ids, took = list(dict.fromkeys(job_ids)), 0.0
+        for first in range(0, len(ids), _ACTED_ON_AT_ONCE):
+            if first:
+                await asyncio.sleep(max(_REST_SECONDS, took))
+            some = ids[first : first + _ACTED_ON_AT_ONCE]
+            began = time.monotonic()
+            rows = {row["job"]: row for row in await self._calls.rows("act_on_jobs", action, some, self._actor, reason)}
+            took = time.monotonic() - began
+            for id in some:
+                state, code = rows[id]["state"], rows[id]["code"]
+                error = None if code is None else refused(code, rows[id]["refusal"])
+                yield ActedOn(id, None if state is None else JobState(state), error)
+
     # -- groups ---------------------------------------------------------------------------------------------------
 
     async def release_group(self, origin: str, group: str, *, reason: str | None = None) -> JobId:
@@ -217,6 +254,7 @@ class Admin:
         total = 0
         while True:
             arguments = (origin, group, self._actor, reason, running, _CLEARED_AT_ONCE)
+            began = time.monotonic()
             try:
                 cleared = await self._calls.value("clear_group", *arguments)
             except Busy as busy:
@@ -224,6 +262,7 @@ class Admin:
             total += cleared
             if cleared < _CLEARED_AT_ONCE:
                 return total
+            await asyncio.sleep(max(_REST_SECONDS, time.monotonic() - began))
 
     # -- pauses, origins ------------------------------------------------------------------------------------------
 

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from ...errors import ActionRefused, Busy, JobNotFound, PostgresUnavailable, SchemaTooOld, SidingsError
+from ...errors import (
+    ActionRefused,
+    AdministrationError,
+    Busy,
+    JobNotFound,
+    PostgresUnavailable,
+    SchemaTooOld,
+    SidingsError,
+)
 from ...schema import load_sql, valid_schema_name
 from ..transaction import Connection
 
@@ -15,7 +23,7 @@ if TYPE_CHECKING:
 else:
     Database = asyncpg.Connection | asyncpg.Pool
 
-__all__ = ["Calls", "Database"]
+__all__ = ["Calls", "Database", "refused"]
 
 _ERRORS: dict[str, type[SidingsError]] = {
     "SD003": JobNotFound,
@@ -75,6 +83,12 @@ class Calls:
             ) from error
         except asyncpg.PostgresError as error:
             raise _in_words(error, self._schema) from error
+
+
+def refused(code: str, text: str) -> AdministrationError:
+    """The error of an action on one of many jobs, by its SQLSTATE."""
+    kinds: dict[str, type[AdministrationError]] = {"SD003": JobNotFound, "SD004": ActionRefused}
+    return kinds.get(code, Busy)(text)
 
 
 def _in_words(error: asyncpg.PostgresError, schema: str) -> Exception:

@@ -6,9 +6,11 @@ from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
 
+from ...errors import AdministrationError
 from ..outcome import OutcomeName
 
 __all__ = [
+    "ActedOn",
     "AttemptRow",
     "AuditRow",
     "BlockedGroup",
@@ -92,6 +94,16 @@ class AttemptRow:
     error_class: str | None
     error_message: str | None
     correlation_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ActedOn:
+    """What became of one of many jobs. state: in which it was found; None: there is no such job, or somebody else is
+    changing it. error: why nothing was done to it; None: it was done."""
+
+    job_id: int
+    state: JobState | None
+    error: AdministrationError | None
 
 
 @dataclass(frozen=True, slots=True)
