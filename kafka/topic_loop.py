@@ -40,6 +40,7 @@ log = logging.getLogger("sidings.consumer")
 
 _POLL_SECONDS = 0.2  # a partition that has just become ready waits for the end of a poll that does not ask for it
 LOOK_AGAIN_SECONDS = 10.0  # at a record that could not be read
+_SUSPECT_POLL_SECONDS = 0.02  # of one partition alone, for which the others wait
 _REBALANCE_SECONDS = 10.0  # how long to sit in a poll while the group rebalances, before looking around
 
 # Of a record itself: damaged, compressed in an unknown way, or with a header whose name is no UTF-8.
@@ -141,11 +142,12 @@ class FetchLoop(ABC):
                     return
                 # Naming none means all; with names, aiokafka searches them for every partition that has messages.
                 wanted = [] if len(ready) == len(self._client.assignment()) else [partition.tp for partition in ready]
+                seconds = _SUSPECT_POLL_SECONDS if ready[0].suspect else _POLL_SECONDS
                 polled = cast(
                     Mapping[TopicPartition, Sequence[Record]],
                     await self._client.getmany(
                         *wanted,
-                        timeout_ms=round(_POLL_SECONDS * 1000),
+                        timeout_ms=round(seconds * 1000),
                         max_records=1 if ready[0].careful else self._max_records,
                     ),
                 )
