@@ -68,7 +68,9 @@ class Executor:
             for name in ("cycle", "second cycle", "read", "control", "promote", "upkeep", "notify", "periodic")
         }
         self.scheduler = Scheduler(lambda name: registry.get(name) is not None)
-        self._transactional = Transactional(postgres, lambda name: self._fenced([name]), self.committed)
+        self._transactional = Transactional(
+            postgres, lambda name: self._fenced([name]), self.committed, self.settings.soft_seconds / 2
+        )
         self.workers = Workers(registry, self.settings.concurrency, self._transactional)
         self.cycles = CycleLoop(
             [self._links["cycle"], self._links["second cycle"]],

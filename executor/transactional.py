@@ -14,7 +14,7 @@ from ..jobs import Again, Committed, ErrorInfo, Job, JobType, Outcome, OutcomeNa
 from ..jobs.middleware import Call, Middleware, call_through
 from .clock import now
 from .link import BROKEN, connect
-from .queues import Entry
+from .queues import Entry, OriginQueue
 from .settings import PostgresSettings
 
 __all__ = ["Superseded", "Transactional"]
@@ -37,11 +37,37 @@ class Superseded(Fenced):
     """The database says so. A handler's own `Fenced`, say of a receiver elsewhere, is a failure like any other."""
 
 
+class _Guard:
+    """Cuts a transaction's connection off shortly before the origin's deadline. The handler has been cancelled by then,
+    but a rollback, ours or of a savepoint of its own, waits for a server that hangs, and the watchdog for nobody."""
+
+    def __init__(self, connection: asyncpg.Connection, origin: OriginQueue, seconds: float) -> None:
+        self.has_cut = False
+        self._connection = connection
+        self._origin = origin
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._look()
+
+    def _look(self) -> None:
+        left = self._origin.deadline - self._seconds - now()
+        if left <= 0:
+            self.has_cut = True
+            self._connection.terminate()
+        else:  # renewals move the deadline
+            self._timer = asyncio.get_running_loop().call_later(left, self._look)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class Transactional:
     """Runs transactional handlers, each on a connection that it has to itself meanwhile.
 
     on_fenced: called with the origin whose lease turned out to be another's. on_committed: called after a commit that
-    has stored jobs, with their ids by origin.
+    has stored jobs, with their ids by origin. abort_seconds: so long before the end of its lease a transaction is cut
+    off, however long the server takes to answer.
     """
 
     def __init__(
@@ -49,12 +75,14 @@ class Transactional:
         postgres: PostgresSettings,
         on_fenced: Callable[[str], None],
         on_committed: Callable[[Mapping[str, Sequence[int]]], None],
+        abort_seconds: float = 0.0,
     ) -> None:
         self.executor_id: UUID | None = None
         self.middleware: Sequence[Middleware] = ()
         self._postgres = postgres
         self._on_fenced = on_fenced
         self._on_committed = on_committed
+        self._abort_seconds = abort_seconds
         self._idle: list[asyncpg.Connection] = []
 
     async def run(self, job_type: JobType[Any], job: Job[Any], entry: Entry, started: float) -> Outcome:
@@ -64,6 +92,25 @@ class Transactional:
         except PostgresUnavailable as error:  # no failure of the handler's, which has not run
             log.warning("job %s %s does not start yet: %s", entry.id, entry.type, error)
             return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
+        guard = _Guard(connection, entry.origin, self._abort_seconds)
+        try:
+            return await self._run(connection, transaction, job_type, job, entry, started)
+        except BaseException as error:
+            if guard.has_cut:  # the handler was cancelled before, whatever its statements have come to since
+                raise asyncio.CancelledError from error
+            raise
+        finally:
+            guard.cancel()
+
+    async def _run(
+        self,
+        connection: asyncpg.Connection,
+        transaction: Any,
+        job_type: JobType[Any],
+        job: Job[Any],
+        entry: Entry,
+        started: float,
+    ) -> Outcome:
         try:
             job.transaction = Transaction(connection)
             handler = partial(cast(Any, job_type.handler), job)

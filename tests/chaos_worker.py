@@ -151,6 +151,14 @@ def registry_of(journal: Journal, executor_id: Callable[[], object] = lambda: ""
             await job.tx.execute("INSERT INTO public.effect VALUES ($1, $2)", job.id, job.attempt)
             await work(job.payload)
 
+    @jobs.job(group="g", transactional=True, retry=Retry(wait=wait_fixed(0.05)))
+    async def nested(job: Job[Work]) -> None:
+        """As `transfer`, in a savepoint: that has an end of its own, which asks the server."""
+        with noted(job):
+            async with job.tx.connection.transaction():
+                await job.tx.execute("INSERT INTO public.effect VALUES ($1, $2)", job.id, job.attempt)
+                await work(job.payload)
+
     @jobs.job(group="g")
     async def stubborn(job: Job[Work]) -> None:
         """Does not let itself be cancelled."""

@@ -458,7 +458,9 @@ class Fleet:
         jobs = await self.fetch("SELECT * FROM sidings.job")
         ledger = await self.fetch("SELECT * FROM public.ledger")
         runs = verify(self.records(), history, jobs, ledger, held=held)
-        transfers = sorted(row["job"] for row in ledger if row["type"] == "transfer" and row["job"] not in held)
+        transfers = sorted(
+            row["job"] for row in ledger if row["type"] in ("transfer", "nested") and row["job"] not in held
+        )
         effects = sorted(row["job"] for row in await self.fetch("SELECT job FROM public.effect"))
         assert effects == transfers, "the effects of transactional handlers have not happened exactly once"
         return runs

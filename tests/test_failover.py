@@ -386,10 +386,11 @@ async def test_renewals_may_be_the_first_to_meet_the_new_server(failover: Failov
 
 
 async def test_transactional_handlers_do_not_go_on_with_connections_to_a_former_primary(failover: Failover):
-    registry = Registry()
+    registry, ran = Registry(), []
 
     @registry.job(transactional=True)
     async def move(job: Job[str]) -> None:
+        ran.append(job.payload)
         await job.tx.execute("INSERT INTO effect VALUES ($1)", job.payload)
 
     async with failover.executor(registry, ORIGINS[:1]):
@@ -402,6 +403,7 @@ async def test_transactional_handlers_do_not_go_on_with_connections_to_a_former_
         await drained(failover.new)
         rows = await fetch(failover.new, "SELECT token FROM effect")
         assert [row["token"] for row in rows] == ["early", "late"]
+        assert ran == ["early", "late"]
 
 
 async def test_an_executor_that_starts_on_a_server_just_promoted_believes_no_expiry(failover: Failover):

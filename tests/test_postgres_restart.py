@@ -87,6 +87,32 @@ async def test_postgres_may_be_away_for_longer_than_the_leases(mortal: Postgres,
             assert {epoch for _, epoch in before.values()} == {row["epoch"] for row in await history(fleet)}
 
 
+@pytest.mark.parametrize("kind", ["transfer", "nested"])
+async def test_open_transactions_of_handlers_do_not_outlive_the_lease_of_a_process_whose_postgres_hangs(
+    mortal: Postgres, tmp_path: Path, kind: str
+):
+    """They are rolled back when the handlers are cancelled, and no answer comes: the watchdog would end the process."""
+    dsn = await prepared(mortal)
+    async with Fleet(dsn, tmp_path, executor={"lease_seconds": 2.0}, postgres={"call_seconds": 20.0}) as fleet:
+        gate = fleet.gate()
+        jobs = await fleet.enqueue(kind, ORIGINS, each=2, gate=str(gate))
+        member = fleet.spawn("one", ORIGINS)
+        await until(lambda: len(fleet.started()) == len(ORIGINS), "the first job of each group")
+        await asyncio.to_thread(mortal.pause)
+        try:
+            await until(lambda: outlived(member), "it to outlive its leases")
+            assert member.exit_code is None
+        finally:
+            await asyncio.to_thread(mortal.resume)
+        gate.touch()
+        await fleet.finish()
+        assert member.exit_code is None
+        await member.stop()
+        await fleet.verify()
+        assert set(await fleet.outcomes()) == {"snoozed", "succeeded"}
+        assert await fleet.fetchval("SELECT count(*) FROM public.effect") == len(jobs)
+
+
 async def outlived(member: Member) -> bool:
     """Whether a process that is alive has not renewed its leases for as long as they last."""
     return any("leases were last renewed" in problem for problem in (await member.ask())["problems"])
