@@ -111,6 +111,8 @@ def run_guarded(work: Coroutine[Any, Any, None]) -> None:
         fail(error, Code.UNAVAILABLE)
     except SidingsError as error:
         fail(error)
+    except asyncpg.InsufficientPrivilegeError as error:
+        fail(f"{error}: use the role that owns the schema, or give this one the rights that docs/operations.md names")
     except asyncpg.PostgresError as error:
         fail(f"Postgres: {error}")
 

@@ -56,7 +56,6 @@ async def apply(
 
     from ..schema import migrate
 
-    logging.getLogger("sidings.schema").addHandler(logging.StreamHandler())  # whose locks it waits for
     try:
         async with open_session(settings, checked=False) as session:
             owner = service or session.service
@@ -66,6 +65,12 @@ async def apply(
                 f"the schema {settings.schema_name!r} does not exist yet: give --service NAME, to which it will belong"
             ) from None
         owner = service
-    for migration in await migrate(settings.dsn, service=owner, schema=settings.schema_name):
+    log, handler = logging.getLogger("sidings.schema"), logging.StreamHandler()
+    log.addHandler(handler)  # it says whose locks it waits for
+    try:
+        applied = await migrate(settings.dsn, service=owner, schema=settings.schema_name)
+    finally:
+        log.removeHandler(handler)
+    for migration in applied:
         typer.echo(f"applied {migration.version:04}_{migration.name}")
     typer.echo(f"the schema {settings.schema_name!r} of the service {owner!r} is up to date")

@@ -272,6 +272,55 @@ async def test_what_cannot_be_done_to_many_jobs_is_refused(database: str, admin:
         await anext(admin.each("requeue", [1]))  # pyright: ignore[reportArgumentType]
 
 
+# -- rights, servers ----------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def stranger(database: str) -> AsyncIterator[tuple[asyncpg.Connection, str]]:
+    """The connection of a superuser that acts as a role without rights; its name."""
+    async with connected(database) as connection:
+        name = await connection.fetchval("SELECT 'stranger_' || replace(gen_random_uuid()::text, '-', '')")
+        await connection.execute(f"CREATE ROLE {name}; SET ROLE {name}")
+        yield connection, name
+        await connection.execute(f"RESET ROLE; DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+async def test_a_role_is_told_what_it_may_not_do_and_the_rights_of_the_guide_are_enough(
+    database: str, stranger: tuple[asyncpg.Connection, str]
+):
+    connection, name = stranger
+    admin = Admin(connection, actor="alice")
+    id = await a_job(database)
+    with pytest.raises(
+        ActionRefused, match=r"permission denied for schema sidings: use the role that owns .*operations"
+    ):
+        await admin.jobs()
+    async with connected(database) as owner:
+        await owner.execute(f"GRANT USAGE ON SCHEMA sidings TO {name}")
+        await owner.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA sidings TO {name}")
+    assert [job.id for job in await admin.jobs()] == [id]
+    await admin.origins()
+    with pytest.raises(ActionRefused, match=r"permission denied for table"):
+        await admin.cancel(id)
+    async with connected(database) as owner:
+        await owner.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA sidings TO {name}")
+        await owner.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA sidings TO {name}")
+    await admin.cancel(id)
+    await admin.requeue(id)
+    await admin.pause(type="ride", reason="x")
+
+
+async def test_on_a_server_that_can_only_be_read_one_looks_and_is_told_where_to_act(database: str):
+    id = await a_job(database)
+    async with connected(database, default_transaction_read_only="on") as connection:
+        admin = Admin(connection, actor="alice")
+        assert [job.id for job in await admin.jobs()] == [id]
+        with pytest.raises(
+            PostgresUnavailable, match=r"only be read, as a standby .* nothing has changed: act on the pri"
+        ):
+            await admin.cancel(id)
+
+
 # -- groups -------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import importlib
 import json
 import os
 import pty
@@ -366,12 +367,28 @@ async def test_a_schema_of_another_release_is_not_touched(database: str):
     assert "a newer release of sidings has migrated it" in await refused(database, "jobs", "list")
 
 
+async def test_whoever_migrates_sees_whose_locks_it_waits_for(database: str, monkeypatch: pytest.MonkeyPatch):
+    module = importlib.import_module("sidings.schema.migrate")  # the package's `migrate` is the function
+    later = (*migrations(), module.Migration(LAST + 1, "later", "ALTER TABLE sidings.job ADD COLUMN later int"))
+    monkeypatch.setattr(module, "migrations", lambda: later)
+    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 3.5)  # for two attempts
+    async with connected(database, application_name="a report") as other, other.transaction():
+        pid = other.get_server_pid()
+        await other.execute("LOCK TABLE sidings.job IN SHARE MODE")
+        result = await cli(database, "migrate", "apply", exit_code=1)
+    waits, *_, error = result.stderr.splitlines()
+    assert waits.startswith(f"migrating sidings waits for locks, trying again: pid {pid} (")
+    assert error.startswith("error: the schema 'sidings' could not be migrated within 3.5 s, because of locks")
+    assert (await cli(database, "migrate", "apply")).stdout.startswith(f"applied {LAST + 1:04}_later")
+
+
 async def test_a_role_that_may_not_look_is_told_so(database: str):
     async with connected(database) as connection:
         await connection.execute("CREATE ROLE cli_stranger LOGIN PASSWORD 'x'")
         try:
             stranger = database.replace(database[len("postgresql://") : database.index("@")], "cli_stranger:x")
-            assert "permission denied for schema sidings" in await refused(stranger, "jobs", "list")
+            text = await refused(stranger, "jobs", "list")
+            assert text.startswith("permission denied for schema sidings: use the role that owns the schema")
         finally:
             await connection.execute("DROP ROLE cli_stranger")
 

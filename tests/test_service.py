@@ -30,6 +30,7 @@ from sidings import (
 )
 from sidings.devstack.locations import free_port
 from sidings.service.monitor import address_of
+from sidings.waiting import done_unless_set
 
 from .consumer_support import (
     Number,
@@ -385,6 +386,14 @@ async def test_a_signal_ends_a_start_that_waits_for_a_postgres_that_hangs(own_po
     assert not list(service.samples.collect())  # nothing is left of it
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(*address)
+
+
+async def test_a_start_that_runs_into_a_timeout_of_its_own_has_failed_and_was_not_stopped():
+    async def work() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        await done_unless_set(asyncio.Event(), work())
 
 
 # -- without servers --------------------------------------------------------------------------------------------------

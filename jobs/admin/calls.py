@@ -81,6 +81,11 @@ class Calls:
             raise PostgresUnavailable(
                 f"Postgres did not answer ({type(error).__name__}: {error}); the audit tells whether it was done"
             ) from error
+        except asyncpg.ReadOnlySQLTransactionError as error:
+            raise PostgresUnavailable(
+                f"this Postgres can only be read, as a standby ({error}); nothing has changed: act on the primary "
+                "(postgresql://host1,host2/database?target_session_attrs=primary finds it)"
+            ) from error
         except asyncpg.PostgresError as error:
             raise _in_words(error, self._schema) from error
 
@@ -92,6 +97,11 @@ def refused(code: str, text: str) -> AdministrationError:
 
 
 def _in_words(error: asyncpg.PostgresError, schema: str) -> Exception:
+    if isinstance(error, asyncpg.InsufficientPrivilegeError):
+        return ActionRefused(
+            f"{error}: use the role that owns the schema {schema!r}, or give this one the rights that "
+            "docs/operations.md names"
+        )
     kind = _ERRORS.get(error.sqlstate or "")
     if kind is None:
         return error
