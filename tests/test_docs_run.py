@@ -126,8 +126,8 @@ def test_each_block_of_json_and_toml_can_be_read(tmp_path: Path) -> None:
     found = [(language, text) for page in pages for _, language, text in blocks(page)]
     for text in [text for language, text in found if language == "json"]:
         json.loads(text)
-    config, primary_keys = [text for language, text in found if language == "toml"]
-    (tmp_path / "config.toml").write_text(f"{config}\n{primary_keys}")
+    config, primary_keys, kafka_options = [text for language, text in found if language == "toml"]
+    (tmp_path / "config.toml").write_text(f"{config}\n{primary_keys}\n{kafka_options}")
     assert load(tmp_path / "config.toml").groups[1].primary_keys == {"CustomerNames": ("customer_id", "name_type")}
 
 
