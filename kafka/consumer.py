@@ -12,6 +12,7 @@ from aiokafka.errors import KafkaError
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from ..executor import Link
+from ..outage import Outage
 from ..waiting import set_within
 from . import membership
 from .assignment import RebalanceListener
@@ -91,6 +92,7 @@ class Consumer(ConsumerRebalanceListener):
         self._drained = asyncio.Event()
         self._leaving = asyncio.Event()
         self._connected_at: float | None = None
+        self._outage = Outage(log, "the connection to Kafka failed")
         self._failures = 0  # connections in a row that did not last
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -109,7 +111,7 @@ class Consumer(ConsumerRebalanceListener):
                 except* (KafkaError, OSError) as errors:
                     self.metrics.kafka_error()
                     self.vitals.disconnected(errors.exceptions[0])
-                    log.warning("Kafka: %r; connecting again", errors.exceptions[0])
+                    self._outage.failed(repr(errors.exceptions[0]))
                 finally:
                     self._client = None
                     self._loops = []
@@ -319,5 +321,6 @@ class Consumer(ConsumerRebalanceListener):
         if self._assignment is not None:
             self._assignment.on_partitions_assigned(assigned)
         self.vitals.rebalance_ends()
+        self._outage.over()
         self.joined = True
         self.place()

@@ -213,7 +213,7 @@ async def test_partitions_that_are_added_are_taken_up(topic, sidings_kafka, capl
         await put(sidings_kafka, name, {"T-1": row("T-1", "b")}, partition=0)
         await terminals.wait_until({0: 2, 1: 0, 2: 1}, timeout=SECONDS)
         assert (terminals["T-1"].acquirer_id, terminals["T-2"].acquirer_id) == ("b", "a")
-        assert "connecting again" not in caplog.text, "nor is the connection lost over it"
+        assert "trying again" not in caplog.text, "nor is the connection lost over it"
 
 
 async def test_a_topic_that_does_not_exist_is_waited_for_and_not_made(topic, sidings_kafka, caplog):

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from aiokafka.errors import KafkaError
 
 from ...errors import DirectoryBehind
+from ...outage import Outage
 from ...waiting import set_within, unless_set
 from ..message import Record
 from ..settings import KafkaSettings
@@ -57,6 +58,7 @@ class Follower(Generic[T]):
     ) -> None:
         self.topic = topic
         self.progress = Progress()
+        self._outage = Outage(log, f"directory {topic!r}: the connection to Kafka failed")
         self.faults = Faults(topic)
         self.stored = self.deleted = self.rebuilds = 0  # since the start
         self.contact = asyncio.Event()  # Kafka has answered once
@@ -101,7 +103,7 @@ class Follower(Generic[T]):
                         await self._connect(facts)
                 except (KafkaError, OSError) as error:  # TimeoutError is an OSError
                     self.failure = self.trouble = f"Kafka does not answer: {error!r}"
-                    log.warning("directory %r: Kafka: %r; connecting again", self.topic, error)
+                    self._outage.failed(repr(error))
                     self._failures = min(self._failures + 1, 10)
                     self.failing_since = self.failing_since or time.monotonic()
                     pause = random.uniform(0.02, min(_MAX_PAUSE_SECONDS, 0.1 * 2**self._failures))
@@ -209,6 +211,7 @@ class Follower(Generic[T]):
                 looked_at = time.monotonic()
                 if looked_at - connected_at > _STEADY_SECONDS:
                     self.failing_since, self._failures = None, 0
+                    self._outage.over()
                 await self._take_up_new_partitions(reader)
             await asyncio.sleep(0)  # a fetch that is at hand is returned at once: others must have their turn
 
