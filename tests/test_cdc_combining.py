@@ -21,6 +21,7 @@ from sidings.spark_analytics.transactions.messages import HEADERS, Outgoing
 from sidings.spark_analytics.transactions.ordinals import Ordinals
 from sidings.spark_analytics.transactions.pending import Pending
 from sidings.spark_analytics.transactions.processor import Combiner
+from sidings.spark_analytics.transactions.progress import not_read
 
 from .cdc_support import Json, Row, config, debezium_rows, header_row, header_rows, some_rows
 
@@ -627,6 +628,16 @@ def test_rows_of_a_snapshot_that_differ_in_anything_are_all_kept():
 def test_debeziums_snapshot_rows_are_of_no_transaction():
     values, _ = debezium_rows("1", [Row("Customers", "SNAPSHOT", CUSTOMER)])
     assert [(item.kind, item.id) for item in decoded(values, by=DEBEZIUM)] == [("snapshot", '["Customer","7"]')]
+
+
+def test_what_is_not_read_yet_counts_in_all_partitions():
+    # As Spark has told it.
+    told = """{"description": "KafkaV2[Subscribe[cdc]]", "startOffset": {"cdc": {"0": 1678, "1": 1677}},
+        "endOffset": {"cdc": {"0": 1753, "1": 1752}}, "latestOffset": {"cdc": {"0": 2220, "1": 2219, "2": 5}},
+        "metrics": {"avgOffsetsBehindLatest": "467.0", "maxOffsetsBehindLatest": "467"}}"""
+    source = json.loads(told)
+    assert not_read(source) == 467 + 467 + 5
+    assert not_read(source | {"latestOffset": None}) == 0  # before anything was read
 
 
 TOML = """

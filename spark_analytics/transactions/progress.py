@@ -1,6 +1,8 @@
 """What an operator wants to know of a running query."""
 
+import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from .config import Config
 
-__all__ = ["Progress", "progress"]
+__all__ = ["Progress", "not_read", "progress"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,11 @@ class Progress:
 def progress(spark: SparkSession, query: StreamingQuery, config: Config) -> Progress | None:
     """How the query stands; None before its first micro-batch has ended. It reads the state in a job of its own, which
     takes about as long as a small micro-batch: do it every minute or so."""
-    last = cast(dict[str, Any] | None, query.lastProgress)
-    if last is None:
+    told = query.lastProgress
+    if told is None:
         return None
-    behind = sum(_number(source, "maxOffsetsBehindLatest") for source in last["sources"])
+    last = cast(dict[str, Any], json.loads(told.json))  # as a dict it has offsets as text that is no JSON
+    behind = sum(map(not_read, last["sources"]))
     opened = _open(spark, config)
     return Progress(
         batch=last["batchId"],
@@ -63,6 +66,13 @@ def _open(spark: SparkSession, config: Config) -> tuple[int, int | None] | None:
     return None if row is None else (row[0], row[1])
 
 
-def _number(source: dict[str, Any], name: str) -> int:
-    metrics = cast(dict[str, str], source.get("metrics") or {})
-    return int(float(metrics.get(name) or 0))
+def not_read(source: Mapping[str, Any]) -> int:
+    """Records of Kafka beyond those that a micro-batch has read, in all partitions. Spark's own metrics say it of the
+    partition that has most."""
+    read = cast(Mapping[str, Mapping[str, int]], source.get("endOffset") or {})
+    latest = cast(Mapping[str, Mapping[str, int]], source.get("latestOffset") or {})
+    return sum(
+        offset - read.get(topic, {}).get(partition, 0)
+        for topic, offsets in latest.items()
+        for partition, offset in offsets.items()
+    )
