@@ -94,6 +94,7 @@ async def move(
         raise ActionRefused(f"there are no jobs in {origin}: `sidings origins list --orphans` names where there are")
     table(["state", "jobs", "oldest"], [(row.state, row.jobs, age(row.oldest, session.now)) for row in counts])
     ask(f"move {counted(sum(row.jobs for row in counts), 'job')} from {origin} to {to}", yes=yes)
+    await session.take_time()
     moved = await session.admin(by).move(origin, to, reason=because, lease_seconds=lease_seconds)
     typer.echo(f"moved {counted(moved, 'job')} from {origin} to {to}")
 

@@ -54,6 +54,11 @@ class Session:
             timeout=_STATEMENT_SECONDS,
         )
 
+    async def take_time(self) -> None:
+        """Let the server give what follows as long as it takes; it ends what a command has given up after a minute."""
+        if not self.settings.pgbouncer:  # through which no limit was set
+            await self.connection.execute("SET statement_timeout = 0")
+
     @asynccontextmanager
     async def outbox(self) -> "AsyncGenerator[Outbox]":
         """The outbox; it has a connection of its own."""

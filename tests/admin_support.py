@@ -3,6 +3,7 @@
 from typing import Any
 from uuid import UUID, uuid4
 
+import asyncpg
 from sidings.schema import load_sql
 
 from .support import ORIGIN, connected, value
@@ -61,3 +62,12 @@ async def a_holder(dsn: str, *origins: str, lease: str = "1 hour", running: list
 
 async def fence(dsn: str, executor: UUID) -> int:
     return await value(dsn, "SELECT fence FROM sidings.executor WHERE id = $1", executor)
+
+
+async def slow_updates(connection: asyncpg.Connection) -> None:
+    """From now on each update of a job takes 0.3 s."""
+    await connection.execute(
+        """CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql
+           AS $$ BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END $$;
+           CREATE TRIGGER slow BEFORE UPDATE ON sidings.job FOR EACH ROW EXECUTE FUNCTION slow()"""
+    )

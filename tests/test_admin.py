@@ -14,7 +14,7 @@ from sidings.errors import AdministrationError, Busy
 from sidings.jobs import OutcomeName
 from sidings.jobs.admin import JobState
 
-from .admin_support import GROUP, STATES, a_holder, a_job, fence, some_jobs, the_job
+from .admin_support import GROUP, STATES, a_holder, a_job, fence, slow_updates, some_jobs, the_job
 from .guide import DOCS, block, run
 from .support import ORIGIN, SECONDS, connected, eventually, fetch, history, jobs_left, value
 
@@ -270,6 +270,15 @@ async def test_executors_get_a_rest_from_what_is_done_to_many_jobs(
 async def test_what_cannot_be_done_to_many_jobs_is_refused(database: str, admin: Admin):
     with pytest.raises(ActionRefused, match="nothing that is done to many jobs: Give cancel, discard"):
         await anext(admin.each("requeue", [1]))  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_move_may_take_longer_than_another_statement(database: str):
+    """A million jobs take more than the minute, so that they could never be moved."""
+    await some_jobs(database, 10, origin="gone/0")
+    await a_holder(database, ORIGIN)
+    async with connected(database) as connection:
+        await slow_updates(connection)
+        assert await Admin(connection, actor="alice", timeout=1.0).move("gone/0", ORIGIN) == 10
 
 
 # -- rights, servers ----------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from .admin_support import GROUP, a_holder, a_job, some_jobs, the_job
+from .admin_support import GROUP, a_holder, a_job, slow_updates, some_jobs, the_job
 from .cli_support import cli, cli_json, refused
-from .support import ORIGIN, fetch, jobs_left, value
+from .support import ORIGIN, connected, fetch, jobs_left, value
 from .test_cli import a_parked_message, execute
 
 Action = tuple[str, str, str | None]
@@ -252,6 +252,18 @@ async def test_a_pause_of_what_is_not_there_says_that_it_may_be_a_typing_error(d
         for _ in range(2):  # the first leaves a row of the origin
             assert "typing error" in (await cli(database, *command, "--because", "x")).stderr, command
             await cli(database, command[0], "resume", *command[2:])
+
+
+async def test_many_orphans_are_moved_in_more_than_the_time_of_other_statements(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sidings.cli.session._STATEMENT_SECONDS", 4.0)
+    await some_jobs(database, 20, origin="gone/0")
+    await a_holder(database, ORIGIN)
+    async with connected(database) as connection:
+        await slow_updates(connection)
+    result = await cli(database, "origins", "move", "gone/0", ORIGIN, "--yes")
+    assert result.stdout.endswith(f"moved 20 jobs from gone/0 to {ORIGIN}\n")
 
 
 async def test_an_orphan_s_jobs_are_moved_and_those_of_a_held_origin_are_not(database: str):

@@ -38,6 +38,7 @@ _ACTED_ON_AT_ONCE = 2_000  # likewise, 0.1 to 0.3 s
 # At least, from one transaction to the next, and as long as it took: each voids what the holder has planned, and makes
 # it read everything anew; without a rest it would come to nothing else.
 _REST_SECONDS = 1.0
+_MOVE_SECONDS = 3_600.0  # nobody waits for it: 20 to 60 µs for each job
 _LAST_ID = 2**63 - 1
 _UNSUCCESSFUL = (OutcomeName.DISCARDED, OutcomeName.CANCELLED, OutcomeName.SUPERSEDED)
 
@@ -50,7 +51,8 @@ class Admin:
             await admin.skip_head(group.origin, group.group, head=group.head, reason="no such carrier")
 
     database: a connection of asyncpg without an open transaction, or a pool. actor: who acts, for the audit; not
-    needed to look. timeout: seconds for each statement.
+    needed to look. timeout: seconds for each statement,
+    but `move`.
 
     Each action is one transaction, fenced against the executor that holds the origin: when it has returned, no job
     starts that it cancelled or paused; what it woke starts at the holder's next look, within a second. Each is written
@@ -282,11 +284,12 @@ class Admin:
     async def move(self, origin: str, to: str, *, reason: str | None = None, lease_seconds: float = 60.0) -> int:
         """Give all jobs of an orphaned origin to another one, in the same order, behind what waits there; returns how
         many. Refused while an executor holds the origin. Jobs that others enqueue there meanwhile stay: call it again.
+        All are moved in one transaction, for order's sake: a million take a minute or so, and up to an hour is given.
 
         lease_seconds: the longest lease of the executors; an expired lease is believed only when Postgres has been up
         for that long."""
         lease = timedelta(seconds=lease_seconds)
-        return await self._calls.value("move_jobs", origin, to, self._actor, reason, lease)
+        return await self._calls.value("move_jobs", origin, to, self._actor, reason, lease, seconds=_MOVE_SECONDS)
 
 
 def _check_limit(limit: int) -> None:

@@ -46,14 +46,15 @@ class Calls:
         self._schema = valid_schema_name(schema)
         self._timeout = timeout
 
-    async def rows(self, name: str, *arguments: object) -> list[asyncpg.Record]:
-        """All rows of a statement, which is sent in autocommit."""
+    async def rows(self, name: str, *arguments: object, seconds: float = 0.0) -> list[asyncpg.Record]:
+        """All rows of a statement, which is sent in autocommit. seconds: that it may take, if that is longer."""
+        timeout = max(self._timeout, seconds)
         async with self._connection() as connection:
-            return await connection.fetch(load_sql(__package__, name, self._schema), *arguments, timeout=self._timeout)
+            return await connection.fetch(load_sql(__package__, name, self._schema), *arguments, timeout=timeout)
 
-    async def value(self, name: str, *arguments: object) -> Any:
+    async def value(self, name: str, *arguments: object, seconds: float = 0.0) -> Any:
         """The one value of a statement."""
-        return (await self.rows(name, *arguments))[0][0]
+        return (await self.rows(name, *arguments, seconds=seconds))[0][0]
 
     async def walk(self, name: str, *arguments: object) -> list[asyncpg.Record]:
         """All rows of a query that walks along indexes of the job table, whatever the planner knows of the table."""
