@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -56,6 +56,7 @@ class Executor:
         prometheus: CollectorRegistry | None = REGISTRY,
     ) -> None:
         self.id: UUID = uuid4()
+        self.on_replaced: Callable[[], None] = lambda: None  # called when another server is the primary
         self.settings = settings or ExecutorSettings()
         self.postgres = postgres
         self.metrics = ExecutorMetrics(service, prometheus)
@@ -337,6 +338,7 @@ class Executor:
             for link in self._links.values():  # some may still lead to the former server
                 link.renew()
             self._transactional.forget_connections()
+            self.on_replaced()
         self._reconciler.distrust_expiry()
 
     def _reread(self, queue: OriginQueue) -> None:

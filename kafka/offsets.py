@@ -69,7 +69,12 @@ class OffsetStore:
 
     async def advance(self, tx: Transaction, moves: Collection[Move]) -> None:
         """Move the offsets as a part of `tx`. Raises `OffsetsMoved`, after which `tx` must not commit."""
-        _demand(moves, await tx.fetch(self._advance_sql, *self._columns(moves), timeout=self._seconds))
+        rows = await tx.fetch(self._advance_sql, *self._columns(moves), timeout=self._seconds)
+        try:
+            _demand(moves, rows)
+        except OffsetsMoved:
+            self._link.renew()  # it may lead to a former primary, which would go on telling the same
+            raise
 
     async def jump(self, move: Move) -> None:
         """Move one offset on its own. Raises `OffsetsMoved`, `PostgresUnavailable`."""

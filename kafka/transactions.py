@@ -90,6 +90,7 @@ class Transactions:
         self.on_published: Callable[[], None] | None = None  # after a commit that has put messages into the outbox
         self._on_committed = on_committed
         self._pool: Pool | None = None
+        self._outdated = False
 
     async def start(self) -> None:
         """Make the pool. No connection is opened before one is needed."""
@@ -115,6 +116,11 @@ class Transactions:
         if self.idle_seconds is not None:
             limits["idle_in_transaction_session_timeout"] = f"{self.idle_seconds * 1000:.0f}ms"
         return limits
+
+    def renew(self) -> None:
+        """Postgres was replaced: let the next transactions open other connections. A former primary that lives on would
+        take what they write, and lose it."""
+        self._outdated = True
 
     async def stop(self) -> None:
         """Close all connections, in good order where that is quick."""
@@ -172,6 +178,9 @@ class Transactions:
         if self._pool is None:
             raise PostgresUnavailable("the service is not running: enter it (`async with service:`) first")
         try:
+            if self._outdated:
+                self._outdated = False
+                await self._pool.expire_connections()
             return await self._pool.acquire(timeout=self.settings.connect_seconds)
         except TimeoutError as error:
             used = self._pool.get_size() - self._pool.get_idle_size()

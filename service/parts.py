@@ -101,6 +101,7 @@ def _database(configuration: Configuration, registry: Registry, messaging: Messa
     registry.schema = postgres.schema_name
     executor = KafkaExecutor(name, registry, postgres, configuration.executor, prometheus=prometheus)
     transactions = Transactions(postgres, executor.committed)
+    executor.on_replaced = transactions.renew
     topics = Topics(postgres, {} if messaging is None else messaging.settings.partitioners)
     registry.has_grown = topics.has_grown
     outbox_settings = configuration.outbox or OutboxSettings()

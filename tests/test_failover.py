@@ -10,6 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from prometheus_client import CollectorRegistry
+from sidings import Message, Service, StaticAssignment, Transaction
 from sidings.devstack import Postgres
 from sidings.devstack.accounts import open_directory, server_account
 from sidings.devstack.binaries import postgres_program
@@ -19,6 +21,7 @@ from sidings.devstack.process import clean_environment
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry
 
+from .consumer_support import Number, a_service, produce
 from .faulty_proxy import FaultyProxy, Moment, proxied
 from .support import SECONDS, connected, drained, enqueue, eventually, fetch, value
 
@@ -404,6 +407,67 @@ async def test_transactional_handlers_do_not_go_on_with_connections_to_a_former_
         rows = await fetch(failover.new, "SELECT token FROM effect")
         assert [row["token"] for row in rows] == ["early", "late"]
         assert ran == ["early", "late"]
+
+
+async def test_a_services_transactions_leave_a_former_primary(failover: Failover):
+    """What they wrote there would be lost, without a word."""
+    service = Service(
+        "test",
+        postgres=PostgresSettings(dsn=failover.proxy.dsn),
+        assignment=StaticAssignment(ORIGINS[:1]),
+        prometheus=CollectorRegistry(),
+    )
+    ran = asyncio.Event()
+
+    @service.job()
+    async def step(job: Job[str]) -> None:
+        ran.set()
+
+    async def write(token: str) -> None:
+        async with service.transaction() as tx:
+            await tx.execute("INSERT INTO effect VALUES ($1)", token)
+
+    async with service:
+        await service.executor.settled(SECONDS)
+        await write("early")
+        await failover.lose_what_follows()
+        await failover.switch()
+        await meets_the_new_server(failover, "THE READ")
+        await enqueue(failover.new, step, ["x"], origin=ORIGINS[0])
+        await asyncio.wait_for(ran.wait(), SECONDS)
+        await write("late")
+    rows = await fetch(failover.new, "SELECT token FROM effect")
+    assert [row["token"] for row in rows] == ["early", "late"]
+
+
+async def test_a_consumer_leaves_a_former_primary_and_does_there_anew_what_was_lost(
+    failover: Failover, topic: Any, sidings_kafka: str
+):
+    name = await topic()
+    settings = {"fetch_seconds": 0.05, "group": name}
+    service = a_service(failover.proxy.dsn, sidings_kafka, settings=settings, executor={"lease_seconds": 60.0})
+
+    @service.consumer(name)
+    async def record(message: Message[Number], tx: Transaction) -> None:
+        await tx.execute("INSERT INTO effect VALUES ($1)", str(message.value.n))
+
+    async def recorded(dsn: str, numbers: range) -> bool:
+        rows = await fetch(dsn, "SELECT token FROM effect ORDER BY token")
+        return [row["token"] for row in rows] == [str(number) for number in numbers]
+
+    async with service:
+        await produce(sidings_kafka, name, range(1, 4))
+        await eventually(lambda: recorded(failover.old, range(1, 4)))
+        await service.executor.settled(SECONDS)
+        await failover.lose_what_follows()
+        await produce(sidings_kafka, name, range(4, 7))
+        await eventually(lambda: recorded(failover.old, range(1, 7)))
+        await failover.switch()
+        await meets_the_new_server(failover, "THE READ")
+        there = "SELECT bool_or(owner IS NOT NULL AND epoch > 1) FROM sidings.origin"
+        await eventually(lambda: value(failover.new, there), "the executor goes on there")
+        await produce(sidings_kafka, name, range(7, 9))
+        await eventually(lambda: recorded(failover.new, range(1, 9)), "all of them have their effects there, once")
 
 
 async def test_an_executor_that_starts_on_a_server_just_promoted_believes_no_expiry(failover: Failover):
