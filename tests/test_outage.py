@@ -76,12 +76,15 @@ async def test_what_is_tried_again_and_again_while_postgres_is_away_is_not_told_
         caplog.clear()
         await asyncio.to_thread(postgres.kill)
         await produce(sidings_kafka, name, [2])
-        await eventually(lambda: all(tries(part) > 6 for part in parts), lambda: {part: tries(part) for part in parts})
+        await eventually(lambda: all(tries(part) > 4 for part in parts), lambda: {part: tries(part) for part in parts})
         while_away = {part: lines(part) for part in parts}
         await asyncio.to_thread(postgres.start)
-        await eventually(lambda: all("works again" in lines(part)[-1] for part in parts))
+        await eventually(
+            lambda: all(any("works again" in line for line in lines(part)) for part in parts),
+            lambda: {part: lines(part) for part in parts},
+        )
         await eventually(offset_reaches(postgres.dsn, name, 2))
-    assert all(1 <= len(told) <= 4 for told in while_away.values()), (
+    assert all(1 <= len(told) <= 6 for told in while_away.values()), (
         while_away
     )  # two threads renew, a try may take long
     assert len(lines(" (epoch ")) <= 3, "slots are lost together"
