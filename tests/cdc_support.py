@@ -13,6 +13,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from sidings.spark_analytics.transactions import Config, Group
 
 __all__ = [
+    "WAIT_SECONDS",
     "Row",
     "Sent",
     "Until",

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from sidings.spark_analytics.transactions import Config, combine
 from sidings.spark_analytics.transactions.progress import progress
 
 from .cdc_support import (
+    WAIT_SECONDS,
     Row,
     Sent,
     Until,
@@ -35,6 +37,7 @@ from .cdc_support import (
     read,
     some_rows,
 )
+from .support import eventually
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.timeout(900)  # about 20 s each; many times that where others work on the machine
@@ -199,6 +202,32 @@ async def test_debezium_with_its_boundaries_before_and_after_the_rows(
         with pytest.raises(asyncio.CancelledError):
             await sending
         assert rows_of(found) == expected
+
+
+async def test_it_says_how_much_is_open_and_not_read_yet(
+    spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
+):
+    by = configured(topics, sidings_kafka, tmp_path, max_rows_per_trigger=9, trigger_seconds=1_000_000)
+
+    await produce(sidings_kafka, topics["cdc"], [header_rows("older", [UPDATE] * 2)[0]])
+    query = await asyncio.to_thread(combine, spark, by, available_now=True)
+    await asyncio.to_thread(query.awaitTermination)
+    await produce(sidings_kafka, topics["cdc"], [header_rows("newer", [UPDATE] * 2)[0]] * 20)
+    between = time.time()
+    async with running(spark, by) as (query, _):
+        # One micro-batch at once; the next one were due in days.
+        await eventually(
+            lambda: query.lastProgress is not None and not query.status["isTriggerActive"],
+            "the end of the first micro-batch",
+            WAIT_SECONDS,
+        )
+        stands = await asyncio.to_thread(progress, spark, query, by)
+    assert stands is not None
+    assert 0 < stands.rows <= 9
+    assert stands.behind == 20 - stands.rows
+    assert stands.open == 2
+    assert stands.oldest is not None
+    assert stands.oldest > time.time() - between
 
 
 async def test_options_reach_kafkas_source_and_sink(
