@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..errors import AdministrationError, Busy, ConfigurationError
+from ..errors import AdministrationError, ConfigurationError
 from .command import Because, By, Limit, Yes, command, fail
 from .consent import ask
 from .filters import NAMES, a_state, check_group
@@ -152,7 +152,9 @@ def _check_choice(verb: str, ids: Sequence[int] | None, filtered: bool, filters:
 
 
 def _say_refused(id: int, error: AdministrationError, of: int) -> None:
-    text = f"job {id}: {error}" if isinstance(error, Busy) else str(error).replace("force => true", "--force")
+    text = str(error).replace("force => true", "--force")
+    if f"job {id}" not in text:
+        text = f"job {id}: {text}"
     if of == 1:
         fail(text)
     note(f"error: {text}")

@@ -98,7 +98,7 @@ class Database:
         self.last_completed = 699
         self.next_position = 1
         self.next_id = 1
-        self.server = "server 1"
+        self.server = "start timeline 1"
         self.fence = 0
         self.pauses: list[list[str | None]] = []
 
@@ -712,7 +712,7 @@ class World:
         """The next answer comes from a server that was started anew; open transactions are gone."""
         for xid in list(self.database.open):
             self.database.end(xid)
-        self.database.server += "'"
+        self.database.server = "re" + self.database.server  # the timeline stays
         self.shown = {name: frozenset() for name in self.life.origins}
 
     # -- what must never happen -----------------------------------------------------------------------------------

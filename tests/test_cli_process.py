@@ -398,5 +398,5 @@ async def test_someone_else_s_lock_is_an_error_that_says_try_again(database: str
     async with connected(database) as connection, connection.transaction():
         await connection.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", id)
         text = await refused(database, "jobs", "cancel", id)
-    assert text.startswith(f"job {id}: somebody else is changing the same rows")
+    assert text == f"job {id} is being changed by somebody else: Try again."
     assert await jobs_left(database) == 1

@@ -180,7 +180,7 @@ async def test_what_has_failed_is_read_again_only_after_what_was_acknowledged_ha
 
 
 @pytest.mark.parametrize("under_way", [0, 1])
-def test_a_slot_that_is_lost_with_messages_under_way_takes_the_producers_along(under_way: int) -> None:
+async def test_a_slot_that_is_lost_with_messages_under_way_takes_the_producers_along(under_way: int) -> None:
     """Its new owner sends them. What aiokafka repeats might come behind what that one sends then."""
     relay = Relay("test", PostgresSettings(dsn="postgresql://nowhere"), KafkaSettings(bootstrap="x:1"), prometheus=None)
     slot, relay._senders = Slot(0, "outbox/0", 7), Mock(spec=senders.Senders)
