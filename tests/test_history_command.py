@@ -207,7 +207,8 @@ async def test_stopped_while_spark_reads_it_leaves_nothing_behind(database: str,
                 process.terminate()
                 _, err = await process.communicate()
             assert process.returncode == 130
-            assert err.decode().splitlines()[-1] == "error: interrupted, nothing is left behind"
+            # Not always the last line: the task that was reading may still tell its own end.
+            assert "error: interrupted, nothing is left behind" in err.decode().splitlines()
             await eventually(lambda: not list(temporary.iterdir()), "Java has gone too")
             assert list(tmp_path.iterdir()) == [temporary]
         finally:
