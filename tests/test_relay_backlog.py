@@ -371,3 +371,26 @@ def test_a_read_brings_a_quarter_of_the_window_and_the_next_one_follows_as_soon_
     assert not reader.hungry()
     lane.account(lane.take(1))
     assert reader.hungry()
+
+
+def test_of_a_slot_that_has_begun_to_drain_a_read_under_way_brings_nothing() -> None:
+    """What waited was forgotten, and is sent by the slot's heir: newer messages must not be sent before it."""
+    database, backlog, reader = a_reader(window=300)
+    slot, other = backlog.slots[0], backlog.slots[1]
+    fill(database, "a", 20)
+    plan = reader._plan()
+    reader._deliver(plan, database.read(reader._arguments(plan)))
+    late = database.begin()
+    database.insert(late, slot.number, "a")
+    fill(database, "a", 20)
+    plan = reader._plan()
+    reader._deliver(plan, database.read(reader._arguments(plan)))
+    database.open.discard(late)
+    fill(database, "a", 20)
+    plan = reader._plan()
+    answer = database.read(reader._arguments(plan))
+    slot.draining = True  # as `Slots` does it
+    backlog.forget(slot)
+    reader._deliver(plan, answer)
+    assert {row.slot for row in backlog.lane("a").queue} == {s for s in backlog.slots.values() if s is not slot}
+    assert other in {row.slot for row in backlog.lane("a").queue}

@@ -161,7 +161,8 @@ class Reader:
         refills: list[list[Row]] = [[] for _ in plan.shares]
         forward: list[defaultdict[str, list[Row]]] = [defaultdict(list) for _ in plan.slots]  # by slot and topic
         tops: dict[int, int] = {}
-        live = [backlog.has(slot) for slot in plan.slots]
+        # Of a slot that drains what waited was forgotten: what comes now would be sent before it, which its heir sends.
+        live = [backlog.has(slot) and not slot.draining for slot in plan.slots]
         slot: Slot
         ref: int
         for (part, ref), run in groupby(rows, _part_and_ref):
