@@ -38,8 +38,9 @@ class Superseded(Fenced):
 
 
 class _Guard:
-    """Cuts a transaction's connection off shortly before the origin's deadline. The handler has been cancelled by then,
-    but a rollback, ours or of a savepoint of its own, waits for a server that hangs, and the watchdog for nobody."""
+    """Cuts a transaction's connection off shortly before the origin's deadline. As a rule the handler was cancelled
+    before, but a rollback, ours or of a savepoint of its own, waits for a server that hangs, and the watchdog for
+    nobody."""
 
     def __init__(self, connection: asyncpg.Connection, origin: OriginQueue, seconds: float) -> None:
         self.has_cut = False
@@ -96,9 +97,13 @@ class Transactional:
         try:
             return await self._run(connection, transaction, job_type, job, entry, started)
         except BaseException as error:
-            if guard.has_cut:  # the handler was cancelled before, whatever its statements have come to since
+            if not guard.has_cut:
+                raise
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # for a reason that the worker knows
                 raise asyncio.CancelledError from error
-            raise
+            lost = PostgresUnavailable(f"the transaction was cut off before the lease of {entry.origin.name} ends")
+            return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(lost))  # no failure of the handler's
         finally:
             guard.cancel()
 

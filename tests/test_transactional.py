@@ -9,7 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sidings.errors import ConfigurationError
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
-from sidings.jobs import Job, Registry, Retry
+from sidings.executor.attempts import job_of
+from sidings.executor.clock import now
+from sidings.executor.queues import Entry, OriginQueue
+from sidings.executor.transactional import Transactional
+from sidings.jobs import Again, Job, OutcomeName, Registry, Retry
 from tenacity import stop_after_attempt, wait_fixed
 
 from .faulty_proxy import Moment, proxied
@@ -263,3 +267,20 @@ def test_a_plain_function_cannot_be_transactional() -> None:
 def test_tx_is_refused_where_it_was_not_asked_for() -> None:
     with pytest.raises(ConfigurationError, match="transactional=True"):
         _ = Job({}, type="plain").tx
+
+
+async def test_a_transaction_that_is_cut_off_before_the_lease_ends_is_no_failure_of_its_handler(database: str):
+    """Here nobody has cancelled the handler before; with one attempt allowed, the job would be discarded."""
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=Retry(stop=stop_after_attempt(1)))
+    async def ride(job: Job[str]) -> None:
+        await job.tx.execute("SELECT pg_sleep(60)")
+
+    queue = OriginQueue("t/0", 1)
+    queue.deadline = now() + 61.0
+    entry = Entry(1, queue, "ride", None, 1, payload='"x"')
+    transactional = Transactional(PostgresSettings(dsn=database), lambda _: None, lambda _: None, abort_seconds=60.0)
+    outcome = await asyncio.wait_for(transactional.run(ride, job_of(ride, entry), entry, now()), 30)
+    assert isinstance(outcome, Again)
+    assert outcome.name is OutcomeName.SNOOZED
