@@ -427,6 +427,7 @@ def test_a_kafka_that_cannot_start_shows_its_log(own_kafka):
         own_kafka(settings={"num.io.threads": "not-a-number"})
 
 
+@pytest.mark.chaos
 def test_three_brokers_go_on_while_one_is_dead(own_kafka):
     kafka: Kafka = own_kafka(brokers=3)
     config = {"min.insync.replicas": "2"}

@@ -58,6 +58,7 @@ def test_the_demo_keeps_its_promises(demo: list[str], environment: dict[str, str
     assert "took partitions" in done.stdout
 
 
+@pytest.mark.chaos  # what the verification notices has quicker tests below
 @pytest.mark.timeout(240)
 def test_the_demo_fails_when_a_job_disappears(demo: list[str], environment: dict[str, str]):
     done = run([*demo, *SHORT, "--jobs-only", "--sabotage", "lose-job"], environment, 200)

@@ -11,7 +11,7 @@ from sidings.jobs import Job, Registry
 
 from .faulty_proxy import proxied
 from .fleet import Fleet, Member, until
-from .support import SECONDS, drained, enqueue, eventually, outcomes, running
+from .support import SECONDS, enqueue, eventually, outcomes, running
 
 ORIGINS = ["t/0", "t/1"]
 
@@ -222,7 +222,7 @@ async def test_a_handler_that_goes_on_after_its_timeout_is_told_of(
 
     [stuck] = await enqueue(database, registry["ride"], ["x"])
     try:
-        async with running(database, registry, prometheus=prometheus) as executor:
+        async with running(database, registry, prometheus=prometheus, lease_seconds=5.0) as executor:
             await eventually(deaf, "it is counted")
             [problem] = await eventually(executor.problems, "health names it")
             assert f"job {stuck} (ride) has been running for " in problem
@@ -232,7 +232,6 @@ async def test_a_handler_that_goes_on_after_its_timeout_is_told_of(
             told = [record.getMessage() for record in caplog.records if record.name == "sidings.watchdog"]
             assert [f"job {stuck} (ride)" in line for line in told] == [True]  # once
             go_on.set()
-            await drained(database)
-            assert (deaf(), executor.problems()) == (0, [])
+            await eventually(lambda: (deaf(), executor.problems()) == (0, []), "nothing is told of it any more")
     finally:
         go_on.set()
