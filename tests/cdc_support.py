@@ -24,7 +24,9 @@ __all__ = [
     "header_rows",
     "produce",
     "read",
+    "rows_of",
     "some_rows",
+    "toml",
 ]
 
 Json = dict[str, Any]
@@ -193,3 +195,26 @@ def _topics(by: Config) -> list[str]:
 def _sent(record: Any) -> Sent:
     headers = {name: value.decode() for name, value in record.headers}
     return Sent(record.topic, (record.key or b"").decode(), json.loads(record.value or b"null"), headers)
+
+
+def rows_of(found: Sequence[Sent]) -> set[tuple[str, int]]:
+    """Transactions' rows that have come, by ordinal; each event, told apart by its id, counts once."""
+    events = {event.headers["sidings-id"]: event.value for event in found if "group" in event.value}
+    rows = [
+        (event["transaction"], row["ordinal"])
+        for event in events.values()
+        if "transaction" in event
+        for row in event["rows"]
+    ]
+    assert len(rows) == len(set(rows)), "a row is in two different events"
+    return set(rows)
+
+
+def toml(by: Config) -> str:
+    """The configuration as a file."""
+    plain = by.model_dump(mode="json", exclude={"groups", "kafka_options"}, exclude_none=True)
+    lines = [f"{name} = {json.dumps(value)}" for name, value in plain.items()]
+    for group in by.groups:
+        fields = group.model_dump(mode="json", exclude={"primary_keys"})
+        lines += ["[[groups]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]
+    return "\n".join(lines)

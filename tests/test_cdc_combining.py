@@ -14,6 +14,7 @@ from pyspark.sql import Row as SparkRow
 from pyspark.sql.streaming import TwsTester
 from sidings import ConfigurationError
 from sidings.spark_analytics.transactions import Config, Group, load
+from sidings.spark_analytics.transactions.__main__ import main
 from sidings.spark_analytics.transactions.bundles import BUCKETS, bundles, items_of
 from sidings.spark_analytics.transactions.combining import combine_snapshot
 from sidings.spark_analytics.transactions.decoding import Item, Kind, Record, decode
@@ -680,6 +681,16 @@ def test_a_wrong_configuration_is_told_by_its_field(change: tuple[str, str], mes
     file.write_text(TOML.replace(*change))
     with pytest.raises(ConfigurationError, match=message):
         load(file)
+
+
+def test_the_command_says_whether_a_configuration_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "config.toml"
+    file.write_text(TOML)
+    assert main([str(file), "--check"]) == 0
+    assert "config.toml is right" in capsys.readouterr().out
+    file.write_text(TOML.replace("alerts =", "alert ="))
+    assert main([str(file), "--check"]) == main([str(file)]) == 2
+    assert "alert: Extra inputs" in capsys.readouterr().err
 
 
 def test_options_for_kafka_are_not_shown():

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from sidings.devstack.fixtures import TopicFactory
 from sidings.spark_analytics.transactions import Config, combine
+from sidings.spark_analytics.transactions.__main__ import run
 from sidings.spark_analytics.transactions.progress import progress
 
 from .cdc_support import (
@@ -35,7 +36,9 @@ from .cdc_support import (
     header_rows,
     produce,
     read,
+    rows_of,
     some_rows,
+    toml,
 )
 from .support import eventually
 
@@ -80,17 +83,9 @@ async def running(spark: SparkSession, by: Config) -> AsyncIterator[tuple[Stream
         await asyncio.to_thread(query.stop)
 
 
-def rows_of(found: Sequence[Sent]) -> set[tuple[str, int]]:
-    """Transactions' rows that have come, by ordinal; each event, told apart by its id, counts once."""
-    events = {event.headers["sidings-id"]: event.value for event in found if "group" in event.value}
-    rows = [
-        (event["transaction"], row["ordinal"])
-        for event in events.values()
-        if "transaction" in event
-        for row in event["rows"]
-    ]
-    assert len(rows) == len(set(rows)), "a row is in two different events"
-    return set(rows)
+async def ended(spark: SparkSession, by: Config) -> int:
+    """Take what is there, as the command does; its exit code."""
+    return await asyncio.to_thread(run, spark, by, threading.Event(), available_now=True)
 
 
 def alerts(found: Sequence[Sent]) -> dict[str, Sent]:
@@ -123,6 +118,7 @@ async def test_the_header_form_with_timers_snapshots_bad_records_and_a_restart(
             "all transactions, the alerts and the snapshot",
         )
         assert rows_of(found) == expected
+        assert all(message.key == message.value["id"] for message in found if "group" in message.value)
         incomplete = alerts(found)["incomplete"]
         assert (incomplete.value["transaction"], incomplete.value["missing"]) == ("lost", [2])
         assert alerts(found)["bad-record"].value["place"].startswith(f"{topics['cdc']}/")
@@ -135,6 +131,9 @@ async def test_the_header_form_with_timers_snapshots_bad_records_and_a_restart(
         assert stands.oldest is not None
         assert stands.oldest >= 3
         assert query.lastProgress["stateOperators"][0]["numShufflePartitions"] == by.state_partitions
+        # The settings are the query's own, and a micro-batch writes what it has changed, not all of the state.
+        assert spark.conf.get("spark.sql.shuffle.partitions") != str(by.state_partitions)
+        assert list((tmp_path / "checkpoint" / "state").rglob("*.changelog"))
 
     # From here on a second query goes on from the checkpoint of the first.
     async with running(spark, by) as (query, until):
@@ -204,30 +203,40 @@ async def test_debezium_with_its_boundaries_before_and_after_the_rows(
         assert rows_of(found) == expected
 
 
-async def test_it_says_how_much_is_open_and_not_read_yet(
-    spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
+async def test_it_is_stopped_after_its_micro_batch_and_says_how_much_is_open_and_not_read_yet(
+    spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     by = configured(topics, sidings_kafka, tmp_path, max_rows_per_trigger=9, trigger_seconds=1_000_000)
+    caplog.set_level("INFO", "sidings.cdc")
 
     await produce(sidings_kafka, topics["cdc"], [header_rows("older", [UPDATE] * 2)[0]])
-    query = await asyncio.to_thread(combine, spark, by, available_now=True)
-    await asyncio.to_thread(query.awaitTermination)
+    assert await ended(spark, by) == 0
     await produce(sidings_kafka, topics["cdc"], [header_rows("newer", [UPDATE] * 2)[0]] * 20)
-    between = time.time()
-    async with running(spark, by) as (query, _):
-        # One micro-batch at once; the next one were due in days.
-        await eventually(
-            lambda: query.lastProgress is not None and not query.status["isTriggerActive"],
-            "the end of the first micro-batch",
-            WAIT_SECONDS,
-        )
-        stands = await asyncio.to_thread(progress, spark, query, by)
-    assert stands is not None
-    assert 0 < stands.rows <= 9
-    assert stands.behind == 20 - stands.rows
-    assert stands.open == 2
-    assert stands.oldest is not None
-    assert stands.oldest > time.time() - between
+    caplog.clear()
+    stop = threading.Event()
+    # One micro-batch at once; the next one were due in days.
+    running = asyncio.create_task(asyncio.to_thread(run, spark, by, stop, available_now=False))
+    await eventually((tmp_path / "checkpoint" / "offsets" / "1").exists, "the begin of a micro-batch", WAIT_SECONDS)
+    stop.set()
+    assert await running == 0
+    assert (tmp_path / "checkpoint" / "commits" / "1").exists()
+    line = caplog.records[-1]
+    told = re.fullmatch(
+        r"stopped: batch 1, (\d+) s ago: (\d) rows in ([\d.]+) s, (\d+) behind;"
+        r" 2 open transactions, the oldest since (\d+) s",
+        line.getMessage(),
+    )
+    assert told is not None, caplog.messages
+    ago, rows, seconds, behind, oldest = map(float, told.groups())
+    assert 0 < rows <= 9
+    assert behind == 20 - rows
+
+    def age(batch: int) -> float:
+        _, facts, *_ = (tmp_path / "checkpoint" / "offsets" / str(batch)).read_text().splitlines()
+        return line.created - json.loads(facts)["batchTimestampMs"] / 1000
+
+    assert abs(oldest - age(0)) < abs(oldest - age(1))
+    assert 0 < seconds <= ago + seconds <= age(1) + 1
 
 
 async def test_options_reach_kafkas_source_and_sink(
@@ -244,16 +253,14 @@ async def test_options_reach_kafkas_source_and_sink(
 
 
 async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_has_deleted(
-    spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
+    spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     by = configured(topics, sidings_kafka, tmp_path, start="latest")
 
     await produce(sidings_kafka, topics["cdc"], header_rows("before", [UPDATE] * 3))
-    query = await asyncio.to_thread(combine, spark, by, available_now=True)
-    await asyncio.to_thread(query.awaitTermination)
+    assert await ended(spark, by) == 0
     await produce(sidings_kafka, topics["cdc"], header_rows("after", [UPDATE] * 3))
-    query = await asyncio.to_thread(combine, spark, by, available_now=True)
-    await asyncio.to_thread(query.awaitTermination)
+    assert await ended(spark, by) == 0
     assert rows_of(await read(by)) == {("after", ordinal) for ordinal in (1, 2, 3)}
 
     await produce(sidings_kafka, topics["cdc"], header_rows("deleted", [UPDATE] * 3))
@@ -264,24 +271,15 @@ async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_
         await admin.delete_records({part: RecordsToDelete(before_offset=-1) for part in parts})
     finally:
         await admin.close()
-    query = await asyncio.to_thread(combine, spark, by, available_now=True)
-    with pytest.raises(StreamingQueryException, match="failOnDataLoss"):
-        await asyncio.to_thread(query.awaitTermination)
-
-
-def toml(by: Config) -> str:
-    """The configuration as a file."""
-    plain = by.model_dump(mode="json", exclude={"groups", "kafka_options"}, exclude_none=True)
-    lines = [f"{name} = {json.dumps(value)}" for name, value in plain.items()]
-    for group in by.groups:
-        fields = group.model_dump(mode="json", exclude={"primary_keys"})
-        lines += ["[[groups]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]
-    return "\n".join(lines)
+    assert await ended(spark, by) == 1
+    assert "failOnDataLoss" in caplog.messages[-1]
 
 
 @pytest.mark.chaos
-async def test_a_kill_in_the_middle_loses_no_row(sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path):
-    by = configured(topics, sidings_kafka, tmp_path, max_rows_per_trigger=100, report_seconds=1)
+async def test_kills_in_the_middle_of_micro_batches_lose_no_row(
+    sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
+):
+    by = configured(topics, sidings_kafka, tmp_path, max_rows_per_trigger=40, report_seconds=1)
     file = tmp_path / "config.toml"
     file.write_text(toml(by))
     chance = random.Random(13)
@@ -300,12 +298,25 @@ async def test_a_kill_in_the_middle_loses_no_row(sidings_kafka: str, topics: Map
     def alive() -> None:
         assert process.poll() is None, log.read_text()[-4000:]
 
+    def kill() -> None:
+        os.killpg(process.pid, signal.SIGKILL)  # Python and its JVM
+        process.wait()
+
     process = start()
     try:
         async with following(by, alive) as until:
             await until(bool, "the first event")
-            os.killpg(process.pid, signal.SIGKILL)  # Python and its JVM
-            process.wait()
+        kill()
+        # When it has begun, when a part of the state is written, when it has ended.
+        for moment in ("offsets/[0-9]*", "state/0/0/*.changelog", "commits/[0-9]*"):
+            before = set(Path(by.checkpoint).glob(moment))
+            process = start()
+            await eventually(
+                lambda moment=moment, before=before: (alive(), set(Path(by.checkpoint).glob(moment)) - before)[1],
+                f"a new file {moment}",
+                WAIT_SECONDS,
+            )
+            kill()
         assert not rows_of(await read(by)) >= expected, "it was killed too late to prove anything"
         process = start()
         async with following(by, alive) as until:
@@ -315,12 +326,13 @@ async def test_a_kill_in_the_middle_loses_no_row(sidings_kafka: str, topics: Map
         assert await asyncio.to_thread(process.wait) == 0
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill()
     text = log.read_text()
     assert "open transactions" in text
     assert "stopped: batch" in text
-    assert all(int(rows) <= 100 for rows in re.findall(r"batch \d+: (\d+) rows", text))
+    rows = re.findall(r"batch \d+, \d+ s ago: (\d+) rows", text)
+    assert rows
+    assert all(int(number) <= 40 for number in rows)
 
 
 @pytest.mark.chaos

@@ -23,7 +23,7 @@ from sidings.spark_analytics.transactions.config import Config, load
 from sidings.spark_analytics.transactions.progress import progress
 from sidings.spark_analytics.transactions.query import combine
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 STOP_SECONDS = 30.0  # at most, for the micro-batch that is under way
 log = logging.getLogger("sidings.cdc")
@@ -55,12 +55,13 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):  # after the session, which has a handler of its own
         signal.signal(number, asked)
     try:
-        return _run(spark, config, stop, available_now=chosen.available_now)
+        return run(spark, config, stop, available_now=chosen.available_now)
     finally:
         spark.stop()
 
 
-def _run(spark: SparkSession, config: Config, stop: threading.Event, *, available_now: bool) -> int:
+def run(spark: SparkSession, config: Config, stop: threading.Event, *, available_now: bool) -> int:
+    """Run the query until `stop` is set (0) or it fails (1), and tell in the log how it stands."""
     query = combine(spark, config, available_now=available_now)
     log.info("started: %s to %s", ", ".join(config.read), ", ".join(group.topic for group in config.groups))
     report_at = time.monotonic() + config.report_seconds

@@ -1,9 +1,12 @@
 """What an operator wants to know of a running query."""
 
 import json
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from secrets import token_hex
 from typing import Any, cast
 
 from py4j.protocol import Py4JJavaError
@@ -15,14 +18,17 @@ from .config import Config
 
 __all__ = ["Progress", "not_read", "progress"]
 
+STATE_SECONDS = 30.0  # at most, to read the state; a cluster that has no executor left would never have done it
+
 
 @dataclass(frozen=True)
 class Progress:
-    """batch: the number of the last micro-batch, which took `seconds` for `rows`. behind: Kafka records that were not
-    read by then. open: transactions that are incomplete, the oldest of which began `oldest` seconds ago; None: the
-    state could not be read now, or nothing has been written yet."""
+    """batch: the number of the last micro-batch, which took `seconds` for `rows` and ended `ago` seconds ago. behind:
+    Kafka records that were not read by then. open: transactions that are incomplete, the oldest of which began `oldest`
+    seconds ago; None: the state could not be read now, or nothing has been written yet."""
 
     batch: int
+    ago: float
     rows: int
     seconds: float
     behind: int
@@ -34,22 +40,25 @@ class Progress:
         if self.open is not None:
             state = f"{self.open:,} open transactions"
             state += f", the oldest since {self.oldest:,.0f} s" if self.oldest is not None else ""
-        return f"batch {self.batch}: {self.rows:,} rows in {self.seconds:.1f} s, {self.behind:,} behind; {state}"
+        batch = f"batch {self.batch}, {self.ago:,.0f} s ago: {self.rows:,} rows in {self.seconds:.1f} s"
+        return f"{batch}, {self.behind:,} behind; {state}"
 
 
 def progress(spark: SparkSession, query: StreamingQuery, config: Config) -> Progress | None:
     """How the query stands; None before its first micro-batch has ended. It reads the state in a job of its own, which
-    takes about as long as a small micro-batch: do it every minute or so."""
+    takes about as long as a small micro-batch, and at most half a minute: do it every minute or so."""
     told = query.lastProgress
     if told is None:
         return None
     last = cast(dict[str, Any], json.loads(told.json))  # as a dict it has offsets as text that is no JSON
     behind = sum(map(not_read, last["sources"]))
     opened = _open(spark, config)
+    seconds = last["durationMs"].get("triggerExecution", 0) / 1000
     return Progress(
         batch=last["batchId"],
+        ago=max(0.0, time.time() - datetime.fromisoformat(last["timestamp"]).timestamp() - seconds),
         rows=last["numInputRows"],
-        seconds=last["durationMs"].get("triggerExecution", 0) / 1000,
+        seconds=seconds,
         behind=behind,
         open=opened[0] if opened else None,
         oldest=None if opened is None or opened[1] is None else max(0.0, time.time() - opened[1] / 1000),
@@ -59,10 +68,18 @@ def progress(spark: SparkSession, query: StreamingQuery, config: Config) -> Prog
 def _open(spark: SparkSession, config: Config) -> tuple[int, int | None] | None:
     """How many transactions are open, and since when the oldest, in milliseconds."""
     reader = spark.read.format("statestore").option("path", config.checkpoint).option("stateVarName", "open")
+    tag = f"progress-{token_hex(8)}"
+    limit = threading.Timer(STATE_SECONDS, spark.interruptTag, [tag])
+    limit.daemon = True
+    spark.addTag(tag)
+    limit.start()
     try:
         row = reader.load().selectExpr("count(*)", "min(user_map_value.since)").first()
-    except (PySparkException, Py4JJavaError):  # a file of the checkpoint was replaced while it was read
+    except (PySparkException, Py4JJavaError):  # a file of the checkpoint was replaced while it was read, or the limit
         return None
+    finally:
+        limit.cancel()
+        spark.removeTag(tag)
     return None if row is None else (row[0], row[1])
 
 
