@@ -389,8 +389,26 @@ def test_of_a_slot_that_has_begun_to_drain_a_read_under_way_brings_nothing() -> 
     fill(database, "a", 20)
     plan = reader._plan()
     answer = database.read(reader._arguments(plan))
-    slot.draining = True  # as `Slots` does it
-    backlog.forget(slot)
+    backlog.forget(slot)  # as `SlotKeeper` does it
     reader._deliver(plan, answer)
     assert {row.slot for row in backlog.lane("a").queue} == {s for s in backlog.slots.values() if s is not slot}
     assert other in {row.slot for row in backlog.lane("a").queue}
+
+
+def test_of_a_slot_that_was_lost_what_fails_is_not_asked_for_again() -> None:
+    """Its messages under way failed when their producer was closed, and were asked for ever after: read upon read, and in the end
+    no other share of any topic was refilled."""
+    database, backlog, reader = a_reader(window=300)
+    fill(database, "a", 20)
+    plan = reader._plan()
+    reader._deliver(plan, database.read(reader._arguments(plan)))
+    lane, lost = backlog.lane("a"), backlog.slots[0]
+    rows = lane.take(20)
+    backlog.remove_slot(lost)
+    lane.give_back(rows)
+    assert lane.behind.keys() == set(backlog.slots.values())
+    for _ in range(3):
+        plan = reader._plan()
+        reader._deliver(plan, database.read(reader._arguments(plan)))
+        lane.account(lane.take(20))
+    assert (reader.hungry(), backlog.left_out(), lane.behind) == (False, [], {})

@@ -25,7 +25,8 @@ __all__ = ["Backlog", "Lane", "Row", "Slot", "repeat"]
 
 class Slot:
     """A slot that is leased. `high`: up to this id it has been read. `deadline`: until then its messages may be
-    sent. `repeated`: up to this id they may have been sent before, by a former owner, or by us without an answer."""
+    sent. `repeated`: up to this id they may have been sent before, by a former owner, or by us without an answer.
+    `draining`: nothing more of it is read, as it is given away or was lost."""
 
     __slots__ = (
         "backlogged",
@@ -128,7 +129,8 @@ class Lane:
     def give_back(self, rows: Sequence[Row]) -> None:
         """These could not be sent, and nothing else is unaccounted for: put them, and all that waits, behind."""
         for row in (*rows, *self.queue):
-            self.behind[row.slot] = min(self.behind.get(row.slot, row.id - 1), row.id - 1)
+            if not row.slot.draining:  # else its next owner reads them
+                self.behind[row.slot] = min(self.behind.get(row.slot, row.id - 1), row.id - 1)
         self.queue.clear()
         self.taken.clear()
         self.account(rows)
@@ -175,7 +177,8 @@ class Backlog:
         self.forget(slot)
 
     def forget(self, slot: Slot) -> None:
-        """Drop what waits of a slot."""
+        """Drop what waits of a slot. What is under way may yet fail, and is not read again then."""
+        slot.draining = True
         for lane in self.lanes.values():
             lane.behind.pop(slot, None)
             lane.caught.discard(slot)

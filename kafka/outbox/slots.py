@@ -132,7 +132,6 @@ class SlotKeeper:
             self._on_retry(due)
         held = sorted((s for s in self._backlog.slots.values() if not s.draining), key=lambda s: s.number)
         for slot in held[share:]:
-            slot.draining = True
             self._backlog.forget(slot)
         self._let_go()
         await self._release()
