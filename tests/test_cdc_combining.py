@@ -16,7 +16,7 @@ from sidings import ConfigurationError
 from sidings.spark_analytics.transactions import Config, Group, load
 from sidings.spark_analytics.transactions.__main__ import main
 from sidings.spark_analytics.transactions.bundles import BUCKETS, bundles, items_of
-from sidings.spark_analytics.transactions.combining import combine_snapshot
+from sidings.spark_analytics.transactions.combining import combine_rows, combine_snapshot
 from sidings.spark_analytics.transactions.decoding import Item, Kind, Record, decode
 from sidings.spark_analytics.transactions.messages import HEADERS, Outgoing
 from sidings.spark_analytics.transactions.ordinals import Ordinals
@@ -596,6 +596,23 @@ def test_an_events_size_is_that_of_all_its_parts():
     values = decoded(header_rows("t" * 500, [UPDATE]))
     assert [m.topic for m in run(values, by=config(max_event_bytes=event.size))[0]] == ["customers"]
     assert [m.topic for m in run(values, by=config(max_event_bytes=event.size - 1))[0]] == ["alerts"]
+
+
+def test_rows_of_a_group_that_the_configuration_has_no_more_are_told():
+    by = config(groups=[group for group in CONFIG.groups if group.name == "Address"])
+    items = decoded(header_rows("t", [UPDATE, Row("Addresses", "INSERT", {"address_id": 3})]))
+    told, event = combine_rows(by, "t", [(item.ordinal or 0, item.row or "") for item in items])
+    assert (told.topic, told.key, told.headers["type"], json.loads(told.value)["id"]) == (
+        "alerts",
+        "t",
+        "unknown-group",
+        "7",
+    )
+    assert "'Customer'" in json.loads(told.value)["reason"]
+    assert event.key == "3"
+    (item,) = decoded([header_row(Row("Customers", "REFRESH", CUSTOMER))])
+    (told,) = combine_snapshot(by, "Customer", "7", [item.row or ""])
+    assert (told.headers["type"], json.loads(told.value)["id"]) == ("unknown-group", "7")
 
 
 def test_a_snapshot_has_each_row_once_and_the_root_first():

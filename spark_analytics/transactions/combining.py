@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .config import Config, Group
-from .messages import Outgoing, digest, event, text_of, within
+from .messages import Outgoing, alert, digest, event, text_of, within
 
 __all__ = ["combine_rows", "combine_snapshot", "pack"]
 
@@ -28,7 +28,8 @@ def combine_rows(config: Config, transaction: str, rows: Iterable[tuple[int, str
             roots.setdefault((group, id), []).append(row | {"ordinal": ordinal})
     for (name, id), of_root in roots.items():
         group = config.group_named.get(name)
-        if group is None:  # the configuration was changed while the transaction was open
+        if group is None:
+            yield _without_group(config, name, id, transaction)
             continue
         type = group.name + _ending(group, of_root)
         body = {"type": type, "group": name, "id": id, "transaction": transaction, "rows": of_root}
@@ -47,6 +48,7 @@ def combine_snapshot(config: Config, name: str, id: str, rows: Iterable[str]) ->
     """The event with all rows of a root that have come so far. rows: packed."""
     group = config.group_named.get(name)
     if group is None:
+        yield _without_group(config, name, id, None)
         return
     unpacked = [json.loads(row)[2] for row in rows]
     unpacked.sort(key=lambda row: (row["table"] != group.root, row["table"], text_of(row)))  # so that ids are the same
@@ -54,3 +56,9 @@ def combine_snapshot(config: Config, name: str, id: str, rows: Iterable[str]) ->
     body = {"type": type, "group": name, "id": id, "rows": unpacked}
     made = event(group.topic, type, id, body, transaction=None, id=digest("snapshot", text_of(body)))
     yield from within(made, config.max_event_bytes, config.alerts)
+
+
+def _without_group(config: Config, name: str, id: str, transaction: str | None) -> Outgoing:
+    """The configuration was changed while the rows were kept."""
+    reason = f"rows were kept for group {name!r}, which the configuration does not have any more"
+    return alert(config.alerts, "unknown-group", reason, transaction=transaction, id=id)
