@@ -1,13 +1,20 @@
-"""What a handler works on while it handles one message outside of a batch."""
+"""What a handler works on while it handles one message outside of a batch, and what is told of its errors."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ..jobs import ErrorInfo
 from ..jobs.context import Within, current_work
 from .message import Message
 
-__all__ = ["working_on"]
+__all__ = ["told_of", "working_on"]
+
+
+def told_of(error: Exception) -> str:
+    """The name of `error` and its text, whatever its class does when it is asked for that: what an author's code raises
+    must not end the service because it cannot be shown."""
+    return f"{type(error).__name__}: {ErrorInfo.of(error).message}"
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ..errors import PostgresUnavailable
 from ..jobs import Transaction, current_origin
 from ..jobs.context import current_work
+from .calling import told_of
 from .message import Message
 from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved, OffsetStore
@@ -28,7 +29,7 @@ class BatchFailed(Exception):
     the messages may be the cause."""
 
     def __init__(self, error: Exception, index: int | None) -> None:
-        super().__init__(repr(error))
+        super().__init__(told_of(error))
         self.error = error
         self.index = index
 

@@ -13,6 +13,7 @@ from ..errors import PostgresUnavailable
 from ..executor import Backoff
 from ..jobs import Again, Discard, Snooze
 from ..waiting import set_within
+from .calling import told_of
 from .handling import BatchFailed, Handling
 from .metrics import ConsumerMetrics
 from .offsets import OffsetsMoved
@@ -86,7 +87,7 @@ class Siding:
             await self._failed(partition, item, error, started, where)
 
     async def _failed(self, partition: Partition, item: Item, error: Exception, started: float, where: str) -> None:
-        topic = self._subscription.topic
+        topic, told = self._subscription.topic, told_of(error)
         self._metrics.failed(topic)
         if partition.failures == 0:
             partition.first_failure = started
@@ -95,8 +96,8 @@ class Siding:
         partition.failures += 1
         if isinstance(outcome, Again):
             self._metrics.retried(topic)
-            log.warning("%s: attempt %s failed, again in %.1f s: %r", where, partition.failures, outcome.delay, error)
+            log.warning("%s: attempt %s failed, again in %.1f s: %s", where, partition.failures, outcome.delay, told)
             await set_within(partition.left, outcome.delay)
             return
-        log.error("%s: parked after %s attempts: %r", where, partition.failures, error)
-        await self._handling.park(item, f"{type(error).__name__}: {error}")
+        log.error("%s: parked after %s attempts: %s", where, partition.failures, told)
+        await self._handling.park(item, told)

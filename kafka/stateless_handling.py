@@ -7,6 +7,7 @@ import time
 from ..errors import KafkaUnavailable
 from ..jobs import Again, Discard, Snooze, current_origin
 from ..waiting import set_within
+from .calling import told_of
 from .dead_letters import DeadLetters
 from .metrics import ConsumerMetrics
 from .outbox import InvalidMessage, NotPublished
@@ -63,15 +64,16 @@ class StatelessHandling:
                 delay = snooze.seconds
             except Exception as error:  # noqa: BLE001 - whatever a handler raises, its attempt has failed
                 self._metrics.failed(topic)
+                told = told_of(error)
                 failing = partition.failing.setdefault(item.record.offset, Failing(started))
                 outcome = self._subscription.outcome_of(error, failing.failures, time.monotonic() - failing.since)
                 failing.failures += 1
                 if not isinstance(outcome, Again):
-                    log.error("%s: given up after %s attempts: %r", where, failing.failures, error)
-                    return None, f"{type(error).__name__}: {error}"
+                    log.error("%s: given up after %s attempts: %s", where, failing.failures, told)
+                    return None, told
                 self._metrics.retried(topic)
                 delay = outcome.delay
-                log.warning("%s: attempt %s failed, again in %.1f s: %r", where, failing.failures, delay, error)
+                log.warning("%s: attempt %s failed, again in %.1f s: %s", where, failing.failures, delay, told)
             if await set_within(partition.leaving, delay):
                 return None, None
 

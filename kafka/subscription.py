@@ -12,7 +12,7 @@ from tenacity import retry_if_not_exception_type, stop_after_attempt, wait_expon
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
 from ..jobs.middleware import Call, Middleware, call_through
-from .calling import working_on
+from .calling import told_of, working_on
 from .message import Message, Record, StoredMessage
 from .outbox import MESSAGE_ID
 from .seen import short_id
@@ -113,7 +113,7 @@ class Subscription(Generic[T]):
             elif self._validate_json is not None:
                 value = self._validate_json(b"null" if value is None else value)
         except Exception as error:  # a decoder may raise anything; whatever it is, the message is kept
-            raise UndecodableMessage(f"{type(error).__name__}: {error}") from error
+            raise UndecodableMessage(told_of(error)) from error
         return _message(value, record)
 
     def call(self, messages: list[Message[T]], tx: Transaction) -> Awaitable[object]:
@@ -165,7 +165,7 @@ class Subscription(Generic[T]):
             try:
                 found = self.dedup(message)
             except Exception as error:
-                raise UndecodableMessage(f"dedup= failed: {type(error).__name__}: {error}") from error
+                raise UndecodableMessage(f"dedup= failed: {told_of(error)}") from error
         if found is None or found == b"" or found == "":
             if not self._missing_id:
                 self._missing_id = True
@@ -173,7 +173,8 @@ class Subscription(Generic[T]):
             return None
         if not isinstance(found, str | bytes):
             raise UndecodableMessage(f"dedup= returned {found!r}: it must be str, bytes or None")
-        return short_id(self.topic, found.encode() if isinstance(found, str) else found)
+        # Surrogates, as `json.loads` gives them, are no UTF-8, but tell ids apart all the same.
+        return short_id(self.topic, found.encode(errors="surrogatepass") if isinstance(found, str) else found)
 
     def register(self, registry: Registry) -> None:
         """Declare the job type of this topic's stored messages: transactional, so that their effects happen once."""

@@ -28,6 +28,15 @@ class Number(BaseModel):
     n: int
 
 
+class Unshowable(Exception):
+    """An error that fails when it is asked for its text, as one does that looks for what it was not given."""
+
+    def __str__(self) -> str:
+        return self.response.text  # type: ignore[attr-defined]
+
+    __repr__ = __str__
+
+
 def a_service(
     dsn: Any, kafka: Any = None, *, name: str = "test", executor: dict[str, Any] | None = None, **options: Any
 ) -> Any:

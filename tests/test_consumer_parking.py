@@ -13,6 +13,7 @@ from tenacity import wait_fixed
 from .consumer_support import (
     TWICE_AND_PARK,
     Number,
+    Unshowable,
     a_service,
     as_json,
     numbers,
@@ -186,6 +187,32 @@ async def test_an_undecodable_message_is_held_with_its_bytes_and_error_and_block
     assert "valid integer" in rows[1]["held"]
     assert [base64.b64decode(raw) for _, raw in payloads[0]["headers"]] == [b"\xfe"]
     assert "offset 1 cannot be decoded, and is kept as a held job: " in caplog.text
+
+
+async def test_errors_that_cannot_be_shown_hold_and_park_their_messages(effects, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+
+    def decode(message: Message[bytes | None]) -> Number:
+        number = Number.model_validate_json(message.value or b"")
+        if number.n == 1:
+            raise Unshowable
+        return number
+
+    @service.consumer(name, decoder=decode, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+        if message.value.n == 2:
+            raise Unshowable
+
+    await produce(sidings_kafka, name, range(4), key=None)
+    async with service:
+        await eventually(offset_reaches(effects, name, 4))
+    assert await numbers(effects) == [0, 3]
+    rows = await fetch(effects, "SELECT held, payload FROM sidings.job ORDER BY id")
+    told = "Unshowable: its text cannot be shown: AttributeError"
+    assert rows[0]["held"] == f"the message cannot be decoded: {told}"
+    assert json.loads(rows[1]["payload"])["error"] == told
 
 
 async def test_a_held_message_runs_when_it_is_released_and_can_be_decoded_now(effects, topic, sidings_kafka):

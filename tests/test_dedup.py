@@ -16,6 +16,7 @@ from .consumer_support import (
     as_json,
     numbers,
     offset_reaches,
+    produce,
     producing,
     record,
     sample,
@@ -234,6 +235,18 @@ async def test_isolated_undecodable_and_discarded_messages_are_kept_once(effects
 
         await eventually(done)
     assert await numbers(effects) == [1, 2]
+
+
+async def test_an_id_with_half_of_a_character_is_one(effects, topic, sidings_kafka):
+    """`json.loads` takes it, and so may a decoder."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    ids = ["\ud800", "\ud800", "\ud801", "\ud83d\ude00"]
+    service.consumer(name, model=Number, dedup=lambda message: ids[message.value.n])(record)
+    await produce(sidings_kafka, name, range(4))
+    async with service:
+        await eventually(offset_reaches(effects, name, 4))
+    assert await numbers(effects) == [0, 2, 3]
 
 
 async def test_a_function_that_fails_loses_no_message(effects, topic, sidings_kafka, caplog):

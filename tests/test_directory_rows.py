@@ -9,6 +9,7 @@ from sidings import ConfigurationError, Message
 from sidings.kafka.directory.rows import Rows
 from sidings.kafka.message import StoredRecord
 
+from .consumer_support import Unshowable
 from .directory_support import Acquirer, row
 
 
@@ -160,6 +161,14 @@ def test_bad_records_are_told_and_do_not_stop_the_others():
     assert "payload" not in reasons[8]
     assert "after.terminalId" in reasons[8]
     assert bad[3][2].key == repr(b"\xff")
+
+
+def test_an_error_that_cannot_be_shown_is_told():
+    def decode(_: Message[bytes | None]) -> Any:
+        raise Unshowable
+
+    ((_, _, bad),) = rows_of(None, decoder=decode).read_all([a_record("T", b"")])[1]
+    assert bad.reason == "Unshowable: its text cannot be shown: AttributeError"
 
 
 def test_a_key_from_the_value():

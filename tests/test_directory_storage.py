@@ -5,13 +5,14 @@ import random
 import signal
 import sqlite3
 import sys
+import time
 from collections.abc import AsyncIterator
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sidings import StorageError
+from sidings import Message, StorageError
 from sidings.kafka.directory import Memory, SQLite, Storage
 from sidings.kafka.directory.rows import BadRecord, Rows
 from sidings.kafka.directory.storage import Batch, Identity, Mark, Plan
@@ -99,7 +100,7 @@ async def test_of_several_rows_with_one_key_the_youngest_counts(storage: Storage
     assert (len(storage), storage.items()) == (0, [])
 
 
-@pytest.mark.parametrize("key", ["T", 7, -1, 2**70, ("T", 7), date(2026, 5, 1), b"T"])
+@pytest.mark.parametrize("key", ["T", "\ud800", 7, -1, 2**70, ("T", 7), date(2026, 5, 1), b"T"])
 async def test_keys_of_any_kind(storage: Storage[Any], key: Any):
     rows = rows_by(lambda value: key if value.terminal_id == "T" else value.terminal_id)
     await begin(storage, rows)
@@ -107,6 +108,18 @@ async def test_keys_of_any_kind(storage: Storage[Any], key: Any):
     assert storage.get(key).terminal_id == "T"
     assert {found for found, _ in storage.items()} == {key, "U"}
     assert storage.get(str(key) + "?") is None
+
+
+async def test_a_decoder_reads_later_what_it_has_read_first(storage: Storage[Any]):
+    def decode(message: Message[bytes | None]) -> Any:
+        return [message.key, message.value, message.timestamp_ms, *message.headers]
+
+    rows = Rows("terminals", model=None, decoder=decode, key=None, active="is_active")
+    await begin(storage, rows)
+    headers = [("none", None), ("empty", b""), ("twice", b"\xff"), ("twice", b"1")]
+    changes, _ = rows.read_all([StoredRecord("terminals", 0, 0, 7, b"T", b"v", headers)])
+    await storage.apply(Batch(changes, {0: 1}))
+    assert storage.get("T") == [b"T", b"v", 7, *headers]
 
 
 # -- what only a file can do ------------------------------------------------------------------------------------------
@@ -131,6 +144,43 @@ async def test_a_file_keeps_rows_positions_and_errors(tmp_path: Path):
     assert kept.complete_at == 6.5
     assert second.get("T-1").acquirer_id == "c"
     await second.close()
+
+
+async def test_a_batch_is_seen_when_all_of_it_is_there_and_not_in_the_middle_of_a_handler(tmp_path: Path):
+    """The thread commits when it likes; a handler that does not await sees one state all the same."""
+    rows = rows_by()
+    storage: SQLite[Any] = SQLite(tmp_path / "terminals.db")
+    await begin(storage, rows)
+    await storage.apply(a_batch(rows, ("T-1", row("T-1", "a")), ("T-2", row("T-2", "a"))))
+    applying = asyncio.create_task(
+        storage.apply(a_batch(rows, ("T-1", row("T-1", "b")), ("T-2", None), ("T-3", row("T-3", "b")), start=2))
+    )
+    await asyncio.sleep(0)
+    other = sqlite3.connect(tmp_path / "terminals.db")
+    until = time.monotonic() + SECONDS
+    while other.execute("SELECT next_offset FROM position").fetchone() != (5,):  # without a turn of the event loop
+        assert time.monotonic() < until
+    other.close()
+    seen = [(key, value.acquirer_id) for key, value in storage.items()]
+    assert (seen, len(storage), storage.get("T-3")) == ([("T-1", "a"), ("T-2", "a")], 2, None)
+    await applying
+    assert {(key, value.acquirer_id) for key, value in storage.items()} == {("T-1", "b"), ("T-3", "b")}
+    await storage.close()
+
+
+async def test_a_file_does_not_grow_with_what_is_written_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also where each batch is read from while it is written, which keeps SQLite from a checkpoint at the commit."""
+    monkeypatch.setattr("sidings.kafka.directory.sqlite._CHECKPOINT_PAGES", 100)
+    rows = rows_by()
+    storage: SQLite[Any] = SQLite(tmp_path / "terminals.db")
+    await begin(storage, rows)
+    for turn in range(300):
+        applying = asyncio.create_task(storage.apply(a_batch(rows, ("T-1", row("T-1", str(turn))), start=turn)))
+        while not applying.done():
+            storage.get("T-1")
+            await asyncio.sleep(0)
+    assert (tmp_path / "terminals.db-wal").stat().st_size < 1 << 20
+    await storage.close()
 
 
 async def test_a_file_has_one_user(tmp_path: Path):

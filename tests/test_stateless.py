@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from sidings import ConfigurationError, Discard, KafkaSettings, Message, OffsetUnknown, Retry, Service, Snooze
 from tenacity import stop_after_attempt, wait_none
 
-from .consumer_support import Number, produce, produce_raw, producing, sample
+from .consumer_support import Number, Unshowable, produce, produce_raw, producing, sample
 from .support import SECONDS, eventually
 
 TWICE = Retry(wait=wait_none(), stop=stop_after_attempt(2))
@@ -208,6 +208,22 @@ async def test_what_cannot_be_handled_goes_unchanged_to_the_dead_letter_topic(to
     error = dict(letters[2].headers)["sidings-error"]
     assert error.startswith(b"ValueError: bad luck")
     assert len(error) == 2_000
+
+
+async def test_an_error_that_cannot_be_shown_goes_to_the_dead_letters_too(topic, sidings_kafka):
+    name, dead = await topic("positions"), await topic("dead")
+    await produce(sidings_kafka, name, range(3))
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, retry=TWICE, dead_letter=dead)
+    async def handle(message: Message[Number]) -> None:
+        if message.value.n == 1:
+            raise Unshowable
+
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 3)
+    (letter,) = await everything(sidings_kafka, dead)
+    assert dict(letter.headers)["sidings-error"] == b"Unshowable: its text cannot be shown: AttributeError"
 
 
 async def test_nothing_is_lost_while_the_dead_letter_topic_refuses_them(topic, sidings_kafka, monkeypatch):

@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import from_json
 
 from ...errors import ConfigurationError
+from ..calling import told_of
 from ..message import Message, Record
 from ..subscription import Decoder
 
@@ -332,7 +333,7 @@ def _bad(record: Record, error: Exception) -> BadRecord:
     elif isinstance(error, _Refused):
         reason = str(error)
     else:
-        reason = f"{type(error).__name__}: {error}"
+        reason = told_of(error)
     key = record.key
     return BadRecord(
         record.topic,

@@ -1,7 +1,8 @@
 """Rows in a file: SQLite, embedded. Rows and positions change in one transaction, so a restart reads only what is new.
 
 Statements that write run in a thread of their own; reads come from the event loop, on another connection, and wait for
-nobody (WAL). A lock on a file beside keeps a second process out, for as long as the first one lives.
+nobody (WAL). They see a batch when `apply` has returned, and not when the thread commits, in the middle of a handler.
+A lock on a file beside keeps a second process out, for as long as the first one lives.
 """
 
 import asyncio
@@ -33,6 +34,8 @@ R = TypeVar("R")
 
 _FORMAT = 1  # of the file; one of another format is built anew
 _BUSY_SECONDS = 10.0
+_BATCH_PAGES = 4  # that a batch writes, beside one for each row, or so
+_CHECKPOINT_PAGES = 4_000  # written, before they are brought from the -wal into the file itself
 
 
 class SQLite(Generic[T]):
@@ -49,6 +52,7 @@ class SQLite(Generic[T]):
         self._reader: sqlite3.Connection | None = None
         self._lock: IO[str] | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._written = 0  # pages since the last checkpoint, about
         self._plan: Plan[T] | None = None
 
     # -- the port: what writes --------------------------------------------------------------------------------------
@@ -64,8 +68,13 @@ class SQLite(Generic[T]):
         await self._work(lambda: self._reset(identity))
 
     async def apply(self, batch: Batch[T]) -> None:
-        """Apply `batch` in one transaction. Raises `StorageError`."""
-        await self._work(lambda: self._apply(batch))
+        """Apply `batch` in one transaction, which is seen when this returns. Raises `StorageError`."""
+        if self._written > _CHECKPOINT_PAGES:
+            self._written = 0
+            await self._work(self._checkpoint)
+        self._written += _BATCH_PAGES + len(batch.changes)
+        with self._as_it_was():
+            await self._work(lambda: self._apply(batch))
 
     async def close(self) -> None:
         """Close the file."""
@@ -122,6 +131,20 @@ class SQLite(Generic[T]):
             raise StorageError(f"the store {str(self._path)!r} is not open")
         return self._plan, self._reader
 
+    @contextmanager
+    def _as_it_was(self) -> Generator[None]:
+        """Whoever reads in here reads what was there before."""
+        _, reader = self._open_reader()
+        try:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM position").fetchone()  # only now it stands
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+        try:
+            yield
+        finally:
+            reader.execute("COMMIT")
+
     # -- in the thread ----------------------------------------------------------------------------------------------
 
     async def _work(self, work: Callable[[], R]) -> R:
@@ -130,7 +153,10 @@ class SQLite(Generic[T]):
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except (sqlite3.Error, OSError) as error:
-            raise StorageError(f"the store {str(self._path)!r} cannot be used: {error}") from error
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> StorageError:
+        return StorageError(f"the store {str(self._path)!r} cannot be used: {error}")
 
     def _open(self) -> Kept:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,6 +184,7 @@ class SQLite(Generic[T]):
         )
         writer.execute("PRAGMA journal_mode = WAL")
         writer.execute("PRAGMA synchronous = NORMAL")  # a power failure may cost the last batches, which are read again
+        writer.execute("PRAGMA wal_autocheckpoint = 0")  # at a commit a reader stands in its way, see `_as_it_was`
         (sound,) = writer.execute("PRAGMA quick_check(1)").fetchone()
         if sound != "ok":
             raise sqlite3.DatabaseError(sound)
@@ -200,6 +227,10 @@ class SQLite(Generic[T]):
                 writer.execute(f"DELETE FROM {table}")
             notes = {"format": _FORMAT, **identity._asdict()}
             writer.executemany("INSERT INTO note (name, value) VALUES (?, ?)", notes.items())
+
+    def _checkpoint(self) -> None:
+        assert self._writer is not None
+        self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def _apply(self, batch: Batch[T]) -> None:
         assert self._writer is not None
@@ -257,7 +288,7 @@ def _entry(row: Row, key: object, record: Record) -> tuple[object, ...]:
 
 def _record(topic: str, entry: tuple[Any, ...]) -> Record:
     partition, offset, timestamp, key, value, headers = entry[:6]
-    pairs = [(name, bytes.fromhex(text or "")) for name, text in json.loads(headers)] if headers else ()
+    pairs = [(name, _bytes(text)) for name, text in json.loads(headers)] if headers else ()
     return StoredRecord(topic, partition, offset, timestamp, key, value, pairs)
 
 
@@ -265,7 +296,12 @@ def _column(key: Hashable) -> str | int | bytes:
     """A key as SQLite compares it: equal exactly where Python's are. Anything but a text or a number as Python writes
     it, which tells keys apart as long as they are of one kind, e.g. tuples of texts and numbers, dates, UUIDs."""
     if isinstance(key, str):
-        return str.__str__(key)
+        text = str.__str__(key)
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # lone surrogates, as `json.loads` gives them; SQLite takes none
+            return text.encode(errors="surrogatepass")
+        return text
     if isinstance(key, int) and -(2**63) <= key < 2**63:
         return int(key)
     return repr(key).encode()
@@ -273,6 +309,10 @@ def _column(key: Hashable) -> str | int | bytes:
 
 def _hex(value: bytes | None) -> str | None:
     return None if value is None else value.hex()
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else bytes.fromhex(text)
 
 
 def _named(row: Row) -> tuple[str, str]:
