@@ -396,8 +396,8 @@ def test_of_a_slot_that_has_begun_to_drain_a_read_under_way_brings_nothing() -> 
 
 
 def test_of_a_slot_that_was_lost_what_fails_is_not_asked_for_again() -> None:
-    """Its messages under way failed when their producer was closed, and were asked for ever after: read upon read, and in the end
-    no other share of any topic was refilled."""
+    """Its messages under way failed when their producer was closed, and were asked for ever after: read upon read, and
+    in the end no other share of any topic was refilled."""
     database, backlog, reader = a_reader(window=300)
     fill(database, "a", 20)
     plan = reader._plan()

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 from aiokafka.errors import KafkaError
-from sidings.executor import PostgresSettings
+from sidings.executor import PostgresSettings, now
 from sidings.kafka import KafkaSettings
 from sidings.kafka.outbox import OutboxSettings, packing, rounds, senders
 from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot
@@ -285,3 +285,32 @@ async def test_a_deletion_finds_its_rows_by_the_index_and_each_slots_in_one_scan
     assert "Index Cond: ((slot = s.slot) AND (id = ANY (s.ids)))" in plan, plan
     assert "Seq Scan" not in plan
     assert await value(database, "SELECT count(*) FROM sidings.outbox") == 4_000
+
+
+async def test_a_slot_whose_messages_were_passed_over_is_lost_also_where_its_lease_is_renewed_after_all() -> None:
+    """The answer to the renewal came between the last look before sending and the next look at all leases: the messages
+    that had been passed over were never sent, and the slot's later ones were."""
+    relay = Relay("test", PostgresSettings(dsn="postgresql://nowhere"), KafkaSettings(bootstrap="x:1"), prometheus=None)
+    slot, relay._senders = Slot(0, "outbox/0", 1), Mock(spec=senders.Senders)
+    relay.backlog.add_slot(slot)
+    lane = relay.backlog.lane("etas")
+    lane.queue.append(Row(1, slot, None, None, None, None, None, 0))
+    rows = lane.take(1)
+    slot.deadline = now()
+    assert not Ledger(lane, rows, relay.backlog, Mock(spec=Recorder)).still_ours(rows)
+    slot.deadline = now() + 60.0
+    watching = asyncio.create_task(relay._watch_leases())
+    await eventually(lambda: not relay.held)
+    watching.cancel()
+
+
+def test_a_message_whose_slot_was_lost_is_given_up_once_however_often_its_batch_is_halved() -> None:
+    ours, lost = Slot(0, "outbox/0", 1), Slot(1, "outbox/1", 1)
+    backlog, lane = Backlog(10), Lane("etas")
+    backlog.add_slot(ours)
+    lane.queue.extend(Row(n, lost if n == 1 else ours, None, None, None, None, None, 0) for n in range(1, 4))
+    rows = lane.take(3)
+    ledger = Ledger(lane, rows, backlog, Mock(spec=Recorder))
+    assert ledger.still_ours(rows) == rows[1:]
+    assert ledger.still_ours(rows[:1]) == []
+    assert (lane.unaccounted, lost.under_way) == (2, 0)

@@ -29,6 +29,7 @@ class Slot:
     `draining`: nothing more of it is read, as it is given away or was lost."""
 
     __slots__ = (
+        "_over",
         "backlogged",
         "deadline",
         "draining",
@@ -52,6 +53,13 @@ class Slot:
         self.backlogged = True
         self.draining = False
         self.under_way = 0  # taken out of a lane and not yet accounted for
+        self._over = False
+
+    def expired(self, time: float) -> bool:
+        """Whether its lease has run out. Where that was seen once it remains so, also if the answer to a renewal comes
+        then: its messages were passed over, and no later ones may be sent."""
+        self._over = self._over or self.deadline <= time
+        return self._over
 
 
 class Row(NamedTuple):

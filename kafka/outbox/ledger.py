@@ -39,10 +39,10 @@ class Ledger:
         """Leave out messages of slots that were lost; they are their new owner's. The last look before sending. The
         same list if all are ours."""
         time = now()
-        lost = {slot for slot in set(map(_slot_of, rows)) if slot.deadline <= time or not self._backlog.has(slot)}
+        lost = {slot for slot in set(map(_slot_of, rows)) if slot.expired(time) or not self._backlog.has(slot)}
         if not lost:
             return rows
-        gone = [row for row in rows if row.slot in lost]
+        gone = self.unsettled([row for row in rows if row.slot in lost])
         self._settled.append(gone)
         self._lane.account(gone)
         return [row for row in rows if row.slot not in lost]

@@ -284,7 +284,7 @@ class Relay:
             slots = list(self.backlog.slots.values())
             time = now()
             for slot in slots:
-                if slot.deadline <= time:
+                if slot.expired(time):
                     self._lose(slot)
             until = min((slot.deadline for slot in self.backlog.slots.values()), default=time + 1.0)
             await asyncio.sleep(min(1.0, max(0.01, until - time)))
