@@ -7,7 +7,7 @@
     ├── SchemaError               the database cannot be used as it is
     │   ├── SchemaMissing         no migration has run: call migrate()
     │   ├── SchemaTooOld          migrations are missing: call migrate()
-    │   ├── SchemaTooNew          a newer release has migrated this schema: deploy that release
+    │   ├── SchemaTooNew          a newer release has migrated this schema, for itself alone: deploy that release
     │   ├── SchemaBusy            others hold locks that migrate() needs: the message names them; call it again
     │   ├── SchemaChanged         an applied migration file has been edited
     │   └── ForeignSchema         the schema belongs to a service of another name

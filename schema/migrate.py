@@ -41,7 +41,8 @@ _UNCACHED = ["job_position", "job_id_seq", "outbox_id"]  # sequences whose order
 
 @dataclass(frozen=True)
 class Migration:
-    """One numbered SQL file. `checksum` is the SHA-256 of its text."""
+    """One numbered SQL file. `checksum` is the SHA-256 of its text. `runs_with`: the last migration that a release must
+    know to run with this one; None: this one itself."""
 
     version: int
     name: str
@@ -50,6 +51,11 @@ class Migration:
     @property
     def checksum(self) -> str:
         return hashlib.sha256(self.sql.encode()).hexdigest()
+
+    @property
+    def runs_with(self) -> int | None:
+        stated = re.search(r"^-- runs with (\d{4})$", self.sql, re.MULTILINE)
+        return int(stated[1]) if stated else None
 
 
 @cache
@@ -77,10 +83,10 @@ async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Mi
     it gives all back and tries again, for two minutes, and says in the log who is in the way.
 
     Raises `SchemaBusy` if the locks were not to be had: the message names whose they are, and nothing has changed.
-    `ForeignSchema` if another service owns the schema, `SchemaTooNew` if a newer release has migrated it,
-    `SchemaChanged` if an applied file was edited, `ConfigurationError` if the name cannot stand in SQL without quotes,
-    the role lacks a right or the DSN cannot be right, `SchemaError` if somebody else's tables are in the way,
-    `PostgresUnavailable` also where Postgres may only be read (a standby).
+    `ForeignSchema` if another service owns the schema, `SchemaTooNew` if a newer release has migrated it in a way that
+    this one cannot run with, `SchemaChanged` if an applied file was edited, `ConfigurationError` if the name cannot
+    stand in SQL without quotes, the role lacks a right or the DSN cannot be right, `SchemaError` if somebody else's
+    tables are in the way, `PostgresUnavailable` also where Postgres may only be read (a standby).
     """
     valid_schema_name(schema)
     if not service:
@@ -168,6 +174,9 @@ async def _apply_patiently(
                     migration.name,
                     migration.checksum,
                 )
+                if migration.runs_with is not None:
+                    stated = f"UPDATE {schema}.migration SET runs_with = $2 WHERE version = $1"
+                    await connection.execute(stated, migration.version, migration.runs_with)
             return
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
             if loop.time() + pause > until:
@@ -228,20 +237,26 @@ async def _missing(connection: asyncpg.Connection, service: str, schema: str) ->
     return [m for m in migrations() if m.version not in applied]
 
 
-async def _applied(connection: asyncpg.Connection, schema: str) -> dict[int, str]:
-    rows = await connection.fetch(f"SELECT version, checksum FROM {schema}.migration")
-    return {row["version"]: row["checksum"] for row in rows}
+async def _applied(connection: asyncpg.Connection, schema: str) -> dict[int, asyncpg.Record]:
+    # By way of JSON: before 0019 the column is not there.
+    rows = await connection.fetch(
+        f"SELECT version, checksum, (to_jsonb(m) ->> 'runs_with')::integer AS runs_with FROM {schema}.migration m"
+    )
+    return {row["version"]: row for row in rows}
 
 
-def _verify(applied: dict[int, str], schema: str) -> None:
+def _verify(applied: dict[int, asyncpg.Record], schema: str) -> None:
     known = {m.version: m for m in migrations()}
-    if unknown := sorted(set(applied) - set(known)):
-        raise SchemaTooNew(
-            f"the schema {schema!r} stands at migration {max(unknown)}, this release knows up to {max(known)}: "
-            "a newer release of sidings has migrated it; deploy that release here as well"
-        )
-    for version, checksum in applied.items():
-        if known[version].checksum != checksum:
+    last = max(known)
+    for version, row in sorted(applied.items(), reverse=True):
+        if version not in known:
+            if row["runs_with"] is None or row["runs_with"] > last:
+                raise SchemaTooNew(
+                    f"the schema {schema!r} stands at migration {max(applied)}, this release knows up to {last} and "
+                    f"cannot run with {version}: a newer release of sidings has migrated it; deploy that release here "
+                    "as well"
+                )
+        elif row["checksum"] != known[version].checksum:
             raise SchemaChanged(
                 f"migration {version:04}_{known[version].name} was applied to {schema!r} with other contents than in "
                 "this release: restore the file, and put the change into a migration of its own"

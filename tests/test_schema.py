@@ -29,8 +29,9 @@ from sidings.jobs import Job, OutcomeName, Registry
 from sidings.schema import Migration, check, load_sql, migrate, migrations, valid_schema_name
 from sidings.schema.sql import rename_schema
 
-from .support import SECONDS, Ride, connected, eventually, fetch, running, value
+from .support import SECONDS, Ride, connected, enqueue, eventually, fetch, running, value
 
+LAST = len(migrations())
 migrate_module = importlib.import_module("sidings.schema.migrate")  # the package's `migrate` is the function
 
 
@@ -116,6 +117,44 @@ async def test_an_old_release_refuses_a_newer_schema_and_says_what_to_deploy(
     for refused in (checked(database), migrate(database, service="test")):
         with pytest.raises(SchemaTooNew, match="a newer release of sidings has migrated it; deploy that release"):
             await refused
+
+
+@pytest.mark.parametrize("runs_with", [LAST, LAST - 1])
+async def test_an_old_release_runs_on_a_newer_schema_whose_migrations_say_that_it_may(
+    database: str, monkeypatch: pytest.MonkeyPatch, runs_with: int
+):
+    later = later_migration(f"-- More.\n-- runs with {runs_with:04}\nALTER TABLE sidings.job ADD COLUMN later int")
+    with monkeypatch.context() as patched:
+        patched.setattr(migrate_module, "migrations", lambda: later)
+        await migrate(database, service="test")
+    await checked(database)
+    assert await migrate(database, service="test") == []
+    registry, done = Registry(), asyncio.Event()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        done.set()
+
+    async with running(database, registry):
+        await enqueue(database, ride, [Ride()])
+        await asyncio.wait_for(done.wait(), SECONDS)
+
+    with monkeypatch.context() as patched:  # one more, which says nothing of that
+        older_and_newer = (*later, Migration(LAST + 2, "strict", "CREATE TABLE sidings.strict (id int)"))
+        patched.setattr(migrate_module, "migrations", lambda: older_and_newer)
+        await migrate(database, service="test")
+    with pytest.raises(SchemaTooNew, match=f"stands at migration {LAST + 2}, .* cannot run with {LAST + 2}: a newer"):
+        await checked(database)
+
+
+async def test_a_release_that_is_too_old_for_a_newer_schema_is_refused(database: str, monkeypatch: pytest.MonkeyPatch):
+    later = later_migration(f"-- runs with {LAST:04}\nCREATE TABLE sidings.later (id int)")
+    with monkeypatch.context() as patched:
+        patched.setattr(migrate_module, "migrations", lambda: later)
+        await migrate(database, service="test")
+    monkeypatch.setattr(migrate_module, "migrations", lambda: later[:-2])  # that of the release before this one
+    with pytest.raises(SchemaTooNew, match=f"knows up to {LAST - 1} and cannot run with {LAST + 1}"):
+        await checked(database)
 
 
 async def test_an_edited_migration_is_refused(database: str):
