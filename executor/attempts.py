@@ -45,7 +45,7 @@ def job_of(job_type: JobType[Any], entry: Entry) -> Job[Any]:
 def call_in_thread(handler: Callable[[Any], object], argument: Any) -> object:
     try:
         return handler(argument)
-    except (StopIteration, SystemExit) as error:  # no future can carry the one; the other ends nothing in a thread
+    except (StopIteration, KeyboardInterrupt, SystemExit) as error:  # no future can carry them as what they are
         raise RuntimeError(f"the handler raised {error!r}") from error
 
 
@@ -59,7 +59,7 @@ def raised(job_type: JobType[Any], entry: Entry, error: BaseException, started: 
     """What a handler's exception means for one job. One that cannot even be looked at must not end the worker."""
     try:
         return _meaning(job_type, entry, error, started)
-    except (KeyboardInterrupt, SystemExit):
+    except KeyboardInterrupt:
         raise
     except BaseException as broken:  # noqa: BLE001 - a user's own class of exceptions
         return _undecided(entry, broken)

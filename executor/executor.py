@@ -217,7 +217,8 @@ class Executor:
 
     async def _stop(self, main: asyncio.Task[None]) -> None:
         try:
-            if self._registered.is_set() and not main.done():
+            # Where all tasks are cancelled, as by asyncio.run at an interrupt, nothing can be recorded or given back.
+            if self._registered.is_set() and not main.done() and not main.cancelling():
                 await self._wind_down()
         finally:
             main.cancel()

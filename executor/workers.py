@@ -233,7 +233,7 @@ class Workers:
         self._waking = asyncio.get_running_loop().call_soon(self._wake)
 
     async def _work(self, worker: Worker) -> None:
-        loop = asyncio.get_running_loop()
+        loop, task = asyncio.get_running_loop(), cast(asyncio.Task[None], asyncio.current_task())
         claimed = self.claimed
         streak = 0
         current_origin.set(None)  # jobs have their own, whatever the executor was started in
@@ -244,21 +244,44 @@ class Workers:
                 self._idle.append(worker)
                 if claimed and self._waking is None:
                     self._waking = loop.call_soon(self._wake)
-                await worker.wake
+                try:
+                    await worker.wake
+                except asyncio.CancelledError:
+                    if worker in self._idle:
+                        self._idle.remove(worker)
+                    self._disregard(task)
                 streak = 0
             elif streak >= _STREAK:
                 streak = 0
                 self._between += 1
                 try:
                     await asyncio.sleep(0)
+                except asyncio.CancelledError:
+                    self._disregard(task)
                 finally:
                     self._between -= 1
             elif isinstance(claimed[0], Entry):
-                streak += await self._attempts(worker, _STREAK - streak)
+                streak += await self._attempts(worker, task, _STREAK - streak)
             else:
-                streak += await self._attempt_batch(worker, cast(list[Entry], claimed.popleft()))
+                streak += await self._attempt_batch(worker, task, cast(list[Entry], claimed.popleft()))
 
-    async def _attempts(self, worker: Worker, most: int) -> int:
+    def _disregard(self, task: asyncio.Task[None]) -> None:
+        """A worker was cancelled for a job that is over: a handler has given its task away. It belongs to us."""
+        if self._stopping:
+            raise asyncio.CancelledError
+        while task.cancelling():
+            task.uncancel()
+
+    async def _forget_cancellation(self, task: asyncio.Task[None]) -> None:
+        """Nothing of it is for the next job. One that has not been delivered yet, since a handler has cancelled itself
+        and then awaited nothing, is delivered here."""
+        self._disregard(task)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._disregard(task)
+
+    async def _attempts(self, worker: Worker, task: asyncio.Task[None], most: int) -> int:
         """One attempt of each of the next claimed jobs, at most of so many, from the stored payload to an outcome.
         Returns how many. One coroutine for all of them, and a coroutine function without anything around it is awaited
         right here: each call in between costs as much as the rest."""
@@ -289,9 +312,8 @@ class Workers:
                         outcome = await self._run(worker, job_type, job, entry, started)
             except asyncio.CancelledError:
                 outcome = self._cancelled(worker, job_type, entry, started)
-            except (GeneratorExit, KeyboardInterrupt, SystemExit):
-                raise
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
+                _pass_on_exit(error, task)
                 outcome = raised(job_type, entry, error, started)
             self._end(worker)
             finished = now()
@@ -300,9 +322,12 @@ class Workers:
             else:
                 self.finished.append((entry, outcome, started, finished))
             changed()
+            if task.cancelling():
+                await self._forget_cancellation(task)
+                finished = now()
         return most
 
-    async def _attempt_batch(self, worker: Worker, entries: list[Entry]) -> int:
+    async def _attempt_batch(self, worker: Worker, task: asyncio.Task[None], entries: list[Entry]) -> int:
         """One attempt of them all. Returns how many they are."""
         started = now()
         job_type = self._begin(worker, entries[0], started)
@@ -313,6 +338,9 @@ class Workers:
                 outcomes = await self._run_batch(worker, job_type, entries, started)
             except asyncio.CancelledError:
                 outcomes = [self._cancelled(worker, job_type, entry, started) for entry in entries]
+            except BaseException as error:  # noqa: BLE001 - as in `_attempts`
+                _pass_on_exit(error, task)
+                outcomes = [raised(job_type, entry, error, started) for entry in entries]
             self._end(worker)
             finished = now()
             for entry, outcome in zip(entries, outcomes, strict=True):
@@ -321,6 +349,8 @@ class Workers:
                 else:
                     self.finished.append((entry, outcome, started, finished))
         self.changed.set()
+        if task.cancelling():
+            await self._forget_cancellation(task)
         return len(entries)
 
     def _begin(self, worker: Worker, entry: Entry, started: float) -> JobType[Any] | None:
@@ -336,9 +366,6 @@ class Workers:
         return job_type
 
     def _end(self, worker: Worker) -> None:
-        if worker.reason is not None and worker.task is not None:
-            while worker.task.cancelling():  # a handler may have caught the cancellation and gone on
-                worker.task.uncancel()
         worker.entry = worker.call = None
         worker.stop_at = worker.reason = None
 
@@ -377,7 +404,7 @@ class Workers:
                 result = await cast(Any, job_type.handler)(jobs)
             else:
                 result = await self._handle_plain(worker, job_type, jobs)
-        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
             outcomes |= {entry: raised(job_type, entry, error, started) for entry in valid}
@@ -446,3 +473,13 @@ class Workers:
                 if worker.stop_at is not None and time >= worker.stop_at:
                     worker.stop_at = None
                     worker.cancel(CancelReason.TIMEOUT)
+
+
+def _pass_on_exit(error: BaseException, task: asyncio.Task[None]) -> None:
+    """Raise what is not a handler's own: the interrupt of a person, which only the main thread gets, and the end of a
+    coroutine that Python closes, after its loop. A handler that raises SystemExit has failed like any other: ending
+    the process would have its job do so again, in each instance in turn."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    if isinstance(error, GeneratorExit) and asyncio.current_task(task.get_loop()) is not task:
+        raise error

@@ -57,7 +57,7 @@ class ErrorInfo:
             name = type.__getattribute__(kind, "__name__")
         try:
             message = "".join(str(error))  # a plain one, where a subclass of it comes back
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as broken:  # noqa: BLE001 - so is one that cannot be shown
             message = f"its text cannot be shown: {type(broken).__name__}"

@@ -61,3 +61,26 @@ async def test_a_stop_that_was_cancelled_is_completed_by_the_next(database: str)
         await executor.stop()
         assert first.done()
         assert executor.problems()[0] == "the executor does not run"
+
+
+async def test_an_executor_whose_loops_have_been_cancelled_from_outside_stops_at_once(database: str):
+    """As when somebody interrupts the process: asyncio.run cancels all tasks then. Nothing could
+    record what handlers end with, or give the origins back; it waited for both."""
+    registry, started = Registry(), asyncio.Event()
+
+    @registry.job()
+    async def slow(job: Job[Ride]) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    tasks = asyncio.all_tasks()
+    executor = an_executor(database, registry, shutdown_seconds=3600)
+    await executor.start()
+    executor.assign([ORIGIN], 1)
+    await executor.settled(20)
+    await enqueue(database, slow, [Ride()])
+    await started.wait()
+    for task in asyncio.all_tasks() - tasks:
+        task.cancel()
+    await executor.stop()
+    assert executor.problems()[0] == "the executor does not run"

@@ -418,6 +418,11 @@ class Cancelling(Exception):
         raise asyncio.CancelledError
 
 
+class Exiting(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
 class Unnamed(type):
     def __getattribute__(cls, name: str) -> Any:
         if name == "__qualname__":
@@ -459,6 +464,11 @@ ODD_ENDS: dict[str, tuple[Callable[[Job[Ride]], Any], bool, str, str]] = {
     "a BaseException in a thread": (lambda job: _raise(Unusual("odd")), False, "retried", "odd"),
     "StopIteration in a thread": (lambda job: next(iter([])), False, "retried", "StopIteration"),
     "SystemExit in a thread": (lambda job: _raise(SystemExit(3)), False, "retried", "SystemExit(3)"),
+    "SystemExit": (lambda job: _raise(SystemExit(3)), True, "retried", "the handler raised SystemExit: 3"),
+    "GeneratorExit": (lambda job: _raise(GeneratorExit()), True, "retried", "the handler raised GeneratorExit"),
+    "GeneratorExit in a thread": (lambda job: _raise(GeneratorExit()), False, "retried", "raised GeneratorExit"),
+    "KeyboardInterrupt in a thread": (lambda job: _raise(KeyboardInterrupt()), False, "retried", "KeyboardInterrupt"),
+    "an error that raises SystemExit": (lambda job: _raise(Exiting()), True, "retried", "cannot be shown"),
     "an error without words": (lambda job: _raise(Sulky()), True, "retried", "cannot be shown"),
     "a Discard without words": (lambda job: _raise(SulkyDiscard()), True, "discarded", "cannot be shown"),
     "an error that raises CancelledError": (lambda job: _raise(Cancelling()), True, "retried", "cannot be shown"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from pydantic import field_validator
 from sidings.errors import ConfigurationError, EnqueueError
 from sidings.jobs import Discard, Job, JobId, OutcomeName, Registry, Retry, Snooze
 from tenacity import retry_if_result, stop_after_attempt, wait_fixed, wait_none
@@ -441,6 +442,34 @@ async def test_what_a_batch_raises_fails_all_of_it_and_each_is_tried_alone(datab
         await drained(database)
     assert sizes[0] == 5
     assert set(sizes[1:]) == {1}
+    assert Counter((await ended(database)).values()) == {"succeeded": 4, "discarded": 1}
+
+
+class Leaving(Ride):
+    @field_validator("number")
+    @classmethod
+    def leave(cls, number: int) -> int:
+        if number == 3:
+            raise SystemExit
+        return number
+
+
+@pytest.mark.parametrize("model", [Ride, Leaving], ids=["the handler", "the model"])
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit])
+async def test_whatever_a_batch_raises_its_jobs_have_failed_and_others_go_on(
+    database: str, model: type[Ride], error: type[BaseException]
+):
+    registry = Registry()
+
+    @registry.job(name="post", batch=10, retry=Retry(wait=wait_none(), stop=stop_after_attempt(2)))
+    async def post(jobs: list[Job[model]]) -> None:  # type: ignore[valid-type]
+        if any(job.payload.number == 3 for job in jobs):
+            raise error
+
+    await enqueue(database, post, [model.model_construct(number=n) for n in range(5)])
+    async with running(database, registry) as executor:
+        await drained(database)
+        assert executor.problems() == []
     assert Counter((await ended(database)).values()) == {"succeeded": 4, "discarded": 1}
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import count
 from math import inf
 from random import Random
+from typing import Any, cast
 
 import pytest
 from pydantic import BaseModel
@@ -169,3 +170,142 @@ async def test_nothing_claimed_waits_beside_idle_workers(seed: int):
         assert yard.workers.running() == kept
         yard.gate.set()
         await yard.turns(lambda: len(yard.workers.finished) == total)
+
+
+# -- a worker that is cancelled for nothing, or ended ----------------------------------------------------------------
+
+
+class Given:
+    """Workers of which handlers have given away the tasks, as where somebody may cancel a job from outside."""
+
+    def __init__(self, concurrency: int = 1) -> None:
+        self.registry = Registry()
+        self.tasks: list[asyncio.Task[None]] = []
+        self.gate = asyncio.Event()
+
+        @self.registry.job()
+        async def tell(job: Job[Empty]) -> None:
+            self.tasks.append(cast(asyncio.Task[None], asyncio.current_task()))
+
+        @self.registry.job()
+        async def give_up(job: Job[Empty]) -> None:
+            """Cancels itself, and awaits nothing after that."""
+            cast(asyncio.Task[None], asyncio.current_task()).cancel()
+
+        @self.registry.job()
+        async def give_in(job: Job[Empty]) -> None:
+            cast(asyncio.Task[None], asyncio.current_task()).cancel()
+            await self.gate.wait()
+
+        @self.registry.job()
+        async def untouched(job: Job[Empty]) -> None:
+            assert cast(asyncio.Task[None], asyncio.current_task()).cancelling() == 0  # else no timeout works in it
+            await asyncio.sleep(0)
+
+        @self.registry.job()
+        async def wait(job: Job[Empty]) -> None:
+            await self.gate.wait()
+
+        @self.registry.job()
+        async def interrupted(job: Job[Empty]) -> None:
+            raise KeyboardInterrupt
+
+        @self.registry.job(batch=2)
+        async def give_up_many(jobs: list[Job[Empty]]) -> None:
+            cast(asyncio.Task[None], asyncio.current_task()).cancel()
+
+        nowhere = PostgresSettings(dsn="postgresql://nobody@localhost/nothing")
+        self.workers = Workers(self.registry, concurrency, Transactional(nowhere, lambda _: None, lambda _: None))
+        origin = OriginQueue("t/0", 1, None)
+        origin.deadline = inf
+        self._entries = (partial(Entry, id, origin, group=None, position=id, payload="{}") for id in count(1))
+
+    def claim(self, *types: str) -> None:
+        self.workers.claim([next(self._entries)(type=type) for type in types])
+
+    async def outcomes(self, count: int) -> list[str]:
+        for _ in range(1_000):
+            if len(self.workers.finished) >= count:
+                break
+            await asyncio.sleep(0)
+        return [f"{entry.type}: {outcome.name.value}" for entry, outcome, _, _ in self.workers.finished]
+
+
+@asynccontextmanager
+async def given() -> AsyncIterator[Given]:
+    given = Given()
+    given.workers.start()
+    try:
+        yield given
+    finally:
+        await given.workers.stop()
+
+
+async def test_a_worker_that_is_cancelled_while_it_is_idle_takes_the_next_job():
+    async with given() as a:
+        a.claim("tell")
+        await a.outcomes(1)
+        a.tasks[0].cancel()
+        await asyncio.sleep(0)
+        a.claim("untouched")
+        assert await a.outcomes(2) == ["tell: succeeded", "untouched: succeeded"]
+
+
+async def test_a_worker_that_is_cancelled_when_it_has_just_been_woken_takes_the_job():
+    async with given() as a:
+        a.claim("tell")
+        await a.outcomes(1)
+        await asyncio.sleep(0)
+        a.claim("untouched")
+        while a.workers.capacity() == 0:  # not before it is woken
+            await asyncio.sleep(0)
+        a.tasks[0].cancel()
+        assert await a.outcomes(2) == ["tell: succeeded", "untouched: succeeded"]
+
+
+@pytest.mark.parametrize("first", ["give_up", "give_in", "give_up_many"])
+async def test_what_a_handler_does_to_its_task_is_nothing_to_the_next_job(first: str):
+    async with given() as a:
+        a.claim(first, "untouched")
+        end = "retried" if first == "give_in" else "succeeded"
+        assert await a.outcomes(2) == [f"{first}: {end}", "untouched: succeeded"]
+
+
+async def test_workers_that_are_told_to_end_do_so_while_they_are_idle():
+    async with given() as a:
+        await asyncio.sleep(0)
+        await a.workers.stop()
+        assert a.workers.all[0].task.cancelled()  # type: ignore[union-attr]
+
+
+def test_the_interrupt_of_a_person_ends_the_loop():
+    async def interrupt() -> None:
+        async with given() as a:
+            a.claim("interrupted")
+            await a.outcomes(1)
+
+    with pytest.raises(KeyboardInterrupt), asyncio.Runner() as runner:
+        runner.run(interrupt())
+
+
+def test_a_worker_that_python_closes_ends():
+    """As when its loop is gone: there is nothing more that it could await."""
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> Given:
+        a = Given()
+        a.workers.start()
+        a.claim("wait")
+        while not a.workers.running():
+            await asyncio.sleep(0)
+        return a
+
+    try:
+        a = loop.run_until_complete(begin())
+        coroutine: Any = a.workers.all[0].task.get_coro()  # type: ignore[union-attr]
+        coroutine.close()  # raises if it goes on
+        assert a.workers.finished == []
+    finally:
+        loop.run_until_complete(a.workers.stop())
+        a.workers.all[0].task.exception()  # type: ignore[union-attr] - of what was done to it here
+        loop.close()
