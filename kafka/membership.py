@@ -1,4 +1,4 @@
-"""The client that joins the consumer group."""
+"""The client that joins the consumer group, and what any client has to know."""
 
 import asyncio
 import logging
@@ -6,14 +6,17 @@ from typing import Any, NoReturn
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import KafkaError
+from aiokafka.errors import CorruptRecordException, KafkaError, UnsupportedCodecError
 
 from ..waiting import unless_set
 from .settings import KafkaSettings
 
-__all__ = ["close", "connect", "make_client", "watch"]
+__all__ = ["UNREADABLE", "close", "connect", "make_client", "watch"]
 
 log = logging.getLogger("sidings.consumer")
+
+# Of a record itself: damaged, compressed in an unknown way, or with a header whose name is no UTF-8.
+UNREADABLE = (CorruptRecordException, UnsupportedCodecError, UnicodeDecodeError)
 
 _CLOSE_SECONDS = 5.0
 _END_SECONDS = 2.0

@@ -14,19 +14,13 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import (
-    CorruptRecordException,
-    IllegalStateError,
-    KafkaError,
-    NoOffsetForPartitionError,
-    OffsetOutOfRangeError,
-    UnsupportedCodecError,
-)
+from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from ..errors import PostgresUnavailable, UndecodableMessage
 from ..executor import Backoff
 from ..waiting import set_within
 from .handling import BatchFailed, Handling
+from .membership import UNREADABLE
 from .message import Record
 from .metrics import ConsumerMetrics
 from .offsets import OffsetsMoved
@@ -42,9 +36,6 @@ _POLL_SECONDS = 0.2  # a partition that has just become ready waits for the end 
 LOOK_AGAIN_SECONDS = 10.0  # at a record that could not be read
 _SUSPECT_POLL_SECONDS = 0.02  # of one partition alone, for which the others wait
 _REBALANCE_SECONDS = 10.0  # how long to sit in a poll while the group rebalances, before looking around
-
-# Of a record itself: damaged, compressed in an unknown way, or with a header whose name is no UTF-8.
-_UNREADABLE = (CorruptRecordException, UnsupportedCodecError, UnicodeDecodeError)
 
 
 class Roof(Protocol):
@@ -157,7 +148,7 @@ class FetchLoop(ABC):
             log.warning("%s: out of the log's range: %s", self.topic, error)
             self._displace(ready)  # the placer knows what that means
             return
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self._isolate(ready, error)
             return
         except KafkaError:

@@ -19,6 +19,7 @@ from sidings.kafka.directory.rows import BadRecord
 
 from .directory_support import COMPACTED, Acquirer, a_directory, put, quick, row
 from .support import SECONDS, eventually
+from .test_unreadable import produce_unreadable
 
 Rows = list[tuple[str, bytes | None]]
 
@@ -204,28 +205,64 @@ def test_of_the_good_and_bad_records_of_a_row_the_last_one_counts():
 # -- Kafka ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_record_that_kafka_cannot_give_is_told_by_the_health_check(own_kafka, monkeypatch):
-    """The connection stands and breaks again and again, which must not look like health."""
-    monkeypatch.setattr("sidings.kafka.directory.directory._UNREACHABLE_SECONDS", 1.0)
-    monkeypatch.setattr("sidings.kafka.directory.follower._MAX_PAUSE_SECONDS", 0.1)  # no pause alone is as long
+async def test_a_record_that_kafka_cannot_give_is_told_and_waited_for_at_the_start(own_kafka, tmp_path, monkeypatch):
+    """In memory, and from a file, which knows what was before."""
+    monkeypatch.setattr("sidings.kafka.directory.reader._REST_SECONDS", 0.3)
     kafka = await asyncio.to_thread(own_kafka)
-    await create_topic(kafka.bootstrap, "terminals", partitions=1, config=COMPACTED)
-    await put(kafka.bootstrap, "terminals", {"T-1": row("T-1")})
+    await create_topic(kafka.bootstrap, "terminals", partitions=2, config=COMPACTED)
+    await put(kafka.bootstrap, "terminals", {"T-0": row("T-0"), "T-1": row("T-1")})
+    path = tmp_path / "terminals.db"
+    async with a_directory("terminals", kafka.bootstrap, storage=SQLite(path)):
+        pass
+    await put(kafka.bootstrap, "terminals", {"T-2": row("T-2")})
+    await put(kafka.bootstrap, "terminals", {"T-3": row("T-3")}, partition=1)
     [log] = Path(kafka.directory).rglob("terminals-0/*.log")
     whole = log.read_bytes()
     with log.open("r+b") as file:
-        file.seek(whole.index(b"acquirerId"))
+        file.seek(whole.rindex(b"acquirerId"))
         file.write(b"?")
-    terminals = a_directory("terminals", quick(kafka.bootstrap), load_seconds=None)
-    running = asyncio.create_task(terminals.run())
-    await eventually(terminals.problems)
-    assert "CorruptRecord" in terminals.problems()[0]
+    given = [a_directory("terminals", kafka.bootstrap, load_seconds=None, storage=s) for s in (None, SQLite(path))]
+    running = [asyncio.create_task(terminals.run()) for terminals in given]
+    told = "partition 0 stands still: the record at offset 2 cannot be read (CorruptRecordException"
+    for terminals in given:
+        await eventually(terminals.problems)
+        assert told in terminals.problems()[0]
+        await eventually(lambda: terminals.positions() == {0: 2, 1: 1})  # noqa: B023
+        assert "partition 0 at 2 of 3; " + told in terminals.not_ready()[0]
+        assert not terminals.ready
     log.write_bytes(whole)
-    await terminals.wait_ready(SECONDS)
-    assert "T-1" in terminals
-    await eventually(lambda: not terminals.problems())
-    terminals.stop()
-    await asyncio.wait_for(running, SECONDS)
+    for terminals in given:
+        await terminals.wait_ready(SECONDS)
+        assert set(terminals) == {f"T-{n}" for n in range(4)}
+        await eventually(lambda: not terminals.problems())  # noqa: B023
+        terminals.stop()
+    await asyncio.wait_for(asyncio.gather(*running), SECONDS)
+
+
+async def test_a_record_that_cannot_be_read_stops_its_partition_and_no_other(topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.directory.reader._REST_SECONDS", 0.1)
+    monkeypatch.setattr("sidings.kafka.directory.follower._DOUBT_SECONDS", 0.5)
+    name = await topic("terminals", partitions=3, config=COMPACTED)
+    async with a_directory(name, sidings_kafka) as terminals:
+        for partition in range(3):
+            await put(sidings_kafka, name, {f"T-{partition}": row("T", "a")}, partition=partition)
+        await terminals.wait_until(timeout=SECONDS)
+        reader = terminals._follower.reader
+        await produce_unreadable(sidings_kafka, name, 1)
+        await put(sidings_kafka, name, {"T-1": row("T", "b")}, partition=1)
+        await eventually(terminals.problems)
+        assert "partition 1 stands still: the record at offset 1 cannot be read" in terminals.problems()[0]
+        for n in range(20):
+            for partition in (0, 2):
+                await put(sidings_kafka, name, {f"T-{partition}": row("T", str(n))}, partition=partition)
+                await terminals.wait_until(n + 1, partition=partition, timeout=SECONDS)
+                assert terminals[f"T-{partition}"].acquirer_id == str(n)
+        with pytest.raises(DirectoryBehind, match="partition 1 at 1 of 3"):
+            await terminals.wait_until(2, partition=1, timeout=0.5)
+        assert terminals["T-1"].acquirer_id == "a"
+        assert len(terminals.problems()) == 1
+        assert terminals._follower.reader is reader, "no connection was given up"
+        assert terminals._follower.rebuilds == 0
 
 
 async def test_a_connection_is_taken_for_sound_when_it_has_lasted(topic, sidings_kafka, monkeypatch):

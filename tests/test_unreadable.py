@@ -23,7 +23,7 @@ class Name(str):
 
 async def main(bootstrap, topic, partition):
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
-        await producer.send_and_wait(topic, b'{"n": -1}', partition=int(partition), headers=[(Name("x"), b"")])
+        await producer.send_and_wait(topic, b'{"n": -1}', b"k", int(partition), headers=[(Name("x"), b"")])
 
 asyncio.run(main(*sys.argv[1:]))
 """

@@ -205,8 +205,12 @@ class Directory(Generic[T]):
             return [f"directory {self.topic!r} is read no more: it has ended"]
         if failing_since is not None and time.monotonic() - failing_since > _UNREACHABLE_SECONDS:
             return [f"directory {self.topic!r}: {follower.failure}"]
-        silence = 0.0 if reader is None else reader.silence()
-        return [f"directory {self.topic!r}: Kafka is silent for {silence:.0f} s"] if silence > _SILENT_SECONDS else []
+        if reader is None:
+            return []
+        found = [f"directory {self.topic!r}: {told}" for told in list(reader.unreadable.values())]
+        if (silence := reader.silence()) > _SILENT_SECONDS:
+            found.append(f"directory {self.topic!r}: Kafka is silent for {silence:.0f} s")
+        return found
 
     def not_ready(self) -> list[str]:
         """Why it is not ready; empty when it is. Any thread may call it."""
@@ -296,6 +300,8 @@ class Directory(Generic[T]):
     def _not_ready(self) -> DirectoryNotReady:
         follower = self._follower
         told = follower.trouble or follower.progress.describe(follower.progress.barrier)
+        if (reader := follower.reader) is not None:
+            told = "; ".join([told, *list(reader.unreadable.values())])
         if self._began is None:
             told = "it has not been started"
         elif follower.ended:

@@ -1,8 +1,9 @@
 """A Kafka client that reads all partitions of one topic, without a group: positions are the caller's to keep."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -14,7 +15,12 @@ from ..settings import KafkaSettings
 
 __all__ = ["OffsetOutOfRangeError", "Reader", "Standing"]
 
+log = logging.getLogger("sidings.directory")
+
 _PARTITION_FETCH_BYTES = 4 * 1024 * 1024  # at least: while a fetch is on its way, nothing is decoded
+
+_SUSPECT_POLL_SECONDS = 0.02  # of one partition alone, for which the others wait
+_REST_SECONDS = 10.0  # between looks at a record that cannot be read
 
 # aiokafka does not say so.
 _Ask = Callable[[list[TopicPartition]], Coroutine[Any, Any, Mapping[TopicPartition, int]]]
@@ -30,7 +36,11 @@ class Standing(NamedTuple):
 
 
 class Reader:
-    """Reads what is committed. All methods raise `KafkaError` and `OSError` when the client has to be made anew."""
+    """Reads what is committed. All methods raise `KafkaError` and `OSError` when the client has to be made anew.
+
+    unreadable: partitions whose next record the client cannot read, and what is to be told of it. Nothing more of them
+    is read until it can; the others go on.
+    """
 
     def __init__(self, settings: KafkaSettings, topic: str, partitions: Collection[int]) -> None:
         options: dict[str, Any] = settings.client_options() | {
@@ -42,6 +52,11 @@ class Reader:
         if settings.client_id is not None:
             options["client_id"] = settings.client_id
         self.partitions: frozenset[int] = frozenset()
+        self.unreadable: dict[int, str] = {}
+        self._next: dict[int, int] = {}  # where each partition is read on; what a fetch that failed had read is lost
+        self._suspects: set[int] = set()  # may have such a record, and are read alone
+        self._resting: dict[int, float] = {}  # have one, and until when that is not looked at
+        self._turn = 0
         self._topic = topic
         self._seconds = settings.request_seconds
         self._client = AIOKafkaConsumer(**options, enable_auto_commit=False, auto_offset_reset="none")
@@ -58,12 +73,15 @@ class Reader:
     def assign(self, partitions: Collection[int]) -> None:
         """Read these partitions. All positions have to be sought again."""
         self.partitions = frozenset(partitions)
+        for state in (self.unreadable, self._next, self._suspects, self._resting):
+            state.clear()
         self._assigned_at = time.time()
         self._client.assign(self._tps())
 
     def seek(self, partition: int, offset: int) -> None:
         """Read on there."""
         self._client.seek(TopicPartition(self._topic, partition), offset)
+        self._next[partition] = offset
 
     async def begins(self) -> dict[int, int]:
         """The first offset of each partition."""
@@ -75,14 +93,91 @@ class Reader:
 
     async def fetch(self, seconds: float, most: int) -> dict[int, Sequence[Record]]:
         """The next records, `most` at most; waits for them, `seconds` at most. Raises `OffsetOutOfRangeError`."""
-        fetch = cast(Callable[..., Coroutine[Any, Any, Mapping[TopicPartition, list[Record]]]], self._client.getmany)
+        polled = self._whose_turn()
+        if not polled:
+            await asyncio.sleep(seconds)
+            return {}
         try:
-            found = await fetch(timeout_ms=round(seconds * 1000), max_records=most)
-        except (KafkaError, OSError):
+            found = await self._poll(polled, _SUSPECT_POLL_SECONDS if self._suspects else seconds, most)
+        except membership.UNREADABLE as error:
+            self._go_back(polled)
+            if len(polled) == 1:
+                return await self._one_by_one(polled[0], most)
+            log.warning("directory %r: some record cannot be read, looking for it: %r", self._topic, error)
+            self._suspects.update(polled)
+            return {}
+        if len(polled) == 1:
+            self._trust(polled[0])
+        return found
+
+    async def _poll(self, partitions: Sequence[int], seconds: float, most: int) -> dict[int, Sequence[Record]]:
+        fetch = cast(Callable[..., Coroutine[Any, Any, Mapping[TopicPartition, list[Record]]]], self._client.getmany)
+        # Naming none means all; with names, aiokafka searches them for every partition that has messages.
+        names = [] if len(partitions) == len(self.partitions) else [self._tp(partition) for partition in partitions]
+        try:
+            found = await fetch(*names, timeout_ms=round(seconds * 1000), max_records=most)
+        except (KafkaError, OSError, *membership.UNREADABLE):
             raise
         except Exception as error:  # a mistake inside of the client: a new one is sure to be in order
             raise KafkaError(f"the client failed unexpectedly: {error!r}") from error
+        for partition in partitions:
+            self._next[partition] = await self._client.position(self._tp(partition))
         return {tp.partition: records for tp, records in found.items()}
+
+    # -- records that cannot be read: aiokafka does not say of which partition they are -------------------------------
+
+    def _whose_turn(self) -> Sequence[int]:
+        """All that do not rest; while some are suspect, those that are not, and each of the others alone, in turns."""
+        for partition in [p for p, until in self._resting.items() if until < time.monotonic()]:
+            del self._resting[partition]
+            self._client.resume(self._tp(partition))
+        ready = [partition for partition in self.partitions if partition not in self._resting]
+        suspects = [partition for partition in ready if partition in self._suspects]
+        if not suspects:
+            return ready
+        self._turn += 1
+        if self._turn % 2 and len(suspects) < len(ready):
+            return [partition for partition in ready if partition not in self._suspects]
+        return [suspects[self._turn // 2 % len(suspects)]]
+
+    def _go_back(self, partitions: Iterable[int]) -> None:
+        for partition in partitions:
+            self._client.seek(self._tp(partition), self._next[partition])
+
+    async def _one_by_one(self, partition: int, most: int) -> dict[int, Sequence[Record]]:
+        """The records of `partition` up to one that cannot be read."""
+        records: list[Record] = []
+        try:
+            while len(records) < most:
+                found = await self._poll([partition], _SUSPECT_POLL_SECONDS, 1)
+                if partition not in found:
+                    break
+                records += found[partition]
+        except membership.UNREADABLE as error:
+            self._go_back([partition])
+            if not records:
+                self._rest(partition, error)
+        return {partition: records} if records else {}
+
+    def _rest(self, partition: int, error: Exception) -> None:
+        offset = self._next[partition]
+        told = f"partition {partition} stands still: the record at offset {offset} cannot be read ({error!r})"
+        if self.unreadable.get(partition) != told:
+            log.error("directory %r: %s", self._topic, told)
+        self.unreadable[partition] = told
+        self._suspects.add(partition)
+        self._resting[partition] = time.monotonic() + _REST_SECONDS
+        self._client.pause(self._tp(partition))
+
+    def _trust(self, partition: int) -> None:
+        """It was read alone: is it sound?"""
+        end = self._client.last_stable_offset(self._tp(partition))
+        if end is not None and self._next[partition] >= end:
+            self._suspects.discard(partition)
+            if self.unreadable.pop(partition, None) is not None:
+                log.info("directory %r: partition %s is read again", self._topic, partition)
+
+    # -- where things stand -------------------------------------------------------------------------------------------
 
     async def standings(self) -> dict[int, Standing]:
         """Where each partition stands. Positions pass what has no record: markers, what was aborted or compacted."""
@@ -102,14 +197,18 @@ class Reader:
         """Seconds since Kafka has said anything about the partition that it has been silent about for longest, at most
         since all were assigned. Any thread may ask."""
         try:
-            answers = [self._client.last_poll_timestamp(tp) for tp in self._tps()]
+            asked = [partition for partition in self.partitions if partition not in self._resting]
+            answers = [self._client.last_poll_timestamp(self._tp(partition)) for partition in asked]
         except (AssertionError, AttributeError):
             return 0.0  # assigned anew between two looks
         begun = self._assigned_at
         return time.time() - min((begun if answer is None else answer / 1000 for answer in answers), default=begun)
 
+    def _tp(self, partition: int) -> TopicPartition:
+        return TopicPartition(self._topic, partition)
+
     def _tps(self) -> list[TopicPartition]:
-        return [TopicPartition(self._topic, partition) for partition in self.partitions]
+        return [self._tp(partition) for partition in self.partitions]
 
     async def _ask(self, ask: _Ask) -> dict[int, int]:
         async with asyncio.timeout(self._seconds):
