@@ -3,8 +3,7 @@ snapshots, the real reader and backlog deliver every committed message, none twi
 comes late in between."""
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -12,99 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot
 from sidings.kafka.outbox.reader import Reader
 
+from .outbox_world import Database
+
 SLOTS = 3
 TOPICS = ("a", "b", "c")
-
-
-@dataclass
-class Stored:
-    id: int
-    xid: int
-    slot: int
-    topic: str
-
-
-class Header(tuple[Any, ...]):
-    """The first row of an answer, which is read by name as well."""
-
-    fields: dict[str, Any]
-
-    def __new__(cls, **fields: Any) -> Self:
-        made = super().__new__(
-            cls, (0, 0, fields["id"], fields["topic"], None, None, None, fields["headers"], None, None)
-        )
-        made.fields = fields
-        return made
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.fields[key] if isinstance(key, str) else super().__getitem__(key)
-
-
-class Database:
-    """The outbox as read.sql sees it."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, Stored] = {}
-        self.next_id = 1
-        self.next_xid = 100
-        self.open: set[int] = set()
-        self.aborted: set[int] = set()
-
-    def begin(self) -> int:
-        self.open.add(self.next_xid)
-        self.next_xid += 1
-        return self.next_xid - 1
-
-    def insert(self, xid: int, slot: int, topic: str) -> Stored:
-        row = self.rows[self.next_id] = Stored(self.next_id, xid, slot, topic)
-        self.next_id += 1
-        return row
-
-    def snapshot(self) -> str:
-        xmin = min(self.open, default=self.next_xid)
-        return f"{xmin}:{self.next_xid}:{','.join(map(str, sorted(self.open)))}"
-
-    @staticmethod
-    def visible(xid: int, snapshot: str) -> bool:
-        _, xmax, running = snapshot.split(":")
-        return xid < int(xmax) and str(xid) not in running.split(",")
-
-    def read(self, arguments: tuple[Any, ...]) -> list[Any]:
-        slots, highs, pages, before, open_ids, open_marks, unseen, left_out, g_slots, g_topics, after, upto, page = (
-            arguments
-        )
-        now = self.snapshot()
-        seen = sorted(
-            (r for r in self.rows.values() if self.visible(r.xid, now) and r.xid not in self.aborted),
-            key=lambda r: r.id,
-        )
-        answer: list[Any] = [Header(id=self.next_xid, topic=now, headers="server")]
-
-        def line(part: int, ref: int, row: Stored) -> tuple[Any, ...]:
-            return (part, ref, row.id, row.topic, b"", None, b"", None, 0, 0)
-
-        marks = [mark for xid, mark in zip(open_ids, open_marks, strict=True) if self.visible(xid, now)]
-        if before is not None and int(now.split(":")[1]) > int(before.split(":")[1]):
-            marks.append(unseen)
-        if marks:
-            for ref, (slot, high) in enumerate(zip(slots, highs, strict=True), 1):
-                answer += [
-                    line(1, ref, r)
-                    for r in seen
-                    if r.slot == slot and min(marks) < r.id <= high and not self.visible(r.xid, before or now)
-                ]
-        for ref, share in enumerate(zip(g_slots, g_topics, after, upto, strict=True), 1):
-            slot, topic, low, high = share
-            found = [r for r in seen if r.slot == slot and r.topic == topic and low < r.id <= high]
-            answer += [line(2, ref, r) for r in found[:page]]
-        for ref, (slot, high, count) in enumerate(zip(slots, highs, pages, strict=True), 1):
-            found = [r for r in seen if r.slot == slot and r.id > high and r.topic not in left_out]
-            answer += [line(3, ref, r) for r in found[:count]]
-        if left_out:
-            for ref, (slot, high) in enumerate(zip(slots, highs, strict=True), 1):
-                top = max((r.id for r in seen if r.slot == slot and r.id > high), default=None)
-                answer.append((4, ref, top, None, None, None, None, None, None, None))
-        return answer
 
 
 class Reading(RuleBasedStateMachine):

@@ -44,6 +44,7 @@ class LaneSenders:
             try:
                 await sender.start()
             except KafkaUnavailable as error:
+                self._senders.unreachable()
                 raise Failed(error, unreachable=True) from error
             self._own = sender
         return self._own

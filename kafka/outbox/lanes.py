@@ -39,6 +39,8 @@ class LaneWorker:
         self.retry_at = 0.0
         self._failing_since = 0.0
         self._unreachable = False
+        self._missing = False
+        self._told = False  # the database says that the topic fails
         self._rounds = rounds
         self._recorder = recorder
         self._metrics = metrics
@@ -50,9 +52,14 @@ class LaneWorker:
         return self._rounds.ledger.outstanding()
 
     def retry_now(self) -> None:
-        """A person wants it."""
+        """Not when the backoff ends."""
         self.retry_at = 0.0
         self.lane.event.set()
+
+    def due(self) -> None:
+        """The database says that the topic fails, and that its time has come: a person wants it, or it is over."""
+        self._told = True
+        self.retry_now()
 
     def reconnected(self) -> None:
         """Kafka has come back: what failed because it was away is tried at once."""
@@ -84,6 +91,8 @@ class LaneWorker:
                 self._on_room()
             if pause <= 0 and lane.queue:
                 return
+            if pause <= 0 and self._told and not (self._missing or lane.behind or lane.unaccounted):
+                await self._works()  # nothing waits for it that could show whether it does
             await set_within(lane.event, pause if pause > 0 else None)
 
     async def _fail(self, failed: Failed) -> None:
@@ -108,16 +117,18 @@ class LaneWorker:
             self._failing_since = now()
         self.retries += 1
         self._unreachable = failed.unreachable
+        self._missing = isinstance(failed.error, NO_TOPIC)
         longest = min(settings.max_backoff_seconds, settings.backoff_seconds * 2 ** min(self.retries - 1, 30))
         pause = longest * random.uniform(0.75, 1.0)
         self.retry_at = now() + pause
         log.warning("%s fails (%s in a row), next try in %.1f s: %s", topic, self.retries, pause, error)
         self._metrics.failed(topic)
         self._metrics.failing.add(topic)
+        self._told = True
         await self._tell("topic_fails", topic, self._recorder.relay_id, self.retries, pause, clean(error))
         patience = settings.topic_patience_seconds
         if isinstance(failed.error, InvalidTopicError) or (
-            isinstance(failed.error, NO_TOPIC) and patience is not None and now() - self._failing_since >= patience
+            self._missing and patience is not None and now() - self._failing_since >= patience
         ):
             await self._park_all(error)
 
@@ -130,15 +141,24 @@ class LaneWorker:
             log.error("%s: no message can be sent; %s messages are parked: %s", self.lane.topic, count, error)
 
     async def _succeeded(self) -> None:
-        if self.retries and self._rounds.ledger.accepted:
-            self.retries = 0
-            self._unreachable = False
-            self._metrics.failing.discard(self.lane.topic)
+        if not self._rounds.ledger.accepted:
+            return
+        if self.retries:
             log.warning("%s works again", self.lane.topic)
-            await self._tell("topic_works", self.lane.topic, self._recorder.relay_id)
+        self.retries = 0
+        self._unreachable = self._missing = False
+        if self._told:
+            await self._works()
 
-    async def _tell(self, query: str, *args: object) -> None:
+    async def _works(self) -> None:
+        self._metrics.failing.discard(self.lane.topic)
+        self._told = not await self._tell("topic_works", self.lane.topic, self._recorder.relay_id)
+
+    async def _tell(self, query: str, *args: object) -> bool:
+        """Whether it is stored."""
         try:
             await self._recorder.call(query, *args)
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
             log.warning("the state of %s could not be stored: %s", self.lane.topic, error)
+            return False
+        return True

@@ -254,8 +254,8 @@ class Relay:
     def _retry(self, topics: list[str]) -> None:
         for topic in topics:
             worker = self._workers.get(topic)
-            if worker is not None and worker.retries:
-                worker.retry_now()
+            if worker is not None:
+                worker.due()
 
     def _new_server(self) -> None:
         for slot in list(self.backlog.slots.values()):

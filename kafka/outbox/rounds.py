@@ -68,12 +68,16 @@ class Rounds:
 
         Raises `Failed`; what was not acknowledged is outstanding in the ledger then.
         """
-        rows = self.lane.take(len(self._prepared.rows) if self._prepared else self._most)
-        self.ledger = Ledger(self.lane, rows, self._backlog, self._recorder)
+        self.ledger = Ledger(self.lane, [], self._backlog, self._recorder)
         self._failures = failures
-        prepared, self._prepared = self._prepared, None
+        # Nothing is taken while Kafka is away: a slot with messages under way cannot be given to those who reach it.
         sender = await self._senders.choose(failing=failures > 0)
         partitions = await self._partitions(sender)
+        prepared, self._prepared = self._prepared, None
+        rows = self.lane.take(len(prepared.rows) if prepared else self._most)
+        if not rows:
+            return
+        self.ledger = Ledger(self.lane, rows, self._backlog, self._recorder)
         self._metrics.batch(self.lane.topic, len(rows))
         batches: Mapping[int, Packed] = {}
         if prepared and (prepared.sender, prepared.partitions, prepared.rows) == (sender, partitions, rows):

@@ -168,6 +168,11 @@ class Senders:
         """A producer of its own, not started."""
         return Sender(self._kafka, self._settings, idempotent=idempotent)
 
+    def unreachable(self) -> None:
+        """A new producer has found no broker: the shared one may be connected to none, and has had nothing to send."""
+        if self._main is not None:
+            self.retire(self._main)
+
     def retire(self, sender: Sender) -> None:
         """Give it no further batches; it is closed when those under way have ended."""
         self._replace(sender)

@@ -1,0 +1,903 @@
+"""Whole relays over a Postgres, a Kafka and a clock that are simulated: each relay in an event loop of its own, that is
+stepped, so that it can be paused while the others go on; every answer takes its time, and may be lost or come late.
+
+`World.run` lets some minutes pass in a second, with faults that overlap. `World.settle` ends all but one of them, and
+checks what the outbox promises: nothing is lost, first occurrences are in order by key, nothing waits for ever, nobody
+is busy for nothing.
+"""
+
+import asyncio
+import heapq
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import count
+from math import inf
+from typing import Any, Self
+from uuid import UUID
+
+import pytest
+from aiokafka.errors import (
+    MessageSizeTooLargeError,
+    NotEnoughReplicasError,
+    OutOfOrderSequenceNumber,
+    ProducerClosed,
+    UnknownTopicOrPartitionError,
+)
+from sidings import executor
+from sidings.errors import KafkaUnavailable, PostgresUnavailable
+from sidings.executor import PostgresSettings
+from sidings.kafka import KafkaSettings
+from sidings.kafka.outbox import (
+    OutboxSettings,
+    Relay,
+    lane_senders,
+    lanes,
+    ledger,
+    reader,
+    relay,
+    senders,
+    slots,
+)
+from sidings.kafka.outbox.backlog import Slot
+from sidings.schema import load_sql
+
+LEASE, MARGIN = 5.0, 0.5
+PARTITIONS = 2
+FAULTS = (
+    *("pause", "stop", "kill"),  # of a relay
+    *("away", "restart", "slow", "faults"),  # of Postgres
+    *("no kafka", "hang", "fail", "missing", "late"),  # of Kafka, for one relay, one topic, or all
+)
+NAMES = [f"outbox/{number}" for number in range(16)]
+_OUTBOX = (
+    *("read", "record", "attend", "leave", "inherited", "topic_fails", "topic_works", "park_topic", "waiting"),
+    "doubt",
+)
+
+
+class Header(tuple[Any, ...]):
+    """The first row of an answer, which is read by name as well."""
+
+    fields: dict[str, Any]
+
+    def __new__(cls, **fields: Any) -> Self:
+        made = super().__new__(
+            cls, (0, 0, fields["id"], fields["topic"], None, None, None, fields["headers"], None, None)
+        )
+        made.fields = fields
+        return made
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.fields[key] if isinstance(key, str) else super().__getitem__(key)
+
+
+@dataclass
+class Stored:
+    id: int
+    xid: int
+    slot: int
+    topic: str
+    key: bytes = b""
+    value: bytes = b""
+
+
+class Database:
+    """The outbox as read.sql sees it."""
+
+    def __init__(self) -> None:
+        self.server = "server timeline 1"
+        self.rows: dict[int, Stored] = {}
+        self.next_id = 1
+        self.next_xid = 100
+        self.open: set[int] = set()
+        self.aborted: set[int] = set()
+
+    def begin(self) -> int:
+        self.open.add(self.next_xid)
+        self.next_xid += 1
+        return self.next_xid - 1
+
+    def insert(self, xid: int, slot: int, topic: str, key: bytes = b"", value: bytes = b"") -> Stored:
+        row = self.rows[self.next_id] = Stored(self.next_id, xid, slot, topic, key, value)
+        self.next_id += 1
+        return row
+
+    def snapshot(self) -> str:
+        xmin = min(self.open, default=self.next_xid)
+        return f"{xmin}:{self.next_xid}:{','.join(map(str, sorted(self.open)))}"
+
+    @staticmethod
+    def visible(xid: int, snapshot: str) -> bool:
+        _, xmax, running = snapshot.split(":")
+        return xid < int(xmax) and str(xid) not in running.split(",")
+
+    def committed(self) -> list[Stored]:
+        """What every new statement sees."""
+        return [r for r in self.rows.values() if r.xid not in self.open and r.xid not in self.aborted]
+
+    def read(self, arguments: tuple[Any, ...]) -> list[Any]:
+        slots, highs, pages, before, open_ids, open_marks, unseen, left_out, g_slots, g_topics, after, upto, page = (
+            arguments
+        )
+        now = self.snapshot()
+        seen = sorted(self.committed(), key=lambda r: r.id)
+        answer: list[Any] = [Header(id=self.next_xid, topic=now, headers=self.server)]
+
+        def line(part: int, ref: int, row: Stored) -> tuple[Any, ...]:
+            return (part, ref, row.id, row.topic, row.key, None, row.value, None, 0, 0)
+
+        marks = [mark for xid, mark in zip(open_ids, open_marks, strict=True) if self.visible(xid, now)]
+        if before is not None and int(now.split(":")[1]) > int(before.split(":")[1]):
+            marks.append(unseen)
+        if marks:
+            for ref, (slot, high) in enumerate(zip(slots, highs, strict=True), 1):
+                answer += [
+                    line(1, ref, r)
+                    for r in seen
+                    if r.slot == slot and min(marks) < r.id <= high and not self.visible(r.xid, before or now)
+                ]
+        for ref, share in enumerate(zip(g_slots, g_topics, after, upto, strict=True), 1):
+            slot, topic, low, high = share
+            found = [r for r in seen if r.slot == slot and r.topic == topic and low < r.id <= high]
+            answer += [line(2, ref, r) for r in found[:page]]
+        for ref, (slot, high, size) in enumerate(zip(slots, highs, pages, strict=True), 1):
+            found = [r for r in seen if r.slot == slot and r.id > high and r.topic not in left_out]
+            answer += [line(3, ref, r) for r in found[:size]]
+        if left_out:
+            for ref, (slot, high) in enumerate(zip(slots, highs, strict=True), 1):
+                top = max((r.id for r in seen if r.slot == slot and r.id > high), default=None)
+                answer.append((4, ref, top, None, None, None, None, None, None, None))
+        return answer
+
+
+@dataclass
+class Lease:
+    owner: UUID | None = None
+    epoch: int = 0
+    until: float = -inf
+
+
+class Postgres(Database):
+    """One server: the outbox, and the statements of relays, each of them at once."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__()
+        self.world = world
+        self.started = -inf
+        self.leases = {name: Lease() for name in NAMES}
+        self.relays: dict[UUID, float] = {}
+        self.failing: dict[tuple[str, UUID], float] = {}
+        self.parked: dict[int, Stored] = {}
+
+    @property
+    def timeline(self) -> str:
+        return self.server.rpartition(" ")[2]
+
+    def copy(self, world: "World") -> "Postgres":
+        """A standby that has replayed all until now. What was open there is rolled back."""
+        self.world = None  # type: ignore[assignment]
+        other = deepcopy(self)
+        self.world = other.world = world
+        return other
+
+    def execute(self, name: str, args: tuple[Any, ...]) -> list[Any]:
+        return getattr(self, f"_{name}")(*args)
+
+    def _read(self, *args: Any) -> list[Any]:
+        return self.read(args)
+
+    def _ours(self, me: UUID, names: Iterable[str], epochs: Iterable[int]) -> list[str]:
+        pairs = zip(names, epochs, strict=True)
+        return [n for n, e in pairs if self.leases[n].owner == me and self.leases[n].epoch == e]
+
+    def _record(self, me: UUID, slots, names, epochs, firsts, lasts, text, p_slots, p_ids, errors, timeline):
+        if timeline != self.timeline:
+            return []
+        ours = set(self._ours(me, names, epochs))
+        ids = [int(i) for i in text[1:-1].split(",") if i.strip()]
+        shares = zip(slots, names, firsts, lasts, strict=True)
+        mine = [(slot, ids[first - 1 : last]) for slot, name, first, last in shares if name in ours]
+        for slot, some in mine:
+            for id in some:
+                if id in self.rows and self.rows[id].slot == slot:
+                    del self.rows[id]
+        held = {slot for slot, _ in mine}
+        for slot, id in zip(p_slots, p_ids, strict=True):
+            if slot in held and id in self.rows:
+                self.parked[id] = self.rows.pop(id)
+        return [{"slot": slot} for slot in held]
+
+    def _attend(self, me: UUID, seconds: float, host: str, pid: int, names: list[str]):
+        time = self.world.time
+        self.relays[me] = time + seconds
+        for gone in [id for id, until in self.relays.items() if until < time - 60.0 and id != me]:
+            self._leave(gone)
+        alive = [id for id, until in self.relays.items() if until > time and id != me]
+        return [
+            {
+                "others": len(alive),
+                "place": sum(id < me for id in alive),
+                "free": [n for n in names if self.leases[n].owner is None or self.leases[n].until < time],
+                "due": sorted(t for (t, r), at in self.failing.items() if r == me and at <= time),
+                "directories": [],
+                "doubtful": [],
+            }
+        ]
+
+    def _acquire(self, me: UUID, names: list[str], generation: int, lease: Any, trust: object):
+        time, out = self.world.time, []
+        for name in names:
+            it = self.leases[name]
+            expired = trust and it.until < time and self.started + LEASE < time
+            if it.owner in (None, me) or expired:
+                it.owner, it.epoch, it.until = me, it.epoch + 1, time + lease.total_seconds()
+                out.append({"acquired": name, "acquired_epoch": it.epoch, "losses": 0, "former": None})
+        return out
+
+    def _acquire_origins(self, me: UUID, names: list[str], generation: int, lease: Any, timeline: str | None):
+        rows = self._acquire(me, names, generation, lease, timeline == self.timeline)
+        nothing = {"acquired": None, "acquired_epoch": None, "losses": None, "former": None}
+        return [row | {"timeline": self.timeline, "settled": True} for row in rows or [nothing]]
+
+    def _release(self, me: UUID, names: list[str], epochs: list[int]):
+        for name in self._ours(me, names, epochs):
+            self.leases[name] = Lease(None, self.leases[name].epoch + 1)
+        return []
+
+    def renew(self, me: UUID, names: list[str], epochs: list[int]) -> set[str]:
+        ours = self._ours(me, names, epochs)
+        for name in ours:
+            self.leases[name].until = self.world.time + LEASE
+        return set(ours)
+
+    def _leave(self, me: UUID):
+        self.relays.pop(me, None)
+        for pair in [pair for pair in self.failing if pair[1] == me]:
+            del self.failing[pair]
+        return []
+
+    def _inherited(self, numbers: list[int]):
+        return []
+
+    def _topic_fails(self, topic: str, me: UUID, retries: int, pause: float, error: str):
+        if me in self.relays:
+            self.failing[topic, me] = self.world.time + pause
+        return []
+
+    def _topic_works(self, topic: str, me: UUID):
+        self.failing.pop((topic, me), None)
+        return []
+
+    def _park_topic(self, me: UUID, slots, names, epochs, topic: str, error: str):
+        ours = set(self._ours(me, names, epochs))
+        held = {slot for slot, name in zip(slots, names, strict=True) if name in ours}
+        found = [row for row in self.committed() if row.slot in held and row.topic == topic]
+        for row in found:
+            self.parked[row.id] = self.rows.pop(row.id)
+        return [{"parked": len(found)}]
+
+    def _waiting(self, slots: list[int]):
+        return []
+
+    def _doubt(self, topic: str, keys: list[bytes]):
+        return []
+
+
+class SimLink:
+    """A `Link`, with its latency and its faults. It stays with its server until it is dropped."""
+
+    def __init__(self, world: "World", node: "Node") -> None:
+        self.world, self.node = world, node
+        self.server: Postgres | None = None
+        self.outdated = False
+        node.links.append(self)
+
+    async def fetch(self, query: str, *args: Any) -> list[Any]:
+        if self.outdated:
+            self.drop()
+        world, choose, name = self.world, self.world.choose, self.world.names[query]
+        world.statements[self.node.number, name] += 1
+        if self.server is None:
+            await asyncio.sleep(choose.uniform(0.001, 0.01))
+            if world.postgres_away:
+                raise PostgresUnavailable("away")
+            self.server = world.primary
+        server = self.server
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[Any]] = loop.create_future()
+        fault = choose.random() if choose.random() < world.postgres_faults else 1.0
+
+        def execute() -> None:
+            if server.world is None or (server is world.primary and world.postgres_away) or server in world.dead:
+                result: Any = PostgresUnavailable("it died")
+            elif name in world.refused or fault < 0.3:
+                result = PostgresUnavailable("cut before")
+            else:
+                result = server.execute(name, args)
+                if fault < 0.6:
+                    result = PostgresUnavailable("cut after")
+
+            def deliver() -> None:
+                if not answer.done():
+                    if isinstance(result, Exception):
+                        answer.set_exception(result)
+                    else:
+                        answer.set_result(result)
+
+            world.later(choose.uniform(0.0, world.slowness), lambda: loop.call_soon(deliver))
+
+        if 0.6 <= fault < 0.8:  # the client gives it up, and the server has it later
+
+            def orphan() -> None:
+                if server not in world.dead:
+                    server.execute(name, args)
+
+            world.later(choose.uniform(0.1, 3.0), orphan)
+            await asyncio.sleep(choose.uniform(0.0, 0.2))
+            self.drop()
+            raise PostgresUnavailable("cut, and executed late")
+        world.later(choose.uniform(0.0, world.slowness), execute)
+        try:
+            async with asyncio.timeout(3.0):
+                return await answer
+        except (PostgresUnavailable, TimeoutError) as error:
+            self.drop()
+            raise PostgresUnavailable(str(error)) from error
+
+    async def fetchrow(self, query: str, *args: Any) -> Any:
+        rows = await self.fetch(query, *args)
+        return rows[0] if rows else None
+
+    def renew(self) -> None:
+        self.outdated = True
+
+    def drop(self) -> None:
+        self.server, self.outdated = None, False
+
+    async def close(self) -> None:
+        self.drop()
+
+
+class SimLeases:
+    """The lease thread: it runs beside the loop of its relay, unless the whole process is paused."""
+
+    def __init__(self, world: "World", node: "Node", events: Any) -> None:
+        self.world, self.node, self.events = world, node, events
+        self.executor_id: UUID | None = None
+        self.suspended = False
+        self.link = SimLink(world, node)
+        self._held: dict[str, Slot] = {}
+        self._stopped = False
+
+    def start(self) -> None:
+        self.world.later(LEASE / 3, self._turn)
+
+    async def stop(self) -> None:
+        self._stopped = True
+
+    def hold(self, slots: Iterable[Slot]) -> None:
+        self._held.update((slot.name, slot) for slot in slots)
+
+    def drop(self, name: str) -> None:
+        self._held.pop(name, None)
+
+    def _turn(self) -> None:
+        world, choose = self.world, self.world.choose
+        if self._stopped:
+            return
+        if self.node.paused:
+            world.later(0.05, self._turn)
+            return
+        held = dict(self._held)
+        if self.link.outdated:
+            self.link.drop()
+        server = self.link.server or (None if world.postgres_away else world.primary)
+        failed = server is None or server in world.dead or choose.random() < world.postgres_faults
+        if self.suspended or not held or failed:
+            self.link.server = None if failed else server
+            world.later(LEASE / (15 if failed else 3), self._turn)
+            return
+        self.link.server = server
+        sent, epochs = world.time, [slot.epoch for slot in held.values()]
+        assert self.executor_id is not None
+        renewed = server.renew(self.executor_id, list(held), epochs)
+        timeline = server.timeline
+
+        def answered() -> None:
+            if self.node.paused:
+                world.later(0.05, answered)
+                return
+            elsewhere = [slot.timeline for slot in held.values() if slot.timeline not in (None, timeline)]
+            if elsewhere:
+                self.link.drop()
+                if timeline > max(elsewhere):
+                    self.node.loop.call_soon(self.events.replaced)
+                return
+            for name, slot in held.items():
+                if name in renewed:
+                    slot.deadline = sent + LEASE - MARGIN
+                else:
+                    self.node.loop.call_soon(self.events.lost, name, slot.epoch)
+                    self.link.drop()
+
+        world.later(choose.uniform(0.0, world.slowness), answered)
+        world.later(LEASE / 3, self._turn)
+
+
+class SimBatch:
+    def __init__(self) -> None:
+        self.records: list[tuple[bytes | None, bytes | None]] = []
+        self._most = 20
+
+    def append(self, *, timestamp: int, key: bytes | None, value: bytes | None, headers: object) -> object:
+        if len(self.records) >= self._most:
+            return None
+        self.records.append((key, value))
+        return object()
+
+
+class SimSender:
+    """A producer. What was on its way when it is killed may yet arrive, then or much later."""
+
+    def __init__(self, kafka: KafkaSettings, settings: OutboxSettings, *, idempotent: bool) -> None:
+        self.world = World.current
+        self.node = self.world.nodes[int(kafka.bootstrap.partition(":")[0])]
+        self.idempotent = idempotent
+        self.users = 0
+        self.closed = False
+        self.retired = False
+        self._broken = False
+        self._known: set[str] = set()
+        self._pending: set[asyncio.Future[object]] = set()
+
+    async def start(self) -> None:
+        await asyncio.sleep(self.world.choose.uniform(0.0, 0.05))
+        if self.node.no_kafka:
+            await asyncio.sleep(self.world.choose.uniform(0.0, 1.0))
+            raise KafkaUnavailable("away")
+
+    async def partitions(self, topic: str, timeout: float) -> list[int]:
+        if topic not in self._known and (topic in self.world.missing or self.node.no_kafka):
+            await asyncio.sleep(timeout)
+            raise UnknownTopicOrPartitionError(topic)
+        self._known.add(topic)
+        return list(range(PARTITIONS))
+
+    def batch(self) -> SimBatch:
+        return SimBatch()
+
+    async def send(self, batch: SimBatch, topic: str, partition: int) -> "asyncio.Future[object]":
+        world, choose = self.world, self.world.choose
+        if self.closed:
+            raise ProducerClosed
+        await asyncio.sleep(choose.uniform(0.0, 0.002))
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        tries = 0
+
+        def answer(result: object) -> None:
+            if not future.done():
+                if isinstance(result, BaseException):
+                    self._broken = True
+                    future.set_exception(result)
+                    future.exception()
+                else:
+                    future.set_result(result)
+
+        def tell(result: object) -> None:
+            if not self.node.no_kafka:
+                world.later(choose.uniform(0.0, 0.05), lambda: self.node.loop.call_soon(answer, result))
+
+        def arrive() -> None:
+            nonlocal tries
+            tries += 1
+            if future.done() and choose.random() < 0.5:
+                return  # killed before it left
+            if topic in world.hanging or self.node.no_kafka:
+                if tries < 200:
+                    world.later(choose.uniform(0.05, 0.5), arrive)
+            elif self._broken and self.idempotent:
+                tell(OutOfOrderSequenceNumber())
+            elif topic in world.failing or topic in world.missing:
+                if choose.random() < 0.2:
+                    world.append(topic, partition, batch.records)  # it is there, and nobody knows
+                tell(NotEnoughReplicasError())
+            elif any(value is not None and value.startswith(b"large") for _, value in batch.records):
+                tell(MessageSizeTooLargeError())
+            else:
+                world.append(topic, partition, batch.records)
+                tell(None)
+
+        world.later(choose.uniform(0.0, world.kafka_slowness), arrive)
+        return future
+
+    async def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._pending:
+            await asyncio.wait(self._pending, timeout=2.0)
+        self._end()
+
+    async def kill(self) -> None:
+        self.closed = True
+        self._end()
+        await asyncio.sleep(self.world.choose.uniform(0.0, 0.5))
+
+    def _end(self) -> None:
+        for future in list(self._pending):
+            if not future.done():
+                future.set_exception(ProducerClosed())
+                future.exception()
+
+
+class SimLoop(asyncio.SelectorEventLoop):
+    def __init__(self, world: "World") -> None:
+        super().__init__()
+        self.world = world
+
+    def time(self) -> float:
+        return self.world.time if hasattr(self, "world") else 0.0
+
+    def step(self) -> None:
+        """What is ready, and the timers that are due."""
+        self.call_soon(self.stop)
+        self.run_forever()
+
+
+class Node:
+    """One process: a relay in a loop of its own."""
+
+    def __init__(self, world: "World", number: int) -> None:
+        self.world, self.number = world, number
+        self.loop = SimLoop(world)
+        self.loop.set_exception_handler(lambda _, context: world.problems.append(str(context)))
+        self.links: list[SimLink] = []
+        self.paused = self.no_kafka = False
+        self.relay: Relay | None = None
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    def make(self) -> None:
+        """The relay; the world has put its own parts in the place of links, lease thread, producers and clock."""
+        settings = OutboxSettings(
+            window=self.world.choose.choice([40, 200]),
+            batch_size=10,
+            lease_seconds=LEASE,
+            delivery_seconds=3.0,
+            metadata_seconds=0.5,
+            max_backoff_seconds=3.0,
+            topic_patience_seconds=None,
+            shutdown_seconds=3.0,
+        )
+        kafka = KafkaSettings(bootstrap=f"{self.number}:1")
+        self.relay = Relay("test", PostgresSettings(dsn="postgresql://x"), kafka, settings, prometheus=None)
+        self.tasks.append(self.loop.create_task(self.relay.start()))
+
+    def stop(self) -> None:
+        """In good order."""
+        assert self.relay is not None
+        relay, self.relay = self.relay, None
+        self.tasks.append(self.loop.create_task(relay.stop()))
+
+    def kill(self) -> None:
+        """All that it did in its loop ends now."""
+        self.relay = None
+        self.links.clear()
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        for task in self.tasks:
+            task.add_done_callback(lambda t: t.cancelled() or t.exception())
+        self.tasks.clear()
+
+
+class World:
+    """seed: of all that happens."""
+
+    current: "World"
+
+    def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch, relays: int = 2) -> None:
+        World.current = self
+        self.choose = random.Random(seed)
+        random.seed(seed)
+        self.time = 1_000.0
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = count()
+        self.problems: list[str] = []
+        self.log: list[str] = []
+        self.statements: defaultdict[tuple[int, str], int] = defaultdict(int)
+        self.names = {load_sql("sidings.kafka.outbox", name): name for name in _OUTBOX}
+        self.names |= {load_sql(executor.__name__, n): n for n in ("acquire", "acquire_origins", "release")}
+        self.dead: list[Postgres] = []
+        self.postgres_away = False
+        self.postgres_faults = 0.0
+        self.refused: set[str] = set()  # statements
+        self.slowness = 0.02
+        self.kafka_slowness = 0.03
+        self.usual: dict[str, object] = {}
+        self.primary = Postgres(self)
+        self.missing: set[str] = set()
+        self.hanging: set[str] = set()
+        self.failing: set[str] = set()
+        self.topics = ["a", "b", "c"]
+        self.kafka: defaultdict[tuple[str, int], list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
+        self.tokens = count()
+        self.locked: set[tuple[str, bytes]] = set()
+        self.journal: defaultdict[tuple[str, bytes], list[bytes]] = defaultdict(list)
+        self.writing: dict[int, tuple[Postgres, list[tuple[str, bytes, bytes]]]] = {}
+        self._ids = count(1)
+        self._patch(monkeypatch)
+        self.nodes = [Node(self, number) for number in range(relays)]
+        self._monkeypatch = monkeypatch
+        for node in self.nodes:
+            self.make(node)
+
+    def _patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in (lane_senders, lanes, ledger, reader, relay, slots):
+            monkeypatch.setattr(module, "now", lambda: self.time)
+        monkeypatch.setattr(senders, "Sender", SimSender)
+        monkeypatch.setattr(relay, "uuid4", lambda: UUID(int=next(self._ids)))
+
+        async def fits(*_: object) -> None:
+            pass
+
+        monkeypatch.setattr(relay, "check_schema", fits)
+
+    def make(self, node: Node) -> None:
+        """A relay in this process."""
+        self._monkeypatch.setattr(relay, "Link", lambda *_: SimLink(self, node))
+        self._monkeypatch.setattr(relay, "LeaseThread", lambda _p, _s, events, _e: SimLeases(self, node, events))
+        node.make()
+
+    def later(self, seconds: float, what: Callable[[], object]) -> None:
+        heapq.heappush(self._events, (self.time + seconds, next(self._numbers), what))
+
+    def append(self, topic: str, partition: int, records: Sequence[tuple[bytes | None, bytes | None]]) -> None:
+        self.kafka[topic, partition].extend(records)
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    def tick(self, seconds: float) -> None:
+        self.time += seconds
+        while self._events and self._events[0][0] <= self.time:
+            heapq.heappop(self._events)[2]()
+        for node in self.choose.sample(self.nodes, len(self.nodes)):
+            if not node.paused:
+                for _ in range(self.choose.randint(1, 4)):
+                    node.loop.step()
+            for task in node.tasks:
+                if task.done() and not task.cancelled() and task.exception():
+                    raise AssertionError(f"a relay ended: {task.exception()!r}") from task.exception()
+            main = node.relay._main if node.relay else None
+            if main is not None and main.done():
+                main.result()
+                raise AssertionError("a relay has ended")
+
+    def pass_time(self, seconds: float, *, write: bool = True) -> None:
+        until = self.time + seconds
+        while self.time < until:
+            if write and self.choose.random() < 0.1:
+                self.write()
+            if self.choose.random() < 0.1:
+                self.end_one()
+            self.tick(self.choose.choice([0.001, 0.003, 0.01, 0.02]))
+
+    # -- writers ----------------------------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """A transaction that writes some messages, each under the lock of its key, and stays open."""
+        server, choose = self.primary, self.choose
+        if self.postgres_away:
+            return
+        xid, messages = server.begin(), []
+        for _ in range(choose.choice([1, 1, 2, 5, 30])):
+            topic, key = choose.choice(self.topics), b"k%d" % choose.randrange(24)
+            if (topic, key) in self.locked and not any(m[:2] == (topic, key) for m in messages):
+                continue
+            self.locked.add((topic, key))
+            value = b"%s%d" % (b"large" if choose.random() < 0.005 else b"", next(self.tokens))
+            server.insert(xid, (int(key[1:]) * 7 + ord(topic)) % 16, topic, key, value)
+            messages.append((topic, key, value))
+        self.writing[xid] = server, messages
+        if choose.random() < 0.7:
+            self.end(xid)
+
+    def end_one(self) -> None:
+        if self.writing:
+            self.end(self.choose.choice(list(self.writing)))
+
+    def end(self, xid: int) -> None:
+        server, messages = self.writing.pop(xid)
+        server.open.discard(xid)
+        if self.choose.random() < 0.1 or server is not self.primary or server in self.dead:
+            server.aborted.add(xid)
+            for id in [id for id, row in server.rows.items() if row.xid == xid]:
+                del server.rows[id]
+        else:
+            for topic, key, value in messages:
+                self.journal[topic, key].append(value)
+        self.locked -= {m[:2] for m in messages}
+
+    # -- faults -----------------------------------------------------------------------------------------------------
+
+    def restart_postgres(self) -> None:
+        """It dies with what was open, and comes back."""
+        for xid in list(self.writing):
+            server, messages = self.writing.pop(xid)
+            server.open.discard(xid)
+            server.aborted.add(xid)
+            for id in [id for id, row in server.rows.items() if row.xid == xid]:
+                del server.rows[id]
+            self.locked -= {m[:2] for m in messages}
+        self.cut()
+        self.primary.started = self.time
+        self.primary.server = f"server {self.time} timeline {self.primary.timeline}"
+
+    def fail_over(self, lose: float, alive: bool) -> None:
+        """A standby that lacks the last `lose` seconds takes over. alive: the former primary answers on."""
+        former = self.primary
+        standby, journal = former.copy(self), deepcopy(self.journal)
+        self.pass_time(lose)
+        self.journal = journal
+        self.writing.clear()
+        self.locked.clear()
+        for xid in list(standby.open):
+            standby.aborted.add(xid)
+            for id in [id for id, row in standby.rows.items() if row.xid == xid]:
+                del standby.rows[id]
+        standby.open.clear()
+        standby.server = f"server {self.time} timeline {int(standby.timeline) + 1}"
+        standby.started = -inf if self.choose.random() < 0.5 else self.time
+        self.primary = standby
+        if not alive:
+            self.dead.append(former)
+            self.cut()
+
+    def fault(self) -> None:
+        """One thing goes wrong for a while; others may, before it is over."""
+        choose = self.choose
+        node, topic = choose.choice(self.nodes), choose.choice(self.topics)
+        seconds = choose.choice([choose.uniform(0.1, 2.0), choose.uniform(2.0, 12.0), LEASE - MARGIN])
+        kind = choose.choice(
+            [
+                "pause",
+                "stop",
+                "kill",
+                "faults",
+                "slow",
+                "restart",
+                "no kafka",
+                "away",
+                "hang",
+                "fail",
+                "missing",
+                "late",
+            ]
+        )
+        self.log.append(f"{self.time:.2f} {kind}: relay {node.number}, topic {topic}, {seconds:.2f} s")
+        match kind:
+            case "pause":
+                node.paused = True
+                self.later(seconds, lambda: setattr(node, "paused", False))
+            case "stop" | "kill" if node.relay is not None and not node.paused:
+                if kind == "stop":
+                    node.stop()
+                else:
+                    node.kill()
+                self.later(seconds, lambda: self.make(node))
+            case "faults":
+                self.for_a_while("postgres_faults", choose.choice([0.05, 0.3]), seconds)
+            case "slow":
+                self.for_a_while("slowness", choose.choice([0.2, 1.0]), seconds)
+            case "late":
+                self.for_a_while("kafka_slowness", choose.choice([0.3, 1.5, 4.0]), seconds)
+            case "restart":
+                self.restart_postgres()
+            case "away":
+                self.for_a_while("postgres_away", True, seconds)
+                self.cut()
+            case "no kafka":
+                node.no_kafka = True
+                self.later(seconds, lambda: setattr(node, "no_kafka", False))
+            case "hang" | "fail" | "missing":
+                some = {"hang": self.hanging, "fail": self.failing, "missing": self.missing}[kind]
+                some.add(topic)
+                self.later(seconds, lambda: some.discard(topic))
+            case _:
+                pass
+        self.pass_time(choose.choice([0.0, 0.3, 3.0]) * choose.random())
+
+    def for_a_while(self, name: str, value: object, seconds: float) -> None:
+        usual = self.usual.setdefault(name, getattr(self, name))
+        setattr(self, name, value)
+        self.later(seconds, lambda: setattr(self, name, usual))
+
+    def cut(self) -> None:
+        """All connections to Postgres."""
+        for node in self.nodes:
+            for link in node.links:
+                link.drop()
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def run(self, faults: int) -> None:
+        for _ in range(faults):
+            self.fault()
+        self.pass_time(12.5)  # the last is over
+
+    def settle(self) -> None:
+        """All is well but for one thing, which may be no reason for anything else to wait. Then all is well."""
+        spared = set(self.topics)
+        kind = self.choose.choice(["nothing", "no kafka", "pause", "hang", "fail", "missing"])
+        self.log.append(f"{self.time:.2f} in the end: {kind}")
+        match kind:
+            case "no kafka":
+                self.nodes[0].no_kafka = True
+            case "pause":
+                self.nodes[0].paused = True
+            case "hang" | "fail" | "missing":
+                {"hang": self.hanging, "fail": self.failing, "missing": self.missing}[kind].add("a")
+                spared.discard("a")
+            case _:
+                pass
+        self.wait_for(lambda: not self.waiting(spared), 60.0, f"{sorted(spared)} leave with {kind}")
+        self.nodes[0].no_kafka = self.nodes[0].paused = False
+        for some in (self.hanging, self.failing, self.missing):
+            some.clear()
+        while self.writing:
+            self.end_one()
+        self.wait_for(lambda: not self.waiting(set(self.topics)), 60.0, "all leave")
+        self.check()
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        until = self.time + seconds
+        while not condition():
+            if self.time >= until:
+                raise AssertionError(f"{what}: not within {seconds} s")
+            self.tick(self.choose.choice([0.003, 0.01, 0.02]))
+
+    def waiting(self, topics: set[str]) -> list[Stored]:
+        return [row for row in self.primary.committed() if row.topic in topics]
+
+    def check(self) -> None:
+        assert not self.problems, self.problems
+        parked = {row.value for row in self.primary.parked.values()}
+        assert all(value.startswith(b"large") for value in parked), "a message was parked for nothing"
+        for (topic, key), values in self.journal.items():
+            found: dict[bytes, None] = {}
+            for partition in range(PARTITIONS):
+                found |= {v: None for k, v in self.kafka[topic, partition] if k == key and v is not None}
+            expected = [value for value in values if value not in parked]
+            mine = set(expected)
+            assert [value for value in found if value in mine] == expected, f"{topic} {key!r}: out of order, or lost"
+        for _ in range(100):
+            self.write()
+        while self.writing:
+            self.end_one()
+        self.pass_time(12.0, write=False)  # all slots are shared out again, and nobody is busy
+        before = dict(self.statements)
+        self.pass_time(5.0, write=False)
+        held: list[str] = []
+        for node in self.nodes:
+            assert node.relay is not None
+            held += node.relay.held
+            reads = self.statements[node.number, "read"] - before.get((node.number, "read"), 0)
+            assert reads < 100, f"{reads} reads in 5 s of an idle relay"
+            failing = [topic for topic, id in self.primary.failing if id == node.relay.id]
+            assert not failing, f"{failing} count as failing"
+            for lane in node.relay.backlog.lanes.values():
+                state = (lane.unaccounted, len(lane.queue), lane.behind, lane.paused)
+                assert state == (0, 0, {}, False), f"{lane.topic}: {state}"
+            assert all(slot.under_way == 0 for slot in node.relay.backlog.slots.values())
+        assert sorted(held) == sorted(NAMES)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.kill()
+            while asyncio.all_tasks(node.loop):
+                self.time += 0.1
+                node.loop.step()
+            node.loop.close()
