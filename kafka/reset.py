@@ -30,6 +30,7 @@ ResetTo = Literal["earliest", "latest"] | datetime | int
 _LOOK_SECONDS = 1.0
 _STATEMENT_SECONDS = 300.0  # it may have to cancel a million jobs
 _ATTEMPTS = 5
+_PROBE_MS = 1_000  # longer than Kafka waits for records that there are none of
 
 
 class Reset(NamedTuple):
@@ -87,7 +88,9 @@ async def _targets(
 ) -> dict[int, int]:
     """The offset of each partition that `to` means."""
     # It subscribes to nothing, so it joins no group. Without group_id, aiokafka 0.14 cannot be stopped in good order.
-    client = AIOKafkaConsumer(**kafka.client_options(), group_id=group, isolation_level=kafka.isolation_level)
+    client = AIOKafkaConsumer(
+        **kafka.client_options(), group_id=group, isolation_level=kafka.isolation_level, enable_auto_commit=False
+    )
     try:
         async with asyncio.timeout(kafka.request_seconds):
             there = await _partitions(kafka, topic)
@@ -108,6 +111,7 @@ async def _targets(
                     found = await _at_time(client, to, end)
                 case _:
                     found = dict.fromkeys(tps, to)
+                    await _must_be_readable(client, tps[0], to, end[tps[0]])
     except (KafkaError, OSError) as error:  # TimeoutError is an OSError
         raise KafkaUnavailable(f"the offsets of {topic!r} could not be asked for: {error!r}") from error
     finally:
@@ -140,6 +144,32 @@ async def _at_time(
         Mapping[TopicPartition, OffsetAndTimestamp | None], await client.offsets_for_times(dict.fromkeys(end, stamp))
     )
     return {tp: end[tp] if at is None else at.offset for tp, at in found.items()}
+
+
+async def _must_be_readable(client: AIOKafkaConsumer, tp: TopicPartition, offset: int, end: int) -> None:
+    """A record that cannot be read takes all that follow it in its batch with it, and nobody sees where that ends: who
+    wants to pass it over is told. Raises `OffsetOutOfRange`."""
+    client.assign([tp])
+
+    async def refused(at: int) -> Exception | None:
+        client.seek(tp, at)
+        try:
+            await client.getmany(tp, timeout_ms=_PROBE_MS, max_records=1)
+        except membership.UNREADABLE as error:
+            return error
+
+    if not 0 <= offset < end or (error := await refused(offset)) is None:
+        return
+    bad, good = offset, min(offset + 1, end)
+    while good < end and await refused(good) is not None:
+        bad, good = good, min(good + 2 * (good - offset), end)
+    while good - bad > 1:
+        middle = (bad + good) // 2
+        bad, good = (bad, middle) if await refused(middle) is None else (middle, good)
+    raise OffsetOutOfRange(
+        f"{tp.topic}/{tp.partition}: the record at {offset} cannot be read, as one of its batch cannot ({error!r}): the "
+        f"next that can is at {good}"
+    )
 
 
 async def _store(postgres: PostgresSettings, sql: str, *arguments: object) -> list[asyncpg.Record]:

@@ -5,11 +5,11 @@ import os
 import sys
 
 import pytest
-from sidings import Message, Transaction
+from sidings import Message, OffsetOutOfRange, Transaction
 from sidings.kafka.partition import Partition
 from sidings.kafka.topic_loop import FetchLoop
 
-from .consumer_support import Number, a_service, offset_reaches, produce, sample
+from .consumer_support import Number, a_service, numbers, offset_reaches, produce, record, sample
 from .support import SECONDS, eventually
 
 # A header whose name is no UTF-8, as C clients can send it. aiokafka's compiled part takes no such name.
@@ -21,17 +21,23 @@ class Name(str):
     def encode(self, *_):
         return b"\\xff\\xfe"
 
-async def main(bootstrap, topic, partition):
+async def main(bootstrap, topic, partition, before, after):
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
-        await producer.send_and_wait(topic, b'{"n": -1}', b"k", int(partition), headers=[(Name("x"), b"")])
+        batch = producer.create_batch()
+        for n in range(-int(before), int(after) + 1):
+            headers = [] if n else [(Name("x"), b"")]
+            batch.append(timestamp=None, key=b"k", value=b'{"n": %d}' % n, headers=headers)
+        await (await producer.send_batch(batch, topic, partition=int(partition)))
 
 asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def produce_unreadable(bootstrap: str, topic: str, partition: int) -> None:
+async def produce_unreadable(bootstrap: str, topic: str, partition: int, *, before: int = 0, after: int = 0) -> None:
+    """One such record, in a batch with as many good ones before and after it."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", BAD, bootstrap, topic, str(partition)), env=os.environ | {"AIOKAFKA_NO_EXTENSIONS": "1"}
+        *(sys.executable, "-c", BAD, bootstrap, topic, str(partition), str(before), str(after)),
+        env=os.environ | {"AIOKAFKA_NO_EXTENSIONS": "1"},
     )
     assert await asyncio.wait_for(process.wait(), SECONDS) == 0
 
@@ -90,3 +96,23 @@ async def test_a_record_that_cannot_be_read_stops_its_partition_and_no_other(
     assert done[name, 1] == ([0, 1, 2, 3, 4] if stateless else [0, 1, 2, 3, 4, 6, 7, 8])
     assert done[name, 0] == list(range(7))
     assert done[name, 2] == list(range(5))
+
+
+async def test_a_reset_says_where_the_batch_of_such_a_record_ends(effects, topic, sidings_kafka):
+    """The client reads batches: what stands behind the record in its batch cannot be read either."""
+    name = await topic()
+    await produce(sidings_kafka, name, range(2))
+    await produce_unreadable(sidings_kafka, name, 0, before=3, after=40)
+    await produce(sidings_kafka, name, [100, 101])
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+    async with service:
+        await eventually(lambda: any("the record at offset 5 cannot be read" in p for p in service.problems()))
+        assert await numbers(effects) == [0, 1, -3, -2, -1]
+        with pytest.raises(
+            OffsetOutOfRange, match="the record at 6 cannot be read either, .* the next that can is at 46"
+        ):
+            await service.reset_offsets(name, 6, partitions=[0], actor="alice")
+        await service.reset_offsets(name, 46, partitions=[0], actor="alice")
+        await eventually(offset_reaches(effects, name, 48))
+    assert await numbers(effects) == [0, 1, -3, -2, -1, 100, 101]
