@@ -167,8 +167,8 @@ async def _must_be_readable(client: AIOKafkaConsumer, tp: TopicPartition, offset
         middle = (bad + good) // 2
         bad, good = (bad, middle) if await refused(middle) is None else (middle, good)
     raise OffsetOutOfRange(
-        f"{tp.topic}/{tp.partition}: the record at {offset} cannot be read, as one of its batch cannot ({error!r}): the "
-        f"next that can is at {good}"
+        f"{tp.topic}/{tp.partition}: the record at {offset} cannot be read: one of its batch cannot ({error!r}); the "
+        f"next that can is {good}"
     )
 
 

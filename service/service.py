@@ -406,8 +406,8 @@ class Service:
         the main line are delivered again, so their jobs are cancelled (`Reset.cancelled`); parked messages before it
         stay. Jobs that handlers have enqueued stay as well, and are enqueued again by messages handled again.
 
-        Raises `ConfigurationError`, `OffsetOutOfRange`, `KafkaUnavailable`, and `PostgresUnavailable`, after which it
-        may have happened.
+        Raises `ConfigurationError`, `OffsetOutOfRange` (also for a record that cannot be read; it names the next that
+        can), `KafkaUnavailable`, and `PostgresUnavailable`, after which it may have happened.
         """
         messaging, database = self._parts.messaging, self._parts.database
         if database is None or messaging is None:
