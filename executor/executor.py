@@ -59,7 +59,7 @@ class Executor:
         self.on_replaced: Callable[[], None] = lambda: None  # called when another server is the primary
         self.settings = settings or ExecutorSettings()
         self.postgres = postgres
-        self.metrics = ExecutorMetrics(service, prometheus)
+        self.metrics = ExecutorMetrics(service, prometheus, registry)
         self._service = service
         self._prometheus = prometheus
         count = self.metrics.database_errors.inc

@@ -7,18 +7,20 @@ library's own `observe` takes longer than many a handler.
 from bisect import bisect_right
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..jobs import Outcome, OutcomeName
+from ..jobs import JobType, Outcome, OutcomeName
 from .queues import Entry
 
 __all__ = ["ExecutorMetrics", "Gauges"]
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
+_COUNTED = [outcome for outcome in OutcomeName if outcome is not OutcomeName.LOST]  # those are in `lost`
 _CALL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 Gauges = Callable[[], Iterator[Metric]]
@@ -55,10 +57,17 @@ class _Durations:
 
 class ExecutorMetrics(Collector):
     """Counters and histograms of one executor, labelled with the service's name. `gauges` is asked at scrape time for
-    the figures that are states."""
+    the figures that are states.
 
-    def __init__(self, service: str, registry: CollectorRegistry | None = REGISTRY) -> None:
+    types: those whose counters are there before anything is counted: Prometheus' ``increase()`` does not see the first
+    count of a series that begins with it.
+    """
+
+    def __init__(
+        self, service: str, registry: CollectorRegistry | None = REGISTRY, types: Iterable[JobType[Any]] = ()
+    ) -> None:
         self.service = service
+        self._types = types
         self.gauges: Gauges | None = None
         self._outcomes: dict[tuple[str, OutcomeName], int] = {}
         self._run: dict[str, _Durations] = {}
@@ -124,7 +133,8 @@ class ExecutorMetrics(Collector):
         ended = CounterMetricFamily(
             "sidings_jobs", "Attempts by type and outcome.", labels=["service", "type", "outcome"]
         )
-        for (kind, outcome), count in list(self._outcomes.items()):
+        zeros = {(kind.name, outcome): 0 for kind in self._types for outcome in _COUNTED}
+        for (kind, outcome), count in (zeros | self._outcomes).items():
             ended.add_metric([self.service, kind, outcome.value], count)
         yield ended
         for name, text, durations in (

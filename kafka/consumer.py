@@ -68,7 +68,7 @@ class Consumer(ConsumerRebalanceListener):
     ) -> None:
         self.partitions: dict[TopicPartition, Partition] = {}
         self.joined = False  # has had an assignment
-        self.metrics = ConsumerMetrics(service, prometheus)
+        self.metrics = ConsumerMetrics(service, prometheus, {*subscriptions, *(stateless or ())})
         self._stateless = None
         if stateless and dead_letters is not None:
             self._stateless = Stateless(stateless, settings, dead_letters, self.metrics, self)

@@ -1,6 +1,6 @@
 """What a consumer counts. The table in `docs/consumer.md` is the reference; a test holds it equal to this module."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 __all__ = ["ConsumerMetrics", "Figures"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_RESULTS = ("handled", "duplicate", "skipped", "parked", "isolated", "held", "discarded", "dead_letter")
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 
 
@@ -18,9 +19,11 @@ Figures = tuple[str, str, dict[tuple[str, int | None], float]]
 
 
 class ConsumerMetrics(Collector):
-    """Counters and histograms of one consumer. `figures` is asked at scrape time for those that are states."""
+    """Counters and histograms of one consumer. `figures` is asked at scrape time for those that are states. topics:
+    those whose counters are there before anything is counted: Prometheus' ``increase()`` does not see the first count
+    of a series that begins with it."""
 
-    def __init__(self, service: str, registry: CollectorRegistry | None = REGISTRY) -> None:
+    def __init__(self, service: str, registry: CollectorRegistry | None = REGISTRY, topics: Iterable[str] = ()) -> None:
         self.service = service
         self.figures: Callable[[], Iterator[Figures]] | None = None
         self._own = CollectorRegistry()
@@ -47,6 +50,11 @@ class ConsumerMetrics(Collector):
         )
         self._kafka_errors = errors.labels(service, "kafka")
         self._postgres_errors = errors.labels(service, "postgres")
+        for topic in topics:
+            for result in _RESULTS:
+                self._messages.labels(service, topic, result)
+            for each in (self._failures, self._retries, self._conflicts, self._missed):
+                each.labels(service, topic)
         if registry is not None:
             registry.register(self)
 
@@ -62,8 +70,7 @@ class ConsumerMetrics(Collector):
         self._seconds.labels(self.service, topic).observe(seconds)
 
     def messages(self, topic: str, result: str, count: int = 1) -> None:
-        """Messages are done with: ``handled``, ``duplicate``, ``skipped``, ``parked``, ``isolated``, ``held``,
-        ``discarded``, ``dead_letter``."""
+        """Messages are done with. result: one of `_RESULTS`."""
         if count:
             self._messages.labels(self.service, topic, result).inc(count)
 

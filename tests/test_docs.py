@@ -9,8 +9,10 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from sidings import Service
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
-from sidings.jobs import Registry
+from sidings.jobs import Job, Registry
 from sidings.kafka import KafkaSettings, OutboxSettings
+from sidings.kafka.metrics import ConsumerMetrics
+from sidings.kafka.outbox.metrics import OutboxMetrics
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,6 +31,45 @@ def test_the_metrics_table_lists_what_an_executor_exports() -> None:
     exported = {f"{m.name}_total" if m.type == "counter" else m.name: m.type for m in registry.collect()}
     documented = {row[0].strip("`"): row[1] for row in rows((ROOT / "docs/metrics.md").read_text())}
     assert documented == exported
+
+
+def test_the_alerts_ask_for_metrics_and_commands_that_exist() -> None:
+    alerts, tables = (
+        (ROOT / "docs/alerts.yml").read_text(),
+        "".join(p.read_text() for p in (ROOT / "docs").glob("*.md")),
+    )
+    asked = set(re.findall(r"sidings_\w+", alerts))
+    assert len(asked) > 15
+    assert asked <= {row[0].strip("`") for row in rows(tables)}
+    commands = {f"`{name}" for name in re.findall(r"`(sidings [a-z]+ [a-z]+)", alerts)}
+    assert len(commands) > 3
+    assert [name for name in commands if name not in (ROOT / "docs/cli.md").read_text()] == []
+
+
+def test_counters_that_alerts_ask_for_are_there_before_anything_is_counted() -> None:
+    """`increase()` does not see the first count of a series that begins with it."""
+    registry, jobs = CollectorRegistry(), Registry()
+
+    @jobs.job()
+    async def ride(job: Job[str]) -> None: ...
+
+    Executor("docs", jobs, PostgresSettings(dsn="postgresql://localhost/nowhere"), prometheus=registry)
+    ConsumerMetrics("docs", registry, ["transports"])
+    outbox = OutboxMetrics("docs", registry)
+    outbox.batch("etas", 1)
+    of = {"service": "docs"}
+    counters = [
+        ("sidings_jobs_total", of | {"type": "ride", "outcome": "discarded"}),
+        ("sidings_jobs_total", of | {"type": "ride", "outcome": "held"}),
+        ("sidings_lost_total", of),
+        ("sidings_audit_found_total", of),
+        ("sidings_database_errors_total", of),
+        ("sidings_consumer_missed_total", of | {"topic": "transports"}),
+        ("sidings_consumer_messages_total", of | {"topic": "transports", "result": "parked"}),
+        ("sidings_consumer_messages_total", of | {"topic": "transports", "result": "dead_letter"}),
+        ("sidings_outbox_parked_total", of | {"topic": "etas"}),
+    ]
+    assert [registry.get_sample_value(name, labels) for name, labels in counters] == [0] * len(counters)
 
 
 @pytest.mark.parametrize("model", [PostgresSettings, ExecutorSettings, KafkaSettings, OutboxSettings])

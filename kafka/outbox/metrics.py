@@ -49,7 +49,10 @@ class OutboxMetrics(Collector):
             registry.register(self)
 
     def batch(self, topic: str, size: int) -> None:
-        """A batch was handed to Kafka."""
+        """A batch was handed to Kafka. From now on all counters of its topic are there: Prometheus' ``increase()`` does
+        not see the first count of a series that begins with it."""
+        for counter in (self._sent, self._failed, self._parked):
+            counter.labels(self.service, topic)
         self._size.labels(self.service, topic).observe(size)
 
     def sent(self, topic: str, count: int, oldest_seconds: float) -> None:
