@@ -29,6 +29,7 @@ __all__ = ["Migration", "check", "migrate", "migrations"]
 
 log = logging.getLogger("sidings.schema")
 
+_OLDEST_POSTGRES = 15  # UNIQUE NULLS NOT DISTINCT
 _CONNECT_SECONDS = 10.0
 _MIGRATE_SECONDS = 600.0  # for one migration at work
 _PATIENCE_SECONDS = 120.0  # with locks that others hold
@@ -86,7 +87,8 @@ async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Mi
     `ForeignSchema` if another service owns the schema, `SchemaTooNew` if a newer release has migrated it in a way that
     this one cannot run with, `SchemaChanged` if an applied file was edited, `ConfigurationError` if the name cannot
     stand in SQL without quotes, the role lacks a right or the DSN cannot be right, `SchemaError` if somebody else's
-    tables are in the way, `PostgresUnavailable` also where Postgres may only be read (a standby).
+    tables are in the way or the server is older than Postgres 15, `PostgresUnavailable` also where Postgres may only be
+    read (a standby).
     """
     valid_schema_name(schema)
     if not service:
@@ -119,6 +121,7 @@ async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Mi
 
 async def _migrate(connection: asyncpg.Connection, dsn: str, service: str, schema: str) -> list[Migration]:
     """All of it inside of the transaction that stands open."""
+    _verify_server(connection)
     await _verify_name(connection, schema)
     until = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
     async with watch_blockers(dsn, await connection.fetchval("SELECT pg_backend_pid()")) as blockers:
@@ -218,6 +221,12 @@ async def _verify_sequences(connection: asyncpg.Connection, schema: str) -> None
         raise SchemaError(
             f"sequences of the schema {schema!r} have a cache, which loses jobs and messages: run {remedy}"
         )
+
+
+def _verify_server(connection: asyncpg.Connection) -> None:
+    if connection.get_server_version().major < _OLDEST_POSTGRES:
+        version = connection.get_settings().server_version
+        raise SchemaError(f"this server is Postgres {version}: Sidings needs {_OLDEST_POSTGRES} or newer")
 
 
 async def _verify_name(connection: asyncpg.Connection, schema: str) -> None:

@@ -183,6 +183,15 @@ async def test_a_service_may_have_only_one_row(database: str):
             await connection.execute("INSERT INTO sidings.service (name) VALUES ('second')")
 
 
+async def test_a_server_that_is_too_old_is_refused_before_anything_is_made(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(migrate_module, "_OLDEST_POSTGRES", 99)
+    with pytest.raises(SchemaError, match=r"this server is Postgres \d+.*: Sidings needs 99 or newer"):
+        await migrate(empty_database, service="test")
+    assert not await has_schema(empty_database)
+
+
 # -- migrate while others hold locks ------------------------------------------------------------------------------
 
 ALTER = "ALTER TABLE sidings.job ADD COLUMN later int"
