@@ -17,6 +17,7 @@ from ..executor import PostgresSettings, connect
 from ..executor.link import BROKEN
 from ..schema import load_sql
 from . import membership
+from .message import check_topic
 from .offsets import OffsetStore
 from .partition import Partition
 from .settings import KafkaSettings
@@ -70,6 +71,11 @@ async def reset_offsets(
 
 
 def _check(topic: str, to: ResetTo, partitions: Collection[int] | None) -> None:
+    check_topic(topic, "reset_offsets")
+    if partitions is not None and not (
+        isinstance(partitions, Collection) and all(type(partition) is int for partition in partitions)  # pyright: ignore[reportUnnecessaryIsInstance]
+    ):
+        raise ConfigurationError(f"{topic}: partitions={partitions!r}: give a list of numbers, or None for all")
     if isinstance(to, datetime):
         if to.tzinfo is None:
             raise ConfigurationError(

@@ -1,5 +1,6 @@
 """How to reach Kafka, and how the consumer behaves towards it. Durations are seconds."""
 
+import re
 import ssl
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,9 @@ from pydantic import (
 from ..errors import ConfigurationError
 
 __all__ = ["KafkaSettings"]
+
+_MOST_BYTES = 2**31 - 1  # that Kafka's protocol can say
+_ADDRESS = re.compile(r"([^\s:\[\]]+|\[[^\s\[\]]+\])(:\d{1,5})?")  # IPv6 in brackets; Kafka's own port is the default
 
 Mechanism = Literal["PLAIN", "GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
@@ -48,7 +52,7 @@ class KafkaSettings(BaseModel):
     Raises `ConfigurationError` for values that cannot work.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
     bootstrap: str = Field(min_length=1)
     group: str | None = Field(default=None, min_length=1)
@@ -70,8 +74,8 @@ class KafkaSettings(BaseModel):
     rebalance_seconds: float = Field(default=20.0, ge=1)
     request_seconds: float = Field(default=40.0, gt=0)
     fetch_seconds: float = Field(default=0.25, gt=0)
-    fetch_bytes: int = Field(default=50 * 1024 * 1024, ge=1)
-    partition_fetch_bytes: int = Field(default=1024 * 1024, ge=1)
+    fetch_bytes: int = Field(default=50 * 1024 * 1024, ge=1, le=_MOST_BYTES)
+    partition_fetch_bytes: int = Field(default=1024 * 1024, ge=1, le=_MOST_BYTES)
     metadata_seconds: float = Field(default=60.0, gt=0)
     max_records: int = Field(default=1_000, ge=1, le=100_000)
     batch_seconds: float = Field(default=0.5, gt=0)
@@ -90,6 +94,11 @@ class KafkaSettings(BaseModel):
         return settings
 
     def _check(self) -> None:
+        for address in self.bootstrap.replace(" ", "").split(","):
+            if not _ADDRESS.fullmatch(address):
+                raise ConfigurationError(
+                    f"bootstrap={self.bootstrap!r}: give host:port, several separated by commas"
+                )
         sasl = self.security_protocol.startswith("SASL")
         by_password = sasl and self.sasl_mechanism.startswith(("PLAIN", "SCRAM"))
         if by_password and (self.sasl_username is None or self.sasl_password is None):

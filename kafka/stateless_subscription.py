@@ -9,6 +9,7 @@ from ..errors import ConfigurationError
 from ..jobs import Retry
 from ..jobs.middleware import Call, call_through
 from .calling import working_on
+from .checks import check_count
 from .message import Message, check_topic
 from .subscription import Decoder, Start, Subscription
 
@@ -42,8 +43,9 @@ class StatelessSubscription(Subscription[T]):
                 f"the handler of {topic!r} must be `async def on_x(message: Message[X]) -> None`: with stateless=True "
                 "there is no transaction"
             )
-        if concurrency < 1:
-            raise ConfigurationError(f"{topic}: concurrency={concurrency!r}: give a positive number of messages")
+        if concurrency is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise ConfigurationError(f"{topic}: concurrency=None: give a positive number of messages")
+        check_count(concurrency, "concurrency", topic, "a positive number of messages")
         if not dead_letter or dead_letter == topic:
             raise ConfigurationError(
                 f"{topic}: dead_letter={dead_letter!r}: name another topic, such as {topic + '.dlq'!r}, for messages "

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter
 from tenacity import retry_if_not_exception_type, stop_after_attempt, wait_exponential, wait_random
 
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
 from ..jobs.middleware import Call, Middleware, call_through
 from .calling import told_of, working_on
+from .checks import adapter_of, check_count, check_function, check_seconds
 from .message import Message, Record, StoredMessage
 from .outbox import MESSAGE_ID
 from .seen import short_id
@@ -55,24 +55,26 @@ class Subscription(Generic[T]):
     ) -> None:
         if not inspect.iscoroutinefunction(handler):
             raise ConfigurationError(f"the handler of {topic!r} must be `async def`: it works in a transaction")
-        if batch is not None and batch < 1:
-            raise ConfigurationError(f"{topic}: batch={batch!r}: give a positive number, or None for single messages")
+        check_count(batch, "batch", topic, "a positive number, or None for single messages")
+        if not isinstance(isolate, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"{topic}: isolate={isolate!r}: give True or False")
         if start not in ("earliest", "latest", "committed", "fail"):
             raise ConfigurationError(f"{topic}: start={start!r}: give 'earliest', 'latest', 'committed' or 'fail'")
-        if timeout is not None and timeout <= 0:
-            raise ConfigurationError(f"{topic}: timeout={timeout!r}: give a positive number of seconds, or None")
+        check_seconds(timeout, "timeout", topic)
+        check_function(decoder, "decoder", topic, "the message")
         if dedup == "" or not (isinstance(dedup, bool | str) or callable(dedup)):
             raise ConfigurationError(
                 f"{topic}: dedup={dedup!r}: give True for the header {MESSAGE_ID!r}, the name of another header, or a "
                 "function of the message that returns its id"
             )
+        if callable(dedup):
+            check_function(dedup, "dedup", topic, "the message")
         if dedup and (timeout is None or timeout > _MAX_DEDUP_SECONDS):
             raise ConfigurationError(
                 f"{topic}: timeout={timeout!r} with dedup=: give at most {_MAX_DEDUP_SECONDS:.0f} s, for which two "
                 "handlers of messages with one id may have to wait for each other"
             )
-        if max_waiting is not None and max_waiting < 1:
-            raise ConfigurationError(f"{topic}: max_waiting={max_waiting!r}: give a positive number of jobs, or None")
+        check_count(max_waiting, "max_waiting", topic, "a positive number of jobs, or None")
         self.topic = topic
         self.handler = handler
         self.middleware: Sequence[Middleware] = ()  # of the service
@@ -94,7 +96,7 @@ class Subscription(Generic[T]):
         self._decoder = decoder
         model = _model_of(handler, topic, batch is not None, self.takes) if model is None and decoder is None else model
         self._raw = decoder is None and model in (bytes, bytes | None)
-        adapter: TypeAdapter[Any] | None = None if self._raw or model is None else TypeAdapter(model)
+        adapter = None if self._raw or model is None else adapter_of(model, topic)
         # As `validate_json` and `validate_python`, in less time.
         self._validate_json = adapter and adapter.validator.validate_json
         self._validate_python = adapter and adapter.validator.validate_python

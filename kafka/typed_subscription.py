@@ -39,6 +39,10 @@ class TypedSubscription(Subscription[Any]):
                 f"{topic}: say where a message's type stands: type_header='ce_type' (CloudEvents), type_header='type', "
                 "…, or type_field='type' for a field of the JSON value"
             )
+        for name, given in (("type_header", type_header), ("type_field", type_field)):
+            text = isinstance(given, str) and (name == "type_header" or all(given.split(".")))
+            if given is not None and not text:
+                raise ConfigurationError(f"{topic}: {name}={given!r}: give a name, such as 'type'")
         if unknown not in ("park", "skip", "fail"):
             raise ConfigurationError(f"{topic}: unknown={unknown!r}: give 'park', 'skip' or 'fail'")
         super().__init__(

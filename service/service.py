@@ -201,6 +201,8 @@ class Service:
         """
 
         check_topic(topic, "consumer")
+        if not isinstance(stateless, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"{topic}: stateless={stateless!r}: give True or False")
 
         def declare(handler: H) -> H:
             if stateless:

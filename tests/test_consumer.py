@@ -704,8 +704,20 @@ async def test_wrong_declarations_are_refused_with_the_remedy(database):
         (lone, {}, "must take a message and a transaction"),
         (untyped, {}, "annotate the handler's first parameter as Message"),
         (good, {"batch": 0}, "batch=0"),
+        (good, {"batch": "5"}, "batch='5': give a positive number"),
         (good, {"timeout": 0}, "timeout=0"),
+        (good, {"timeout": "30"}, "timeout='30': give a positive number of seconds, or None"),
+        (good, {"timeout": float("nan")}, "timeout=nan"),
+        (good, {"max_waiting": 1.5}, "max_waiting=1.5: give a positive number of jobs"),
         (good, {"start": "now"}, "start='now'"),
+        (good, {"isolate": "no"}, "isolate='no': give True or False"),
+        (good, {"stateless": "no"}, "stateless='no': give True or False"),
+        (good, {"decoder": "json"}, "decoder='json': give a plain function"),
+        (good, {"decoder": lone}, "give a plain function, which is called with the message"),
+        (good, {"decoder": lambda: None}, "it cannot be called with the message alone"),
+        (good, {"dedup": lone}, "dedup=.* give a plain function"),
+        (good, {"model": 5}, "model=5: give a type that pydantic can validate"),
+        (good, {"model": "Number"}, "model='Number'"),
     ]:
         with pytest.raises(ConfigurationError, match=text):
             service.consumer("topic", **options)(handler)

@@ -241,6 +241,8 @@ async def test_wrong_declarations_are_refused_with_the_remedy(database):
         ({"type_header": "type", "type_field": "type"}, "say where a message's type stands"),
         ({"type_header": "type", "unknown": "ignore"}, "unknown='ignore'"),
         ({"type_header": "type", "timeout": 0}, "timeout=0"),
+        ({"type_header": b"type"}, "type_header=b'type': give a name"),
+        ({"type_field": "meta..type"}, "type_field='meta..type': give a name"),
     ]:
         with pytest.raises(ConfigurationError, match=text):
             service().topic("topic", **options)

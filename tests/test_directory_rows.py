@@ -1,5 +1,6 @@
 """From a Kafka record to a change of a directory: what other systems write, as they write it."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -201,7 +202,11 @@ def test_a_decoder_of_ones_own():
     ("options", "told"),
     [
         ({"model": None}, "model="),
+        ({"model": 5}, "model=5: give a type that pydantic can validate"),
+        ({"decoder": "json"}, "decoder='json': give a plain function, which is called with the message"),
+        ({"key": asyncio.sleep}, "key=.* give a plain function, which is called with the value"),
         ({"active": ""}, "active="),
+        ({"active": True}, "active=True: name the field"),
         ({"key": "nonsense"}, "no field of Acquirer: give one of terminal_id, acquirer_id"),
         ({"key": ""}, "key=''"),
         ({"key": 5}, "key=5"),

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from sidings import (
     ConfigurationError,
+    Directory,
     DirectoryNotReady,
     ExecutorSettings,
     Job,
@@ -162,6 +163,18 @@ def test_wrong_declarations_are_refused():
         a_service(None, postgres="postgresql://nowhere").directory("terminals", model=Acquirer)
     with pytest.raises(ConfigurationError, match="needs Kafka"):
         a_service(None, assignment=StaticAssignment(["t/0"])).directory("terminals", model=Acquirer)
+
+    for options, text in [
+        ({"storage": "terminals.db"}, r"storage='terminals.db': give SQLite\(path\)"),
+        ({"storage": SQLite}, "storage=.*SQLite"),
+        ({"load_seconds": "5"}, "load_seconds='5': give a positive number of seconds, or None"),
+    ]:
+        with pytest.raises(ConfigurationError, match=text):
+            a_service("localhost:1").directory("terminals", model=Acquirer, **options)
+    with pytest.raises(ConfigurationError, match="kafka=None: give 'host:port'"):
+        Directory("terminals", kafka=None, model=Acquirer)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"SQLite\(''\): give the path"):
+        SQLite("")
 
     async def twice() -> None:
         service = a_service("localhost:1")

@@ -357,6 +357,8 @@ async def test_wrong_orders_are_refused_with_the_remedy(effects, topic, sidings_
         (1, {}, ConfigurationError, r"give partitions=\[n\]"),
         (1, {"partitions": []}, ConfigurationError, r"give partitions=\[n\]"),
         ("latest", {"partitions": []}, ConfigurationError, "give at least one"),
+        ("latest", {"partitions": 0}, ConfigurationError, "partitions=0: give a list of numbers, or None for all"),
+        ("latest", {"partitions": ["0"]}, ConfigurationError, "give a list of numbers"),
         ("latest", {"partitions": [0, 7]}, ConfigurationError, r"partitions=\[0, 7\] cannot be reset"),
         (4, {"partitions": [0]}, OffsetOutOfRange, "there is no offset 4: its log goes from 0 to 3"),
         (-1, {"partitions": [0]}, OffsetOutOfRange, "there is no offset -1"),

@@ -94,6 +94,10 @@ def test_the_http_address_is_a_host_and_a_port_or_a_port(given, address):
     ("options", "text"),
     [
         ({"bootstrap": ""}, "bootstrap"),
+        ({"bootstrap": "a:9092,b:port"}, "bootstrap='a:9092,b:port': give host:port"),
+        ({"bootstrap": " , "}, "bootstrap=' , ': give host:port"),
+        ({"session_seconds": float("inf")}, "session_seconds: Input should be a finite number"),
+        ({"fetch_bytes": 2**31}, "fetch_bytes: Input should be less than or equal to 2147483647"),
         ({"sesion_seconds": 3}, "sesion_seconds: Extra inputs are not permitted"),
         ({"session_seconds": "soon"}, "session_seconds"),
         ({"security_protocol": "SASL_SSL"}, "needs sasl_username and sasl_password"),

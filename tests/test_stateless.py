@@ -453,6 +453,8 @@ def test_wrong_declarations_are_refused_with_the_remedy(sidings_kafka):
         (fine, {}, "dead_letter=None: name another topic"),
         (fine, {"dead_letter": "positions"}, "name another topic"),
         (fine, {"dead_letter": "d", "concurrency": 0}, "concurrency=0"),
+        (fine, {"dead_letter": "d", "concurrency": "8"}, "concurrency='8': give a positive number of messages"),
+        (fine, {"dead_letter": "d", "concurrency": None}, "concurrency=None"),
         (fine, {"dead_letter": "d", "batch": 5}, "excludes batch="),
         (fine, {"dead_letter": "d", "isolate": True}, "excludes"),
         (with_tx, {"dead_letter": "d"}, "no transaction"),

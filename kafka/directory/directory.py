@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from ...errors import ConfigurationError, DirectoryBehind, DirectoryNotReady
 from ...supervision import only_error
 from ...waiting import set_within
+from ..checks import check_seconds
 from ..message import check_topic
 from ..settings import KafkaSettings
 from ..subscription import Decoder
@@ -59,12 +60,15 @@ class Directory(Generic[T]):
         prometheus: CollectorRegistry = REGISTRY,
     ) -> None:
         check_topic(topic, "directory")
-        if load_seconds is not None and load_seconds <= 0:
+        check_seconds(load_seconds, "load_seconds", f"directory {topic!r}")
+        if (storage is not None and not callable(getattr(storage, "apply", None))) or isinstance(storage, type):
             raise ConfigurationError(
-                f"directory {topic!r}: load_seconds={load_seconds!r}: give a positive number of seconds, or None"
+                f"directory {topic!r}: storage={storage!r}: give SQLite(path), one of your own, or None for memory"
             )
         self.topic = topic
         self.service = service
+        if not isinstance(kafka, str | KafkaSettings):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"directory {topic!r}: kafka={kafka!r}: give 'host:port', or KafkaSettings(...)")
         self._settings = KafkaSettings(bootstrap=kafka) if isinstance(kafka, str) else kafka
         self._load_seconds = load_seconds
         self._storage: Storage[T] = Memory() if storage is None else storage

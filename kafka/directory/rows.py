@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from ...errors import ConfigurationError
 from ..calling import told_of
+from ..checks import adapter_of, check_function
 from ..message import Message, Record
 from ..subscription import Decoder
 
@@ -83,10 +84,11 @@ class Rows(Generic[T]):
     ) -> None:
         if model is None and decoder is None:
             raise ConfigurationError(f"directory {topic!r}: give model=, the pydantic model of a row, or decoder=")
-        if active == "":
+        if active is not None and not (isinstance(active, str) and active):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
-                f"directory {topic!r}: active='': name the field, or give None where there is none"
+                f"directory {topic!r}: active={active!r}: name the field, or give None where there is none"
             )
+        check_function(decoder, "decoder", f"directory {topic!r}", "the message")
         self.topic = topic
         self.derived = key is not None
         self._model: Any = model
@@ -95,7 +97,7 @@ class Rows(Generic[T]):
         self._key_of = _key_function(topic, key, model)
         self._flags, self._flag_field = _flags(active, model)
         self._look_closer = _look_closer(self._flags, model, self._flag_field)
-        adapter: TypeAdapter[Any] | None = None if model is None else TypeAdapter(model)
+        adapter = None if model is None else adapter_of(model, f"directory {topic!r}")
         # As `validate_json` and `validate_python`, in less time.
         self._validate_json: Any = adapter and adapter.validator.validate_json
         self._validate_python: Any = adapter and adapter.validator.validate_python
@@ -208,6 +210,7 @@ class Rows(Generic[T]):
 
 def _key_function(topic: str, key: Any, model: Any) -> Callable[[Any], Hashable] | None:
     if key is None or (callable(key) and not isinstance(key, str)):
+        check_function(key, "key", f"directory {topic!r}", "the value")
         return key
     if not isinstance(key, str) or not key.isidentifier():
         raise ConfigurationError(f"directory {topic!r}: key={key!r}: give a field of the model, a function, or None")

@@ -14,12 +14,13 @@ from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
+from os import PathLike
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
 from pydantic_core import to_json
 
-from ...errors import StorageError
+from ...errors import ConfigurationError, StorageError
 from ...schema import load_sql
 from ..message import Record, StoredRecord
 from .rows import BadRecord, Row
@@ -47,6 +48,8 @@ class SQLite(Generic[T]):
     """
 
     def __init__(self, path: str | Path) -> None:
+        if not path or not isinstance(path, str | PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"SQLite({path!r}): give the path of a file, on a volume of this instance's own")
         self._path = Path(path)
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None

@@ -1,0 +1,54 @@
+"""What an author has given to a declaration, looked at before anything runs with it.
+
+What is wrong here would show late and as something else: a decoder that is no function holds every message, an
+asynchronous one makes coroutines of them, a limit that is not a number ends the loop that compares with it.
+"""
+
+import inspect
+import math
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+from ..errors import ConfigurationError
+
+__all__ = ["adapter_of", "check_count", "check_function", "check_seconds"]
+
+
+def check_count(given: object, name: str, what: str, remedy: str) -> None:
+    """`given` must be a whole number from 1 on, or None. Raises `ConfigurationError`."""
+    if given is not None and not (isinstance(given, int) and not isinstance(given, bool) and given >= 1):
+        raise ConfigurationError(f"{what}: {name}={given!r}: give {remedy}")
+
+
+def check_seconds(given: object, name: str, what: str) -> None:
+    """`given` must be a duration, or None. Raises `ConfigurationError`."""
+    if given is None or (isinstance(given, int | float) and not isinstance(given, bool) and 0 < given < math.inf):
+        return
+    raise ConfigurationError(f"{what}: {name}={given!r}: give a positive number of seconds, or None")
+
+
+def check_function(given: object, name: str, what: str, takes: str) -> None:
+    """`given` must be a plain function that can be called with one argument, or None. Raises `ConfigurationError`."""
+    if given is None:
+        return
+    if not callable(given) or inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(type(given).__call__):
+        raise ConfigurationError(f"{what}: {name}={given!r}: give a plain function, which is called with {takes}")
+    try:
+        inspect.signature(given).bind(None)
+    except TypeError:
+        raise ConfigurationError(f"{what}: {name}={given!r}: it cannot be called with {takes} alone") from None
+    except ValueError:
+        return  # it does not say what it takes, as some that are written in C
+
+
+def adapter_of(model: Any, what: str) -> TypeAdapter[Any]:
+    """What validates a `model`. Raises `ConfigurationError` where pydantic can make nothing of it."""
+    try:
+        adapter = TypeAdapter[Any](model)
+        adapter.rebuild(raise_errors=True)
+    except (PydanticSchemaGenerationError, PydanticUserError, NameError) as error:
+        why = str(error).split("\n")[0]
+        raise ConfigurationError(f"{what}: model={model!r}: give a type that pydantic can validate: {why}") from error
+    return adapter
