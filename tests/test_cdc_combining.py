@@ -263,6 +263,7 @@ def test_a_snapshot_is_sent_when_it_is_quiet_with_all_rows_so_far():
 
     def names(sent: Sequence[Outgoing]) -> list[list[str]]:
         assert all(message.headers["type"] == "CustomerSnapshot" for message in sent)
+        assert all(message.headers.keys() == {"sidings-id", "type"} for message in sent)
         return [sorted(row["data"]["name"] for row in body["rows"]) for body in bodies(sent)]
 
     one, two, newer, nick = decoded([row("one"), row("two"), row("newer"), row("nick", "nick")])
@@ -680,9 +681,16 @@ topic = "customers"
         (("alerts =", "alert ="), "alert: Extra inputs"),
         (('root = "Customers"', 'root = "C"'), "add it to `tables`"),
         (('topic = "customers"', 'topic = "cdc"'), "both read and written"),
+        (('alerts = "alerts"', 'alerts = "cdc"'), "both read and written"),
+        (
+            ('alerts = "alerts"', 'alerts = "b"\nform = "debezium"\nconnector = "mysql"\nboundaries = "b"'),
+            "'b' is both read and written",
+        ),
+        (('alerts = "alerts"', 'alerts = "alerts"\nform = "debezium"\nboundaries = "x"'), "and `connector`"),
         (('alerts = "alerts"', 'alerts = "alerts"\nform = "debezium"'), "needs `boundaries`"),
         (('alerts = "alerts"', 'alerts = "alerts"\nboundaries = "x"'), "are for form 'debezium'"),
         (("[[groups]]", "expire_seconds = 0\n[[groups]]"), "expire_seconds: Input should be greater than 0"),
+        (("[[groups]]", "max_rows_per_trigger = 0\n[[groups]]"), "max_rows_per_trigger: Input should be greater"),
         (("[[groups]]", "[[groups"), "not valid TOML"),
         (
             ("[[groups]]", "kafka_options = {maxOffsetsPerTrigger = '5'}\n[[groups]]"),
