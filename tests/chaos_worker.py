@@ -15,14 +15,15 @@ import asyncio
 import json
 import logging
 import os
+import random
 import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 _exit_at_once = os._exit
 _before_exit: list[Callable[[int], None]] = []
@@ -38,7 +39,7 @@ os._exit = _noted_exit  # before the import: the watchdog takes `os._exit` as th
 
 from pydantic import BaseModel  # noqa: E402
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings, now  # noqa: E402
-from sidings.jobs import Job, Registry, Retry  # noqa: E402
+from sidings.jobs import Job, Registry, Retry, Snooze  # noqa: E402
 from tenacity import wait_fixed  # noqa: E402
 
 os._exit = _exit_at_once
@@ -74,8 +75,9 @@ def registry_of(journal: Journal, executor_id: Callable[[], object] = lambda: ""
     jobs = Registry()
 
     @contextmanager
-    def noted(job: Job[Work]) -> Iterator[None]:
-        run = {"job": job.id, "type": job.type, "origin": job.origin, "group": job.group, "n": job.payload.n}
+    def noted(job: Job[Work], *, alone: bool = True) -> Iterator[None]:
+        group = job.group if alone else None
+        run = {"job": job.id, "type": job.type, "origin": job.origin, "group": group, "n": job.payload.n}
         run |= {"attempt": job.attempt, "epoch": job.fence.epoch, "executor": str(executor_id())}
         journal.note("start", **run)
         how = "raised"
@@ -158,6 +160,84 @@ def registry_of(journal: Journal, executor_id: Callable[[], object] = lambda: ""
             async with job.tx.connection.transaction():
                 await job.tx.execute("INSERT INTO public.effect VALUES ($1, $2)", job.id, job.attempt)
                 await work(job.payload)
+
+    @jobs.job(group="g", transactional=True, retry=Retry(wait=wait_fixed(0.05)))
+    async def chain(job: Job[Work]) -> None:
+        """As `transfer`, and the same transaction stores the next job, of another group."""
+        with noted(job):
+            await job.tx.execute("INSERT INTO public.effect VALUES ($1, $2)", job.id, job.attempt)
+            await work(job.payload)
+            after = job.payload.model_copy(update={"g": job.payload.g + "'"})
+            made = await step.enqueue(job.tx, after)
+            await job.tx.execute(
+                "INSERT INTO public.ledger VALUES ($1, 'step', $2, $3, $4)", made, job.origin, after.g, after.n
+            )
+
+    @jobs.job(group="g", transactional=True, retry=Retry(wait=wait_fixed(0.05)))
+    async def tangle(job: Job[Work]) -> None:
+        """As `transfer`, with locks that others take in another order."""
+        with noted(job):
+            await job.tx.execute("INSERT INTO public.effect VALUES ($1, $2)", job.id, job.attempt)
+            for row in random.sample(range(50), 2):
+                await job.tx.execute("UPDATE public.counter SET n = n + 1 WHERE id = $1", row)
+                await work(job.payload)
+
+    @jobs.job(group="g", batch=5, retry=Retry(wait=wait_fixed(0.05)))
+    async def many(batch: list[Job[Work]]) -> list[Exception | None]:
+        with ExitStack() as stack:
+            for job in batch:
+                stack.enter_context(noted(job))
+            await work(batch[0].payload)
+        return [ConnectionError("odd") if job.failures < job.payload.fail else None for job in batch]
+
+    @jobs.job(group="g", policy="latest")
+    async def newest(job: Job[Work]) -> None:
+        with noted(job):
+            await work(job.payload)
+
+    @jobs.job(group="g", policy="parallel", retry=Retry(wait=wait_fixed(0.05)))
+    async def loose(job: Job[Work]) -> None:
+        with noted(job, alone=False):
+            await work(job.payload)
+            if job.failures < job.payload.fail:
+                raise ConnectionError("the carrier does not answer")
+
+    @jobs.job(group="g", timeout=0.1, retry=Retry(wait=wait_fixed(0.05)))
+    async def timed(job: Job[Work]) -> None:
+        with noted(job):
+            await asyncio.sleep(30 if job.failures < job.payload.fail else 0)
+
+    @jobs.job(group="g", timeout=0.2, retry=Retry(wait=wait_fixed(0.05)))
+    async def sulky(job: Job[Work]) -> None:
+        """Takes its time when it is cancelled, and then has succeeded."""
+        with noted(job):
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                await work(job.payload)
+
+    @jobs.job(group="g", retry=Retry(wait=wait_fixed(0.05)))
+    async def moody(job: Job[Work]) -> None:
+        """Ends in all the ways there are."""
+        with noted(job):
+            await work(job.payload)
+            if job.attempt <= job.payload.fail + 1:
+                match random.randrange(7):
+                    case 0:
+                        raise Snooze(0.05)
+                    case 1:
+                        raise Retry.after(0.05)
+                    case 2:
+                        raise SystemExit
+                    case 3:
+                        raise GeneratorExit
+                    case 4:
+                        cast(asyncio.Task[None], asyncio.current_task()).cancel()
+                        await asyncio.sleep(0)
+                    case 5:
+                        cast(asyncio.Task[None], asyncio.current_task()).cancel()
+                    case _:
+                        raise asyncio.CancelledError
 
     @jobs.job(group="g")
     async def stubborn(job: Job[Work]) -> None:

@@ -40,12 +40,15 @@ WORKER = Path(__file__).with_name("chaos_worker.py")
 PATIENCE = 30.0  # seconds that a condition may take on a busy machine
 LEASE = 2.0
 TERMINAL = ("succeeded", "discarded", "cancelled", "superseded")
+EFFECTIVE = ("transfer", "nested", "chain", "tangle")  # types that leave a row in `effect`
 LEDGER = """
     CREATE TABLE IF NOT EXISTS public.ledger (job bigint, type text, origin text, "group" text, n int);
     CREATE TABLE IF NOT EXISTS public.effect (job bigint, attempt int);
+    CREATE TABLE IF NOT EXISTS public.counter (id int, n int);
+    INSERT INTO public.counter SELECT i, 0 FROM generate_series(0, 49) i WHERE NOT EXISTS (SELECT FROM public.counter);
 """
 AWAY = (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.CannotConnectNowError,
-        asyncpg.OperatorInterventionError)  # fmt: skip
+        asyncpg.OperatorInterventionError, asyncpg.InternalClientError)  # fmt: skip
 
 
 async def until(
@@ -425,7 +428,7 @@ class Fleet:
                     works.append(Work(g=name, n=self._enqueued[origin, name], **work))
                     self._enqueued[origin, name] += 1
                 made = await job_type.enqueue_many(connection, works, origin=origin, delay=delay)
-                grouped = job_type.grouped and delay is None
+                grouped = job_type.grouped and delay is None and kind != "loose"
                 await connection.executemany(
                     "INSERT INTO public.ledger VALUES ($1, $2, $3, $4, $5)",
                     [(i, kind, origin, w.g if grouped else None, w.n) for i, w in zip(made, works, strict=True)],
@@ -458,11 +461,12 @@ class Fleet:
         jobs = await self.fetch("SELECT * FROM sidings.job")
         ledger = await self.fetch("SELECT * FROM public.ledger")
         runs = verify(self.records(), history, jobs, ledger, held=held)
-        transfers = sorted(
-            row["job"] for row in ledger if row["type"] in ("transfer", "nested") and row["job"] not in held
-        )
+        done = {row["job_id"] for row in history if row["outcome"] == "succeeded"}  # the others, a person has cancelled
+        transfers = sorted(row["job"] for row in ledger if row["type"] in EFFECTIVE and row["job"] in done)
         effects = sorted(row["job"] for row in await self.fetch("SELECT job FROM public.effect"))
         assert effects == transfers, "the effects of transactional handlers have not happened exactly once"
+        tangled = sum(row["type"] == "tangle" and row["job"] in done for row in ledger)
+        assert await self.fetchval("SELECT sum(n) FROM public.counter") == 2 * tangled
         return runs
 
     async def outcomes(self, *jobs: int) -> list[str]:

@@ -7,6 +7,9 @@ long it goes on.
 import asyncio
 import os
 import random
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import asyncpg
@@ -14,6 +17,8 @@ import pytest
 from sidings.devstack import Postgres, ServerState
 from sidings.devstack.databases import create_database, ensure_template
 from sidings.devstack.fixtures import OwnPostgres
+from sidings.errors import JobNotFound, SidingsError
+from sidings.jobs.admin import Admin
 
 from .chaos_worker import SERVICE
 from .faulty_proxy import KINDS, FaultyProxy, Moment
@@ -32,6 +37,8 @@ SETTINGS = {
 
 class Chaos:
     """Members behind proxies of their own, and what can happen to them. All choices come from one random generator."""
+
+    kinds = ("step",) * 5 + ("single", "flaky", "transfer", "thread")
 
     def __init__(self, fleet: Fleet, server: Postgres, seed: int) -> None:
         self.fleet = fleet
@@ -96,7 +103,7 @@ class Chaos:
 
     async def produce(self) -> None:
         while True:
-            kind = self.random.choice(["step"] * 5 + ["single", "flaky", "transfer", "thread"])
+            kind = self.random.choice(self.kinds)
             try:
                 self.enqueued += len(
                     await self.fleet.enqueue(
@@ -124,17 +131,22 @@ class Chaos:
                     self.members[number] = self.spawn(number)
             await asyncio.sleep(0.1)
 
+    def things(self) -> list[Callable[[int], Awaitable[None]]]:
+        """What may happen to a member of that number, as often as it stands here."""
+        return (
+            [self.kill] * 4 + [self.pause] * 3 + [self.stop] * 2 + [self.shuffle] * 3 + [self.fault] * 4
+            + [self.leave_stale, self.cut, self.silence, self.depose, self.kill_server, self.pause_server]
+        )  # fmt: skip
+
     async def happen(self) -> None:
         """One thing after the other; what takes its time goes on beside the next."""
+        things = self.things()
         async with asyncio.TaskGroup() as group:
             while True:
-                thing = self.random.choice(
-                    [self.kill] * 4 + [self.pause] * 3 + [self.stop] * 2 + [self.shuffle] * 3 + [self.fault] * 4
-                    + [self.leave_stale, self.cut, self.silence, self.depose, self.kill_server, self.pause_server]
-                )  # fmt: skip
+                thing = self.random.choice(things)
                 number = self.random.randrange(MEMBERS)
                 self.done.append(f"{thing.__name__}({number})")
-                group.create_task(thing(number))
+                group.create_task(_do(thing, number))
                 await asyncio.sleep(self.random.uniform(0.1, 2))
 
     async def kill(self, number: int) -> None:
@@ -192,9 +204,142 @@ class Chaos:
             await asyncio.to_thread(self.server.resume)
 
 
+class Features(Chaos):
+    """All kinds of jobs, members with other settings, and persons who interfere, among servers and processes that are
+    killed."""
+
+    kinds = (
+        *("step", "step", "single", "flaky", "transfer", "nested", "thread", "blocking", "chain", "chain", "tangle"),
+        *("many", "many", "newest", "newest", "loose", "timed", "sulky", "moody", "moody"),
+    )
+
+    def things(self) -> list[Callable[[int], Awaitable[None]]]:
+        return [
+            *super().things(), *[self.shuffle] * 8, *[self.cancel_job, self.hurry_job, self.pause_jobs, self.lock] * 2,
+            self.terminate, self.interrupt, self.restart_server, self.crash_backend,
+        ]  # fmt: skip
+
+    def spawn(self, number: int) -> Member:
+        return self.fleet.spawn(
+            f"member{number}-{len(self.fleet.members)}",
+            self.dealt.get(number, []),
+            self.generation,
+            dsn=self.proxies[number].dsn,
+            postgres={"pgbouncer": number == 1},
+            notify=number == 2,
+            concurrency=self.random.choice([2, 16, 100]),
+        )
+
+    async def heal(self) -> None:
+        await super().heal()
+        connection = await asyncpg.connect(self.fleet.dsn, timeout=20, command_timeout=20)
+        admin = Admin(connection, actor="test")
+        for pause in await admin.pauses():
+            await admin.resume(type=pause.type, origin=pause.origin, group=pause.group)
+        connection.terminate()
+
+    async def person(self, act: Callable[[Admin, asyncpg.Connection], Awaitable[object]]) -> None:
+        """Somebody acts, and may be told that it cannot be done."""
+        try:
+            connection = await asyncpg.connect(self.fleet.dsn, timeout=5, command_timeout=10)
+        except (*AWAY, asyncpg.PostgresError):
+            return
+        try:
+            await act(Admin(connection, actor="test", timeout=5), connection)
+        except (*AWAY, asyncpg.PostgresError, SidingsError) as error:
+            self.done.append(f"in vain: {type(error).__name__}")
+        finally:
+            connection.terminate()
+
+    async def a_job(self, connection: asyncpg.Connection) -> asyncpg.Record:
+        [row] = await connection.fetch(
+            'SELECT id, type, origin, "group" FROM sidings.job ORDER BY random() LIMIT 1'
+        ) or [None]
+        if row is None:
+            raise JobNotFound("there is none")
+        return row
+
+    async def cancel_job(self, _: int) -> None:
+        async def act(admin: Admin, connection: asyncpg.Connection) -> None:
+            job = await self.a_job(connection)
+            await self.random.choice([admin.cancel, admin.discard])(job["id"])
+
+        await self.person(act)
+
+    async def hurry_job(self, _: int) -> None:
+        async def act(admin: Admin, connection: asyncpg.Connection) -> None:
+            blocked = await admin.blocked_groups()
+            if blocked and self.random.random() < 0.5:
+                group = self.random.choice(blocked)
+                await self.random.choice([admin.skip_head, admin.release_group, admin.clear_group])(
+                    group.origin, group.group
+                )
+            else:
+                await admin.retry_now((await self.a_job(connection))["id"])
+
+        await self.person(act)
+
+    async def pause_jobs(self, _: int) -> None:
+        async def act(admin: Admin, connection: asyncpg.Connection) -> None:
+            job = await self.a_job(connection)
+            whats = [{"type": job["type"]}, {"origin": job["origin"]}]
+            if job["group"] is not None:
+                whats.append({"origin": job["origin"], "group": job["group"]})
+            what = self.random.choice(whats)
+            await admin.pause(reason="test", **what)
+            await asyncio.sleep(self.random.uniform(0, 2))
+            await admin.resume(**what)
+
+        await self.person(act)
+
+    async def lock(self, _: int) -> None:
+        """Somebody's transaction holds rows."""
+        rows = self.random.choice(["job", "job", "origin", "executor"])
+
+        async def act(_: Admin, connection: asyncpg.Connection) -> None:
+            async with connection.transaction():
+                await connection.execute(f"SELECT FROM sidings.{rows} LIMIT 3 FOR UPDATE")
+                await asyncio.sleep(self.random.uniform(0, 5))
+
+        await self.person(act)
+
+    async def terminate(self, _: int) -> None:
+        await self.person(lambda _, c: c.execute(f"SELECT pg_terminate_backend(pid) {_SOME_BACKENDS}"))
+
+    async def interrupt(self, _: int) -> None:
+        await self.person(lambda _, c: c.execute(f"SELECT pg_cancel_backend(pid) {_SOME_BACKENDS}"))
+
+    async def restart_server(self, _: int) -> None:
+        async with self.busy:
+            await asyncio.to_thread(self.server.restart)
+
+    async def crash_backend(self, _: int) -> None:
+        """The server ends all sessions then, and recovers."""
+        async with self.busy:
+            pids: list[int] = []
+
+            async def act(_: Admin, connection: asyncpg.Connection) -> None:
+                pids.extend(row["pid"] for row in await connection.fetch(f"SELECT pid {_SOME_BACKENDS} LIMIT 1"))
+
+            await self.person(act)
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+_SOME_BACKENDS = (
+    "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND random() < 0.3"
+)
+
+
+async def _do(thing: Callable[[int], Awaitable[None]], number: int) -> None:
+    await thing(number)
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-async def test_chaos(own_postgres: OwnPostgres, tmp_path: Path):
+@pytest.mark.parametrize("kind", [Chaos, Features])
+async def test_chaos(own_postgres: OwnPostgres, tmp_path: Path, kind: type[Chaos]):
     seed = int(os.environ.get("SIDINGS_CHAOS_SEED") or random.randrange(1_000_000))
     seconds = float(os.environ.get("SIDINGS_CHAOS_SECONDS") or 80)
     print(f"SIDINGS_CHAOS_SEED={seed}")
@@ -203,7 +348,7 @@ async def test_chaos(own_postgres: OwnPostgres, tmp_path: Path):
     dsn = await create_database(server.dsn, "chaos", template=template)
     settings = {**SETTINGS, "poison_after": 10_000}
     async with Fleet(dsn, tmp_path, executor=settings, postgres={"call_seconds": 1.0, "connect_seconds": 1.0}) as fleet:
-        chaos = Chaos(fleet, server, seed)
+        chaos = kind(fleet, server, seed)
         try:
             await chaos.run(seconds)
             await fleet.finish(timeout=120)

@@ -249,6 +249,8 @@ async def test_a_worker_that_is_cancelled_while_it_is_idle_takes_the_next_job():
         await asyncio.sleep(0)
         a.claim("untouched")
         assert await a.outcomes(2) == ["tell: succeeded", "untouched: succeeded"]
+        await asyncio.sleep(0)
+        assert a.workers.capacity() == 1
 
 
 async def test_a_worker_that_is_cancelled_when_it_has_just_been_woken_takes_the_job():
