@@ -70,6 +70,13 @@ async def close(client: AIOKafkaConsumer) -> None:
     except (KafkaError, OSError) as error:
         log.warning("the Kafka client was not closed in good order: %r", error)
         await _end(client)
+    except asyncio.CancelledError:
+        # Not always for us: aiokafka 0.14 cancels its fetches and awaits them, and one that waits to be tried again,
+        # as is usual where Kafka is away, comes out as cancelled.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        await _end(client)
 
 
 async def _end(client: AIOKafkaConsumer) -> None:
@@ -81,6 +88,11 @@ async def _end(client: AIOKafkaConsumer) -> None:
         task: asyncio.Task[object] | None = getattr(coordinator, name, None)
         if task is not None:
             task.cancel()
+    pending: set[asyncio.Task[object]] = getattr(parts._fetcher, "_pending_tasks", set[asyncio.Task[object]]())
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    pending.clear()
     for part in (parts._fetcher, parts._client):
         try:
             async with asyncio.timeout(_END_SECONDS):

@@ -413,6 +413,25 @@ async def test_a_client_whose_broker_hangs_leaves_nothing_behind(own_kafka, monk
         assert not [c for c in psutil.Process().net_connections() if c.raddr and c.raddr.port == port]
 
 
+async def test_a_client_that_waits_to_fetch_again_is_closed_without_ado(topic, sidings_kafka, caplog):
+    """aiokafka's `stop` comes out as a cancellation then, as if somebody had cancelled us: what closes a client because
+    Kafka is away would end, and its service with it."""
+    before = asyncio.all_tasks()
+    client = membership.make_client(KafkaSettings(bootstrap=sidings_kafka), "test")
+    await membership.connect(client, asyncio.Event(), SECONDS)
+    client.assign([TopicPartition(await topic(), 0)])
+    client.seek(*client.assignment(), 0)
+    fetcher = client._fetcher
+    fetcher._retry_backoff = SECONDS
+    await eventually(lambda: fetcher._pending_tasks)
+    for connection in list(client._client._conns.values()):
+        connection.close()
+    await eventually(lambda: "Failed fetch messages" in caplog.text)
+    await membership.close(client)
+    assert asyncio.current_task().cancelling() == 0
+    await eventually(lambda: asyncio.all_tasks() <= before)
+
+
 async def test_a_connection_that_breaks_again_and_again_does_not_look_like_health(
     effects, topic, sidings_kafka, monkeypatch
 ):

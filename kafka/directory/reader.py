@@ -195,14 +195,14 @@ class Reader:
 
     def silence(self) -> float:
         """Seconds since Kafka has said anything about the partition that it has been silent about for longest, at most
-        since all were assigned. Any thread may ask."""
+        since all were assigned; of those that are asked about. Any thread may ask."""
         try:
             asked = [partition for partition in self.partitions if partition not in self._resting]
             answers = [self._client.last_poll_timestamp(self._tp(partition)) for partition in asked]
         except (AssertionError, AttributeError):
             return 0.0  # assigned anew between two looks
-        begun = self._assigned_at
-        return time.time() - min((begun if answer is None else answer / 1000 for answer in answers), default=begun)
+        begun, now = self._assigned_at, time.time()
+        return now - min((begun if answer is None else answer / 1000 for answer in answers), default=now)
 
     def _tp(self, partition: int) -> TopicPartition:
         return TopicPartition(self._topic, partition)
