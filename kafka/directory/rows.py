@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import from_json
 
 from ...errors import ConfigurationError
@@ -62,6 +63,13 @@ class _Refused(ValueError):
     """A record that cannot be applied, for a reason that is ours to tell."""
 
 
+class _Schema(GenerateJsonSchema):
+    """Of any model: a field that JSON Schema has no word for, as a class of the author's, is told by its kind."""
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:
+        return {"kind": schema["type"], "of": getattr(schema.get("cls"), "__qualname__", None)}
+
+
 class Rows(Generic[T]):
     """Reads the records of one topic.
 
@@ -105,7 +113,9 @@ class Rows(Generic[T]):
 
     def describe(self) -> str:
         """How this reads, for comparison: a store that was read in another way is of no use."""
-        schema = None if self._model is None else TypeAdapter(self._model).json_schema(mode="validation")
+        schema = None
+        if self._model is not None:
+            schema = TypeAdapter[Any](self._model).json_schema(schema_generator=_Schema, mode="validation")
         return repr((schema, _name(self._key), _name(self._decoder), sorted(self._flags)))
 
     def read_all(self, records: Iterable[Record]) -> tuple[list[Change[T]], list[Unreadable]]:
