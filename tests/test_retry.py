@@ -111,7 +111,7 @@ def test_tenacitys_strategies_decide_as_in_tenacitys_own_loop(wait: Any, stop: A
 def test_exponential_backoff_with_jitter_stays_in_its_bounds(
     failures: int, initial: float, most: float, base: float, jitter: float
 ):
-    policy = Retry(wait=wait_exponential_jitter(multiplier=initial, max=most, exp_base=base, jitter=jitter))
+    policy = Retry(wait=wait_exponential_jitter(initial, max=most, exp_base=base, jitter=jitter))
     delay = delay_of(policy.decide(ValueError(), failures=failures, elapsed=0))
     try:
         low = initial * base**failures
