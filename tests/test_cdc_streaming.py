@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from sidings import ConfigurationError
 from sidings.devstack.fixtures import TopicFactory
+from sidings.devstack.topics import create_topic, delete_topics
 from sidings.spark_analytics.transactions import Config, combine
 from sidings.spark_analytics.transactions.__main__ import run
 from sidings.spark_analytics.transactions.progress import progress
@@ -83,6 +85,15 @@ async def running(spark: SparkSession, by: Config) -> AsyncIterator[tuple[Stream
         await asyncio.to_thread(query.stop)
 
 
+async def add_partitions(kafka: str, counts: Mapping[str, int]) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    try:
+        await admin.start()
+        await admin.create_partitions({topic: NewPartitions(count) for topic, count in counts.items()})
+    finally:
+        await admin.close()
+
+
 async def ended(spark: SparkSession, by: Config) -> int:
     """Take what is there, as the command does; its exit code."""
     return await asyncio.to_thread(run, spark, by, threading.Event(), available_now=True)
@@ -135,7 +146,8 @@ async def test_the_header_form_with_timers_snapshots_bad_records_and_a_restart(
         assert spark.conf.get("spark.sql.shuffle.partitions") != str(by.state_partitions)
         assert list((tmp_path / "checkpoint" / "state").rglob("*.changelog"))
 
-    # From here on a second query goes on from the checkpoint of the first.
+    # From here on a second query goes on from the checkpoint of the first; topics have more partitions.
+    await add_partitions(sidings_kafka, {topics["cdc"]: 5, topics["customers"]: 3})
     async with running(spark, by) as (query, until):
         # What was missing comes after all; duplicates of what is finished open nothing again; a table is loaded later.
         other = Row("CustomerNames", "REFRESH", {"customer_id": 7, "name_type": "full", "name": "Albert"})
@@ -273,6 +285,13 @@ async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_
         await admin.close()
     assert await ended(spark, by) == 1
     assert "failOnDataLoss" in caplog.messages[-1]
+
+    # Made anew, it has more records than before: Spark itself would go on at the old offsets.
+    await delete_topics(sidings_kafka, [topics["cdc"]])
+    await create_topic(sidings_kafka, topics["cdc"], partitions=3)
+    await produce(sidings_kafka, topics["cdc"], header_rows("anew", [UPDATE] * 30))
+    with pytest.raises(ConfigurationError, match=f"'{topics['cdc']}' is another one than the checkpoint's"):
+        await ended(spark, by)
 
 
 @pytest.mark.chaos

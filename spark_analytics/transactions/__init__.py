@@ -7,8 +7,8 @@ Row changes come in any order, duplicated, spread over partitions. When all of a
 become one event for each aggregate root that they touch.
 
 Reading order: `config`; what a record means: `changes`, `header`, `debezium`, `decoding`; a transaction: `ordinals`,
-`pending`, `combining`, `messages`; on Spark: `bundles`, `assembling`, `snapshots`, `processor`, `query`, `progress`,
-`__main__`. All up to `messages` is pure. docs/cdc-transactions.md is for those who run it.
+`pending`, `combining`, `messages`; on Spark: `bundles`, `assembling`, `snapshots`, `processor`, `topics`, `query`,
+`progress`, `__main__`. All up to `messages` is pure. docs/cdc-transactions.md is for those who run it.
 """
 
 from .config import Config, Group, load

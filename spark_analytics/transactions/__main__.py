@@ -56,12 +56,19 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, asked)
     try:
         return run(spark, config, stop, available_now=chosen.available_now)
+    except ConfigurationError as error:
+        log.error("%s", error)
+        return 2
     finally:
         spark.stop()
 
 
 def run(spark: SparkSession, config: Config, stop: threading.Event, *, available_now: bool) -> int:
-    """Run the query until `stop` is set (0) or it fails (1), and tell in the log how it stands."""
+    """Run the query until `stop` is set (0) or it fails (1), and tell in the log how it stands.
+
+    Raises:
+        ConfigurationError: As `combine` does.
+    """
     query = combine(spark, config, available_now=available_now)
     log.info("started: %s to %s", ", ".join(config.read), ", ".join(group.topic for group in config.groups))
     report_at = time.monotonic() + config.report_seconds

@@ -15,6 +15,7 @@ from .config import Config
 from .decoding import Record, decode
 from .messages import HEADERS
 from .processor import OUTPUT, Combiner
+from .topics import check_topics
 
 __all__ = ["SETTINGS", "combine"]
 
@@ -37,7 +38,11 @@ def combine(spark: SparkSession, config: Config, *, available_now: bool = False)
     Its settings are those of a session of its own, so that it does not change those of `spark`, which needs the
     connector to Kafka. What is promised: each complete transaction's events are sent at least once, with all of their
     rows, whatever dies; repeats have the same event id. See docs/cdc-transactions.md.
+
+    Raises:
+        ConfigurationError: A topic was deleted and made anew since the checkpoint was begun.
     """
+    check_topics(spark, config)
     own = spark.newSession()
     for key, value in SETTINGS.items():
         own.conf.set(key, value)
