@@ -23,6 +23,7 @@ from sidings.jobs import Job, Registry
 
 from .consumer_support import Number, a_service, produce
 from .faulty_proxy import FaultyProxy, Moment, proxied
+from .outbox_support import assert_complete, emptied, numbered, publish, records, relaying
 from .support import SECONDS, connected, drained, enqueue, eventually, fetch, value
 
 ORIGINS = ["t/0", "t/1"]
@@ -501,3 +502,26 @@ async def test_an_executor_that_starts_on_a_server_just_promoted_believes_no_exp
             await fresh.stop()
         failover.proxy.heal()
     assert seen == ["attempt 1 starts", "attempt 1 ends", "attempt 2 starts", "attempt 2 ends"]
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["relay.s heartbeat|sidings.acquire", "pg_current_snapshot"],
+    ids=["that of the slots", "that of the reads"],
+)
+async def test_a_relay_of_which_one_connection_has_met_the_new_server_sends_what_is_published_there(
+    failover: Failover, sidings_kafka: str, topic, first: str
+) -> None:
+    """The former primary lives on. A relay that read on one server what it had leased on another sent nothing any more,
+    or sent it again and again."""
+    etas = await topic("etas", partitions=3)
+    async with relaying(failover.proxy.dsn, sidings_kafka, lease_seconds=2.0) as relay:
+        await publish(failover.old, etas, numbered(0, 400))
+        await emptied(failover.old)
+        await failover.lose_what_follows()
+        await failover.switch()
+        await meets_the_new_server(failover, first)
+        await publish(failover.new, etas, numbered(400, 400))
+        await emptied(failover.new)
+        await eventually(lambda: len(relay.held) == 16)
+    assert_complete(await records(sidings_kafka, etas), 800)

@@ -1,6 +1,7 @@
 -- A relay's heartbeat, and what it needs to know: how many relays are alive, which place it has among them, which slots can be
 -- had (free, or their lease has run out; `acquire` decides), when a person wants its failing topics tried again, which topics are
--- those of directory tables, and of which of them something is in doubt and due. A topic that fails gets no more messages yet.
+-- those of directory tables, and of which of them something is in doubt and due (a topic that fails gets no more messages yet),
+-- and whose answer this is: a former primary may live on.
 -- $1 relay, $2 seconds to stay alive, $3 host, $4 pid, $5 origins of all slots
 WITH me AS (
     INSERT INTO sidings.outbox_relay (id, alive_until, host, pid)
@@ -9,7 +10,8 @@ WITH me AS (
 ), gone AS (
     DELETE FROM sidings.outbox_relay r WHERE r.alive_until < clock_timestamp() - interval '1 minute' AND r.id <> $1
 )
-SELECT (SELECT count(*) FROM sidings.outbox_relay r WHERE r.alive_until > clock_timestamp() AND r.id <> $1) AS others,
+SELECT sidings.timeline() AS timeline,
+       (SELECT count(*) FROM sidings.outbox_relay r WHERE r.alive_until > clock_timestamp() AND r.id <> $1) AS others,
        (SELECT count(*) FROM sidings.outbox_relay r WHERE r.alive_until > clock_timestamp() AND r.id < $1) AS place,
        ARRAY(SELECT w FROM unnest($5::text[]) w LEFT JOIN sidings.origin o ON o.origin = w
              WHERE o.owner IS NULL OR o.lease_until < clock_timestamp() ORDER BY w) AS free,

@@ -42,11 +42,11 @@ class Slot:
         "under_way",
     )
 
-    def __init__(self, number: int, name: str, epoch: int) -> None:
+    def __init__(self, number: int, name: str, epoch: int, timeline: str | None = None) -> None:
         self.number = number
         self.name = name
         self.epoch = epoch
-        self.timeline: str | None = None  # of the server that has granted it; nobody asks for it
+        self.timeline = timeline  # of the server that has granted it; what another one says of it means nothing
         self.deadline = inf
         self.high = 0
         self.repeated = 0

@@ -152,11 +152,12 @@ class Reader:
         header = rows[0]
         assert header[0] == _HEADER
         server: str = header["headers"]
-        if server == "standby" or (self.server is not None and server != self.server):
-            self._new_server(server)
+        timeline = server.rpartition(" ")[2]
+        elsewhere = any(slot.timeline not in (None, timeline) for slot in plan.slots if backlog.has(slot))
+        if server == "standby" or (self.server is not None and server != self.server) or elsewhere:
+            self._new_server(server, elsewhere=elsewhere)
             return
-        self.server = server
-        backlog.timeline = server.rpartition(" ")[2]
+        self.server, backlog.timeline = server, timeline
         high_before = max(plan.highs)
         refills: list[list[Row]] = [[] for _ in plan.shares]
         forward: list[defaultdict[str, list[Row]]] = [defaultdict(list) for _ in plan.slots]  # by slot and topic
@@ -210,13 +211,14 @@ class Reader:
             if not slot.backlogged and index + 1 in tops:
                 slot.high = max(slot.high, tops[index + 1])  # past the messages of topics that were left out
 
-    def _new_server(self, server: str) -> None:
-        """Ids and transaction ids may have gone back: nothing that was read can be relied on."""
+    def _new_server(self, server: str, *, elsewhere: bool) -> None:
+        """Ids and transaction ids may have gone back: nothing that was read can be relied on. elsewhere: our slots are
+        another server's, so this may be the former one."""
         if server == "standby":
             log.error("this database is a standby: waiting for a primary; check the DSN")
             self._link.drop()
         else:
             log.warning("Postgres was restarted or replaced (%s): reading the outbox anew", server)
-            self.server = server
+            self.server = None if elsewhere else server
         self._marks.reset()
         self._on_new_server()

@@ -72,11 +72,11 @@ class Relay:
             self.backlog,
             self.metrics,
             schema=schema,
-            on_fenced=self._lose,
+            on_fenced=self._fenced,
             on_room=self._room,
         )
         lease = ExecutorSettings(lease_seconds=self.settings.lease_seconds)
-        events = LeaseEvents(lost=self._lease_lost, wanted=lambda _name, _generation: None)
+        events = LeaseEvents(self._lease_lost, wanted=lambda _name, _generation: None, replaced=self._new_server)
         self._leases = LeaseThread(postgres, lease, events, lambda: None)
         self._slots = SlotKeeper(
             self.id,
@@ -90,6 +90,7 @@ class Relay:
             on_acquired=self.reader.wake,
             on_retry=self._retry,
             on_doubts=self._amends.due,
+            on_new_server=self._new_server,
         )
         self._workers: dict[str, LaneWorker] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -258,6 +259,7 @@ class Relay:
                 worker.due()
 
     def _new_server(self) -> None:
+        self._leave_server()
         for slot in list(self.backlog.slots.values()):
             self._slots.lost(slot)
 
@@ -265,6 +267,15 @@ class Relay:
         for slot in list(self.backlog.slots.values()):
             if slot.name == name and slot.epoch == epoch:
                 self._lose(slot)
+
+    def _leave_server(self) -> None:
+        """Some of our connections may lead to a former primary, which lives on: all go where a new one leads."""
+        for link in self._links.values():
+            link.renew()
+
+    def _fenced(self, slot: Slot) -> None:
+        self._leave_server()
+        self._lose(slot)
 
     def _lose(self, slot: Slot) -> None:
         under_way = slot.under_way

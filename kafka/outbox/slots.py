@@ -41,7 +41,7 @@ class SlotKeeper:
     """able: whether this relay can send at all; one that cannot reach Kafka leaves the slots to those that can.
 
     on_acquired, on_retry, on_doubts: there is something new to read; a person wants these topics tried again; of these
-    something is in doubt.
+    something is in doubt. on_new_server: another server answers than the one that has granted our slots.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class SlotKeeper:
         on_acquired: Callable[[], None],
         on_retry: Callable[[list[str]], None],
         on_doubts: Callable[[list[str]], None],
+        on_new_server: Callable[[], None],
     ) -> None:
         self.relay_id = relay_id
         self.stopping = False
@@ -72,6 +73,7 @@ class SlotKeeper:
         self._on_acquired = on_acquired
         self._on_retry = on_retry
         self._on_doubts = on_doubts
+        self._on_new_server = on_new_server
         self._host, self._pid = socket.gethostname(), os.getpid()
         self._given_up: dict[str, int] = {}  # let go of in memory, not yet in the database
         self._changed = asyncio.Event()
@@ -127,7 +129,11 @@ class SlotKeeper:
         return [slot for slot in self._backlog.slots.values() if slot.draining]
 
     async def _turn(self) -> None:
-        share, free, due = await self._attend()
+        share, free, due, timeline = await self._attend()
+        if any(slot.timeline != timeline for slot in self._backlog.slots.values()):
+            log.warning("Postgres was replaced (timeline %s): acquiring the slots anew", timeline)
+            self._on_new_server()
+            return
         if due:
             self._on_retry(due)
         held = sorted((s for s in self._backlog.slots.values() if not s.draining), key=lambda s: s.number)
@@ -143,7 +149,7 @@ class SlotKeeper:
         if room > 0 and wanted:
             await self._acquire(sorted(wanted[:room]))
 
-    async def _attend(self) -> tuple[int, list[str], list[str]]:
+    async def _attend(self) -> tuple[int, list[str], list[str], str]:
         able = self._able() and not self.stopping
         alive_seconds = _ALIVE * self._attend_seconds if able else -1.0
         row = await self._link.fetchrow(
@@ -160,20 +166,19 @@ class SlotKeeper:
             self._on_doubts(row["doubtful"])
         relays, place = row["others"] + 1, row["place"]
         share = SLOTS // relays + (place < SLOTS % relays) if able else 0
-        return share, row["free"], row["due"]
+        return share, row["free"], row["due"], row["timeline"]
 
     async def _acquire(self, names: list[str]) -> None:
         lease = timedelta(seconds=self._settings.lease_seconds)
         sent = now()
-        rows = await self._link.fetch(
-            load_sql(executor.__name__, "acquire", self._schema), self.relay_id, names, 0, lease, True
-        )
+        sql = load_sql(__package__ or "", "acquire", self._schema)
+        rows = await self._link.fetch(sql, self.relay_id, names, lease)
         margin = min(1.0, self._settings.lease_seconds * 0.1)
         # If this fails they are not ours to send, and are acquired again when the lease has run out.
         inherited = await self._inherited([_NUMBERS[row["acquired"]] for row in rows if row["acquired_epoch"] > 1])
         slots: list[Slot] = []
         for row in rows:
-            slot = Slot(_NUMBERS[row["acquired"]], row["acquired"], row["acquired_epoch"])
+            slot = Slot(_NUMBERS[row["acquired"]], row["acquired"], row["acquired_epoch"], row["timeline"])
             slot.repeated = inherited.get(slot.number, 0)
             slot.deadline = sent + self._settings.lease_seconds - margin
             slots.append(slot)
