@@ -17,7 +17,7 @@ from ..jobs import Registry
 from ..schema import load_sql
 from .clock import now
 from .cycles import CycleLoop
-from .leases import LeaseEvents, LeaseThread
+from .leases import LeaseEvents, LeaseThread, tell_loop
 from .link import Backoff, Link, check_schema
 from .metrics import ExecutorMetrics, gauge
 from .notify import Notifier
@@ -62,10 +62,10 @@ class Executor:
         self.metrics = ExecutorMetrics(service, prometheus, registry)
         self._service = service
         self._prometheus = prometheus
-        count = self.metrics.database_errors.inc
+        self._loop: asyncio.AbstractEventLoop | None = None
         schema = postgres.schema_name
         self._links = {
-            name: Link(postgres, count)
+            name: Link(postgres, self._link_failed)
             for name in ("cycle", "second cycle", "read", "control", "promote", "upkeep", "notify", "periodic")
         }
         self.scheduler = Scheduler(lambda name: registry.get(name) is not None)
@@ -103,7 +103,7 @@ class Executor:
             wanted=lambda name, generation: self._reconciler.wanted(name, generation),
             replaced=lambda: self._new_server(True),
         )
-        self._leases = LeaseThread(postgres, self.settings, events, count)
+        self._leases = LeaseThread(postgres, self.settings, events, self._link_failed)
         self._watchdog = Watchdog(self.settings, self._leases, self.workers)
         self._reconciler = Reconciler(
             self._links["control"],
@@ -201,6 +201,7 @@ class Executor:
             log.warning("starting without Postgres: %s", error)
         if self._stopped:  # meanwhile
             return
+        self._loop = asyncio.get_running_loop()
         self._leases.start()
         self._watchdog.start()
         self.workers.start()
@@ -324,6 +325,13 @@ class Executor:
         self._registered.set()
 
     # -- between the parts ------------------------------------------------------------------------------------------
+
+    def _link_failed(self) -> None:
+        """In any thread. Handlers may have taken all connections that the server gives, as when all were lost and
+        theirs came back first: what they do not use now is for the executor, without which nothing begins or ends."""
+        self.metrics.database_errors.inc()
+        if self._loop is not None:
+            tell_loop(self._loop, self._transactional.forget_connections)
 
     def _delayed(self, due: float) -> None:
         self._promoter.expect(due)

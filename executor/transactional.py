@@ -24,6 +24,7 @@ log = logging.getLogger("sidings.executor")
 _SUPERSEDED, _OVER = "SD001", "SD002"
 _IDLE_SECONDS, _MOST_SECONDS = 300.0, 2_147_483.0  # the most that PostgreSQL takes
 _AWAY_SECONDS = 1.0  # until a job is tried again that the server did not let begin or end
+_KEEP_SECONDS = 5.0  # how long a connection is kept that no job has needed; the server has not many
 _NOT_NOW = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InsufficientResourcesError)
 # What a handler has left in its session is not for the next one. DISCARD ALL would also forget the statements that
 # asyncpg has prepared.
@@ -85,6 +86,8 @@ class Transactional:
         self._on_committed = on_committed
         self._abort_seconds = abort_seconds
         self._idle: list[asyncpg.Connection] = []
+        self._spare = 0  # so many of them, the first ones, nobody has needed since the timer was set
+        self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, job_type: JobType[Any], job: Job[Any], entry: Entry, started: float) -> Outcome:
         """One attempt. What the handler raises comes out after the rollback; a success is committed on return."""
@@ -135,16 +138,37 @@ class Transactional:
     async def close(self) -> None:
         """Close the idle connections."""
         self.forget_connections()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def forget_connections(self) -> None:
-        """The server was replaced: those that wait here may still lead to the former one."""
+        """The server was replaced: those that wait here may still lead to the former one. Or the executor itself has
+        lost one of its connections, and may not get another while the server has no more to give."""
         while self._idle:
             self._idle.pop().terminate()
+
+    def _keep(self, connection: asyncpg.Connection) -> None:
+        """For the next job; one that comes soon."""
+        self._idle.append(connection)
+        if self._timer is None:
+            self._spare = len(self._idle)
+            self._timer = asyncio.get_running_loop().call_later(_KEEP_SECONDS, self._let_go)
+
+    def _let_go(self) -> None:
+        """Of as many as have not been needed: the last ones are taken first, so it is the first ones."""
+        spare = min(self._spare, len(self._idle))
+        for connection in self._idle[:spare]:
+            connection.terminate()
+        del self._idle[:spare]
+        self._spare, self._timer = len(self._idle), None
+        if self._idle:
+            self._timer = asyncio.get_running_loop().call_later(_KEEP_SECONDS, self._let_go)
 
     async def _connection(self) -> tuple[asyncpg.Connection, str]:
         """A connection, and what it is to be told first."""
         while self._idle:
             connection = self._idle.pop()
+            self._spare = min(self._spare, len(self._idle))
             if not connection.is_closed():
                 return connection, _CLEAN
         try:
@@ -178,7 +202,7 @@ class Transactional:
         try:
             async with asyncio.timeout(self._postgres.call_seconds):
                 await transaction.rollback()
-            self._idle.append(connection)
+            self._keep(connection)
         except (*BROKEN, asyncpg.PostgresError):
             connection.terminate()  # which rolls back as well
         except BaseException:
@@ -228,7 +252,7 @@ class Transactional:
         except BaseException:
             connection.terminate()
             raise
-        self._idle.append(connection)
+        self._keep(connection)
         if tx.enqueued:
             self._on_committed(tx.enqueued)
         return Committed()

@@ -1,8 +1,13 @@
 """Connections of transactional handlers: what a job leaves in its session, and errors that are not the handler's."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from urllib.parse import urlsplit
 
+import pytest
+from sidings.executor import transactional
 from sidings.jobs import Job, Registry, Retry
 from tenacity import stop_after_attempt, wait_fixed
 
@@ -109,3 +114,73 @@ async def test_a_transactional_handler_may_take_a_month(database: str) -> None:
         await enqueue(database, slow, [{}])
         await drained(database)
     assert await outcomes(database) == ["succeeded"]
+
+
+@asynccontextmanager
+async def a_role_with_few_connections(database: str, limit: int) -> AsyncIterator[str]:
+    """The DSN of one that the server gives so many at most, as it gives all together `max_connections`."""
+    role = "few_" + urlsplit(database).path.strip("/")[-40:]
+    async with connected(database) as admin:
+        await admin.execute(
+            f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT {limit}; GRANT USAGE ON SCHEMA sidings TO {role}; "
+            f"GRANT ALL ON ALL TABLES IN SCHEMA sidings TO {role}; "
+            f"GRANT ALL ON ALL SEQUENCES IN SCHEMA sidings TO {role}"
+        )
+        server = urlsplit(database).netloc.rpartition("@")[2]
+        try:
+            yield urlsplit(database)._replace(netloc=f"{role}:x@{server}").geturl()
+        finally:
+            await admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_connections_that_handlers_need_no_more_are_given_back(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many were kept as had ever been needed at once; other instances, which may have none, could not begin."""
+    monkeypatch.setattr(transactional, "_KEEP_SECONDS", 0.2)
+    registry, gate, started = Registry(), asyncio.Event(), list[int]()
+
+    @registry.job(transactional=True)
+    async def wait(job: Job[dict[str, str]]) -> None:
+        started.append(job.id)
+        await gate.wait()
+
+    async with running(database, registry), connected(database) as other:
+
+        async def connections() -> int:
+            return await other.fetchval("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+
+        async def few() -> bool:
+            return await connections() < 20
+
+        await enqueue(database, wait, [{}] * 30)
+        await eventually(lambda: len(started) == 30, "all run")
+        assert await connections() >= 30
+        gate.set()
+        await drained(database)
+        await eventually(few, "they are given back")
+
+
+async def test_handlers_that_reconnect_first_do_not_keep_the_executor_from_it(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart of the server. The executor was without a lease then, and without any work, for ever."""
+    monkeypatch.setattr(transactional, "_KEEP_SECONDS", 3_600.0)
+    registry, gate, started = Registry(), asyncio.Event(), list[int]()
+
+    @registry.job(transactional=True)
+    async def wait(job: Job[dict[str, str]]) -> None:
+        started.append(job.id)
+        await gate.wait()
+        await asyncio.sleep(0.05)
+
+    async with a_role_with_few_connections(database, 20) as dsn, running(dsn, registry, lease_seconds=3):
+        await enqueue(database, wait, [{}] * 60)
+        await eventually(lambda: len(started) >= 10, "all connections are taken")
+        gate.set()
+        async with connected(database) as admin:
+            await admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND usename <> current_user"
+            )
+        await drained(database)
