@@ -3,18 +3,20 @@
 import asyncio
 import signal
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 import pytest
 from sidings.devstack.databases import create_database, ensure_template
 from sidings.devstack.topics import create_topic
-from sidings.executor import PostgresSettings
+from sidings.executor import Link, PostgresSettings
 from sidings.kafka import KafkaSettings
-from sidings.kafka.outbox import OutboxSettings, Relay, recorder, rounds
+from sidings.kafka.outbox import OutboxSettings, Relay, reader, recorder, rounds
 
 from .outbox_support import (
     Writer,
+    a_relay,
     arrived,
     assert_complete,
     emptied,
@@ -27,6 +29,7 @@ from .outbox_support import (
     relaying,
 )
 from .support import SECONDS, eventually, value
+from .test_narrow_network import narrow
 
 
 async def test_killed_between_sending_and_deleting_repeats_but_loses_and_reorders_nothing(
@@ -294,3 +297,39 @@ async def test_a_relay_that_has_not_begun_for_want_of_postgres_stops_at_once(own
         await relay.start()
         await asyncio.sleep(0)  # its first look at Postgres begins
         await relay.stop()
+
+
+async def test_a_timestamp_that_kafka_cannot_express_parks_its_message_and_holds_up_no_other(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    """Reads failed on it, of all topics and for ever."""
+    etas = await topic("etas")
+    async with publishing(database) as (outbox, connection), relaying(database, sidings_kafka):
+        async with connection.transaction():
+            for time in ("infinity", "-infinity", "294000-01-01", "0001-01-01", "4000-01-01 BC"):
+                await connection.execute(f"SELECT sidings.publish_bytes($1, 'k', '{time}', NULL, NULL, '{time}')", etas)
+            await outbox.publish(connection, etas, key="max", value=b"max", timestamp=datetime.max.replace(tzinfo=UTC))
+            await outbox.publish(connection, etas, key="k", value=b"now")
+        await emptied(database)
+        parked = {p.value: p.error for p in await outbox.parked()}
+    assert {value for value, error in parked.items() if "infinite" in error} == {b"infinity", b"-infinity", b"max"}
+    assert {r.value for r in await records(sidings_kafka, etas)} >= {b"now", b"0001-01-01"}
+
+
+async def test_messages_that_do_not_come_through_in_time_are_read_by_fewer(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first read asked for hundreds whatever their size, was given up, and asked again for as many, for ever."""
+    monkeypatch.setattr(reader, "_LONG_READ", 0.5)
+    etas = await topic("etas")
+    await publish(database, etas, [(f"k{n}", b"%d" % n + b"x" * 100_000) for n in range(120)])
+    async with narrow(database) as slow:
+        relay = a_relay(database, sidings_kafka)
+        relay.reader._link = Link(PostgresSettings(dsn=slow, call_seconds=1.0))
+        await relay.start()
+        try:
+            await emptied(database)
+        finally:
+            await relay.stop()
+            await relay.reader._link.close()
+    assert len(await records(sidings_kafka, etas)) == 120

@@ -16,6 +16,7 @@ __all__ = ["MESSAGE_ID", "Packed", "Packer"]
 
 MESSAGE_ID = "sidings-id"  # a repeat of a message carries the same id
 
+_INFINITE = 2**63 - 1  # what read.sql makes of an infinite timestamp
 _REMEMBERED = 100_000  # hashes of keys; aiokafka's murmur2 is Python, and keys come again
 
 
@@ -79,11 +80,14 @@ class Packer:
             headers = [(MESSAGE_ID, message_id % (id, published_us))]
             if timestamp_ms is None:
                 timestamp_ms = published_us // 1000
+            elif timestamp_ms == _INFINITE:
+                bad.append((row, "its timestamp is infinite"))
+                continue
             try:
                 if text is not None:
                     headers = [*headers_from_text(text), *headers]
                 added = append(timestamp=timestamp_ms, key=key, value=value, headers=headers)
-            except (TypeError, ValueError, OverflowError, struct.error) as error:
+            except (TypeError, ValueError, OverflowError, RecursionError, struct.error) as error:
                 bad.append((row, f"it cannot be encoded: {error!r}"))
                 continue
             if added is None:

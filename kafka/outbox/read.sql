@@ -9,6 +9,8 @@
 -- Plan: index scans of outbox_pkey, each with its LIMIT inside; never a sequential scan, never a sort over the table;
 -- tests/test_relay.py holds that. Nothing at or below the marks is touched but late rows, so dead entries there cost
 -- nothing, however long some transaction keeps vacuum from removing them.
+--
+-- A timestamp that is infinite is the largest number, which the relay parks: an error here would hold up all slots.
 WITH s AS MATERIALIZED (
     SELECT pg_current_snapshot() AS snapshot,
            pg_snapshot_xmax(pg_current_snapshot())::text::bigint + age(pg_snapshot_xmax(pg_current_snapshot())::xid)
@@ -28,7 +30,8 @@ SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id, s.snapshot::text AS topi
 FROM s, late
 UNION ALL
 SELECT 1, o.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,
-       (date_part('epoch', m.stamped_at) * 1e3)::bigint,
+       CASE WHEN isfinite(m.stamped_at) THEN (date_part('epoch', m.stamped_at) * 1e3)::bigint
+            WHEN m.stamped_at IS NOT NULL THEN 9223372036854775807 END,
        (date_part('epoch', m.published_at) * 1e6)::bigint
 FROM late, unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY o (slot, high, ref),
      LATERAL (SELECT * FROM sidings.outbox m
@@ -38,7 +41,8 @@ FROM late, unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY o (slot, high, r
 WHERE late.mark IS NOT NULL
 UNION ALL
 SELECT 2, g.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,
-       (date_part('epoch', m.stamped_at) * 1e3)::bigint,
+       CASE WHEN isfinite(m.stamped_at) THEN (date_part('epoch', m.stamped_at) * 1e3)::bigint
+            WHEN m.stamped_at IS NOT NULL THEN 9223372036854775807 END,
        (date_part('epoch', m.published_at) * 1e6)::bigint
 FROM unnest($9::smallint[], $10::text[], $11::bigint[], $12::bigint[]) WITH ORDINALITY g (slot, topic, after, upto, ref),
      LATERAL (SELECT * FROM sidings.outbox m
@@ -46,7 +50,8 @@ FROM unnest($9::smallint[], $10::text[], $11::bigint[], $12::bigint[]) WITH ORDI
               ORDER BY m.id LIMIT $13) m
 UNION ALL
 SELECT 3, o.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,
-       (date_part('epoch', m.stamped_at) * 1e3)::bigint,
+       CASE WHEN isfinite(m.stamped_at) THEN (date_part('epoch', m.stamped_at) * 1e3)::bigint
+            WHEN m.stamped_at IS NOT NULL THEN 9223372036854775807 END,
        (date_part('epoch', m.published_at) * 1e6)::bigint
 FROM unnest($1::smallint[], $2::bigint[], $3::int[]) WITH ORDINALITY o (slot, high, page, ref),
      LATERAL (SELECT * FROM sidings.outbox m

@@ -28,6 +28,8 @@ _IDLE_PAGE = 16
 _REFILL_PAGE = 1_000
 _REFILLS = 32  # shares a read refills
 _BYTES = 32 * 1024 * 1024  # a read should bring no more than about that
+_LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
+_QUICK_READ = 1.0  # seconds: one that was answered within so many may be followed by a larger one again
 _SAMPLED = 16  # one row of so many is looked at for how large they are
 
 _part_and_ref = itemgetter(0, 1)
@@ -71,6 +73,7 @@ class Reader:
         self.sql = load_sql(__package__ or "", "read", schema)
         self._woken = asyncio.Event()
         self._row_bytes = 500.0
+        self._most: int | None = None  # rows of a read; None: as many as there is room for
 
     def wake(self) -> None:
         """Something was committed, or there is room again: read now."""
@@ -78,7 +81,7 @@ class Reader:
 
     async def run(self) -> None:
         """Read for ever."""
-        backoff, outage = Backoff(), Outage(log, "the outbox could not be read")
+        backlog, backoff, outage = self._backlog, Backoff(), Outage(log, "the outbox could not be read")
         while True:
             await self._wait()
             self._woken.clear()
@@ -86,6 +89,7 @@ class Reader:
             if not plan.slots:
                 self.last_answer = now()
                 continue
+            sent = now()
             try:
                 rows = await self._link.fetch(self.sql, *self._arguments(plan))
                 backoff.reset()
@@ -93,8 +97,12 @@ class Reader:
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 outage.failed(error)
                 self._woken.set()
+                if now() - sent >= _LONG_READ:  # its rows may be large, and the way here narrow
+                    self._most = max(1, (sum(plan.pages) + len(plan.shares) * plan.refill) // 4)
                 await backoff.sleep()
                 continue
+            if self._most is not None and now() - sent < _QUICK_READ:
+                self._most = self._most * 2 if self._most < backlog.window else None
             self._deliver(plan, rows)
             self.last_answer = now()
             self._on_rows()
@@ -123,9 +131,14 @@ class Reader:
         busy = max(1, sum(slot.backlogged for slot in slots))
         page = max(_IDLE_PAGE, room // busy) if room else 0
         left_out = backlog.left_out()
-        shares = [(lane, lane.version, slot, after, slot.high) for lane, slot, after in backlog.hungry()[:_REFILLS]]
-        refill = max(1, min(_REFILL_PAGE, int(_BYTES / self._row_bytes)))
+        refill, refills = max(1, min(_REFILL_PAGE, int(_BYTES / self._row_bytes))), _REFILLS
         pages = [page if slot.backlogged else min(page, _IDLE_PAGE) for slot in slots]
+        if self._most is not None:
+            turn = random.sample(range(len(slots)), min(self._most, len(slots)))
+            pages = [min(page, self._most // len(turn)) if n in turn else 0 for n, page in enumerate(pages)]
+            refill = min(refill, self._most)
+            refills = min(refills, self._most // refill)
+        shares = [(lane, lane.version, slot, after, slot.high) for lane, slot, after in backlog.hungry()[:refills]]
         return _Plan(slots, [slot.high for slot in slots], pages, left_out, shares, refill)
 
     def _arguments(self, plan: _Plan) -> tuple[object, ...]:
