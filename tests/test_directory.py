@@ -2,14 +2,17 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from prometheus_client import CollectorRegistry
 from sidings import Changed, ConfigurationError, DirectoryBehind, DirectoryNotReady
 from sidings.devstack.topics import create_topic
 from sidings.kafka.directory import follower
+from sidings.kafka.directory.reader import Reader
 
 from .consumer_support import producing
 from .directory_support import COMPACTED, Acquirer, a_directory, put, quick, row
@@ -100,6 +103,51 @@ async def test_gaps_that_compaction_has_left_are_passed(own_kafka):
     async with a_directory("terminals", kafka.bootstrap) as terminals:
         assert terminals.keys() == ["T-99"]
         assert terminals.positions() == {0: 81}
+
+
+async def test_a_row_is_not_older_than_the_start_because_it_was_compacted_meanwhile(own_kafka, monkeypatch):
+    """Its value of then went, for the sake of one that is younger than the end that was taken at the start."""
+    monkeypatch.setattr("sidings.kafka.directory.reader._PARTITION_FETCH_BYTES", 1)  # one batch in each fetch
+    kafka = await asyncio.to_thread(own_kafka, settings={"log.cleaner.backoff.ms": "100"})
+    config = COMPACTED | {"segment.ms": "200", "min.cleanable.dirty.ratio": "0.001"}
+    not_yet = config | {"min.compaction.lag.ms": "3600000"}
+    await create_topic(kafka.bootstrap, "terminals", partitions=1, config=not_yet)
+    now = round(time.time() * 1000)
+
+    async def send(*rows: tuple[str, str]) -> None:
+        nonlocal now
+        async with producing(kafka.bootstrap) as producer:
+            for key, text in rows:  # a record of a later time closes the segment
+                now += 1_000
+                value = row(key, text)
+                await producer.send_and_wait("terminals", value, key.encode(), partition=0, timestamp_ms=now)
+
+    fetch = Reader.fetch
+    fetched: list[int] = []
+
+    async def gated(self: Reader, seconds: float, most: int) -> Any:
+        if fetched == [0]:
+            await send(("T-1", "newest"), ("T-8", ""), ("T-9", ""))
+            admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+            await admin.start()
+            await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, "terminals", config)])
+            await admin.close()
+            while 2 in await offsets_in(kafka.bootstrap, "terminals"):
+                await asyncio.sleep(0.05)
+        found = await fetch(self, seconds, most)
+        fetched.extend(record.offset for records in found.values() for record in records)
+        return found
+
+    await send(("T-1", "old"), ("T-2", ""), ("T-1", "newer"), ("T-3", ""))
+    monkeypatch.setattr(Reader, "fetch", gated)
+    terminals = a_directory("terminals", quick(kafka.bootstrap, partition_fetch_bytes=1))
+    told: list[Any] = []
+    terminals.on_change(told.append)
+    async with asyncio.timeout(2 * SECONDS), terminals:
+        await terminals.wait_until(timeout=SECONDS)
+        assert terminals["T-1"].acquirer_id == "newest"
+        assert 2 not in fetched
+        assert [change for change in told if change.key == "T-1"] == [], "it was ready too early"
 
 
 async def test_it_follows_and_tells_of_changes(topic, sidings_kafka):

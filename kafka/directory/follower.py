@@ -83,6 +83,7 @@ class Follower(Generic[T]):
         self._sure_at = 0.0  # when the last record was last looked at
         self._again: dict[Row, Change[T]] | None = None  # while the topic is read again: what it says of each row
         self._unreadable: set[Row] = set()  # the same: rows that stay as they are
+        self._last_barrier = False  # it was taken when the first one had been reached
         self._complete: dict[int, float] = {}  # when nothing of a partition was missing, seconds since 1970
         self._complete_at = 0.0  # the same of all; while all is read for the first time, when that began
         self._noted_at = 0.0
@@ -204,7 +205,7 @@ class Follower(Generic[T]):
             await self._apply(reader, fetched)
             if not self._loading:
                 await self._remember_completeness(reader)
-            elif self.progress.reached:
+            elif self.progress.reached and await self._is_last_barrier(reader):
                 await self._finish()
             self._report()
             if time.monotonic() - looked_at > _LOOK_SECONDS:
@@ -218,6 +219,14 @@ class Follower(Generic[T]):
     @property
     def _loading(self) -> bool:
         return not self._loaded or self._again is not None
+
+    async def _is_last_barrier(self, reader: Reader) -> bool:
+        """Compaction may have taken, between two fetches, what a row was at the start, for the sake of a younger record
+        behind the barrier. Until that is read, the row is older than it was: so all that has come meanwhile is."""
+        if not self._last_barrier:
+            self._last_barrier = True
+            self.progress.barrier = await reader.ends()
+        return self.progress.reached
 
     async def _apply(self, reader: Reader, fetched: Mapping[int, Sequence[Record]]) -> None:
         changes, bad = self._rows.read_all(chain.from_iterable(fetched.values()))
@@ -308,6 +317,7 @@ class Follower(Generic[T]):
             await self._begin_again(begins, ends, reason)
         self.progress.positions = dict(begins) | self.progress.positions
         self.progress.ends = dict(ends)
+        self._last_barrier = False
         if self.progress.barrier is None:
             self.progress.barrier = dict(ends)
         self._seek(reader, begins)
@@ -385,6 +395,7 @@ class Follower(Generic[T]):
         self._complete_at = time.time()
         self.progress.positions = dict(begins)
         self.progress.barrier = dict(ends)
+        self._last_barrier = False
 
     async def _finish(self) -> None:
         """The barrier is reached."""
