@@ -40,6 +40,7 @@ _LATEST, _PARALLEL = Policy.LATEST.value, Policy.PARALLEL.value
 _FIRST_ROOM = 256
 _LEAST_ROOM = 64  # runnable jobs to have in memory, however large they are
 _UNKNOWN_SECONDS = 60.0  # a group behind a job of an unknown type is looked at again: somebody may have removed the job
+_SUSPECT_SECONDS = 300.0  # a suspect that runs for longer keeps the others waiting no more: it may hang
 _HEAVY = 256  # rows dropped from one lane before the server is asked to leave the lane out
 
 
@@ -63,7 +64,7 @@ class Scheduler:
     ) -> None:
         self.origins: dict[str, OriginQueue] = {}
         self.timeline: str | None = None  # of the server that everything here was read from
-        self.suspect: Entry | None = None  # at most one job that may have killed an executor runs at a time
+        self.suspect: Entry | None = None  # the job that may have killed an executor and runs; others wait for it
         self.unknown: dict[str, int] = {}  # jobs seen of types that this process does not know
         self.reading = False
         self.hungry: dict[Lane, None] = {}  # lanes to refill
@@ -85,6 +86,7 @@ class Scheduler:
         self._levels: dict[int, deque[Entry | Lane]] = {}
         self._order: list[int] = []  # priorities, highest first
         self._suspects: deque[Entry] = deque()
+        self._suspect_until = 0.0  # the one that runs has had its time alone then
         self._timers: list[tuple[float, int, Lane | Entry]] = []
         self._serial = 0
 
@@ -299,16 +301,17 @@ class Scheduler:
         """Take up to `limit` jobs that may run now, the highest priority first, lanes in turn."""
         chosen: list[Entry] = []
         if self._suspects and self.suspect is None and limit > 0:
-            self.suspect = self._suspects.popleft()
-            self.suspect.origin.running.add(self.suspect)
-            chosen.append(self.suspect)
+            entry = self._suspects.popleft()
+            self._admit_suspect(entry, now)
+            entry.origin.running.add(entry)
+            chosen.append(entry)
         for priority in self._order:
             level = self._levels[priority]
             while level and len(chosen) < limit:
                 item = level.popleft()
                 self.ready -= 1
                 entry = self._take(item, now) if isinstance(item, Lane) else item
-                if entry is None or (entry.losses and not self._admit_suspect(entry)):
+                if entry is None or (entry.losses and not self._admit_suspect(entry, now)):
                     continue
                 entry.origin.running.add(entry)
                 chosen.append(entry)
@@ -406,9 +409,10 @@ class Scheduler:
         self._arm(lane, now)
         self._drop_if_empty(lane)
 
-    def _admit_suspect(self, entry: Entry) -> bool:
+    def _admit_suspect(self, entry: Entry, now: float) -> bool:
         if self.suspect is None:
             self.suspect = entry
+            self._suspect_until = now + _SUSPECT_SECONDS
             return True
         self._suspects.append(entry)
         return False
@@ -506,10 +510,20 @@ class Scheduler:
 
     def next_due(self) -> float | None:
         """When `wake_due` has something to do next."""
-        return self._timers[0][0] if self._timers else None
+        due = self._timers[0][0] if self._timers else None
+        if self._suspects and self.suspect is not None:
+            due = self._suspect_until if due is None else min(due, self._suspect_until)
+        return due
 
     def wake_due(self, now: float) -> None:
         """Let lanes and jobs go on whose time has come; a lane asks for a refill."""
+        if self._suspects and self.suspect is not None and now >= self._suspect_until:
+            log.warning(
+                "job %s %s, which was lost when its executor died, has been running for %.0f s: the next such job "
+                "starts beside it",
+                *(self.suspect.id, self.suspect.type, _SUSPECT_SECONDS),
+            )
+            self.suspect = None
         while self._timers and self._timers[0][0] <= now:
             due, _, item = heapq.heappop(self._timers)
             if isinstance(item, Lane):

@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from sidings.errors import SchemaMissing
+from sidings.executor import scheduler
 from sidings.executor.deferral import Deferral
 from sidings.jobs import Job, OutcomeName, Registry, Retry
 from sidings.schema import load_sql, migrate
@@ -463,6 +464,24 @@ async def test_jobs_that_were_lost_together_run_one_at_a_time_beside_the_innocen
         await drained(database)
     assert most == 1
     assert innocent_at_once.most == 3
+
+
+async def test_a_suspect_that_hangs_keeps_no_other_for_ever(database: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scheduler, "_SUSPECT_SECONDS", 0.2)
+    registry, gate, ended = Registry(), asyncio.Event(), list[int]()
+
+    @registry.job(group="transport")
+    async def suspect(job: Job[Ride]) -> None:
+        if job.payload.number == 0:
+            await gate.wait()
+        ended.append(job.payload.number)
+
+    await lose(database, await enqueue(database, suspect, [Ride(transport=f"{n}", number=n) for n in range(3)]))
+    async with running(database, registry):
+        await eventually(lambda: len(ended) == 2, "the end of those that do not hang")
+        gate.set()
+        await drained(database)
+    assert ended == [1, 2, 0]
 
 
 async def test_one_success_clears_a_suspect_and_poison_is_held_with_its_payload(database: str):

@@ -408,6 +408,33 @@ def test_a_suspect_that_fails_or_is_put_back_makes_room_for_the_next():
     assert positions(rig.choose()) == [1]
 
 
+def test_a_suspect_that_has_been_running_for_long_makes_room_for_the_next():
+    """One that hangs would keep all the others, and their groups, for ever."""
+    rig = Rig()
+
+    def at(now: float) -> list[int]:
+        rig.now = now
+        rig.scheduler.wake_due(now)
+        return positions(rig.choose()) if rig.scheduler.runnable() else []
+
+    rig.put([1, 2, 3], group=None, losses=1)
+    assert at(10.0) == [1]
+    due = rig.scheduler.next_due()
+    assert due is not None
+    assert due > 10.0
+    assert at(due - 0.1) == []
+    first = rig.scheduler.suspect
+    assert first is not None
+    assert at(due) == [2]
+    rig.scheduler.ended(first, due)
+    assert at(due + 1) == []  # the second has its time as well
+    second = rig.scheduler.suspect
+    assert second is not None
+    rig.scheduler.ended(second, due + 1)
+    assert at(due + 2) == [3]
+    assert rig.scheduler.next_due() is None  # nobody waits for the last
+
+
 def test_a_suspect_that_waits_holds_its_group():
     rig = Rig()
     rig.put(1, group="a", losses=1)
