@@ -29,7 +29,7 @@ class StatelessLoop(FetchLoop):
     so much is done again after a kill."""
 
     aside = "goes to the dead letters"
-    how_to_pass = "kafka-consumer-groups --reset-offsets, while no instance runs"
+    how_to_pass = "kafka-consumer-groups --reset-offsets to the offset behind its batch, while no instance runs"
 
     def __init__(
         self,

@@ -98,7 +98,8 @@ class Reader:
             await asyncio.sleep(seconds)
             return {}
         try:
-            found = await self._poll(polled, _SUSPECT_POLL_SECONDS if self._suspects else seconds, most)
+            waiting = self._suspects - self._resting.keys()
+            found = await self._poll(polled, _SUSPECT_POLL_SECONDS if waiting else seconds, most)
         except membership.UNREADABLE as error:
             self._go_back(polled)
             if len(polled) == 1:
