@@ -18,6 +18,7 @@ from math import inf
 from typing import Any, Self
 from uuid import UUID
 
+import asyncpg
 import pytest
 from aiokafka.errors import (
     MessageSizeTooLargeError,
@@ -223,7 +224,7 @@ class Postgres(Database):
                 "place": sum(id < me for id in alive),
                 "free": [n for n in names if self.leases[n].owner is None or self.leases[n].until < time],
                 "due": sorted(t for (t, r), at in self.failing.items() if r == me and at <= time),
-                "directories": [],
+                "directories": list(self.world.directories),
                 "doubtful": [],
             }
         ]
@@ -267,7 +268,7 @@ class Postgres(Database):
         self.failing.pop((topic, me), None)
         return []
 
-    def _park_topic(self, me: UUID, slots, names, epochs, topic: str, error: str):
+    def _park_topic(self, me: UUID, slots, names, epochs, topic: str, error: str, most: int):
         ours = set(self._ours(me, names, epochs))
         held = {slot for slot, name in zip(slots, names, strict=True) if name in ours}
         found = [row for row in self.committed() if row.slot in held and row.topic == topic]
@@ -279,7 +280,7 @@ class Postgres(Database):
         return []
 
     def _doubt(self, topic: str, keys: list[bytes]):
-        return []
+        raise asyncpg.ProgramLimitExceededError("index row size exceeds the maximum")
 
 
 class SimLink:
@@ -312,7 +313,10 @@ class SimLink:
             elif name in world.refused or fault < 0.3:
                 result = PostgresUnavailable("cut before")
             else:
-                result = server.execute(name, args)
+                try:
+                    result = server.execute(name, args)
+                except asyncpg.PostgresError as error:
+                    result = error
                 if fault < 0.6:
                     result = PostgresUnavailable("cut after")
 
@@ -612,6 +616,7 @@ class World:
         self.postgres_away = False
         self.postgres_faults = 0.0
         self.refused: set[str] = set()  # statements
+        self.directories: set[str] = set()
         self.faults = self.choose.sample(FAULTS, self.choose.randint(2, 5))
         self.slowness = self.choose.choice([0.02, 0.1])
         self.kafka_slowness = self.choose.choice([0.03, 0.3])

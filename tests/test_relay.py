@@ -11,7 +11,15 @@ from aiokafka import AIOKafkaProducer
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.errors import KafkaUnavailable
 from sidings.executor import PostgresSettings
-from sidings.kafka.outbox import MESSAGE_ID, InvalidMessage, NotPublished, Outbox, OutboxMetrics, OutboxSettings
+from sidings.kafka.outbox import (
+    MESSAGE_ID,
+    InvalidMessage,
+    NotPublished,
+    Outbox,
+    OutboxMetrics,
+    OutboxSettings,
+    recorder,
+)
 
 from .outbox_support import a_relay, emptied, firsts, publish, publishing, records, relay_process, relaying, sending
 from .support import connected, eventually, fetch, value
@@ -146,11 +154,13 @@ async def test_a_topic_that_does_not_exist_delays_no_other_and_is_sent_when_it_a
 
 
 async def test_a_missing_topics_messages_are_parked_when_patience_ends(
-    database: str, sidings_kafka: str, topic
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(recorder, "_AT_ONCE", 2)  # of each slot in a statement: there are more
     missing = f"{await topic('etas')}-missing"
     await publish(database, missing, [(f"k{n}", b"x") for n in range(50)])
-    async with relaying(database, sidings_kafka, topic_patience_seconds=0.0), publishing(database) as (outbox, _):
+    options = {"topic_patience_seconds": 0.0, "backoff_seconds": 60.0}  # it is tried once
+    async with relaying(database, sidings_kafka, **options), publishing(database) as (outbox, _):
         await emptied(database)
         parked = await outbox.parked(missing)
         assert len(parked) == 50

@@ -57,6 +57,15 @@ def test_that_a_topic_works_again_is_told_when_postgres_is_back(world: World) ->
     assert not world.primary.failing
 
 
+def test_a_key_that_cannot_be_kept_as_one_in_doubt_holds_up_no_deletion(world: World) -> None:
+    """What was sent of all topics was recorded no more, and sent again at each takeover."""
+    world.directories.add("a")
+    world.failing.add("a")
+    world.pass_time(8.0)
+    world.failing.clear()
+    world.settle()
+
+
 @pytest.mark.parametrize("first", ["read", "slots", "lease"])
 def test_when_one_connection_has_met_the_server_that_took_over_the_others_follow(world: World, first: str) -> None:
     """The former primary lives on. What was read there, and leases that it grants, count for nothing; where only the

@@ -19,7 +19,7 @@ from ...outage import Outage
 from ...schema import load_sql
 from .backlog import Row
 
-__all__ = ["Amends"]
+__all__ = ["Amends", "cannot"]
 
 log = logging.getLogger("sidings.outbox")
 
@@ -77,7 +77,7 @@ class Amends:
         try:
             await self._fetch("doubt", topic, list(keys))
         except asyncpg.PostgresError as error:
-            _cannot(topic, error)
+            cannot(topic, error)
         self._owed[topic] -= keys
         if not self._owed[topic]:
             del self._owed[topic]
@@ -86,14 +86,14 @@ class Amends:
         try:
             await self._fetch("settle", topic)
         except asyncpg.PostgresError as error:
-            _cannot(topic, error)
+            cannot(topic, error)
             await self._fetch("give_up_doubts", topic)
 
     async def _fetch(self, query: str, *args: object) -> None:
         await self._link.fetch(load_sql(__package__ or "", query, self._schema), *args)
 
 
-def _cannot(topic: str, error: asyncpg.PostgresError) -> None:
+def cannot(topic: str, error: asyncpg.PostgresError) -> None:
     """Tell that it cannot be done; what may be better in a moment is raised."""
     if isinstance(error, _TRY_AGAIN):
         raise error

@@ -16,6 +16,7 @@ from ...errors import PostgresUnavailable
 from ...executor import Backoff, Link
 from ...outage import Outage
 from ...schema import load_sql
+from .amends import cannot
 from .backlog import Backlog, Lane, Row, Slot
 from .metrics import OutboxMetrics
 
@@ -140,23 +141,31 @@ class Recorder:
             if lane.topic in self._backlog.directories:
                 keys = {row.key for row in rows if row.id <= row.slot.repeated and row.key is not None}
                 if keys:
-                    await self.call("doubt", lane.topic, list(keys))
+                    try:
+                        await self.call("doubt", lane.topic, list(keys))
+                    except asyncpg.PostgresError as error:
+                        cannot(lane.topic, error)  # a key too large for an index: nothing else waits for that
 
     async def park_topic(self, topic: str, error: str) -> int:
-        """Park all that waits for a topic in our slots, and return how many. Raises as `Link.fetch` does."""
-        slots = list(self._backlog.slots.values())
-        answer = await self.call(
-            "park_topic",
-            self.relay_id,
-            [slot.number for slot in slots],
-            [slot.name for slot in slots],
-            [slot.epoch for slot in slots],
-            topic,
-            clean(error),
-        )
-        count: int = answer[0]["parked"]
-        self._metrics.parked(topic, count)
-        return count
+        """Park all that waits for a topic in our slots, and return how many. Raises as `Link.fetch` does. Some at once:
+        millions would take longer than a statement may, and others want to be recorded."""
+        total, count = 0, _AT_ONCE
+        while count >= _AT_ONCE:
+            slots = list(self._backlog.slots.values())
+            answer = await self.call(
+                "park_topic",
+                self.relay_id,
+                [slot.number for slot in slots],
+                [slot.name for slot in slots],
+                [slot.epoch for slot in slots],
+                topic,
+                clean(error),
+                _AT_ONCE,
+            )
+            count = answer[0]["parked"]
+            self._metrics.parked(topic, count)
+            total += count
+        return total
 
     async def call(self, query: str, *args: object) -> list[asyncpg.Record]:
         """One statement over the recorder's connection."""
