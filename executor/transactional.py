@@ -89,8 +89,19 @@ class Transactional:
         self._spare = 0  # so many of them, the first ones, nobody has needed since the timer was set
         self._timer: asyncio.TimerHandle | None = None
 
-    async def run(self, job_type: JobType[Any], job: Job[Any], entry: Entry, started: float) -> Outcome:
-        """One attempt. What the handler raises comes out after the rollback; a success is committed on return."""
+    async def run(
+        self,
+        job_type: JobType[Any],
+        job: Job[Any],
+        entry: Entry,
+        started: float,
+        limit: Callable[[float | None], None] = lambda _: None,
+    ) -> Outcome:
+        """One attempt. What the handler raises comes out after the rollback; a success is committed on return.
+
+        limit: told the seconds that the handler may take when it is called, None when it has ended. What the server
+        takes before and after that has limits of its own, and is not the handler's failure.
+        """
         try:
             connection, transaction = await self._begin(min(max(job_type.timeout or 0.0, _IDLE_SECONDS), _MOST_SECONDS))
         except PostgresUnavailable as error:  # no failure of the handler's, which has not run
@@ -98,7 +109,7 @@ class Transactional:
             return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
         guard = _Guard(connection, entry.origin, self._abort_seconds)
         try:
-            return await self._run(connection, transaction, job_type, job, entry, started)
+            return await self._run(connection, transaction, job_type, job, entry, started, limit)
         except BaseException as error:
             if not guard.has_cut:
                 raise
@@ -118,16 +129,21 @@ class Transactional:
         job: Job[Any],
         entry: Entry,
         started: float,
+        limit: Callable[[float | None], None],
     ) -> Outcome:
         try:
             job.transaction = Transaction(connection)
             handler = partial(cast(Any, job_type.handler), job)
-            if self.middleware and job_type.wrapped:
-                await call_through(
-                    self.middleware, Call(job_type.name, job.origin, jobs=[job], tx=job.transaction), handler
-                )
-            else:
-                await handler()
+            limit(job_type.timeout)
+            try:
+                if self.middleware and job_type.wrapped:
+                    await call_through(
+                        self.middleware, Call(job_type.name, job.origin, jobs=[job], tx=job.transaction), handler
+                    )
+                else:
+                    await handler()
+            finally:
+                limit(None)
             if not connection.is_closed() and not connection.is_in_transaction():  # the job's end would commit alone
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its job")
         except BaseException:

@@ -68,6 +68,10 @@ class Worker:
         self.reason: CancelReason | None = None
         self.wake: asyncio.Future[None] | None = None
 
+    def limit(self, seconds: float | None) -> None:
+        """The handler may take so long from now on; None: any time."""
+        self.stop_at = None if seconds is None else now() + seconds
+
     def cancel(self, reason: CancelReason) -> None:
         """Cancel the running handler. A later reason of more weight replaces an earlier one."""
         if self.entry is None or self.task is None or self.task is asyncio.current_task():
@@ -361,7 +365,7 @@ class Workers:
         assert job_type is not None  # the scheduler passes known types only
         worker.started = started
         worker.entry = entry
-        if job_type.timeout is not None:
+        if job_type.timeout is not None and not job_type.transactional:
             worker.stop_at = started + job_type.timeout
         return job_type
 
@@ -374,7 +378,7 @@ class Workers:
     ) -> Outcome:
         """Call a handler that is transactional, a plain function, or inside of middleware. What it raises comes out."""
         if job_type.transactional:
-            return await self._transactional.run(job_type, job, entry, started)
+            return await self._transactional.run(job_type, job, entry, started, worker.limit)
         if self._middleware:
             result = await self._handle_inside(worker, job_type, [job], job)
         else:

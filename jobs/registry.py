@@ -57,8 +57,9 @@ class Registry:
         group: name of a payload field, or a function of the payload. Jobs of one origin and group run one at a time,
             in order. Without it every job stands alone.
         retry: default `Retry()`: exponential backoff with jitter, for ever.
-        timeout: seconds (or timedelta) after which an attempt is cancelled and counts as failed. A plain function
-            cannot be interrupted: it keeps its group until it returns.
+        timeout: seconds (or timedelta) after which an attempt is cancelled and counts as failed; of a transactional
+            one while its handler runs, not while Postgres begins or ends it. A plain function cannot be interrupted:
+            it keeps its group until it returns.
         history: whether attempts of this type leave rows in `job_history`.
         transactional: the handler gets `job.tx`, a transaction that also ends the job: what it writes there happens
             exactly once. It must not commit by itself, and it holds a connection while it runs.

@@ -104,6 +104,41 @@ async def test_an_end_that_waits_too_long_for_a_lock_is_no_failure(database: str
     assert await outcomes(database) == ["snoozed", "succeeded"]
 
 
+async def test_the_time_that_a_handler_may_take_begins_with_its_transaction(database: str) -> None:
+    """It was over before the handler had been called, and the job was discarded."""
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=ONCE, timeout=0.2)
+    async def once(job: Job[dict[str, str]]) -> None: ...
+
+    async with proxied(database) as proxy, running(proxy.dsn, registry):
+        fault = proxy.arm("limit", Moment.SLOW)
+        await enqueue(database, once, [{}])
+        await drained(database)
+    assert fault.hits == 1
+    assert await outcomes(database) == ["succeeded"]
+
+
+async def test_the_time_that_a_handler_may_take_ends_with_it(database: str) -> None:
+    """Somebody has locked the origin's row meanwhile: the handler has done its part, and the job was discarded."""
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=ONCE, timeout=0.2)
+    async def once(job: Job[dict[str, str]]) -> None: ...
+
+    async with running(database, registry, lease_seconds=60), connected(database) as other:
+        async with other.transaction():
+            await other.execute("SELECT FROM sidings.origin FOR UPDATE")
+            await enqueue(database, once, [{}])
+
+            async def tried() -> object:
+                return await outcomes(database)
+
+            await eventually(tried, "an attempt")
+        await drained(database)
+    assert await outcomes(database) == ["snoozed", "succeeded"]
+
+
 async def test_a_transactional_handler_may_take_a_month(database: str) -> None:
     registry = Registry()
 
