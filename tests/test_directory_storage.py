@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import shutil
 import signal
 import sqlite3
 import sys
@@ -181,6 +182,22 @@ async def test_a_file_does_not_grow_with_what_is_written_into_it(tmp_path: Path,
             await asyncio.sleep(0)
     assert (tmp_path / "terminals.db-wal").stat().st_size < 1 << 20
     await storage.close()
+
+
+async def test_lives_that_are_killed_early_do_not_let_a_file_grow(tmp_path: Path):
+    rows = rows_by()
+    for life in range(6):
+        storage: SQLite[Any] = SQLite(tmp_path / "terminals.db")
+        await storage.open(plan_of(rows))
+        keys = [f"T-{n}" for n in range(1_000)]
+        for turn in range(3):
+            await storage.apply(a_batch(rows, *[(key, row(key, str(turn))) for key in keys], start=life * 3_000))
+        for suffix in ("", "-wal"):
+            shutil.copy(tmp_path / f"terminals.db{suffix}", tmp_path / f"kept{suffix}")
+        await storage.close()
+        for suffix in ("", "-wal"):  # as a kill would have left them
+            shutil.move(tmp_path / f"kept{suffix}", tmp_path / f"terminals.db{suffix}")
+    assert (tmp_path / "terminals.db-wal").stat().st_size < 1 << 20
 
 
 async def test_a_file_has_one_user(tmp_path: Path):

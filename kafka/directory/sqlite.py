@@ -192,6 +192,7 @@ class SQLite(Generic[T]):
         if sound != "ok":
             raise sqlite3.DatabaseError(sound)
         writer.executescript(load_sql(__package__, "store_schema"))
+        self._checkpoint()  # of a life that was killed before it came to one
         reader = self._reader = sqlite3.connect(
             self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=16
         )
