@@ -51,7 +51,8 @@ class LeaseThread:
     """Renews the leases every third of their time, over a connection of its own.
 
     Deadlines count from the sending of a renewal, minus a margin. `suspended` is set by the watchdog when the event
-    loop has not answered for too long: a hung process must not keep its partitions.
+    loop has not answered for too long: a hung process must not keep its partitions. stalled: asked before each renewal,
+    where there is no watchdog.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class LeaseThread:
         settings: ExecutorSettings,
         events: LeaseEvents,
         on_error: Callable[[], None],
+        stalled: Callable[[], bool] = lambda: False,
     ) -> None:
         self.executor_id: UUID | None = None
         self.suspended = False
@@ -68,6 +70,7 @@ class LeaseThread:
         self._settings = settings
         self._events = events
         self._on_error = on_error
+        self._stalled = stalled
         self._held: dict[str, Leased] = {}
         self._lock = threading.Lock()
         self._sql = load_sql(__package__, "renew", postgres.schema_name)
@@ -132,7 +135,7 @@ class LeaseThread:
             except TimeoutError:
                 pass
             self._poke.clear()
-            if self.suspended or self._stopping:
+            if self.suspended or self._stopping or self._stalled():
                 continue
             try:
                 complete = await self._renew(link)

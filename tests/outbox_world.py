@@ -653,7 +653,7 @@ class World:
     def make(self, node: Node) -> None:
         """A relay in this process."""
         self._monkeypatch.setattr(relay, "Link", lambda *_: SimLink(self, node))
-        self._monkeypatch.setattr(relay, "LeaseThread", lambda _p, _s, events, _e: SimLeases(self, node, events))
+        self._monkeypatch.setattr(relay, "LeaseThread", lambda _p, _s, events, *_: SimLeases(self, node, events))
         node.make()
 
     def later(self, seconds: float, what: Callable[[], object]) -> None:

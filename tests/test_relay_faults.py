@@ -7,12 +7,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
+import psycopg
 import pytest
 from sidings.devstack.databases import create_database, ensure_template
 from sidings.devstack.topics import create_topic
 from sidings.executor import Link, PostgresSettings
 from sidings.kafka import KafkaSettings
 from sidings.kafka.outbox import OutboxSettings, Relay, reader, recorder, rounds
+from sidings.kafka.outbox import relay as relay_module
 
 from .outbox_support import (
     Writer,
@@ -333,3 +335,24 @@ async def test_messages_that_do_not_come_through_in_time_are_read_by_fewer(
             await relay.stop()
             await relay.reader._link.close()
     assert len(await records(sidings_kafka, etas)) == 120
+
+
+async def test_a_process_whose_event_loop_hangs_loses_its_slots(
+    database: str, sidings_kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that renews the leases went on, and no other relay could send."""
+    monkeypatch.setattr(relay_module, "_STALL_SECONDS", 0.5)
+    async with relaying(database, sidings_kafka, lease_seconds=1.0) as relay:
+        await eventually(lambda: len(relay.held) == 16)
+        hang_until_the_leases_are_over(database)
+        await eventually(lambda: len(relay.held) == 16, "it has them again")
+
+
+def hang_until_the_leases_are_over(dsn: str) -> None:
+    """Nothing else happens in this thread."""
+    over = "SELECT bool_and(lease_until < clock_timestamp()) FROM sidings.origin WHERE origin LIKE 'outbox/%'"
+    deadline = time.monotonic() + SECONDS
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        while not connection.execute(over).fetchone()[0]:  # type: ignore[index]
+            assert time.monotonic() < deadline, "the leases are renewed"
+            time.sleep(0.02)

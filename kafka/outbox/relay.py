@@ -31,6 +31,8 @@ __all__ = ["Relay"]
 
 log = logging.getLogger("sidings.outbox")
 
+_STALL_SECONDS = 30.0  # an event loop that has not answered for so long keeps no slots
+
 
 class Relay:
     """Sends what waits in the outbox, in order per key, at least once. Any number may run, in any processes.
@@ -77,7 +79,7 @@ class Relay:
         )
         lease = ExecutorSettings(lease_seconds=self.settings.lease_seconds)
         events = LeaseEvents(self._lease_lost, wanted=lambda _name, _generation: None, replaced=self._new_server)
-        self._leases = LeaseThread(postgres, lease, events, lambda: None)
+        self._leases = LeaseThread(postgres, lease, events, lambda: None, self._stalled)
         self._slots = SlotKeeper(
             self.id,
             self._links["slots"],
@@ -96,6 +98,7 @@ class Relay:
         self._group: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
         self._stopped = False
+        self._answered = now()  # by the event loop
 
     def wake(self) -> None:
         """Messages were committed: look for them now instead of at the next poll."""
@@ -287,13 +290,16 @@ class Relay:
             log.warning("%s was lost with %s messages under way: closing the producers", slot.name, under_way)
             self._senders.kill_all()
 
+    def _stalled(self) -> bool:
+        return now() - self._answered > _STALL_SECONDS
+
     # -- loops ------------------------------------------------------------------------------------------------------
 
     async def _watch_leases(self) -> None:
         """The first thing that runs in a process which was stopped for longer than its leases."""
         while True:
             slots = list(self.backlog.slots.values())
-            time = now()
+            self._answered = time = now()
             for slot in slots:
                 if slot.expired(time):
                     self._lose(slot)
