@@ -373,3 +373,23 @@ async def test_a_callback_that_raises_costs_no_other_change(topic, sidings_kafka
         await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(10)})
         await eventually(lambda: terminals._follower.ended)
         assert sorted(told) == sorted(terminals, key=str) == [f"T-{n}" for n in range(10)]
+
+
+async def test_values_that_cannot_be_compared_are_others(topic, sidings_kafka):
+    """An array of numpy, say, compared with another one is neither true nor false."""
+
+    class Vector:
+        def __eq__(self, other: object) -> bool:
+            raise ValueError("the truth value is ambiguous")
+
+        __hash__ = None  # type: ignore[assignment]
+
+    name = await topic("vectors", config=COMPACTED)
+    vectors = a_directory(name, sidings_kafka, decoder=lambda message: Vector())
+    told: list[str] = []
+    vectors.on_change(lambda change: told.append(change.key))
+    await put(sidings_kafka, name, {"a": b"1"})
+    async with vectors:
+        await put(sidings_kafka, name, {"a": b"2", "b": b"1"})
+        await vectors.wait_until(timeout=SECONDS)
+        assert sorted(told) == ["a", "b"]

@@ -52,10 +52,17 @@ class Callbacks(Generic[T]):
     def after(self, storage: Storage[T], before: dict[Hashable, T | None]) -> None:
         """Tell of those that have another value than `before`."""
         for key, old in before.items():
-            if (new := storage.get(key)) != old:
+            if _differ(old, new := storage.get(key)):
                 for function in self._functions:
                     try:
                         function(Changed(key, old, new))
                     except Exception:  # whatever a callback raises, the directory goes on
                         self.failures += 1
                         log.exception("directory %r: on_change failed for %r", self._topic, key)
+
+
+def _differ(old: object, new: object) -> bool:
+    try:
+        return bool(new != old)
+    except Exception:  # noqa: BLE001 - an author's values; those that do not tell are told of once too often
+        return True
