@@ -96,9 +96,7 @@ class KafkaSettings(BaseModel):
     def _check(self) -> None:
         for address in self.bootstrap.replace(" ", "").split(","):
             if not _ADDRESS.fullmatch(address):
-                raise ConfigurationError(
-                    f"bootstrap={self.bootstrap!r}: give host:port, several separated by commas"
-                )
+                raise ConfigurationError(f"bootstrap={self.bootstrap!r}: give host:port, several separated by commas")
         sasl = self.security_protocol.startswith("SASL")
         by_password = sasl and self.sasl_mechanism.startswith(("PLAIN", "SCRAM"))
         if by_password and (self.sasl_username is None or self.sasl_password is None):
