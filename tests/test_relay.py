@@ -167,6 +167,22 @@ async def test_a_missing_topics_messages_are_parked_when_patience_ends(
         assert "does not exist" in parked[0].error
 
 
+async def test_messages_whose_topic_can_have_no_such_name_are_parked_and_disturb_no_other(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    """SQL takes any. Kafka's client cannot even write the longest of them."""
+    first, second = await topic("first"), await topic("second")
+    names = ["x" * 40_000, "x" * 250, "two words", "", ".."]
+    async with relaying(database, sidings_kafka), publishing(database) as (outbox, connection):
+        await publish(database, first, [("k", b"x")])
+        for name in names:
+            await connection.execute("SELECT sidings.publish_bytes($1, 'k', 'x')", name)
+        await emptied(database)
+        await publish(database, second, [("k", b"x")])
+        await emptied(database)
+        assert {p.topic for p in await outbox.parked()} == set(names)
+
+
 async def test_only_the_refused_messages_of_a_batch_are_parked(database: str, sidings_kafka: str, topic) -> None:
     small = await topic("small", partitions=2, config={"max.message.bytes": "40000"})
     giants = {100, 101, 500, 999}

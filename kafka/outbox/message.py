@@ -12,7 +12,16 @@ from pydantic import BaseModel
 from ...jobs.context import CORRELATION_ID, missing_headers
 from .errors import InvalidMessage
 
-__all__ = ["Headers", "Outgoing", "Value", "headers_from_text", "headers_to_text", "outgoing", "outgoing_many"]
+__all__ = [
+    "Headers",
+    "Outgoing",
+    "Value",
+    "headers_from_text",
+    "headers_to_text",
+    "outgoing",
+    "outgoing_many",
+    "possible_topic",
+]
 
 Value = BaseModel | bytes | None
 Headers = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
@@ -67,8 +76,13 @@ def outgoing_many(
     return [Outgoing(topic, *_content(topic, key, value, text, max_bytes), text) for key, value in messages]
 
 
+def possible_topic(topic: str) -> bool:
+    """Whether Kafka can have a topic of this name."""
+    return _TOPIC.fullmatch(topic) is not None and topic not in (".", "..")
+
+
 def _check_topic(topic: str) -> None:
-    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+    if not possible_topic(topic):
         raise InvalidMessage(f"topic={topic!r}: give 1 to 249 letters, digits, '.', '_' and '-'")
 
 

@@ -8,12 +8,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aiokafka.errors import KafkaError, UnknownError
+from aiokafka.errors import InvalidTopicError, KafkaError, UnknownError
 
 from .backlog import Backlog, Lane, Row, repeat
 from .failures import NEVER, Failed, text_of
 from .lane_senders import LaneSenders
 from .ledger import Ledger
+from .message import possible_topic
 from .metrics import OutboxMetrics
 from .packing import Packed, Packer
 from .recorder import Recorder
@@ -70,6 +71,8 @@ class Rounds:
         """
         self.ledger = Ledger(self.lane, [], self._backlog, self._recorder)
         self._failures = failures
+        if not possible_topic(self.lane.topic):  # the client could not even ask for it
+            raise Failed(InvalidTopicError("Kafka can have no topic of this name"))
         # Nothing is taken while Kafka is away: a slot with messages under way cannot be given to those who reach it.
         sender = await self._senders.choose(failing=failures > 0)
         partitions = await self._partitions(sender)
