@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -94,6 +95,25 @@ async def add_partitions(kafka: str, counts: Mapping[str, int]) -> None:
         await admin.close()
 
 
+@asynccontextmanager
+async def occupied(spark: SparkSession, folder: Path) -> AsyncIterator[None]:
+    """Both of Spark's threads are taken, as if there were no executor."""
+
+    def hold(number: int) -> None:
+        (folder / f"held-{number}").touch()
+        while not (folder / "released").exists():
+            time.sleep(0.01)
+
+    holding = asyncio.create_task(asyncio.to_thread(spark.sparkContext.parallelize([0, 1], 2).foreach, hold))
+    try:
+        held = [folder / "held-0", folder / "held-1"]
+        await eventually(lambda: all(file.exists() for file in held), "both threads", WAIT_SECONDS)
+        yield
+    finally:
+        (folder / "released").touch()
+        await holding
+
+
 async def ended(spark: SparkSession, by: Config) -> int:
     """Take what is there, as the command does; its exit code."""
     return await asyncio.to_thread(run, spark, by, threading.Event(), available_now=True)
@@ -104,7 +124,11 @@ def alerts(found: Sequence[Sent]) -> dict[str, Sent]:
 
 
 async def test_the_header_form_with_timers_snapshots_bad_records_and_a_restart(
-    spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
+    spark: SparkSession,
+    sidings_kafka: str,
+    topics: Mapping[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     by = configured(topics, sidings_kafka, tmp_path, expire_seconds=3, snapshot_quiet_seconds=2, state_partitions=3)
     chance = random.Random(7)
@@ -136,6 +160,12 @@ async def test_the_header_form_with_timers_snapshots_bad_records_and_a_restart(
         (snapshot,) = [message for message in found if message.headers["type"] == "CustomerSnapshot"]
         assert [row["table"] for row in snapshot.value["rows"]] == ["Customers", "CustomerNames"]
 
+        async with occupied(spark, tmp_path):
+            monkeypatch.setattr("sidings.spark_analytics.transactions.progress.STATE_SECONDS", 0.1)
+            async with asyncio.timeout(WAIT_SECONDS):
+                stands = await asyncio.to_thread(progress, spark, query, by)
+            monkeypatch.undo()
+        assert "state not readable now" in str(stands)
         stands = await asyncio.to_thread(progress, spark, query, by)
         assert stands is not None
         assert stands.open == 1
@@ -292,6 +322,8 @@ async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_
     await produce(sidings_kafka, topics["cdc"], header_rows("anew", [UPDATE] * 30))
     with pytest.raises(ConfigurationError, match=f"'{topics['cdc']}' is another one than the checkpoint's"):
         await ended(spark, by)
+    assert await ended(spark, by.model_copy(update={"topics": ("nothing",)})) == 1
+    assert re.match(r"not started: .*\n.*UnknownTopicOrPartition", caplog.messages[-1])
 
 
 @pytest.mark.chaos

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -69,7 +70,11 @@ def run(spark: SparkSession, config: Config, stop: threading.Event, *, available
     Raises:
         ConfigurationError: As `combine` does.
     """
-    query = combine(spark, config, available_now=available_now)
+    try:
+        query = combine(spark, config, available_now=available_now)
+    except (PySparkException, Py4JJavaError) as error:
+        log.error("not started: %s", error)
+        return 1
     log.info("started: %s to %s", ", ".join(config.read), ", ".join(group.topic for group in config.groups))
     report_at = time.monotonic() + config.report_seconds
     while query.isActive and not stop.wait(0.5):

@@ -68,18 +68,23 @@ def progress(spark: SparkSession, query: StreamingQuery, config: Config) -> Prog
 def _open(spark: SparkSession, config: Config) -> tuple[int, int | None] | None:
     """How many transactions are open, and since when the oldest, in milliseconds."""
     reader = spark.read.format("statestore").option("path", config.checkpoint).option("stateVarName", "open")
-    tag = f"progress-{token_hex(8)}"
-    limit = threading.Timer(STATE_SECONDS, spark.interruptTag, [tag])
-    limit.daemon = True
-    spark.addTag(tag)
-    limit.start()
+    context, tag, read = spark.sparkContext, f"progress-{token_hex(8)}", threading.Event()
+
+    def limit() -> None:
+        seconds = STATE_SECONDS
+        while not read.wait(seconds):
+            context.cancelJobsWithTag(tag)  # a session interrupts only what its asking thread has begun
+            seconds = 1.0  # its next job, or the first, which was still being planned
+
+    context.addJobTag(tag)
+    threading.Thread(target=limit, name="progress", daemon=True).start()
     try:
         row = reader.load().selectExpr("count(*)", "min(user_map_value.since)").first()
     except (PySparkException, Py4JJavaError):  # a file of the checkpoint was replaced while it was read, or the limit
         return None
     finally:
-        limit.cancel()
-        spark.removeTag(tag)
+        read.set()
+        context.removeJobTag(tag)
     return None if row is None else (row[0], row[1])
 
 
