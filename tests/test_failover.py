@@ -506,7 +506,7 @@ async def test_an_executor_that_starts_on_a_server_just_promoted_believes_no_exp
 
 @pytest.mark.parametrize(
     "first",
-    ["relay.s heartbeat|sidings.acquire", "pg_current_snapshot"],
+    ["relay.s heartbeat|sidings.acquire", "THE READ"],
     ids=["that of the slots", "that of the reads"],
 )
 async def test_a_relay_of_which_one_connection_has_met_the_new_server_sends_what_is_published_there(
