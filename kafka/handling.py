@@ -179,6 +179,8 @@ class Handling:
             if task is None or task.cancelling():
                 raise
             raise BatchFailed(RuntimeError("the handler raised CancelledError"), index) from error
+        except SystemExit as error:  # else each start of the service would end with this message, as with a job's
+            raise BatchFailed(RuntimeError(f"the handler raised {error!r}"), index) from error
         except Exception as error:
             if server_is_gone(error, tx.connection):
                 partition.cuts += 1

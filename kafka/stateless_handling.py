@@ -90,6 +90,8 @@ class StatelessHandling:
             if task is None or task.cancelling():
                 raise
             raise RuntimeError("the handler raised CancelledError") from error
+        except SystemExit as error:  # else each start of the service would end with this message, as with a job's
+            raise RuntimeError(f"the handler raised {error!r}") from error
         finally:
             self._metrics.handled(self._subscription.topic, time.monotonic() - started)
 

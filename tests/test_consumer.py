@@ -271,14 +271,15 @@ async def test_an_error_that_a_handler_swallows_does_not_hit_its_neighbours(effe
     assert await numbers(effects) == [0, 1, 3, 4]
 
 
-async def test_a_handler_that_raises_cancelled_error_has_failed(effects, topic, sidings_kafka):
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit])
+async def test_a_handler_that_raises_what_would_end_the_service_has_failed(effects, topic, sidings_kafka, error):
     name = await topic()
     service = a_service(effects, sidings_kafka)
 
     @service.consumer(name, retry=TWICE_AND_PARK)
     async def handle(message: Message[Number], tx: Transaction) -> None:
         if message.value.n == 1:
-            raise asyncio.CancelledError
+            raise error
         await record(message, tx)
 
     await produce(sidings_kafka, name, range(3), key=None)

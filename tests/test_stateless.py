@@ -277,7 +277,7 @@ async def test_a_message_that_fails_holds_up_its_key_and_not_the_others(topic, s
         await eventually(lambda: sample(service, "sidings_consumer_paused_partitions") == 0)
 
 
-async def test_discard_snooze_and_cancelled_error_steer_a_message(topic, sidings_kafka):
+async def test_discard_snooze_and_errors_that_would_end_the_service_steer_a_message(topic, sidings_kafka):
     name = await topic()
     tried: list[int] = []
     service = a_service(sidings_kafka)
@@ -294,13 +294,15 @@ async def test_discard_snooze_and_cancelled_error_steer_a_message(topic, sidings
             raise asyncio.CancelledError
         if n == 3 and first:
             raise Retry.after(0.01)
+        if n == 4 and first:
+            raise SystemExit
 
     async with service:
         await produce(sidings_kafka, name, range(5))
         await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 5)
         assert sample(service, "sidings_consumer_messages_total", result="discarded") == 1
         assert sample(service, "sidings_consumer_messages_total", result="handled") == 4
-    assert tried == [0, 1, 1, 1, 1, 2, 2, 3, 3, 4]
+    assert tried == [0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
 async def test_a_window_that_is_full_reads_no_more_and_goes_on_when_it_empties(topic, sidings_kafka):
