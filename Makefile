@@ -9,10 +9,10 @@ LOCKS := requirements/build.lock requirements/dev.lock
 # What pip says is shown only when it fails.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 LOG := $(VENV)/setup.log
-# Tests mostly wait, so two run at once, each worker with servers of its own. 0: one after the other, in one process;
+# Tests mostly wait, so three run at once, each worker with servers of its own. 0: one after the other, in one process;
 # so too where the environment names servers, which the workers would share. Files run in the order of their
 # names: xdist's own order puts those of few tests last, and some of these are long (the models: over a minute).
-WORKERS ?= $(if $(SIDINGS_POSTGRES)$(SIDINGS_KAFKA),0,2)
+WORKERS ?= $(if $(SIDINGS_POSTGRES)$(SIDINGS_KAFKA),0,3)
 SHOW_LOG := (tail -n 40 $(LOG); exit 1)
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-options \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
