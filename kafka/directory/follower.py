@@ -205,7 +205,7 @@ class Follower(Generic[T]):
             await self._apply(reader, fetched)
             if not self._loading:
                 await self._remember_completeness(reader)
-            elif self.progress.reached and await self._is_last_barrier(reader):
+            elif self.progress.reached and self._is_last_barrier():
                 await self._finish()
             self._report()
             if time.monotonic() - looked_at > _LOOK_SECONDS:
@@ -220,12 +220,15 @@ class Follower(Generic[T]):
     def _loading(self) -> bool:
         return not self._loaded or self._again is not None
 
-    async def _is_last_barrier(self, reader: Reader) -> bool:
+    def _is_last_barrier(self) -> bool:
         """Compaction may have taken, between two fetches, what a row was at the start, for the sake of a younger record
-        behind the barrier. Until that is read, the row is older than it was: so all that has come meanwhile is."""
-        if not self._last_barrier:
+        behind the barrier. Until that is read, the row is older than it was: so all that has come meanwhile is. That
+        record lies before the end which Kafka told with the fetch that passed the gap; to ask for it would take until
+        the fetches that are on their way have waited in vain for more."""
+        if not self._last_barrier and self.progress.barrier is not None:
             self._last_barrier = True
-            self.progress.barrier = await reader.ends()
+            ends = self.progress.ends
+            self.progress.barrier = {p: max(end, ends.get(p, 0)) for p, end in self.progress.barrier.items()}
         return self.progress.reached
 
     async def _apply(self, reader: Reader, fetched: Mapping[int, Sequence[Record]]) -> None:
