@@ -159,7 +159,7 @@ async def disturb(rng: random.Random, action: str, workers: Workers) -> None:
             rng.choice(living).kill()
         case "stop" if len(living) > 1:
             rng.choice(living).terminate()
-        case "pause":
+        case "pause" if living:
             await workers.pause(rng.choice(living), rng.choice([0.5, 2.5, 5]))
         case "more" if len(living) < 4:
             await workers.spawn()
