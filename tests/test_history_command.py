@@ -237,6 +237,7 @@ async def test_stopped_while_spark_works_it_leaves_nothing_behind(database: str,
             process.terminate()
         _, err = await process.communicate()
     assert process.returncode == 130
-    assert err.decode().splitlines()[-1] == "error: interrupted, nothing is left behind"
+    # Not always the last line: a thread that asks Java for something may still tell that it has gone.
+    assert "error: interrupted, nothing is left behind" in err.decode().splitlines()
     assert list(tmp_path.iterdir()) == [temporary]
     await eventually(lambda: not list(temporary.iterdir()), "Java has gone too")

@@ -107,6 +107,7 @@ def test_tenacitys_strategies_decide_as_in_tenacitys_own_loop(wait: Any, stop: A
 
 
 @settings(max_examples=300, deadline=None)
+@pytest.mark.filterwarnings("ignore:The 'initial' parameter is deprecated")  # before 9.2 there is no other
 @given(st.integers(0, 2_000), st.floats(0.01, 10), st.floats(0.1, 600), st.floats(1.1, 4), st.floats(0, 5))
 def test_exponential_backoff_with_jitter_stays_in_its_bounds(
     failures: int, initial: float, most: float, base: float, jitter: float
