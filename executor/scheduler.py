@@ -37,7 +37,7 @@ log = logging.getLogger("sidings.executor")
 
 _LATEST, _PARALLEL = Policy.LATEST.value, Policy.PARALLEL.value
 
-_FIRST_ROOM = 256
+_FIRST_ROOM = 256  # rows of a read of which nothing is known yet
 _LEAST_ROOM = 64  # runnable jobs to have in memory, however large they are
 _UNKNOWN_SECONDS = 60.0  # a group behind a job of an unknown type is looked at again: somebody may have removed the job
 _SUSPECT_SECONDS = 300.0  # a suspect that runs for longer keeps the others waiting no more: it may hang
@@ -80,6 +80,7 @@ class Scheduler:
         self._budget = budget
         self._payload_budget = payload_budget
         self._payload = 0
+        self._size_ahead = payload_budget / _FIRST_ROOM  # of a payload, while nothing is in memory
         self._known: dict[int, Entry] = {}
         self._ended: dict[int, int] = {}  # id -> attempt, of jobs that ended while a read was under way
         self._early: dict[int, Entry] = {}  # next attempts, read before the last one's outcome was acknowledged
@@ -278,10 +279,16 @@ class Scheduler:
         """How many more rows there is room for, by their number and by the size of their payloads."""
         known = len(self._known)
         room = self.window - self.ready
-        if known == 0:
-            return min(room, _FIRST_ROOM)  # how large the payloads are is not known yet
-        fitting = (self._payload_budget - self._payload) * known // max(1, self._payload)  # of the size seen so far
+        size = self._payload / known if known else self._size_ahead
+        fitting = int((self._payload_budget - self._payload) / max(1.0, size))
         return max(0, min(room, max(fitting, _LEAST_ROOM - self.ready)))
+
+    def passed(self, payloads: Iterable[str | None]) -> None:
+        """These have been read forward. Where none is kept, as of what is paused, those that follow may be as large:
+        else reads would stay as small as the first one until something is kept."""
+        self._size_ahead = self._payload_budget / _FIRST_ROOM
+        if not self._known and (sizes := [len(payload or "") for payload in payloads]):
+            self._size_ahead = sum(sizes) / len(sizes)
 
     def _running(self) -> int:
         return sum(len(queue.running) for queue in self.origins.values())

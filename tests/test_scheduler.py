@@ -279,6 +279,23 @@ def test_room_shrinks_with_what_is_ready_and_with_what_is_in_memory():
     assert rig.scheduler.room() == 0  # enough runnable ones, and all the memory is used
 
 
+def test_what_is_read_and_not_kept_says_how_large_the_next_payloads_are():
+    rig = Rig(window=1000, payload_budget=256_000)
+    assert rig.scheduler.room() == 256  # nothing is known yet
+    rig.scheduler.passed(["x" * 300, None, "x" * 600])
+    assert rig.scheduler.room() == 853  # of 300 each
+    rig.scheduler.passed(["x" * 2000])
+    assert rig.scheduler.room() == 128
+    rig.scheduler.passed([])  # there is nothing more: what comes next is something else
+    assert rig.scheduler.room() == 256
+    rig.scheduler.passed(["x"])
+    rig.put(1, group=None, payload="x" * 4000)
+    rig.scheduler.passed(["x" * 4000])  # it is kept
+    assert rig.scheduler.room() == 63
+    rig.run()
+    assert rig.scheduler.room() == 256
+
+
 def test_memory_used_up_by_deep_groups_does_not_stop_reading_while_too_few_are_runnable():
     rig = Rig(window=100, budget=100, keep=64)
     rig.put(range(1, 61), group="a")
