@@ -89,6 +89,7 @@ class Reader:
         self._most: int | None = None  # rows of a read; None: as many as there is room for
         self._turns: int | None = None  # how many origins are read forward at once; None: all
         self._turn = 0  # how many have had their turn
+        self._leaves_out = True  # deep lanes, as long as the server steps over their rows in time
         self._silent = silent
         self._sql = load_sql(__package__, "read", schema)
         self._supersede_sql = load_sql(__package__, "supersede", schema)
@@ -159,10 +160,12 @@ class Reader:
 
     def _ask_for_less(self, plan: _Plan) -> None:
         """The read took too long. It may have had to step over millions of rows that are not committed yet, in many
-        origins: read fewer of them forward at once; a mark that has passed such rows does not meet them again. Or its
-        rows are large, and the way here is narrow: ask for fewer."""
+        origins: read fewer of them forward at once; a mark that has passed such rows does not meet them again. Or over
+        as many of lanes that are left out: take these page by page, until all marks are at the end. Or its rows are
+        large, and the way here is narrow: ask for fewer."""
         self._turns = max(1, sum(page > 0 for page in plan.pages) // 4)
         self._most = max(1, (sum(plan.pages) + len(plan.lanes) * plan.size) // 4)
+        self._leaves_out = self._leaves_out and not plan.left_out
 
     def _saw_everything(self, plan: _Plan) -> bool:
         """Whether a read after this one would bring nothing, were nothing committed meanwhile."""
@@ -257,7 +260,7 @@ class Reader:
             [(queue, queue.version) for queue in queues],
             pages,
             lanes,
-            dict.fromkeys([lane for lane in scheduler.heavy if lane.more][:_LEFT_OUT]),
+            dict.fromkeys([lane for lane in scheduler.heavy if lane.more and self._leaves_out][:_LEFT_OUT]),
             size,
             most_late,
         )
@@ -337,6 +340,7 @@ class Reader:
                 entries = refills.get(number, [])
                 scheduler.refilled(lane, entries, size=plan.size, upto=upto, left_out=lane in plan.left_out, now=time)
         self._forward(plan, parts[_FORWARD], parts[_SCANNED], skew, time)
+        self._leaves_out = self._leaves_out or not any(queue.backlogged for queue, _ in plan.origins)
         self._drawn = header["position"] or 0
         self._marks.delivered(_text(header["payload"]), header["id"], high_before)
         scheduler.read_delivered()

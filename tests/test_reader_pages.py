@@ -1,12 +1,21 @@
-"""How many reads it takes to get past jobs of which none is kept in memory."""
+"""How many reads it takes to get past jobs of which none is kept in memory, and what they ask of the server."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import pytest
 from prometheus_client import CollectorRegistry
-from sidings import Admin
+from sidings import Admin, Retry
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings, reader
 from sidings.jobs import Job, Registry
+from tenacity import wait_fixed
 
-from .support import Ride, connected, enqueue, eventually, running
+from .support import ORIGIN, Ride, connected, enqueue, eventually, running
 
 PAUSED = 6_000
+BEHIND = 2_500
+ROW_SECONDS = 0.001
 
 
 async def test_jobs_behind_many_paused_ones_are_found_within_a_few_reads(database: str):
@@ -29,3 +38,54 @@ async def test_jobs_behind_many_paused_ones_are_found_within_a_few_reads(databas
     async with running(database, registry, poll_seconds=60, prometheus=prometheus):
         await eventually(lambda: started)
         assert 2 <= prometheus.get_sample_value("sidings_read_seconds_count", {"service": "test"}) <= 6
+
+
+@asynccontextmanager
+async def slow_rows(dsn: str, type: str) -> AsyncIterator[str]:
+    """The DSN of a role for which the server takes its time over each row of a type, as over many more of them."""
+    role = "slow_" + urlsplit(dsn).path.strip("/")[-40:]
+    async with connected(dsn) as admin:
+        await admin.execute(
+            f"CREATE ROLE {role} LOGIN PASSWORD 'x'; GRANT USAGE ON SCHEMA sidings TO {role}; "
+            f"GRANT ALL ON ALL TABLES IN SCHEMA sidings TO {role}; "
+            f"GRANT ALL ON ALL SEQUENCES IN SCHEMA sidings TO {role}; "
+            "CREATE FUNCTION public.looked_at(type text) RETURNS boolean VOLATILE LANGUAGE plpgsql AS "
+            f"$$BEGIN IF type = '{type}' THEN PERFORM pg_sleep({ROW_SECONDS}); END IF; RETURN true; END$$; "
+            f"CREATE POLICY slow ON sidings.job TO {role} USING (public.looked_at(type)); "
+            "ALTER TABLE sidings.job ENABLE ROW LEVEL SECURITY"
+        )
+        try:
+            server = urlsplit(dsn).netloc.rpartition("@")[2]
+            yield urlsplit(dsn)._replace(netloc=f"{role}:x@{server}").geturl()
+        finally:
+            await admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_a_group_too_deep_to_be_stepped_over_in_time_is_read_page_by_page(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The server left its rows out, and took longer over them than a call may take: the read was repeated for ever, and
+    no job of any group was found any more. It takes some twenty million rows, or a slow disk."""
+    monkeypatch.setattr(reader, "_LONG_READ", 0.5)
+    registry, started = Registry(), list[int]()
+
+    @registry.job(group="transport", retry=Retry(wait=wait_fixed(3_600)))
+    async def deep(job: Job[Ride]) -> None:
+        raise ValueError("it fails, and so all behind it wait")
+
+    @registry.job(group="transport")
+    async def quick(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    await enqueue(database, deep, (Ride(transport="deep", number=n) for n in range(BEHIND)))
+    await enqueue(database, quick, [Ride(transport="quick", number=1)])
+    async with slow_rows(database, "deep") as slow:
+        settings = PostgresSettings(dsn=slow, call_seconds=1.0)
+        executor = Executor("test", registry, settings, ExecutorSettings(shutdown_seconds=2.0), prometheus=None)
+        executor.scheduler.window = 300  # so a page is read in time
+        await executor.start()
+        try:
+            executor.assign([ORIGIN], 1)
+            await eventually(lambda: started)
+        finally:
+            await executor.stop()
