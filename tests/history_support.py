@@ -55,6 +55,12 @@ class Attempt:
     def run(self) -> float | None:
         return None if self.started is None else max(NOTHING, self.finished - self.started).total_seconds()
 
+    @property
+    def total(self) -> float | None:
+        if self.outcome != "succeeded" or self.started is None:
+            return None
+        return max(NOTHING, self.finished - self.enqueued).total_seconds()
+
 
 def random_history(seed: int, jobs: int) -> list[Attempt]:
     """Jobs of serial groups, of parallel ones and of none; whole seconds often, so that much happens at one instant."""

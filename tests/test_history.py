@@ -16,7 +16,7 @@ from sidings.errors import ConfigurationError
 from sidings.spark_analytics.history import TABLES, Facts, Selection, analyse, blocked, reading, report
 from sidings.spark_analytics.history.capacity import capacity, concurrency
 from sidings.spark_analytics.history.compare import compare
-from sidings.spark_analytics.history.findings import findings
+from sidings.spark_analytics.history.findings import duration, findings
 from sidings.spark_analytics.history.plots import lines
 from sidings.spark_analytics.history.volume import bins_of, by_type, counted, throughput
 
@@ -127,8 +127,11 @@ def test_quantiles_are_within_one_percent(table: Callable[[str], pd.DataFrame]):
             continue
         if "bucket" not in row:
             assert row["run_mean_seconds"] == pytest.approx(sum(r.run for r in own) / len(own))
-        for measure in ("wait", "run"):
-            exact = [getattr(r, measure) for r in own]
+        for measure in ("wait", "run", "total"):
+            exact = [seconds for r in own if (seconds := getattr(r, measure)) is not None]
+            if not exact:
+                assert pd.isna(row[f"{measure}_max_seconds"])
+                continue
             assert row[f"{measure}_p99_seconds"] <= row[f"{measure}_max_seconds"]
             assert row[f"{measure}_max_seconds"] == pytest.approx(max(exact), abs=1e-6)
             for share in (50, 90, 95, 99):
@@ -325,12 +328,12 @@ def test_what_is_worse_is_much_certain_and_often_enough_seen(spark: SparkSession
     windows: list[tuple[DataFrame, DataFrame]] = []
     for side in (0, 1):
         rows = [
-            (kind, "retried" if n < failed else "succeeded", 0, 0, ran * 1_000)
+            (kind, "retried" if n < failed else "succeeded", 0, 0, 0, ran * 1_000)
             for kind, sides in cases.items()
             for count, failed, ran in [sides[side]]
             for n in range(count)
         ]
-        columns = "type string, outcome string, ready bigint, started bigint, finished bigint"
+        columns = "type string, outcome string, enqueued bigint, ready bigint, started bigint, finished bigint"
         attempts = spark.createDataFrame(rows, columns)
         windows.append((counted(attempts, WINDOW), by_type(bins_of(attempts, WINDOW))))
     found = {(r.type, r.measure): r.verdict for r in compare(*windows[0], *windows[1]).collect()}
@@ -447,6 +450,9 @@ def test_the_report_is_one_page_that_needs_nothing_else(out: Path):
     assert "<b>&" not in html
     assert f"{len(ROWS):,} attempts" in html
     assert "times as much as before" in html
+    totals = pd.read_parquet(out / "types.parquet")["total_p95_seconds"].dropna()
+    assert len(totals) > 2
+    assert all(f"<td>{duration(seconds)}</td>" in html for seconds in totals)
     assert "@import" not in html
     assert "url(http" not in html
 

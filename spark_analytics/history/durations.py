@@ -15,7 +15,7 @@ __all__ = ["MEASURES", "binned", "quantiles", "upto"]
 _ERROR = 0.01
 _GAMMA = (1 + _ERROR) / (1 - _ERROR)
 
-MEASURES = ("wait", "run")  # from `ready` to `started`; from `started` to `finished`
+MEASURES = ("wait", "run", "total")  # of an attempt: from `ready` to `started`, from there to `finished`; of a job
 
 
 def _bin(micros: Column) -> Column:
@@ -30,16 +30,16 @@ def seconds_of(number: Column) -> Column:
 
 
 def binned(attempts: DataFrame, *keys: str) -> DataFrame:
-    """How many attempts that were started fell into each bin: the keys, `measure`, `bin`, `n`, `most`
-    (microseconds)."""
-    started = attempts.where(f.col("started").isNotNull())
-    parts: list[DataFrame] = []
-    for measure, begin, end in (("wait", "ready", "started"), ("run", "started", "finished")):
-        micros = f.greatest(f.col(end) - f.col(begin), f.lit(0))
-        rows = started.select(*keys, micros.alias("micros")).groupBy(*keys, _bin(f.col("micros")).alias("bin"))
-        counts = rows.agg(f.count("*").alias("n"), f.max("micros").alias("most"))
-        parts.append(counts.select(*keys, f.lit(measure).alias("measure"), "bin", "n", "most"))
-    return parts[0].unionByName(parts[1])
+    """How many durations fell into each bin: the keys, `measure`, `bin`, `n`, `most` (microseconds). Of attempts that
+    were started, `wait` and `run`; of jobs that succeeded, `total`, which their last attempt tells alone."""
+    total = f.when(f.col("outcome") == "succeeded", f.col("finished") - f.col("enqueued"))
+    micros = (f.col("started") - f.col("ready"), f.col("finished") - f.col("started"), total)
+    named = [column.alias(measure) for measure, column in zip(MEASURES, micros, strict=True)]
+    started = attempts.where(f.col("started").isNotNull()).select(*keys, *named)
+    rows = started.unpivot(list(keys), list(MEASURES), "measure", "micros").where(f.col("micros").isNotNull())
+    least = f.greatest(f.col("micros"), f.lit(0))
+    counts = rows.groupBy(*keys, "measure", _bin(f.col("micros")).alias("bin"))
+    return counts.agg(f.count("*").alias("n"), f.max(least).alias("most"))
 
 
 def upto(rank: Column) -> Column:
@@ -51,7 +51,7 @@ def upto(rank: Column) -> Column:
 
 def quantiles(bins: DataFrame, *keys: str, shares: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99)) -> DataFrame:
     """A row for each combination of the keys, of which `bins` are: ``wait_p50_seconds`` … ``wait_max_seconds``, the
-    same for ``run``, and `started`, how many attempts they stand for."""
+    same for ``run`` and ``total``, and `started`, how many attempts the first two stand for."""
     every = Window.partitionBy(*keys, "measure")
     ranked = bins.withColumn("below", f.sum("n").over(every.orderBy("bin"))).withColumn("all", f.sum("n").over(every))
     columns: list[Column] = []

@@ -3,6 +3,7 @@
 -- An infinite due time is that of a job that waited for a person. `at` is for the conditions of slices: the bare column, so that days
 -- are pruned and BRIN is used.
 SELECT job_id, attempt, type, origin, "group", outcome::text AS outcome,
+       round(date_part('epoch', enqueued_at) * 1e6)::bigint AS enqueued,
        round(date_part('epoch', greatest(enqueued_at, CASE WHEN isfinite(due_at) THEN due_at END)) * 1e6)::bigint AS ready,
        round(date_part('epoch', started_at) * 1e6)::bigint AS started,
        round(date_part('epoch', finished_at) * 1e6)::bigint AS finished,

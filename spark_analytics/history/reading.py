@@ -38,8 +38,8 @@ _MOST_SLICES = 64  # of a day
 _MESSAGE_CHARACTERS = 500
 
 COLUMNS = (
-    "job_id", "attempt", "type", "origin", "group", "outcome", "ready", "started", "finished", "error_class",
-    "error_message", "error_fingerprint",
+    "job_id", "attempt", "type", "origin", "group", "outcome", "enqueued", "ready", "started", "finished",
+    "error_class", "error_message", "error_fingerprint",
 )  # fmt: skip
 
 
@@ -64,9 +64,9 @@ def reading(
     on a cluster give one that all workers see), so that the snapshot is open no longer than the reading takes and
     each answer reads only the columns that it needs.
 
-    Columns: job_id, attempt, type, origin, group, outcome; ready, started, finished, in microseconds since 1970 (ready:
-    when the attempt could start, the later of enqueue and due time; started is null for lost attempts and for jobs that
-    ended without running); error_class, error_message (500 characters), error_fingerprint.
+    Columns: job_id, attempt, type, origin, group, outcome; enqueued, ready, started, finished, in microseconds since
+    1970 (ready: when the attempt could start, the later of enqueue and due time; started is null for lost attempts and
+    for jobs that ended without running); error_class, error_message (500 characters), error_fingerprint.
 
     Raises `ConfigurationError` where source or DSN cannot be used, or the archive is another's, or lacks files;
     `SchemaMissing` where the database has no such schema, `PostgresUnavailable` where it cannot be reached; asyncpg's
@@ -248,7 +248,7 @@ def _out_of_archive(spark: SparkSession, selection: Selection, files: list[Path]
     if selection.origins:
         frame = frame.where(f.col("origin").isin(*selection.origins))
     return frame.select(
-        "job_id", "attempt", "type", "origin", "group", "outcome",
+        "job_id", "attempt", "type", "origin", "group", "outcome", f.unix_micros("enqueued_at").alias("enqueued"),
         f.unix_micros(f.greatest("enqueued_at", "due_at")).alias("ready"),
         f.unix_micros("started_at").alias("started"),
         f.unix_micros("finished_at").alias("finished"),

@@ -89,7 +89,7 @@ def rates_of_types(counts: DataFrame) -> DataFrame:
 
 
 def durations(bins: DataFrame) -> DataFrame:
-    """type, bucket; quantiles of wait and run time (`quantiles`)."""
+    """type, bucket; quantiles of wait, run and total time (`quantiles`)."""
     out = quantiles(bins, "type", "bucket").withColumn("bucket", f.timestamp_micros("bucket"))
     return ordered(out, "type", "bucket")
 
