@@ -68,7 +68,7 @@ async def apply(
     log, handler = logging.getLogger("sidings.schema"), logging.StreamHandler()
     log.addHandler(handler)  # it says whose locks it waits for
     try:
-        applied = await migrate(settings.dsn, service=owner, schema=settings.schema_name)
+        applied = await migrate(settings.dsn, service=owner, schema=settings.schema_name, password=settings.secret())
     finally:
         log.removeHandler(handler)
     for migration in applied:

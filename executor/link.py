@@ -76,11 +76,15 @@ async def connect(
     """
     try:
         if settings.pgbouncer:
-            return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, statement_cache_size=0)
+            return await asyncpg.connect(
+                settings.dsn, password=settings.secret(), timeout=settings.connect_seconds, statement_cache_size=0
+            )
         chosen = {"application_name": "sidings"} if for_handlers else _SERVER_SETTINGS.copy()
         if statement_seconds is not None:
             chosen["statement_timeout"] = str(max(1, round(statement_seconds * 1000)))
-        return await asyncpg.connect(settings.dsn, timeout=settings.connect_seconds, server_settings=chosen)
+        return await asyncpg.connect(
+            settings.dsn, password=settings.secret(), timeout=settings.connect_seconds, server_settings=chosen
+        )
     except asyncpg.ProtocolViolationError as error:
         if "startup parameter" in str(error):  # it would refuse them for ever
             raise ConfigurationError(

@@ -1,5 +1,8 @@
 """Settings of an executor and of its database connections. Durations are seconds."""
 
+import inspect
+from collections.abc import Callable
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..errors import ConfigurationError
@@ -14,11 +17,15 @@ class PostgresSettings(BaseModel):
     dsn: ``postgresql://...``. schema_name: where Sidings' tables live. pgbouncer: set it when connections go through
     PgBouncer in transaction mode; prepared statements and start-up parameters are not used then.
     call_seconds: how long any single statement of ours may take before its connection is given up.
+    password: in place of the DSN's; or, for one that expires, as a cloud's tokens do, a plain function that gives that
+    of the moment. Each new connection calls it, in the event loop or in the thread that renews leases: let it answer
+    from memory. What it raises counts as Postgres being away.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     dsn: str
+    password: str | Callable[[], str] | None = Field(default=None, repr=False)
     schema_name: str = "sidings"
     pgbouncer: bool = False
     connect_seconds: float = Field(default=5.0, gt=0)
@@ -32,7 +39,25 @@ class PostgresSettings(BaseModel):
         if not colon or scheme not in ("postgresql", "postgres"):  # the rest may hold a password: it is not shown
             given = f"it begins with {scheme + colon!r}" if colon else "it begins with no scheme"
             raise ConfigurationError(f"PostgresSettings: dsn: {given}: give postgresql://user:password@host/database")
+        if inspect.iscoroutinefunction(self.password):
+            raise ConfigurationError(
+                "PostgresSettings: password: an async function: give a plain one, which several event loops may call"
+            )
         return self
+
+    def secret(self) -> str | Callable[[], str] | None:
+        """`password`, for asyncpg: a function's failure is that of a server that cannot be reached."""
+        password = self.password
+        if password is None or isinstance(password, str):
+            return password
+
+        def of_now() -> str:
+            try:
+                return password()
+            except Exception as error:
+                raise ConnectionError(f"PostgresSettings: password: the function failed: {error!r}") from error
+
+        return of_now
 
 
 class ExecutorSettings(BaseModel):

@@ -97,6 +97,7 @@ class Transactions:
         settings = self.settings
         pool = asyncpg.create_pool(
             settings.dsn,
+            password=settings.secret(),
             min_size=0,
             max_size=self._size,
             timeout=settings.connect_seconds,

@@ -1,7 +1,7 @@
 """Who stands in the way of a session that waits for locks, in words."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import asyncpg
@@ -9,21 +9,22 @@ import asyncpg
 from .refusals import NOT_CONNECTED
 from .sql import load_sql
 
-__all__ = ["watch_blockers"]
+__all__ = ["Connect", "watch_blockers"]
+
+Connect = Callable[[], Awaitable[asyncpg.Connection]]
 
 _LOOK_SECONDS = 0.5
-_SECONDS = 10.0
 
 
 @asynccontextmanager
-async def watch_blockers(dsn: str, pid: int) -> AsyncGenerator[list[str]]:
+async def watch_blockers(connect: Connect, pid: int) -> AsyncGenerator[list[str]]:
     """Inside of the block the list says who was last seen to block the session `pid`; empty: nobody was.
 
     A session that waits cannot look by itself, and nothing tells afterwards. The second connection that this takes is
     opened only when the block takes longer than a moment.
     """
     seen: list[str] = []
-    watching = asyncio.create_task(_watch(dsn, pid, seen), name="sidings blockers")
+    watching = asyncio.create_task(_watch(connect, pid, seen), name="sidings blockers")
     try:
         yield seen
     finally:
@@ -31,11 +32,11 @@ async def watch_blockers(dsn: str, pid: int) -> AsyncGenerator[list[str]]:
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _watch(dsn: str, pid: int, seen: list[str]) -> None:
+async def _watch(connect: Connect, pid: int, seen: list[str]) -> None:
     await asyncio.sleep(_LOOK_SECONDS)
     query = load_sql(__package__ or "", "blockers")
     try:
-        connection = await asyncpg.connect(dsn, timeout=_SECONDS, command_timeout=_SECONDS, statement_cache_size=0)
+        connection = await connect()
         try:
             while True:
                 await connection.execute("BEGIN")  # PgBouncer: parse and execute have to share a server

@@ -5,8 +5,9 @@ import hashlib
 import logging
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 
 import asyncpg
@@ -21,7 +22,7 @@ from ..errors import (
     SchemaTooNew,
     SchemaTooOld,
 )
-from .blockers import watch_blockers
+from .blockers import Connect, watch_blockers
 from .refusals import NOT_CONNECTED, refusal, refused_migration
 from .sql import rename_schema, valid_schema_name
 
@@ -73,12 +74,15 @@ def migrations() -> tuple[Migration, ...]:
     return ordered
 
 
-async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Migration]:
+async def migrate(
+    dsn: str, *, service: str, schema: str = "sidings", password: str | Callable[[], str] | None = None
+) -> list[Migration]:
     """Bring `schema` in the database at `dsn` up to this release and return the migrations that were applied.
 
     Runs in one transaction under an advisory lock: twenty processes may call it at once, and a process that
-    dies half-way leaves nothing behind. `service` is the name of the service that the schema belongs to. Where nothing
-    is missing it only looks, for which the right to read is enough.
+    dies half-way leaves nothing behind. `service` is the name of the service that the schema belongs to, `password`
+    stands for the DSN's (`PostgresSettings`). Where nothing is missing it only looks, for which the right to read is
+    enough.
 
     A running service goes on meanwhile, with pauses of 2 s at most where somebody's long transaction keeps a lock: then
     it gives all back and tries again, for two minutes, and says in the log who is in the way.
@@ -93,10 +97,16 @@ async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Mi
     valid_schema_name(schema)
     if not service:
         raise ConfigurationError("service='': name the service that the schema belongs to")
+    connect = partial(
+        asyncpg.connect,
+        dsn,
+        password=password,
+        timeout=_CONNECT_SECONDS,
+        command_timeout=_CONNECT_SECONDS,
+        statement_cache_size=0,
+    )
     try:
-        connection = await asyncpg.connect(
-            dsn, timeout=_CONNECT_SECONDS, command_timeout=_CONNECT_SECONDS, statement_cache_size=0
-        )
+        connection = await connect()
     except NOT_CONNECTED as error:
         raise refusal(dsn, error) from None
     try:
@@ -106,7 +116,7 @@ async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Mi
             for name in ("statement_timeout", "idle_in_transaction_session_timeout")
         )
         await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {limits}")
-        applied = await _migrate(connection, dsn, service, schema)
+        applied = await _migrate(connection, connect, service, schema)
         await connection.execute("COMMIT")
         await connection.close(timeout=_CONNECT_SECONDS)
     except NOT_CONNECTED as error:
@@ -119,12 +129,12 @@ async def migrate(dsn: str, *, service: str, schema: str = "sidings") -> list[Mi
     return applied
 
 
-async def _migrate(connection: asyncpg.Connection, dsn: str, service: str, schema: str) -> list[Migration]:
+async def _migrate(connection: asyncpg.Connection, connect: Connect, service: str, schema: str) -> list[Migration]:
     """All of it inside of the transaction that stands open."""
     _verify_server(connection)
     await _verify_name(connection, schema)
     until = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
-    async with watch_blockers(dsn, await connection.fetchval("SELECT pg_backend_pid()")) as blockers:
+    async with watch_blockers(connect, await connection.fetchval("SELECT pg_backend_pid()")) as blockers:
         try:
             await _enter(connection, schema)
             missing = await _missing(connection, service, schema)

@@ -437,7 +437,7 @@ class Service:
         """Bring the schema up to this release; safe when many processes do it at once. Raises `SchemaError`,
         `PostgresUnavailable`."""
         postgres = self._database().settings
-        return await migrate(postgres.dsn, service=self.name, schema=postgres.schema_name)
+        return await migrate(postgres.dsn, service=self.name, schema=postgres.schema_name, password=postgres.secret())
 
     @property
     def http_address(self) -> tuple[str, int] | None:

@@ -1,0 +1,103 @@
+"""Passwords that are not in the DSN, and those that expire."""
+
+from collections.abc import AsyncIterator
+from secrets import token_hex
+from urllib.parse import urlsplit
+
+import pytest
+from prometheus_client import CollectorRegistry
+from sidings import ConfigurationError, Job, PostgresSettings, Service, StaticAssignment
+from sidings.executor import connect
+from sidings.service.environment import environment
+
+from .support import ORIGIN, connected, eventually
+
+
+class Account:
+    """A role whose password changes, and what a program knows of it."""
+
+    def __init__(self, database: str) -> None:
+        self.database = database
+        self.role = f"expiring_{token_hex(4)}"
+        self.password = "geheim-1"
+        self.asked = 0
+        netloc = f"{self.role}@{urlsplit(database).netloc.rpartition('@')[2]}"
+        self.dsn = urlsplit(database)._replace(netloc=netloc).geturl()
+
+    def current(self) -> str:
+        self.asked += 1
+        if not self.password:
+            raise LookupError("no token")
+        return self.password
+
+    async def expire(self, password: str) -> None:
+        """From now on another one counts, and no connection is left that was made with the former."""
+        async with connected(self.database) as admin:
+            await admin.execute(f"ALTER ROLE {self.role} PASSWORD '{password}'")
+            await admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", self.role)
+
+
+@pytest.fixture
+async def account(database: str) -> AsyncIterator[Account]:
+    it = Account(database)
+    async with connected(database) as admin:
+        await admin.execute(f"CREATE ROLE {it.role} LOGIN PASSWORD 'geheim-1'")
+        for objects in ("SCHEMA", "ALL TABLES IN SCHEMA", "ALL SEQUENCES IN SCHEMA"):
+            await admin.execute(f"GRANT ALL ON {objects} sidings TO {it.role}")
+        try:
+            yield it
+        finally:
+            await admin.execute(f"DROP OWNED BY {it.role}; DROP ROLE {it.role}")
+
+
+async def test_each_new_connection_asks_for_the_password_of_the_moment(
+    account: Account, caplog: pytest.LogCaptureFixture
+) -> None:
+    postgres = PostgresSettings(dsn=account.dsn, password=account.current)
+    service = Service("test", postgres=postgres, assignment=StaticAssignment([ORIGIN]), prometheus=CollectorRegistry())
+    plain, transactional = list[int](), list[int]()
+
+    @service.job()
+    async def move(job: Job[int]) -> None:
+        plain.append(job.payload)
+
+    @service.job(transactional=True)
+    async def pay(job: Job[int]) -> None:
+        await job.tx.execute("SELECT 1")
+        transactional.append(job.payload)
+
+    async def ordered(number: int) -> bool:
+        async with service.transaction() as tx:
+            await move.enqueue(tx, number, origin=ORIGIN)
+            await pay.enqueue(tx, number, origin=ORIGIN)
+        return True
+
+    await service.migrate()
+    async with service:
+        await ordered(1)
+        await eventually(lambda: (plain, transactional) == ([1], [1]))
+        account.password = ""
+        await account.expire("geheim-2")
+        await eventually(lambda: "password: the function failed: LookupError('no token')" in caplog.text)
+        account.password = "geheim-2"
+        await ordered(2)
+        await eventually(lambda: (plain, transactional) == ([1, 2], [1, 2]))
+
+
+async def test_a_password_stands_for_the_one_of_the_dsn(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIDINGS_POSTGRES", account.dsn.replace("@", ":wrong@"))
+    monkeypatch.setenv("SIDINGS_POSTGRES_PASSWORD", "geheim-1")
+    assert "geheim-1" not in repr(environment())
+    service = Service("test", postgres=environment()["postgres"], prometheus=CollectorRegistry())
+    assert await service.migrate() == []
+    connection = await connect(environment()["postgres"])
+    assert await connection.fetchval("SELECT current_user") == account.role
+    await connection.close()
+
+
+def test_an_async_function_is_refused_at_once() -> None:
+    async def token() -> str:
+        return "x"
+
+    with pytest.raises(ConfigurationError, match="password: an async function: give a plain one"):
+        PostgresSettings(dsn="postgresql://localhost/x", password=token)  # pyright: ignore[reportArgumentType]
