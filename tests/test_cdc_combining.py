@@ -546,6 +546,30 @@ def test_a_second_end_that_says_otherwise_is_told_and_changes_nothing():
     assert not opened
 
 
+def test_what_does_not_fit_a_finished_transaction_is_told():
+    operator = Operator(config(expire_seconds=10, forget_seconds=100))
+
+    def one(ordinal: int, last: bool = False) -> bytes:
+        return header_row(UPDATE, transaction="t", ordinal=ordinal, last=last)
+
+    given = decoded([one(1), one(2, last=True), one(2, last=True), one(3), one(1, last=True)])
+    (event,) = operator.take(given[:2])
+    assert len(json.loads(event.value)["rows"]) == 2
+    told = bodies([*operator.take(given[2:4]), *operator.take(given[4:])])
+    assert [(body["alert"], body["transaction"], body["place"]) for body in told] == [
+        ("contradiction", "t", "cdc/0/3"),
+        ("contradiction", "t", "cdc/0/4"),
+    ]
+    assert told[0]["reason"] == "row 3 has come, but row 2 is the last one"
+    assert not operator.open
+    # Of one that was given up nobody knows how many rows it had.
+    lost = decoded(header_rows("lost", [UPDATE] * 3))
+    operator.take(lost[:1])
+    operator.wait_until(10)
+    operator.wait_until(110)
+    assert not operator.take(lost[1:])
+
+
 def test_what_is_overdue_names_what_is_missing():
     first, _, third, _ = header_rows("t", [Row("Customers", "UPDATE", CUSTOMER)] * 4)
     _, opened = run(decoded([first, third]))

@@ -8,7 +8,7 @@ takes two calls: is it finished (a late duplicate), and: it is, now.
 |---|---|---|
 | `open` | transaction | what `Pending` holds, and how many chunks of rows there are |
 | `rows` | transaction, chunk | rows, as JSON: those that a micro-batch brought, so that nothing is written twice |
-| `done` | transaction | a mark that Spark's time-to-live removes |
+| `done` | transaction | how many rows it had, null: it was given up; a mark that Spark's time-to-live removes |
 | `due` | milliseconds | the transactions to look at then, as JSON; a timer is set for then |
 | `count` | | how many are open |
 """
@@ -54,7 +54,7 @@ class Assembling:
         opened = "since LONG, last INT, seen STRING, alerted BOOLEAN, chunks INT"
         self._open = handle.getMapState("open", "id STRING", opened)
         self._rows = handle.getMapState("rows", "id STRING, chunk INT", "rows STRING")
-        self._done = handle.getMapState("done", "id STRING", "at LONG", ttlDurationMs=_ms(config.forget_seconds))
+        self._done = handle.getMapState("done", "id STRING", "last INT", ttlDurationMs=_ms(config.forget_seconds))
         self._due = handle.getMapState("due", "at LONG", "ids STRING")
         self._count = handle.getValueState("count", "open LONG")
 
@@ -69,8 +69,9 @@ class Assembling:
         closed = 0
         for id, of_it in of.items():
             before = known.get(id)
-            if before is None and self._done.containsKey((id,)):
-                continue  # late duplicates
+            if before is None and (done := cast(tuple[int | None] | None, self._done.getValue((id,)))) is not None:
+                yield from self._late(of_it, done[0])
+                continue
             pending = Pending(now) if before is None else before.pending()
             rows, told = pending.absorb(self._config.alerts, of_it)
             yield from told
@@ -88,10 +89,16 @@ class Assembling:
                     seconds = round((now - pending.since) / 1000)
                     reason = f"all {pending.last} rows have come, {seconds} s after the first"
                     yield alert(self._config.alerts, "completed-late", reason, transaction=id)
-            self._done.updateValue((id,), (now,))
+            self._done.updateValue((id,), (pending.last,))
             yield from combine_rows(self._config, id, rows)
         self._look_again(now + _ms(self._config.expire_seconds), opened)
         self._add(count, len(opened) - closed)
+
+    def _late(self, items: Iterable[Item], last: int | None) -> Iterator[Outgoing]:
+        """What comes of a finished transaction of so many rows: duplicates, or what cannot be of it."""
+        if last is not None:
+            _, told = Pending(0, last, Ordinals(f"1-{last}")).absorb(self._config.alerts, items)
+            yield from told
 
     def look(self, at: int, now: int) -> Iterator[Outgoing]:
         """The timer that was set for `at` has gone off: what is still open is told, or given up."""
@@ -110,7 +117,7 @@ class Assembling:
                 continue  # it has become complete
             if state.alerted:
                 self._remove(id, state.chunks)
-                self._done.updateValue((id,), (now,))
+                self._done.updateValue((id,), (None,))
                 given_up += 1
                 continue
             yield state.pending().overdue(self._config.alerts, id, now)
