@@ -155,18 +155,18 @@ async def produce(bootstrap: str, topic: str, values: Iterable[bytes | None]) ->
 
 
 @asynccontextmanager
-async def following(by: Config, alive: Callable[[], object]) -> AsyncIterator[Until]:
+async def following(by: Config, alive: Callable[[], object], seconds: float = WAIT_SECONDS) -> AsyncIterator[Until]:
     """What waits until that which stands in the topics of events and alerts is enough, and returns all of it. alive: is
-    asked all the while, and raises when there is nothing to wait for any more."""
+    asked all the while, and raises when there is nothing to wait for any more. seconds: at most."""
     sent: list[Sent] = []
 
     async def until(enough: Callable[[list[Sent]], bool], what: str) -> list[Sent]:
-        deadline = asyncio.get_running_loop().time() + WAIT_SECONDS
+        deadline = asyncio.get_running_loop().time() + seconds
         while not enough(sent):
             alive()
             if asyncio.get_running_loop().time() > deadline:
                 told = Counter(message.headers["type"] for message in sent)
-                raise AssertionError(f"not within {WAIT_SECONDS} s: {what}; what was sent: {dict(told)}")
+                raise AssertionError(f"not within {seconds} s: {what}; what was sent: {dict(told)}")
             for records in (await consumer.getmany(timeout_ms=500)).values():
                 sent.extend(map(_sent, records))
         return list(sent)
