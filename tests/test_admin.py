@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 from sidings import ActionRefused, Admin, ConfigurationError, JobNotFound, PostgresUnavailable, SchemaTooOld, migrate
+from sidings.devstack.fixtures import OwnPostgres
 from sidings.errors import AdministrationError, Busy
 from sidings.jobs import OutcomeName
 from sidings.jobs.admin import JobState
@@ -249,6 +250,22 @@ async def test_of_many_jobs_one_that_somebody_has_locked_is_left_and_said_to_be(
     assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.job")] == [ids[1]]
 
 
+async def test_of_many_jobs_those_that_have_ended_are_looked_up_behind_all_locks_and_not_all_of_them(
+    database: str, admin: Admin
+):
+    """One took 20 ms and more in a history of millions, and executors waited until all had been looked up."""
+    ended, delayed = await some_jobs(database, 30), await a_job(database, "delayed")
+    assert [done.error async for done in admin.each("cancel", ended)] == [None] * 30
+    async with connected(database) as other, other.transaction():
+        await other.execute("LOCK TABLE sidings.job_history IN ACCESS EXCLUSIVE MODE")
+        done = await other.fetch("SELECT * FROM sidings.act_on_jobs('retry now', $1, 'alice')", [*ended, delayed])
+    assert {row["job"]: row["code"] for row in done} == {**dict.fromkeys(ended, "SD003"), delayed: None}
+    errors = [done.error async for done in admin.each("release", ended)]
+    assert {type(error) for error in errors} == {JobNotFound}
+    told = [": cancelled at" in str(error) for error in errors]
+    assert told == [True] * 20 + [False] * 10
+
+
 async def test_executors_get_a_rest_from_what_is_done_to_many_jobs(
     database: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ):
@@ -279,6 +296,61 @@ async def test_a_move_may_take_longer_than_another_statement(database: str):
     async with connected(database) as connection:
         await slow_updates(connection)
         assert await Admin(connection, actor="alice", timeout=1.0).move("gone/0", ORIGIN) == 10
+
+
+async def test_a_server_that_hangs_is_told_of_when_the_timeout_is_over(
+    own_postgres: OwnPostgres, monkeypatch: pytest.MonkeyPatch
+):
+    """Lists waited for it for ever: a timeout of one statement is none of asyncpg's transaction around it."""
+    monkeypatch.setattr("sidings.jobs.admin.calls._ROLLBACK_SECONDS", 0.1)
+    postgres = own_postgres()
+    await migrate(postgres.dsn, service="test")
+    for look in (Admin.jobs, Admin.origins, Admin.pauses, lambda admin: admin.cancel(1)):
+        connection = await asyncpg.connect(postgres.dsn)
+        postgres.pause()
+        try:
+            async with asyncio.timeout(SECONDS):
+                with pytest.raises(PostgresUnavailable, match="did not answer"):
+                    await look(Admin(connection, actor="alice", timeout=0.2))
+        finally:
+            connection.terminate()
+            postgres.resume()
+
+
+# -- isolation levels -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+async def test_an_isolation_level_of_the_role_changes_nothing(database: str, level: str):
+    """All of it was refused where a database has one of its own, and a hint said to do what had been done."""
+    held, failing, waiting = await a_job(database, "held"), await a_job(database, "blocked"), await a_job(database)
+    async with connected(database, default_transaction_isolation=level) as connection:
+        admin = Admin(connection, actor="alice")
+        await admin.release(held)
+        assert await admin.skip_head(ORIGIN, GROUP) == failing
+        assert await admin.cancel(waiting) is JobState.WAITING
+        assert [done.error async for done in admin.each("discard", [held])] == [None]
+        await admin.requeue(held)
+        await admin.pause(type="ride", reason="why")
+        assert await connection.fetchval("SHOW transaction_isolation") == level
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "pause_jobs(actor => 'alice', reason => 'why', type => 'ride')",
+        "pause_jobs(actor => 'alice', reason => 'why', origin => 'transports/0')",
+        "requeue_job(4711, 'alice')",
+        "move_jobs('gone/0', 'transports/0', 'alice')",
+    ],
+)
+async def test_from_sql_another_level_is_refused_with_what_to_do(database: str, call: str):
+    """What it reads would be older than the locks that it has waited for: of two requeues at once both were done."""
+    await a_holder(database, ORIGIN)
+    async with connected(database, default_transaction_isolation="serializable") as connection:
+        with pytest.raises(asyncpg.PostgresError, match="needs the isolation level READ COMMITTED") as told:
+            await connection.execute(f"SELECT sidings.{call}")
+    assert "behind BEGIN ISOLATION LEVEL READ COMMITTED" in str(told.value.as_dict()["hint"])
 
 
 # -- rights, servers ----------------------------------------------------------------------------------------------
@@ -922,13 +994,6 @@ async def test_a_connection_that_was_closed_says_so(database: str):
     await connection.close()
     with pytest.raises(PostgresUnavailable, match="is closed"):
         await Admin(connection).jobs()
-
-
-async def test_actions_need_read_committed(database: str):
-    id = await a_job(database)
-    async with connected(database) as connection, connection.transaction(isolation="repeatable_read"):
-        with pytest.raises(asyncpg.PostgresError, match="READ COMMITTED"):
-            await connection.fetchval("SELECT sidings.cancel_job($1, 'alice')", id)
 
 
 # -- the documentation --------------------------------------------------------------------------------------------

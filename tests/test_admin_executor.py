@@ -452,3 +452,22 @@ async def act(admin: Admin, made: list[int], ids: dict[int, int], waiting: set[i
                 waiting.add(id)
     await admin.pause(type="ride", reason="for a moment")
     await admin.resume(type="ride")
+
+
+@pytest.mark.parametrize("call", ["discard_job($1, 'alice')", "pause_jobs('alice', $1::text, type => 'alone')"])
+async def test_a_person_who_leaves_a_transaction_open_stops_nothing_for_long(database: str, trips: Trips, call: str):
+    """Nothing started any more, and what ran was stopped because its lease could not be renewed, until it ended."""
+    long = trips.close("long")
+    async with running(database, trips.registry), connected(database) as person:
+        await enqueue(database, trips.ride, [Ride(transport="long", number=1)])
+        [delayed] = await enqueue(database, trips.other, [Ride(transport="late", number=2)], delay=3_600)
+        await trips.has_started(1)
+        await person.execute("BEGIN")
+        await person.execute(f"SELECT sidings.{call}", str(delayed) if "text" in call else delayed)
+        await enqueue(database, trips.ride, [Ride(transport="b", number=3)])
+        await trips.has_started(3)
+        await eventually(person.is_closed, "the session is ended")
+        long.set()
+        await eventually(lambda: outcomes(database), "the outcome is recorded")
+        assert (await jobs_left(database), trips.cancelled) == (1, [])
+        assert await value(database, "SELECT count(*) FROM sidings.audit") == 0

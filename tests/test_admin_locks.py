@@ -218,6 +218,27 @@ async def test_a_row_that_somebody_holds_is_a_clear_error_and_changes_nothing(da
         assert await admin.cancel(id) is JobState.WAITING
 
 
+@pytest.mark.parametrize(("given", "meant"), [("0", "5s"), ("1h", "5s"), ("5001ms", "5s"), ("300ms", "300ms")])
+async def test_a_session_that_does_nothing_behind_an_action_is_ended_soon(database: str, given: str, meant: str):
+    """Executors wait for its transaction. A shorter limit of the caller's own holds."""
+    await a_job(database)
+    limit = "SHOW idle_in_transaction_session_timeout"
+    calls = [
+        "pause_jobs(actor => 'alice', reason => 'why', type => 'ride')",
+        "clear_group('transports/0', 'g', 'alice')",
+        "act_on_jobs('cancel', ARRAY(SELECT id FROM sidings.job), 'alice')",
+    ]
+    async with connected(database, idle_in_transaction_session_timeout=given) as connection:
+        for call in calls:
+            before = await connection.fetchval(limit)
+            transaction = connection.transaction()
+            await transaction.start()
+            await connection.execute(f"SELECT sidings.{call}")
+            assert await connection.fetchval(limit) == meant
+            await transaction.rollback()
+            assert await connection.fetchval(limit) == before
+
+
 async def test_of_two_requeues_at_once_one_is_refused(database: str):
     async with connected(database) as first, acting(database) as (admin, pid):
         old = await a_job(database)

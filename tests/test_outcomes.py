@@ -817,6 +817,28 @@ async def test_a_transactional_handlers_own_statements_are_planned_as_the_server
         assert setting == await value(database, f"SHOW {name}")
 
 
+async def test_an_isolation_level_of_the_database_is_for_handlers_and_not_for_the_executor(database: str):
+    registry = Registry()
+    seen: list[str] = []
+    strict = f"{database}?options=-c%20default_transaction_isolation%3Dserializable"
+
+    @registry.job(transactional=True)
+    async def ride(job: Job[Ride]) -> None:
+        seen.append(await job.tx.fetchval("SHOW transaction_isolation"))
+
+    async with connected(database) as connection:
+        await connection.execute(
+            """CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$
+               BEGIN NEW.host := current_setting('transaction_isolation'); RETURN NEW; END $$;
+               CREATE TRIGGER look BEFORE UPDATE ON sidings.executor FOR EACH ROW EXECUTE FUNCTION look()"""
+        )
+        await enqueue(database, ride, [Ride()])
+        async with running(strict, registry):
+            await ended(database, 1)
+            assert await connection.fetchval("SELECT host FROM sidings.executor") == "read committed"
+    assert seen == ["serializable"]
+
+
 async def test_an_error_at_commit_is_a_failure_like_any_other(database: str):
     registry = Registry()
 

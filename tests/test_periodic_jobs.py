@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sidings import Job, Registry, Tick
+from sidings import Admin, Job, Registry, Tick
 from sidings.schema import load_sql
 
 from .support import connected, eventually, fetch, jobs_left, running, value
@@ -355,6 +355,37 @@ async def test_ticks_wait_for_a_job_in_an_origin_that_nobody_holds(
         executor.assign(["t/7"], 2)
         jobs = await ticks.ran("often", 2)
     assert {job.origin for job in jobs} == {"t/7"}
+
+
+async def test_ticks_follow_a_job_of_theirs_that_is_moved(database: str) -> None:
+    """Its origin was forgotten: the next ones came in the first that is held, and ran beside it."""
+    ticks = Ticks()
+    ticks.declare("often", every=0.2)
+    await remember(database, "often", "every 0.2 s", None, job_origin="t/7")
+    async with connected(database) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.job (type, origin, "group", payload)
+               VALUES ('often', 't/7', 'often', '{"scheduled_at": "2026-01-01T00:00:00Z"}')"""
+        )
+        async with running(database, ticks.registry, ["t/0", "t/3"]):
+            await Admin(connection, actor="alice").move("t/7", "t/3")
+            assert {job.origin for job in await ticks.ran("often", 3)} == {"t/3"}
+
+
+async def test_a_tick_that_is_requeued_goes_where_the_others_are(database: str) -> None:
+    ticks = Ticks()
+    ticks.declare("often", every=0.2)
+    async with connected(database) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.job (type, origin, "group", payload)
+               VALUES ('often', 't/3', 'often', '{"scheduled_at": "2026-01-01T00:00:00Z"}')"""
+        )
+        admin = Admin(connection, actor="alice")
+        await admin.discard(1)
+        await remember(database, "often", "every 0.2 s", None, job_origin="t/0")
+        again = await admin.requeue(1)
+        [job] = await admin.jobs()
+        assert (job.id, job.origin) == (again, "t/0")
 
 
 async def test_slots_of_the_outbox_get_no_jobs(database: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,6 +38,7 @@ _ACTED_ON_AT_ONCE = 2_000  # likewise, 0.1 to 0.3 s
 # At least, from one transaction to the next, and as long as it took: each voids what the holder has planned, and makes
 # it read everything anew; without a rest it would come to nothing else.
 _REST_SECONDS = 1.0
+_ENDS_TOLD = 20  # of many jobs: a look into a history of millions takes 20 ms and more
 _MOVE_SECONDS = 3_600.0  # nobody waits for it: 20 to 60 µs for each job
 _LAST_ID = 2**63 - 1
 _UNSUCCESSFUL = (OutcomeName.DISCARDED, OutcomeName.CANCELLED, OutcomeName.SUPERSEDED)
@@ -225,18 +226,29 @@ class Admin:
         which executors get on; one by one, they would get to nothing else. What has been yielded stays done, whatever
         comes after.
         """
-        ids, took = list(dict.fromkeys(job_ids)), 0.0
+        ids, took, told = list(dict.fromkeys(job_ids)), 0.0, 0
         for first in range(0, len(ids), _ACTED_ON_AT_ONCE):
             if first:
                 await asyncio.sleep(max(_REST_SECONDS, took))
             some = ids[first : first + _ACTED_ON_AT_ONCE]
             began = time.monotonic()
-            rows = {row["job"]: row for row in await self._calls.rows("act_on_jobs", action, some, self._actor, reason)}
+            rows = {row["job"]: row for row in await self._calls.act("act_on_jobs", action, some, self._actor, reason)}
             took = time.monotonic() - began
             for id in some:
                 state, code = rows[id]["state"], rows[id]["code"]
                 error = None if code is None else refused(code, rows[id]["refusal"])
+                if isinstance(error, JobNotFound) and told < _ENDS_TOLD:
+                    told += 1
+                    error = await self._how_it_ended(id) or error
                 yield ActedOn(id, None if state is None else JobState(state), error)
+
+    async def _how_it_ended(self, job_id: int) -> JobNotFound | None:
+        try:
+            await self._calls.rows("no_such_job", job_id)
+        except JobNotFound as error:
+            return error
+        except Busy:
+            return None
 
     # -- groups ---------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Runs the statements of administration, and says in words what goes wrong."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ _ERRORS: dict[str, type[SidingsError]] = {
     "42P01": SchemaTooOld,
     "42883": SchemaTooOld,
 }
+_ROLLBACK_SECONDS = 5.0
 # For walks along an index: a bitmap has to be sorted, and both may look cheaper where a table was analysed long ago.
 _WALK = "SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off; SET LOCAL jit = off"
 
@@ -46,19 +48,25 @@ class Calls:
         self._schema = valid_schema_name(schema)
         self._timeout = timeout
 
-    async def rows(self, name: str, *arguments: object, seconds: float = 0.0) -> list[asyncpg.Record]:
-        """All rows of a statement, which is sent in autocommit. seconds: that it may take, if that is longer."""
-        timeout = max(self._timeout, seconds)
+    async def rows(self, name: str, *arguments: object) -> list[asyncpg.Record]:
+        """All rows of a query, which is sent in autocommit."""
         async with self._connection() as connection:
+            return await connection.fetch(load_sql(__package__, name, self._schema), *arguments, timeout=self._timeout)
+
+    async def act(self, name: str, *arguments: object, seconds: float = 0.0) -> list[asyncpg.Record]:
+        """All rows of an action, in a transaction of its own: a database or a role may have another isolation level for
+        a default. seconds: that it may take, if that is longer."""
+        timeout = max(self._timeout, seconds)
+        async with self._connection() as connection, _transaction(connection, "", self._timeout):
             return await connection.fetch(load_sql(__package__, name, self._schema), *arguments, timeout=timeout)
 
     async def value(self, name: str, *arguments: object, seconds: float = 0.0) -> Any:
-        """The one value of a statement."""
-        return (await self.rows(name, *arguments, seconds=seconds))[0][0]
+        """The one value of an action."""
+        return (await self.act(name, *arguments, seconds=seconds))[0][0]
 
     async def walk(self, name: str, *arguments: object) -> list[asyncpg.Record]:
         """All rows of a query that walks along indexes of the job table, whatever the planner knows of the table."""
-        async with self._connection() as connection, connection.transaction(readonly=True):
+        async with self._connection() as connection, _transaction(connection, "READ ONLY", self._timeout):
             await connection.execute(_WALK, timeout=self._timeout)
             return await connection.fetch(load_sql(__package__, name, self._schema), *arguments, timeout=self._timeout)
 
@@ -89,6 +97,22 @@ class Calls:
             ) from error
         except asyncpg.PostgresError as error:
             raise _in_words(error, self._schema) from error
+
+
+@asynccontextmanager
+async def _transaction(connection: Connection, mode: str, timeout: float) -> AsyncGenerator[None]:
+    """asyncpg's own has no limit: it waits for ever for a server that has ceased to answer."""
+    try:
+        await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED {mode}", timeout=timeout)
+        yield
+        await connection.execute("COMMIT", timeout=timeout)
+    except BaseException:
+        try:
+            async with asyncio.timeout(_ROLLBACK_SECONDS):
+                await connection.execute("ROLLBACK")
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            connection.terminate()  # which ends the transaction as well
+        raise
 
 
 def refused(code: str, text: str) -> AdministrationError:
