@@ -37,6 +37,8 @@ def when(delay: timedelta | float | None, run_at: datetime | None) -> When:
     """Check and normalise the two ways to delay a job. Raises `EnqueueError`."""
     if delay is not None and run_at is not None:
         raise EnqueueError("delay= and run_at= exclude each other: give one of them")
+    if run_at is not None and not isinstance(run_at, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise EnqueueError(f"run_at={run_at!r} is no time: give an aware datetime, e.g. datetime.now(UTC) + ...")
     if run_at is not None and run_at.tzinfo is None:
         raise EnqueueError(f"run_at={run_at!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC) + ...")
     if run_at is not None and not _MIN < run_at < _MAX:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from enum import IntEnum
 from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Secret, SecretBytes, SecretStr, TypeAdapter, ValidationError
 
 from ..errors import ConfigurationError, InvalidPayload, MissingGroup, MissingOrigin
 from . import enqueue as _enqueue
@@ -23,6 +23,7 @@ Handler = Callable[[Job[P]], Awaitable[object] | object] | Callable[[list[Job[P]
 PolicyName = Literal["serial", "latest", "parallel"]
 GroupOf = str | Callable[[P], str | None] | None
 
+_MASK = b'"**********"'  # pydantic's, for SecretStr, SecretBytes and Secret
 _MAX_BATCH = 500  # jobs that run are named in one row of the executor, which has to stay small
 
 
@@ -308,7 +309,13 @@ class JobType(Generic[P]):
         for payload in payloads:  # outside of the try: what a generator raises is its caller's
             try:
                 checked = validate(payload, by_name=True, by_alias=True)
-                texts.append(to_json(checked, round_trip=True, by_alias=False))
+                text = to_json(checked, round_trip=True, by_alias=False)
+                if _MASK in text and _holds_secret(self._adapter.dump_python(checked, round_trip=True)):
+                    raise ValueError(
+                        "it holds a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that "
+                        "reveals it, or a name by which the handler finds it"
+                    )
+                texts.append(text)
             except (ValidationError, ValueError, TypeError) as error:
                 raise InvalidPayload(f"the payload of {self.name!r} does not fit {self._adapter}: {error}") from error
             models.append(checked)
@@ -329,6 +336,18 @@ class JobType(Generic[P]):
             names = ", ".join(cast(dict[str, object], fields))
             if not hasattr(payload, self._group):
                 raise ConfigurationError(f"{self.name}: group={self._group!r} is no field of its payload ({names})")
+
+
+def _holds_secret(value: object) -> bool:
+    match value:
+        case SecretStr() | SecretBytes() | Secret():
+            return bool(cast(object, value.get_secret_value()))
+        case Mapping():
+            return any(map(_holds_secret, cast(Mapping[object, object], value).values()))
+        case list() | tuple() | set() | frozenset():
+            return any(map(_holds_secret, cast(Iterable[object], value)))
+        case _:
+            return False
 
 
 def _group_value(group: GroupOf[P], payload: Any) -> Callable[[P], object]:

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import BaseModel, ConfigDict, Field, SecretBytes, SecretStr, computed_field, field_serializer
 from sidings.errors import (
     ConfigurationError,
     EnqueueError,
@@ -21,6 +21,7 @@ from sidings.errors import (
 )
 from sidings.jobs import Job, Registry, Transaction
 from sidings.jobs.context import work_origin
+from sidings.testing import enqueued
 
 from .support import ORIGIN, Ride, connected, drained, eventually, fetch, running, value
 
@@ -343,6 +344,41 @@ def test_whatever_a_model_holds_survives_the_way_through_json(ride: Ride):
     assert declared.load(declared.dump(ride)) == ride
 
 
+class Card(BaseModel):
+    number: SecretStr
+    more: list[dict[str, SecretBytes]] = []
+    shown: SecretStr | None = None
+    text: str = "**********"
+
+    @field_serializer("shown", when_used="unless-none")
+    def reveal(self, shown: SecretStr) -> str:
+        return shown.get_secret_value()
+
+
+@pytest.mark.parametrize(
+    ("card", "refused"),
+    [
+        (Card(number=SecretStr("4711")), True),
+        (Card(number=SecretStr(""), more=[{"a": SecretBytes(b"4711")}]), True),
+        (Card(number=SecretStr(""), shown=SecretStr("4711")), False),
+    ],
+)
+async def test_a_secret_of_which_json_gets_asterisks_is_refused(database: str, card: Card, refused: bool):
+    """The handler got the asterisks, and nobody was told."""
+    registry = Registry()
+
+    @registry.job()
+    async def pay(job: Job[Card]) -> None: ...
+
+    async with connected(database) as connection, connection.transaction():
+        if refused:
+            with pytest.raises(InvalidPayload, match=r"holds a secret .* of which JSON gets asterisks: give the field"):
+                await pay.enqueue(connection, card, origin=ORIGIN)
+        else:
+            await pay.enqueue(connection, card, origin=ORIGIN)
+            assert await enqueued(connection, pay) == [card]
+
+
 async def test_text_with_nul_in_a_payload_is_stored_and_comes_back(database: str):
     registry = Registry()
     seen: list[str] = []
@@ -369,6 +405,8 @@ REFUSED: dict[str, tuple[type[EnqueueError], str, dict[str, Any]]] = {
     "a wrong payload": (InvalidPayload, "does not fit", {"payload": {"number": "many"}}),
     "a payload of another model": (InvalidPayload, "does not fit", {"payload": Stop(transport=1)}),
     "a lone surrogate": (InvalidPayload, "does not fit", {"payload": Ride(transport="\ud800"), "group": "a"}),
+    "a time that is a text": (EnqueueError, "is no time: give an aware", {"run_at": "2030-01-01T12:00:00Z"}),
+    "a day": (EnqueueError, "is no time: give an aware", {"run_at": NOON.date()}),
     "a naive time": (EnqueueError, "has no time zone", {"run_at": NOON.replace(tzinfo=None)}),
     "a time at the end of all": (EnqueueError, "no time", {"run_at": datetime.max.replace(tzinfo=UTC)}),
     "a time before all": (EnqueueError, "no time", {"run_at": datetime.min.replace(tzinfo=UTC)}),
