@@ -87,6 +87,7 @@ class Reader:
         self._drawn = 0  # the last position that had been drawn when the last read was answered
         self._most_late = _MOST_LATE
         self._most: int | None = None  # rows of a read; None: as many as there is room for
+        self._too_long = 0  # so many reads have, one after the other
         self._turns: int | None = None  # how many origins are read forward at once; None: all
         self._turn = 0  # how many have had their turn
         self._leaves_out = True  # deep lanes, as long as the server steps over their rows in time
@@ -146,7 +147,7 @@ class Reader:
                 continue
             finally:
                 self._busy_since = None
-            took = now() - sent
+            took, self._too_long = now() - sent, 0
             self._deliver(plan, rows, sent)
             if self._most is not None and took < _QUICK_READ:
                 self._most = self._most * 2 if self._most < self._scheduler.window else None
@@ -162,7 +163,12 @@ class Reader:
         """The read took too long. It may have had to step over millions of rows that are not committed yet, in many
         origins: read fewer of them forward at once; a mark that has passed such rows does not meet them again. Or over
         as many of lanes that are left out: take these page by page, until all marks are at the end. Or its rows are
-        large, and the way here is narrow: ask for fewer."""
+        large, and the way here is narrow: ask for fewer. Where the very next one took too long as well, it may have
+        looked for late rows among millions that stand still, behind the mark of a transaction that was open for long:
+        from 0 on no row is late, and all are read page by page."""
+        self._too_long += 1
+        if self._too_long > 1:
+            self._forget_all()
         self._turns = max(1, sum(page > 0 for page in plan.pages) // 4)
         self._most = max(1, (sum(plan.pages) + len(plan.lanes) * plan.size) // 4)
         self._leaves_out = self._leaves_out and not plan.left_out
@@ -400,11 +406,15 @@ class Reader:
             what = "replaced" if replaced else "restarted"
             log.warning("Postgres was %s (%s): reading everything anew", what, server)
             self.server, self._timeline = server, _timeline(server)
+        self._give_up(plan)
+        self._forget_all()
+        self._on_new_server(replaced)
+
+    def _forget_all(self) -> None:
+        """Read everything from 0 again, and take nothing for late that is found there."""
         self._marks.reset()
         self._drawn = 0
-        self._give_up(plan)
         self._scheduler.forget_waiting(*self._scheduler.origins.values())
-        self._on_new_server(replaced)
 
 
 def _timeline(server: str | None) -> str:

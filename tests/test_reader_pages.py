@@ -11,10 +11,11 @@ from sidings.executor import Executor, ExecutorSettings, PostgresSettings, reade
 from sidings.jobs import Job, Registry
 from tenacity import wait_fixed
 
-from .support import ORIGIN, Ride, connected, enqueue, eventually, running
+from .support import ORIGIN, SECONDS, Ride, connected, enqueue, eventually, running
 
 PAUSED = 6_000
-BEHIND = 2_500
+BEHIND = 2_000
+STILL = 1_500
 ROW_SECONDS = 0.001
 
 
@@ -61,6 +62,21 @@ async def slow_rows(dsn: str, type: str) -> AsyncIterator[str]:
             await admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+@asynccontextmanager
+async def impatient(dsn: str, registry: Registry) -> AsyncIterator[Executor]:
+    """An executor that gives a call up after a second. It reads a page in far less."""
+    settings = PostgresSettings(dsn=dsn, call_seconds=1.0)
+    executor = Executor("test", registry, settings, ExecutorSettings(shutdown_seconds=2.0), prometheus=None)
+    executor.scheduler.window = 100
+    await executor.start()
+    try:
+        executor.assign([ORIGIN], 1)
+        await executor.settled(SECONDS)
+        yield executor
+    finally:
+        await executor.stop()
+
+
 async def test_a_group_too_deep_to_be_stepped_over_in_time_is_read_page_by_page(
     database: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -79,13 +95,33 @@ async def test_a_group_too_deep_to_be_stepped_over_in_time_is_read_page_by_page(
 
     await enqueue(database, deep, (Ride(transport="deep", number=n) for n in range(BEHIND)))
     await enqueue(database, quick, [Ride(transport="quick", number=1)])
-    async with slow_rows(database, "deep") as slow:
-        settings = PostgresSettings(dsn=slow, call_seconds=1.0)
-        executor = Executor("test", registry, settings, ExecutorSettings(shutdown_seconds=2.0), prometheus=None)
-        executor.scheduler.window = 300  # so a page is read in time
-        await executor.start()
-        try:
-            executor.assign([ORIGIN], 1)
+    async with slow_rows(database, "deep") as slow, impatient(slow, registry):
+        await eventually(lambda: started)
+
+
+async def test_late_rows_among_too_many_to_be_looked_through_in_time_are_found_by_reading_anew(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A transaction that was open at the first read ends: its rows may stand anywhere. Looking for them among what
+    stands still took longer than a call may take; the read was repeated for ever, and no job was found any more."""
+    monkeypatch.setattr(reader, "_LONG_READ", 0.5)
+    registry, started = Registry(), list[int]()
+
+    @registry.job()
+    async def bulk(job: Job[Ride]) -> None:
+        raise AssertionError("it is paused")
+
+    @registry.job(group="transport")
+    async def quick(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    async with connected(database) as writer, slow_rows(database, "bulk") as slow:
+        await Admin(writer, actor="test").pause(type="bulk", reason="a test")
+        transaction = writer.transaction()
+        await transaction.start()
+        await quick.enqueue(writer, Ride(transport="a", number=1), origin=ORIGIN)
+        await enqueue(database, bulk, (Ride(number=n) for n in range(STILL)))
+        async with impatient(slow, registry) as executor:
+            await eventually(lambda: executor.scheduler.origins[ORIGIN].high > STILL)
+            await transaction.commit()
             await eventually(lambda: started)
-        finally:
-            await executor.stop()

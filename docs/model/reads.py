@@ -15,7 +15,7 @@ Writers that lock an entity's row before they enqueue are modelled by `wait N`. 
 from collections.abc import Iterator
 
 from reads_memory import compact, crowded, forget_waiting
-from reads_reader import other_server, reader_steps
+from reads_reader import other_server, reader_steps, start_over
 from reads_state import (
     ABORTED,
     BACKOFF,
@@ -257,7 +257,13 @@ class Reads:
         if None in s.marks.high:
             high = tuple(h or 0 for h in s.marks.high)
             yield "the other origin is acquired", s._replace(marks=s.marks._replace(high=high), complete=None)
-        if s.forgets:
+        if s.forgets and self.scenario.starts_over:
+            if s.read is None:
+                yield (
+                    "two reads have failed: the reader starts over",
+                    start_over(self, s)._replace(forgets=s.forgets - 1),
+                )
+        elif s.forgets:
             yield "the executor forgets what waits", forget_waiting(s)._replace(forgets=s.forgets - 1)
         if s.restarts and (s.newest is not None or not self.protocol.undone):
             yield "the server fails over" if self.protocol.undone else "the server restarts", self._restarted(s)

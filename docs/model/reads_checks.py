@@ -180,6 +180,12 @@ _BUGS = [
         known="without the ended",
     ),
     _bug(
+        "starting over: the marks of the origins are kept",
+        "LV",
+        _scenario(*_TWO_GROUPS, forgets=1, starts_over=True, brisk=True),
+        starting_over="from the marks",
+    ),
+    _bug(
         "read anew: what is under way is forgotten",
         "I2",
         _scenario("enqueue g, commit", restarts=1),
@@ -290,6 +296,15 @@ RIGHT = [
     _right("reading anew", _scenario(*_TWO_GROUPS, keep=1, forgets=2)),
     _right("reading anew with a failing, deep group", _scenario(_DEEP, "enqueue g, commit", keep=1, forgets=1,
                                                                 fails=(0,)), leave_out=True),
+    _right("starting over, one group, a failure", _scenario(
+        *_ONE_GROUP, keep=1, forgets=1, starts_over=True, fails=(0,))),
+    _right("starting over, a pair of writers", _scenario(
+        *_PAIR, keep=1, forgets=1, starts_over=True, brisk=True), FULL),
+    _right("starting over with a failing, deep group", _scenario(
+        _DEEP, "enqueue g, commit", keep=1, forgets=1, starts_over=True, lost_answers=1, fails=(0,)), FULL,
+        leave_out=True),
+    _right("starting over, with glances", _scenario(*_TWO_GROUPS, forgets=2, starts_over=True, brisk=True), QUICK,
+           glance="before the read"),
     _right("the server restarts", _scenario(*_PAIR, keep=1, restarts=1, brisk=True)),
     _right("failover: everything is forgotten", _scenario(*_PAIR, keep=1, restarts=1, brisk=True), undone=True,
            restart="forget everything", notice="on connecting"),

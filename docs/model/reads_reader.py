@@ -24,7 +24,7 @@ from reads_state import (
 if TYPE_CHECKING:
     from reads import Reads
 
-__all__ = ["other_server", "reader_steps"]
+__all__ = ["other_server", "reader_steps", "start_over"]
 
 Steps = Iterator[tuple[str, State]]
 
@@ -277,6 +277,14 @@ def other_server(m: "Reads", s: State) -> State:
     if m.protocol.restart.startswith(("forget everything", "forget all")):
         s = s._replace(jobs=tuple(_cancelled(j) for j in s.jobs), cycle=None)
     return s
+
+
+def start_over(m: "Reads", s: State) -> State:
+    """Late rows could not be looked for in time: from 0 on none is late."""
+    marks = Marks(tuple(None if h is None else 0 for h in s.marks.high), None, 0, (), 0, s.marks.server)
+    if m.protocol.starting_over == "from the marks":
+        return s._replace(marks=marks._replace(high=s.marks.high), glance=None, complete=None)
+    return forget_waiting(s)._replace(marks=marks, glance=None)
 
 
 def _lone_refills(m: "Reads", s: State) -> Steps:

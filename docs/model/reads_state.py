@@ -235,6 +235,7 @@ class Protocol:
     left_out: str = "keeps more"  # "forgotten": a refill in the same read clears `more`
     compacted: str = "to before the head"  # "to the head", "not more"
     forgetting: str = "voids the read under way"  # "applies it"
+    starting_over: str = "from 0"  # "from the marks": only what is needed to find late rows is forgotten
     restart: str = "forget the waiting"  # "unnoticed", "forget what is under way", "forget everything", …
     notice: str = "with a read"  # "on connecting": another server is noticed before anything is sent to it
     undone: bool = False  # a restart is a failover that has lost the last commit
@@ -259,7 +260,7 @@ class Scenario:
     keep: fetched rows per group. page: rows of a forward read. fails: jobs that fail once. origins: the origin of each
     group; the second one is acquired some time later. brisk: handlers take no time and cycles are acknowledged at once,
     which keeps the space small where it does not matter. latest: of a group's waiting jobs only the newest runs.
-    full: memory may be too full for a forward part.
+    full: memory may be too full for a forward part. starts_over: where it forgets, it is the reader, which starts over.
     """
 
     writers: tuple[tuple[str, ...], ...]
@@ -274,3 +275,4 @@ class Scenario:
     brisk: bool = False
     latest: bool = False
     full: bool = False
+    starts_over: bool = False
