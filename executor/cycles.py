@@ -19,6 +19,7 @@ import asyncpg
 
 from ..errors import PostgresUnavailable
 from ..jobs import SUCCEEDED, Again, Committed, ErrorInfo, Hold, Registry
+from ..outage import Outage
 from ..schema import load_sql
 from .attempts import Finished
 from .clock import now
@@ -91,6 +92,7 @@ class CycleLoop:
         self._cycle = 0
         self._ahead = 0.0
         self._uncounted: list[list[Finished]] = []
+        self._unanswered = Outage(log, "what became of jobs could not be recorded")
         self._named: dict[int, Entry] = {}
         self._expected = Expected(scheduler)
         self._barriers: list[asyncio.Future[None]] = []
@@ -374,6 +376,7 @@ class CycleLoop:
         while True:
             try:
                 row = await answer
+                self._unanswered.over()
                 if applied(row):
                     self._count_unmatched(batch, row)
                     return number
@@ -383,7 +386,7 @@ class CycleLoop:
                 number = following
             except PostgresUnavailable as error:
                 # Whether it has committed is unknown. The same number goes out again: only one of the two can apply.
-                log.warning("cycle %s is unanswered: %s", number, error)
+                self._unanswered.failed(error)
                 await backoff.sleep()
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                 await self._leave_out_locked(batch, backoff)

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from ..errors import ConfigurationError, PostgresUnavailable
 from ..jobs import Registry
+from ..outage import Outage
 from ..schema import load_sql
 from .clock import now
 from .cycles import CycleLoop
@@ -302,7 +303,7 @@ class Executor:
                 raise
 
     async def _register(self) -> None:
-        backoff = Backoff()
+        backoff, outage = Backoff(), Outage(log, "the executor could not be registered")
         while True:
             try:
                 if not self._checked:
@@ -315,8 +316,9 @@ class Executor:
                 break  # an earlier sending has committed although its answer was lost
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 self._refusal = None if isinstance(error, PostgresUnavailable) else str(error)
-                log.warning("the executor waits for Postgres: %s", error)
+                outage.failed(error)
                 await backoff.sleep()
+        outage.over()
         self._periodic.executor_id = self.id
         self.cycles.begin(self.id)
         self._transactional.executor_id = self._leases.executor_id = self._reconciler.executor_id = (

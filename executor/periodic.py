@@ -17,6 +17,7 @@ import asyncpg
 
 from ..errors import PostgresUnavailable
 from ..jobs import JobType, Periodic, Registry, Tick
+from ..outage import Outage
 from ..schema import load_sql
 from .clock import now
 from .link import Backoff, Link
@@ -92,6 +93,7 @@ class PeriodicLoop:
 
     async def run(self) -> None:
         """Fire for ever; for a process without periodic jobs, sleep."""
+        outage = Outage(log, "periodic jobs could not be fired")
         while True:
             declared = {t.name: t for t in self._registry if t.periodic is not None}
             try:
@@ -102,8 +104,9 @@ class PeriodicLoop:
                     self._prune_at = now() + _PRUNE_SECONDS
                     await self._link.fetch(self._prune_sql)
                 self.backoff.reset()
+                outage.over()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                log.warning("periodic jobs could not be fired, trying again: %s", error)
+                outage.failed(error)
                 self._look_at = 0.0  # what was under way may have been committed
                 await self.backoff.sleep(error)
                 continue

@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 
 from ..errors import PostgresUnavailable
+from ..outage import Outage
 from ..schema import load_sql
 from .clock import now
 from .glance import GLANCE_FROM, Glance
@@ -57,6 +58,7 @@ class Promoter:
 
     async def run(self) -> None:
         """Promote for ever."""
+        outage = Outage(log, "delayed jobs could not be promoted")
         while True:
             self._sooner.clear()
             self._next = now() + _POLL_SECONDS * random.uniform(0.8, 1.2)
@@ -78,8 +80,9 @@ class Promoter:
                         self._silent(),
                     )
                     self.backoff.reset()
+                    outage.over()
                 except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                    log.warning("delayed jobs could not be promoted, trying again: %s", error)
+                    outage.failed(error)
                     await self.backoff.sleep(error)
                     continue
                 assert row is not None

@@ -15,6 +15,7 @@ from uuid import UUID
 import asyncpg
 
 from ..errors import PostgresUnavailable
+from ..outage import Outage
 from ..schema import load_sql
 from .clock import now
 from .cycles import CycleLoop
@@ -130,13 +131,15 @@ class Reconciler:
 
     async def run(self) -> None:
         """Acquire and release for ever, at a change and now and then."""
+        outage = Outage(log, "origins could not be reconciled")
         while True:
             pause = min(1.0, self._settings.lease_seconds / 6)
             try:
                 pause = min(pause, await self._reconcile())
                 self.backoff.reset()
+                outage.over()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                log.warning("origins could not be reconciled, trying again: %s", error)
+                outage.failed(error)
                 self._changed.clear()
                 await self.backoff.sleep(error)
                 continue

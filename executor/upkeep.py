@@ -7,6 +7,7 @@ from collections.abc import Callable
 import asyncpg
 
 from ..errors import PostgresUnavailable
+from ..outage import Outage
 from ..schema import load_sql
 from .link import Link
 from .metrics import ExecutorMetrics
@@ -59,7 +60,7 @@ class Upkeep:
 
     async def run(self) -> None:
         """Do each of the tasks in its time, for ever. A failed one is logged and tried at its next turn."""
-        loop = asyncio.get_running_loop()
+        loop, outage = asyncio.get_running_loop(), Outage(log, "upkeep could not be done")
         audit_at = loop.time() + self._settings.audit_seconds
         orphans_at = loop.time() + _ORPHANS_SECONDS
         ages_at = maintain_at = archive_at = warn_at = loop.time()
@@ -86,7 +87,10 @@ class Upkeep:
                 if time >= audit_at:
                     audit_at = time + self._settings.audit_seconds
                     await self.audit()
-            except (PostgresUnavailable, asyncpg.PostgresError) as error:
+                outage.over()
+            except PostgresUnavailable as error:
+                outage.failed(error)
+            except asyncpg.PostgresError as error:
                 log.warning("upkeep failed, trying again: %s", error)
 
     async def _look_at_archive(self) -> asyncpg.Record:
