@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from sidings import ConfigurationError
-from sidings.devstack.fixtures import TopicFactory
+from sidings.devstack.fixtures import OwnKafka, TopicFactory
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.spark_analytics.transactions import Config, combine
 from sidings.spark_analytics.transactions.__main__ import run
@@ -43,6 +44,7 @@ from .cdc_support import (
     some_rows,
     toml,
 )
+from .guide import block
 from .support import eventually
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -324,6 +326,52 @@ async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_
         await ended(spark, by)
     assert await ended(spark, by.model_copy(update={"topics": ("nothing",)})) == 1
     assert re.match(r"not started: .*\n.*UnknownTopicOrPartition", caplog.messages[-1])
+
+
+@pytest.mark.chaos
+async def test_a_secured_kafka_takes_the_documented_options_and_nothing_shows_the_password(
+    spark: SparkSession,
+    own_kafka: OwnKafka,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+):
+    caplog.set_level("INFO")
+    kafka = await asyncio.to_thread(lambda: own_kafka(secure=True))
+    names = {name: name for name in ("cdc", "customers", "addresses", "alerts")}
+    for name in names:
+        await create_topic(kafka.bootstrap, name, partitions=1)
+    await produce(kafka.bootstrap, "cdc", header_rows("t", [UPDATE] * 3))
+
+    def secured(password: str) -> Config:
+        documented = block("cdc-transactions.md", "A secured Kafka", "toml")
+        for text, ours in {
+            "/etc/cdc/ca.pem": str(kafka.ca_file),
+            'username="cdc"': f'username="{kafka.username}"',
+            'password="…"': f'password="{password}"',
+        }.items():
+            assert documented.count(text) == 1
+            documented = documented.replace(text, ours)
+        options = tomllib.loads(documented)["kafka_options"]
+        return configured(names, kafka.secure_bootstrap, tmp_path, kafka_options=options)
+
+    assert await ended(spark, secured("a guess")) == 1
+    assert "Authentication failed: Invalid username or password" in caplog.messages[-1]
+
+    by = secured(kafka.password)
+    query = await asyncio.to_thread(combine, spark, by, available_now=True)
+    await asyncio.to_thread(query.awaitTermination)
+    query.explain(extended=True)
+    print(query.lastProgress, query.status, by, repr(by))
+    assert rows_of(await read(configured(names, kafka.bootstrap, tmp_path))) == {("t", n) for n in (1, 2, 3)}
+    said = capfd.readouterr()
+    assert "MapInArrow" in said.out
+    for text in (said.out, said.err, caplog.text):
+        assert kafka.password not in text
+        assert "a guess" not in text
+    kept = [file.read_bytes() for file in Path(by.checkpoint).rglob("*") if file.is_file()]
+    assert kept
+    assert not any(kafka.password.encode() in content for content in kept)
 
 
 @pytest.mark.chaos
