@@ -4,6 +4,7 @@ handler has returned or raised. Pure but for the log."""
 import json
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, cast
 
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
@@ -42,11 +43,20 @@ def job_of(job_type: JobType[Any], entry: Entry) -> Job[Any]:
     return job
 
 
-def call_in_thread(handler: Callable[[Any], object], argument: Any) -> object:
+def call_in_thread(call: Future[object], handler: Callable[[Any], object], argument: Any) -> None:
+    """Call a plain function, unless the call has been withdrawn; what comes of it goes into `call`."""
+    if not call.set_running_or_notify_cancel():
+        return
     try:
-        return handler(argument)
+        call.set_result(handler(argument))
     except (StopIteration, KeyboardInterrupt, SystemExit) as error:  # no future can carry them as what they are
-        raise RuntimeError(f"the handler raised {error!r}") from error
+        raised = RuntimeError(f"the handler raised {error!r}")
+        raised.__cause__ = error
+        call.set_exception(raised)
+    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded
+        call.set_exception(error)
+    finally:
+        del call, argument  # an error's traceback leads here
 
 
 def invalid(entry: Entry, error: Exception) -> Outcome:

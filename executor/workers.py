@@ -25,6 +25,7 @@ from ..jobs import (
     Outcome,
     OutcomeName,
     Registry,
+    Snooze,
     current_origin,
 )
 from ..jobs.context import current_work
@@ -41,6 +42,7 @@ log = logging.getLogger("sidings.executor")
 _STREAK = 64  # jobs that one worker runs before it lets the event loop go round
 _AT_ONCE = 2  # workers that take quick jobs in turns
 _SWEEP_SECONDS = 0.05
+_NO_THREAD_SECONDS = 1.0  # until a plain function is tried again for which there was no thread
 _STOP_SECONDS = 5.0  # how long a handler may take to notice the last cancellation
 
 
@@ -148,7 +150,7 @@ class Workers:
             if pending:
                 log.error("stopped although %s handlers take no notice of their cancellation", len(pending))
             for worker in self.all:  # `entry` stays where a handler still runs: the watchdog goes on looking there
-                if worker.call is not None:
+                if worker.call is not None and not worker.call.cancel():
                     worker.call.add_done_callback(worker.left)
                 elif worker.task not in pending:
                     worker.entry = None
@@ -438,8 +440,14 @@ class Workers:
         """A plain function. It cannot be interrupted: cancellation waits for it, and its own end counts."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="sidings-job")
-        context, handler = copy_context(), cast(Callable[[Any], object], job_type.handler)
-        worker.call = self._threads.submit(context.run, call_in_thread, handler, argument)
+        handler = cast(Callable[[Any], object], job_type.handler)
+        worker.call = Future()
+        try:
+            self._threads.submit(copy_context().run, call_in_thread, worker.call, handler, argument)
+        except RuntimeError as error:  # no more threads for this process; but the pool keeps the call, for one it has
+            if worker.call.cancel():
+                log.warning("%s does not start yet, there is no thread for it: %s", job_type.name, error)
+                raise Snooze(_NO_THREAD_SECONDS, f"no thread for it: {error}") from error
         call = asyncio.wrap_future(worker.call)
         while not call.done():
             try:

@@ -382,6 +382,43 @@ async def test_a_plain_function_over_its_timeout_keeps_its_group_until_it_return
     assert [row["outcome"] for row in rows] == ["succeeded"] * 3  # its own end counts
 
 
+@pytest.mark.parametrize("batch", [None, 2])
+async def test_a_plain_function_for_which_there_is_no_thread_has_not_run_and_does_not(
+    database: str, caplog: pytest.LogCaptureFixture, batch: int | None
+):
+    """Python's pool says that it could not start a thread, and keeps the call for the next that is free. The attempt
+    counted as failed, and the function ran all the same: after the job was discarded, or beside its next attempt."""
+    registry = Registry()
+    called: list[int] = []
+    go_on = threading.Event()
+
+    def work(given: Any) -> None:
+        [job] = given if batch else [given]
+        called.append(job.payload.number)
+        if job.payload.number == 1:
+            assert go_on.wait(30)
+
+    ride = registry.job(
+        name="ride", payload=Ride, group="transport", retry=Retry(stop=stop_after_attempt(1)), batch=batch
+    )(work)
+    before = threading.stack_size()
+    try:
+        async with running(database, registry):
+            await enqueue(database, ride, [Ride(transport="a", number=1)])
+            await eventually(lambda: called == [1], "the first has its thread")
+            threading.stack_size(1 << 46)  # more than there is: so no thread can be started
+            await enqueue(database, ride, [Ride(transport="b", number=2)])
+            await eventually(lambda: "no thread for it" in caplog.text or "discarded" in caplog.text)
+            threading.stack_size(before)
+            go_on.set()
+            rows = await ended(database, 3)
+    finally:
+        threading.stack_size(before)
+        go_on.set()
+    assert called == [1, 2]
+    assert sorted(row["outcome"] for row in rows) == ["snoozed", "succeeded", "succeeded"]
+
+
 async def test_a_handler_that_swallows_its_cancellation_and_returns_has_succeeded(database: str):
     registry = Registry()
     cancelling: list[int] = []
