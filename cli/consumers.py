@@ -83,7 +83,7 @@ async def reset(
 def _kafka(bootstrap: str | None) -> "KafkaSettings":
     """What the option says, else the environment, as for ``Service.from_env``."""
     from ..kafka import KafkaSettings
-    from ..service.environment import environment
+    from ..kafka.environment import environment
 
     if not bootstrap:
         raise ConfigurationError("no Kafka is named: give --kafka host:port, or set SIDINGS_KAFKA")

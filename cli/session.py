@@ -106,7 +106,7 @@ def postgres_settings(dsn: str | None, schema: str | None) -> "PostgresSettings"
         raise ConfigurationError("--postgres: this is no DSN: give postgresql://user:password@host:port/database")
     name = valid_schema_name(schema or "sidings")
     if any(variable.upper().startswith("SIDINGS_POSTGRES_") for variable in os.environ):
-        from ..service.environment import environment
+        from ..kafka.environment import environment
 
         given = environment().get("postgres")
         if isinstance(given, PostgresSettings) and given.dsn == dsn:

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from ..errors import ConfigurationError
 from ..schema import valid_schema_name
@@ -25,7 +25,7 @@ class PostgresSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     dsn: str
-    password: str | Callable[[], str] | None = Field(default=None, repr=False)
+    password: SecretStr | Callable[[], str] | None = None
     schema_name: str = "sidings"
     pgbouncer: bool = False
     connect_seconds: float = Field(default=5.0, gt=0)
@@ -48,8 +48,10 @@ class PostgresSettings(BaseModel):
     def secret(self) -> str | Callable[[], str] | None:
         """`password`, for asyncpg: a function's failure is that of a server that cannot be reached."""
         password = self.password
-        if password is None or isinstance(password, str):
-            return password
+        if password is None:
+            return None
+        if isinstance(password, SecretStr):
+            return password.get_secret_value()
 
         def of_now() -> str:
             try:

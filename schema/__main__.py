@@ -20,8 +20,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if not arguments.dsn:
         parser.error("give the DSN of the database, or set SIDINGS_POSTGRES")
+    password = os.environ.get("SIDINGS_POSTGRES_PASSWORD")
     try:
-        applied = asyncio.run(migrate(arguments.dsn, service=arguments.service, schema=arguments.schema))
+        applied = asyncio.run(
+            migrate(arguments.dsn, service=arguments.service, schema=arguments.schema, password=password)
+        )
     except (SidingsError, OSError, asyncpg.PostgresError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

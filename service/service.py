@@ -34,11 +34,11 @@ from ..kafka import (
     check_topic,
     reset_offsets,
 )
+from ..kafka.environment import environment
 from ..schema import Migration, migrate
 from ..supervision import relax_collector, stop_signals
 from ..waiting import done_unless_set
 from .configuration import Configuration
-from .environment import environment
 from .life import Life
 from .parts import Database, Parts
 from .subscriptions import Subscriptions

@@ -14,7 +14,17 @@ from sidings.errors import KafkaUnavailable
 from sidings.kafka.outbox import NotPublished
 from sidings.kafka.settings import KafkaSettings
 
-from .outbox_support import Writer, assert_complete, emptied, publish, publishing, records, relaying, sending
+from .outbox_support import (
+    Writer,
+    assert_complete,
+    emptied,
+    publish,
+    publishing,
+    records,
+    relay_process,
+    relaying,
+    sending,
+)
 from .support import eventually
 
 AUTHORIZED = {
@@ -94,6 +104,25 @@ async def test_topics_without_the_right_to_write_fail_alone_and_are_parked_with_
         await producer.send("etas", key="k", value=b"x")
         with pytest.raises(NotPublished, match="TopicAuthorizationFailed"):
             await producer.send("hidden", key="k", value=b"x")
+
+
+async def test_a_relay_alone_is_set_up_by_the_environment(
+    database: str, guarded: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knew the servers' addresses and nothing else: with a secured Kafka there could be none."""
+    settings = {"security_protocol": "SASL_SSL", "cafile": guarded.ca_file, "sasl_username": guarded.username}
+    for name, value in {**settings, "sasl_password": guarded.password}.items():
+        monkeypatch.setenv(f"SIDINGS_KAFKA_{name.upper()}", str(value))
+    account, _, server = database.removeprefix("postgresql://").partition("@")
+    monkeypatch.setenv("SIDINGS_POSTGRES_PASSWORD", account.partition(":")[2])
+    await create_topic(guarded.bootstrap, "charges", partitions=2)
+    await allow(guarded, "charges", WRITE)
+    await publish(database, "charges", [(f"k{n}", b"x") for n in range(20)])
+    dsn = f"postgresql://{account.partition(':')[0]}:wrong@{server}"
+    async with relay_process(dsn, guarded.secure_bootstrap) as relay:
+        await emptied(database)
+        assert await relay.terminate() == 0
+    assert len(await records(guarded.bootstrap, "charges")) == 20
 
 
 async def test_a_wrong_password_keeps_the_messages_and_says_why(database: str, guarded: Kafka) -> None:

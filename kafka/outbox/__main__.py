@@ -1,4 +1,7 @@
-"""``python -m sidings.kafka.outbox --service NAME``: a relay alone, until SIGTERM or SIGINT."""
+"""``python -m sidings.kafka.outbox --service NAME``: a relay alone, until SIGTERM or SIGINT.
+
+Its connections are set up by the environment, as those of ``Service.from_env`` are; the options come before it.
+"""
 
 import argparse
 import asyncio
@@ -7,18 +10,19 @@ import os
 import signal
 import sys
 
-from ...errors import SidingsError
-from ...executor import PostgresSettings
+from ...errors import ConfigurationError, SidingsError
 from ...supervision import relax_collector
-from ..settings import KafkaSettings
+from ..environment import environment
 from .relay import Relay
 from .settings import OutboxSettings
 
 
 async def _run(arguments: argparse.Namespace) -> None:
     settings = OutboxSettings.model_validate_json(arguments.settings)
-    postgres = PostgresSettings(dsn=arguments.postgres, schema_name=arguments.schema)
-    relay = Relay(arguments.service, postgres, KafkaSettings(bootstrap=arguments.kafka), settings)
+    given = environment()
+    if not {"postgres", "kafka"} <= given.keys():
+        raise ConfigurationError("give --postgres and --kafka, or set SIDINGS_POSTGRES and SIDINGS_KAFKA")
+    relay = Relay(arguments.service, given["postgres"], given["kafka"], settings)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -39,14 +43,16 @@ def main() -> int:
     """Run the command; 0 after a signal, 1 with the reason on stderr otherwise."""
     parser = argparse.ArgumentParser(prog="python -m sidings.kafka.outbox", description="Relay the outbox to Kafka.")
     parser.add_argument("--service", required=True, help="name of the service that the schema belongs to")
-    parser.add_argument("--schema", default="sidings", help="default: sidings")
-    parser.add_argument("--postgres", default=os.environ.get("SIDINGS_POSTGRES"), help="default: $SIDINGS_POSTGRES")
-    parser.add_argument("--kafka", default=os.environ.get("SIDINGS_KAFKA"), help="default: $SIDINGS_KAFKA")
+    for name in ("schema", "postgres", "kafka"):
+        parser.add_argument(f"--{name}", help=f"default: $SIDINGS_{name.upper()}")
     parser.add_argument("--settings", default="{}", help="OutboxSettings as JSON")
     parser.add_argument("--verbose", action="store_true", help="log everything")
     arguments = parser.parse_args()
-    if not arguments.postgres or not arguments.kafka:
-        parser.error("give --postgres and --kafka, or set SIDINGS_POSTGRES and SIDINGS_KAFKA")
+    os.environ |= {
+        f"SIDINGS_{name.upper()}": value
+        for name in ("schema", "postgres", "kafka")
+        if (value := getattr(arguments, name)) is not None
+    }
     logging.basicConfig(
         level=logging.INFO if arguments.verbose else logging.WARNING,
         format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s",

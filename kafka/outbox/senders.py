@@ -15,6 +15,7 @@ from aiokafka.errors import KafkaError, ProducerClosed, UnknownTopicOrPartitionE
 
 from ...errors import KafkaUnavailable
 from ...executor import Backoff
+from ...outage import Outage
 from ..settings import KafkaSettings
 from .settings import OutboxSettings
 
@@ -139,19 +140,19 @@ class Senders:
 
     async def run(self) -> None:
         """Keep a producer connected, for ever."""
-        backoff = Backoff()
+        backoff, outage = Backoff(), Outage(log, "the relay's producer could not be connected")
         while True:
             await self._missing.wait()
             sender = self.alone(idempotent=True)
             try:
                 await sender.start()
             except KafkaUnavailable as error:
-                if self.error is None or self.connections == 0:
-                    log.warning("the relay waits for Kafka: %s", error)
+                outage.failed(error)
                 self.error = str(error)
                 await backoff.sleep()
                 continue
             backoff.reset()
+            outage.over()
             self.error = None
             self.connections += 1
             self._main = sender

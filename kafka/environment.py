@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..errors import ConfigurationError
 from ..executor import ExecutorSettings, PostgresSettings
-from ..kafka import KafkaSettings
+from .settings import KafkaSettings
 
 __all__ = ["environment"]
 
@@ -39,7 +39,10 @@ class _Executor(BaseSettings, ExecutorSettings):  # pyright: ignore[reportIncomp
 
 
 def environment() -> dict[str, Any]:
-    """The arguments of `Service` that the environment gives. Raises `ConfigurationError`."""
+    """The arguments of `Service` that the environment gives, also for commands that need only some of them.
+
+    Raises `ConfigurationError`.
+    """
     given: dict[str, Any] = {}
     if os.environ.get("SIDINGS_POSTGRES"):
         given["postgres"] = _filled(_Postgres)
