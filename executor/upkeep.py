@@ -21,6 +21,7 @@ log = logging.getLogger("sidings.executor")
 
 _AGES_SECONDS = 5.0
 _MAINTAIN_SECONDS = 3_600.0
+_MOST_GATHERED = 1_000_000_000  # bytes, as in sidings.maintain
 _ARCHIVE_SECONDS = 60.0
 _ORPHANS_SECONDS = 60.0
 _PAGE = 1_000
@@ -55,6 +56,7 @@ class Upkeep:
         self._audit_sql = load_sql(__package__, "audit", schema)
         self._ages_sql = load_sql(__package__, "ages", schema)
         self._maintain_sql = load_sql(__package__, "maintain", schema)
+        self._overdue_sql = load_sql(__package__, "overdue", schema)
         self._unarchived_sql = load_sql(__package__, "unarchived", schema)
         self._orphans_sql = load_sql(__package__, "orphans", schema)
 
@@ -72,6 +74,7 @@ class Upkeep:
                     maintain_at = time + 60.0  # if it fails
                     await self._link.fetch(self._maintain_sql, self._settings.history_days)
                     maintain_at = time + _MAINTAIN_SECONDS
+                    await self.look_at_history()
                 if time >= archive_at:
                     archive_at = time + _ARCHIVE_SECONDS
                     late = await self._look_at_archive()
@@ -92,6 +95,24 @@ class Upkeep:
                 outage.failed(error)
             except asyncpg.PostgresError as error:
                 log.warning("upkeep failed, trying again: %s", error)
+
+    async def look_at_history(self) -> None:
+        """Say what maintenance could not do, which it leaves for another time without an error."""
+        [found] = await self._link.fetch(self._overdue_sql, self._settings.history_days)
+        if found["days"]:
+            log.warning(
+                "%s days of the history, from %s on, are over history_days=%s and cannot be dropped: a session never "
+                "lets go of them (pg_stat_activity), or a view depends on them; the log of Postgres has the reason",
+                found["days"],
+                found["first"],
+                self._settings.history_days,
+            )
+        if found["gathered"] > _MOST_GATHERED:
+            log.warning(
+                "the default partition of the history holds %s MB: no day gets one of its own any more "
+                "(docs/operations.md, The history grows)",
+                found["gathered"] // 1_000_000,
+            )
 
     async def _look_at_archive(self) -> asyncpg.Record:
         """What the archive does not have, though the day is over."""

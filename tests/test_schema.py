@@ -647,9 +647,32 @@ async def test_maintenance_that_fails_leaves_no_table_behind(undivided: str):
     async with connected(undivided) as connection, connected(undivided) as reader, reader.transaction():
         await reader.fetch("SELECT count(*) FROM sidings.job_history_default")  # attaching needs the default's lock
         before = await names(connection, TABLES)
-        with pytest.raises(asyncpg.LockNotAvailableError):
+        with pytest.raises(asyncpg.LockNotAvailableError):  # today's: try again soon
             await connection.execute("SELECT sidings.maintain(30)")
         assert await names(connection, TABLES) == before
+
+
+async def test_a_day_ahead_that_cannot_be_made_has_time(undivided: str):
+    """During a backup each instance tried again each minute, and each time cycles waited for two seconds."""
+    async with connected(undivided) as connection, connected(undivided) as backup:
+        await connection.execute("SELECT sidings.make_history_day((now() AT TIME ZONE 'UTC')::date)")
+        async with backup.transaction():
+            await backup.fetch("SELECT count(*) FROM sidings.job_history_default")
+            before = await names(connection, TABLES)
+            await connection.execute("SELECT sidings.maintain(7)")
+            assert await names(connection, TABLES) == before
+        await connection.execute("SELECT sidings.maintain(7)")
+        assert set(await days(connection, 0, 2)) <= set(await names(connection))
+
+
+async def test_a_day_that_something_depends_on_keeps_no_other_from_being_dropped_or_made(undivided: str):
+    async with connected(undivided) as connection:
+        kept, dropped = await an_old_partition(connection, 10), await an_old_partition(connection, 9)
+        await connection.execute(f"CREATE VIEW report AS SELECT count(*) FROM sidings.{kept}")
+        await connection.execute("SELECT sidings.maintain(7)")
+        present = await names(connection)
+        assert set(await days(connection, 0, 2)) | {kept} <= set(present)
+        assert dropped not in present
 
 
 async def test_partitions_are_made_while_outcomes_are_being_written(undivided: str):

@@ -125,3 +125,31 @@ async def test_orphans_are_looked_for(database: str, monkeypatch):
     async with running(database, Registry()) as executor, connected(database) as connection:
         await connection.execute(STORE, "a/0", 100)
         await eventually(lambda: executor._upkeep.orphans == ["a/0"], "it is found")
+
+
+async def test_what_retention_cannot_drop_is_told_of(database: str, caplog, monkeypatch):
+    """Only the log of Postgres told of it, which most who operate a service never see."""
+    async with connected(database) as connection:
+        await connection.execute(
+            """SELECT sidings.make_history_day(day) FROM unnest('{2020-01-01,2020-01-02}'::date[]) day;
+               CREATE VIEW report AS SELECT count(*) FROM sidings.job_history_20200101"""
+        )
+        monkeypatch.setattr(upkeep_module, "_MOST_GATHERED", -1)
+        async with running(database, Registry()):
+            await eventually(lambda: "holds 0 MB" in caplog.text)
+        assert "1 days of the history, from 2020-01-01 on, are over history_days=30 and cannot be" in caplog.text
+        monkeypatch.undo()
+        caplog.clear()
+        await connection.execute("DROP VIEW report; SELECT sidings.maintain(30)")
+        link = Link(PostgresSettings(dsn=database))
+        upkeep = Upkeep(
+            link,
+            Scheduler(lambda kind: True),
+            ExecutorMetrics("test", None),
+            ExecutorSettings(),
+            schema="sidings",
+            on_found=lambda queue: None,
+        )
+        await upkeep.look_at_history()
+        await link.close()
+        assert caplog.text == ""
