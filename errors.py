@@ -127,7 +127,8 @@ class MissingGroup(EnqueueError):
 
 
 class NotInTransaction(EnqueueError):
-    """The connection is in autocommit, so the job could not commit together with the state change."""
+    """The connection is in autocommit, or the transaction has ended, so the job could not commit together with the
+    state change."""
 
 
 class ConsumerError(SidingsError):

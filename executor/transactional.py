@@ -144,6 +144,7 @@ class Transactional:
                     await handler()
             finally:
                 limit(None)
+                job.transaction.close()
             if not connection.is_closed() and not connection.is_in_transaction():  # the job's end would commit alone
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its job")
         except BaseException:

@@ -62,7 +62,8 @@ class Registry:
             it keeps its group until it returns.
         history: whether attempts of this type leave rows in `job_history`.
         transactional: the handler gets `job.tx`, a transaction that also ends the job: what it writes there happens
-            exactly once. It must not commit by itself, and it holds a connection while it runs.
+            exactly once. It must not commit by itself, has to await what it starts with `job.tx`, and holds a
+            connection while it runs.
         home: a topic. The jobs belong to the partition of it that has their group as its key, wherever they are
             enqueued: so those that come from messages of several topics, from HTTP requests or from timers meet.
         policy: how the jobs of one group relate. ``"serial"``: one at a time, in order, whatever their types.

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
+from ..errors import NotInTransaction
+
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
 else:
@@ -23,13 +25,27 @@ class Transaction:
     at the end of its block. It has asyncpg's query methods; `connection` is asyncpg's own object.
     """
 
-    __slots__ = ("connection", "enqueued", "published")
+    __slots__ = ("_connection", "enqueued", "published")
 
     def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+        self._connection: Connection | None = connection
         # Origins whose executors should look for jobs once this has committed; and of jobs that came alone, which.
         self.enqueued: dict[str, list[int]] = {}
         self.published = False  # whether a relay should look for messages then
+
+    @property
+    def connection(self) -> Connection:
+        """asyncpg's own object. Raises `NotInTransaction` after the end of a job's handler."""
+        if self._connection is None:
+            raise NotInTransaction(
+                "the job of this transaction has ended: its handler has to await all that it starts. asyncio.gather "
+                "goes on with the others when one has failed; asyncio.TaskGroup cancels them"
+            )
+        return self._connection
+
+    def close(self) -> None:
+        """Its connection is going to serve others: what a handler has left behind must not reach their transactions."""
+        self._connection = None
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run `query` and return Postgres' command tag."""

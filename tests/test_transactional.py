@@ -7,7 +7,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
-from sidings.errors import ConfigurationError
+from sidings.errors import ConfigurationError, NotInTransaction
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.executor.attempts import job_of
 from sidings.executor.clock import now
@@ -100,6 +100,51 @@ async def test_a_failed_attempt_leaves_no_effect(connection: asyncpg.Connection,
     await until(connection, NOTHING_WAITS)
     assert await connection.fetchval("SELECT array_agg(note) FROM effect") == ["attempt 3"]
     assert await outcomes(connection) == ["retried", "retried", "succeeded"]
+
+
+async def test_what_a_failed_attempt_has_left_behind_reaches_no_other_transaction(
+    connection: asyncpg.Connection, start: Start
+) -> None:
+    """asyncio.gather goes on with the others when one has failed. What they wrote then was committed at once, or with
+    whatever job had the connection next."""
+    registry, go_on = Registry(), asyncio.Event()
+    tried: list[object] = []
+
+    @registry.job(transactional=True, retry=Retry(stop=stop_after_attempt(1)))
+    async def gathering(job: Job[dict[str, str]]) -> None:
+        async def fail() -> None:
+            raise ValueError("the carrier does not answer")
+
+        async def late() -> None:
+            await go_on.wait()
+            for write in (
+                lambda: job.tx.execute("INSERT INTO effect VALUES (1, 'late')"),
+                lambda: gathering.enqueue(job.tx, {}),
+                lambda: job.tx.connection.execute("INSERT INTO effect VALUES (1, 'late')"),
+            ):
+                try:
+                    tried.append(await write())
+                except NotInTransaction as error:
+                    tried.append(error)
+
+        await asyncio.gather(late(), fail())
+
+    @registry.job(transactional=True)
+    async def following(job: Job[dict[str, str]]) -> None:
+        go_on.set()
+        while len(tried) < 3:
+            await asyncio.sleep(0.01)
+
+    await start(registry)
+    async with connection.transaction():
+        await gathering.enqueue(connection, {}, origin="t/0")
+    await until(connection, "SELECT count(*) = 1 FROM sidings.job_history")
+    async with connection.transaction():
+        await following.enqueue(connection, {}, origin="t/0")
+    await until(connection, "SELECT count(*) = 2 FROM sidings.job_history")
+    assert await outcomes(connection) == ["discarded", "succeeded"]
+    assert await connection.fetchval("SELECT count(*) FROM effect") == 0
+    assert [type(each) for each in tried] == [NotInTransaction] * 3
 
 
 async def test_a_handler_that_ends_its_transaction_itself_has_failed(
