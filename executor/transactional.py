@@ -249,6 +249,9 @@ class Transactional:
                 await connection.execute(finish)
                 await transaction.commit()
         except BROKEN as error:
+            if isinstance(error, asyncpg.InterfaceError) and not connection.is_closed():
+                connection.terminate()
+                raise RuntimeError(f"a handler has to await all that it starts in its transaction: {error}") from error
             # It may have committed. If it has, the job is gone, and this outcome will match nothing.
             connection.terminate()
             unknown = PostgresUnavailable(f"the end of the transaction is unknown: {error!r}")

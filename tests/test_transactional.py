@@ -147,6 +147,28 @@ async def test_what_a_failed_attempt_has_left_behind_reaches_no_other_transactio
     assert [type(each) for each in tried] == [NotInTransaction] * 3
 
 
+async def test_a_handler_that_returns_while_a_statement_of_its_own_is_under_way_has_failed(
+    connection: asyncpg.Connection, start: Start
+) -> None:
+    """The end could not be sent, which passed for a connection that broke: the job ran again at once, for ever."""
+    registry, left = Registry(), list[asyncio.Task[str]]()
+
+    @registry.job(transactional=True, retry=Retry(stop=stop_after_attempt(1)))
+    async def hasty(job: Job[dict[str, str]]) -> None:
+        left.append(asyncio.create_task(job.tx.execute("SELECT pg_sleep(20)")))
+        await asyncio.sleep(0)  # it has been sent
+
+    await start(registry)
+    async with connection.transaction():
+        await hasty.enqueue(connection, {}, origin="t/0")
+    await until(connection, "SELECT count(*) > 0 FROM sidings.job_history")
+    assert await outcomes(connection) == ["discarded"]
+    assert "await all" in await connection.fetchval("SELECT error_message FROM sidings.job_history")
+    assert await connection.fetchval("SELECT count(*) FROM sidings.job") == 0
+    [ended] = await asyncio.gather(*left, return_exceptions=True)
+    assert isinstance(ended, asyncpg.ConnectionDoesNotExistError)
+
+
 async def test_a_handler_that_ends_its_transaction_itself_has_failed(
     connection: asyncpg.Connection, start: Start
 ) -> None:
