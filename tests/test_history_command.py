@@ -183,7 +183,9 @@ async def test_stopped_while_it_waits_for_postgres_it_leaves_nothing_behind(data
     assert list(tmp_path.iterdir()) == [temporary]
 
 
-async def test_stopped_while_spark_reads_it_leaves_nothing_behind(database: str, tmp_path: Path):
+async def test_stopped_while_spark_reads_it_leaves_nothing_behind(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     await stored(database, [an_attempt(NOW - timedelta(days=1))])
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -199,7 +201,8 @@ async def test_stopped_while_spark_reads_it_leaves_nothing_behind(database: str,
             f"GRANT SELECT ON ALL TABLES IN SCHEMA sidings TO {role}"
         )
         parts = urlsplit(database)
-        dsn = other(database, netloc=f"{role}:x@{parts.hostname}:{parts.port}")
+        dsn = other(database, netloc=f"{role}:expired@{parts.hostname}:{parts.port}")
+        monkeypatch.setenv("SIDINGS_POSTGRES_PASSWORD", "x")  # which stands for the one of the DSN
         try:
             async with command("--postgres", dsn, *source[2:], temporary=temporary) as process:
                 sleeps = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND wait_event = 'PgSleep'"

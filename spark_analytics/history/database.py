@@ -1,5 +1,6 @@
 """The connection that histories are read and archived through."""
 
+import os
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -22,7 +23,11 @@ async def connected(dsn: str, schema: str, *, call_seconds: float) -> "Connectio
     """
     try:
         connection = await asyncpg.connect(
-            dsn, timeout=_CONNECT_SECONDS, command_timeout=call_seconds, statement_cache_size=0
+            dsn,
+            password=os.environ.get("SIDINGS_POSTGRES_PASSWORD"),
+            timeout=_CONNECT_SECONDS,
+            command_timeout=call_seconds,
+            statement_cache_size=0,
         )
     except asyncpg.InterfaceError as error:
         raise ConfigurationError(f"the DSN cannot be used: {error}") from None

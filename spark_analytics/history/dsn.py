@@ -30,7 +30,8 @@ class Jdbc:
 
 
 def jdbc(dsn: str) -> Jdbc:
-    """Translate a ``postgresql://`` DSN: user, password (or ``PGPASSWORD``), several hosts, and libpq's parameters.
+    """Translate a ``postgresql://`` DSN: user, password, several hosts, and libpq's parameters. As everywhere,
+    ``SIDINGS_POSTGRES_PASSWORD`` stands for the DSN's password, and ``PGPASSWORD`` is taken where there is none.
 
     Raises `ConfigurationError` for what JDBC cannot do: Unix sockets, parameters that it does not know.
     """
@@ -45,7 +46,8 @@ def jdbc(dsn: str) -> Jdbc:
     credentials, _, hosts = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
     properties = {"user": unquote(user) or os.environ.get("PGUSER", ""), "driver": "org.postgresql.Driver"}
-    if secret := unquote(password) or os.environ.get("PGPASSWORD"):
+    own = os.environ.get("SIDINGS_POSTGRES_PASSWORD")
+    if secret := own or unquote(password) or os.environ.get("PGPASSWORD"):
         properties["password"] = secret
     for key, value in parse_qsl(parts.query, keep_blank_values=True):
         if key in ("user", "password") or key in _SAME:
