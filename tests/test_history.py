@@ -469,6 +469,57 @@ def test_what_is_wrong_comes_first(table: Callable[[str], pd.DataFrame]):
     assert not any("None" in finding.text or "nan" in finding.text for finding in found)
 
 
+def test_what_is_wrong_is_told_in_sentences():
+    nothing = {"before": 1.0, "after": 3.0, "verdict": "same"}
+    quiet = {"discarded": 0, "lost": 0, "error_rate": 0.049, "wait_p95_seconds": 1.0, "run_p95_seconds": 0.01}
+    blocking = {"groups": 7, "blocked_seconds": 8_000.0, "longest_seconds": 600.0}
+    tables: dict[str, list[dict[str, object]]] = {
+        "regressions": [
+            {**nothing, "type": "slow", "measure": "run_p50", "verdict": "worse"},
+            {**nothing, "type": "new", "measure": "error_rate", "before": 0.0, "after": 0.5, "verdict": "worse"},
+            {**nothing, "type": "fast", "measure": "run_p50", "verdict": "better"},
+        ],
+        "still_failing": [
+            {"seconds": 90.0, "job_id": 5, "group": "g", "origin": "t/0", "error_class": "Broken"},
+            {"seconds": 80.0, "job_id": 6, "group": "h", "origin": "t/0", "error_class": None},
+        ],
+        "blocked_by_error": [
+            {**blocking, "type": "a", "error_class": "Broken"},
+            {**blocking, "type": "b", "error_class": None, "longest_seconds": 601.0},
+        ],
+        "types": [
+            {**quiet, "type": "quiet"},
+            {**quiet, "type": "given up", "discarded": 1_000},
+            {**quiet, "type": "lost", "lost": 2},
+            {**quiet, "type": "fails", "error_rate": 0.05},
+            {**quiet, "type": "waits", "wait_p95_seconds": 1.1},
+            {**quiet, "type": "waits as it runs", "wait_p95_seconds": 10.0, "run_p95_seconds": 1.0},
+        ],
+        "skew": [
+            {"dimension": "type", "largest_over_median": 90.0, "largest_share": 0.9},
+            {"dimension": "group", "largest_over_median": 20.0, "largest_share": 0.1},
+            {"dimension": "origin", "largest_over_median": 19.0, "largest_share": 0.9},
+            {"dimension": "origin", "largest_over_median": 90.0, "largest_share": 0.09},
+        ],
+    }
+    still = "jobs with a group were still failing at the end; for longest, 90 s, job 5 of g (t/0)"
+    found = findings({name: pd.DataFrame(rows) for name, rows in tables.items()})
+    assert [(finding.level, finding.section, finding.text) for finding in found] == [
+        ("bad", "regressions", "slow: run_p50 is 3 s, 3.0 times as much as before"),
+        ("bad", "regressions", "new: error_rate is 50.00%, from none before"),
+        ("bad", "blocked", f"2 {still}: Broken"),
+        ("bad", "blocked", "b: the loss of an executor blocked 7 groups for 2.22 h together, 10 min at a time at most"),
+        ("bad", "errors", "given up: 1,000 jobs were discarded"),
+        ("bad", "rates", "fails: 5.0% of all attempts failed"),
+        ("warn", "blocked", "a: Broken blocked 7 groups for 2.22 h together, 10 min at a time at most"),
+        ("warn", "rates", "lost: 2 attempts were lost with their executors"),
+        ("warn", "durations", "waits: of 20 attempts one waited 1.1 s or longer, 19 ran 10 ms at most"),
+        ("warn", "skew", "one group has 10% of all attempts, 20 times the median"),
+    ]  # fmt: skip
+    told = [duration(seconds) for seconds in (None, 5e-4, 0.25, 119.0, 120.0, 7_199.0, 7_200.0, 172_800.0)]
+    assert told == ["–", "500 µs", "250 ms", "119 s", "2 min", "120 min", "2 h", "2.0 days"]
+
+
 def test_a_plot_shows_a_standstill_as_one():
     times = pd.to_datetime(range(0, 5_000_000, 1_000_000), unit="us", utc=True)
     some = pd.DataFrame({"bucket": times[[0, 4]], "type": "a", "value": [1.0, 2.0]})
