@@ -132,6 +132,30 @@ def odd_history() -> list[Attempt]:
         Attempt(90_009, 2, "retried", after(200), after(212), after(211), after(205), "type 1", "t/1", "tail 9", "fp1"),
         Attempt(90_010, 1, "retried", after(300), after(302), after(301), None, "type 1", "t/1", "tail 10", "fp2"),
         Attempt(90_007, 1, "retried", after(10), after(12), after(11), None, nasty, "t 0 t", "0", "fp1"),
+        # A later job whose error is not the latest.
+        Attempt(90_013, 1, "discarded", after(90), after(92), after(91), None, "type 1", "t/1", None, "fp1"),
+        # A head that is held until a person lets it go on.
+        Attempt(90_014, 1, "held", after(400), after(402), after(401), None, "type 1", "t/1", "held", "fp2"),
+        Attempt(90_014, 2, "succeeded", after(400), after(462), after(461), after(460), "type 1", "t/1", "held"),
+        Attempt(90_015, 1, "succeeded", after(410), after(471), after(470), None, "type 1", "t/1", "held"),
+        # Meanwhile one is cancelled before it is due.
+        Attempt(90_016, 1, "cancelled", after(403), after(420), None, after(440), "type 1", "t/1", "held"),
+        # Who waits became ready in the minute before the stop.
+        Attempt(90_017, 1, "retried", after(590), after(605), after(591), None, "type 1", "t/1", "edge", "fp2"),
+        Attempt(90_017, 2, "succeeded", after(590), after(615), after(610), after(608), "type 1", "t/1", "edge"),
+        Attempt(90_018, 1, "succeeded", after(595), after(617), after(616), None, "type 1", "t/1", "edge"),
+        # Some minutes before, for the head ran long.
+        Attempt(90_019, 1, "retried", after(720), after(900), after(721), None, "type 1", "t/1", "long", "fp2"),
+        Attempt(90_019, 2, "succeeded", after(720), after(915), after(910), after(905), "type 1", "t/1", "long"),
+        Attempt(90_020, 1, "succeeded", after(730), after(917), after(916), None, "type 1", "t/1", "long"),
+        # Lost at first, it fails from its second attempt on.
+        Attempt(90_021, 1, "lost", after(1_000), after(1_010), None, None, "type 1", "t/1", "new"),
+        Attempt(90_021, 2, "retried", after(1_000), after(1_030), after(1_020), None, "type 1", "t/1", "new", "fp2"),
+        # That one without a group fails keeps nobody from anything.
+        Attempt(90_022, 1, "retried", after(1_100), after(1_102), after(1_101), None, "type 1", "t/1", None, "fp2"),
+        # Durations of one bin, in two buckets of time; the longest comes first.
+        Attempt(90_011, 1, "succeeded", after(400), after(411.02), after(401), None, "twice"),
+        Attempt(90_012, 1, "succeeded", after(2_000), after(2_011), after(2_001), None, "twice"),
     ]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from sidings.devstack.databases import create_database, drop_database
 from sidings.errors import ConfigurationError
 from sidings.spark_analytics.history import TABLES, Facts, Selection, analyse, blocked, reading, report
@@ -63,7 +64,7 @@ def out(spark: SparkSession, stored: str, tmp_path_factory: pytest.TempPathFacto
     """Where an analysis of the day, compared with the one before, has put its tables."""
     folder = tmp_path_factory.mktemp("history")
     with reading(spark, WINDOW, postgres=stored) as attempts, reading(spark, BEFORE, postgres=stored) as earlier:
-        analyse(attempts, WINDOW, folder, before=(earlier, BEFORE), instance_concurrency=2, utilisation=0.5)
+        analyse(attempts, WINDOW, folder, before=(earlier, BEFORE), instance_concurrency=2, utilisation=0.001)
     return folder
 
 
@@ -104,7 +105,8 @@ def test_throughput_and_rates_count_each_attempt_once(table: Callable[[str], pd.
         assert row["attempts"] == sum(own.values())
         assert {o: row[o] for o in own} == own
         assert row["error_rate"] == pytest.approx(sum(own.get(o, 0) for o in FAILED) / sum(own.values()))
-        assert row["retried_rate"] == pytest.approx(own.get("retried", 0) / sum(own.values()))
+        for outcome in ("retried", "lost", "discarded"):
+            assert row[f"{outcome}_rate"] == pytest.approx(own.get(outcome, 0) / sum(own.values()))
     assert rates["attempts"].sum() == len(ROWS)
     throughput = table("throughput")
     ended = sum(r.outcome in ("succeeded", "discarded", "cancelled", "superseded") for r in ROWS)
@@ -224,8 +226,9 @@ def test_instances_follow_littles_law(table: Callable[[str], pd.DataFrame]):
     assert row["mean_running"] == pytest.approx(row["ready_per_second"] * row["run_mean_seconds"])
     busiest = max(Counter(bucket(r.ready) for r in ROWS if r.started).values()) / WINDOW.step.total_seconds()
     assert row["busiest_per_second"] == pytest.approx(busiest)
-    assert row["busiest_instances"] == math.ceil(busiest * sum(runs) / len(runs) / (2 * 0.5))
-    assert row["instances"] == math.ceil(sum(runs) / 86_400 / (2 * 0.5))
+    assert row["run_mean_seconds"] == pytest.approx(sum(runs) / len(runs))
+    assert row["busiest_instances"] == math.ceil(busiest * sum(runs) / len(runs) / (2 * 0.001)) > 2
+    assert row["instances"] == math.ceil(sum(runs) / 86_400 / (2 * 0.001)) > 2
 
 
 def test_errors_are_clustered(table: Callable[[str], pd.DataFrame]):
@@ -238,7 +241,8 @@ def test_errors_are_clustered(table: Callable[[str], pd.DataFrame]):
         assert list(row["types"]) == sorted({r.type for r in own})
         assert row["first"] == min(r.finished for r in own)
         assert row["last"] == max(r.finished for r in own)
-        assert row["discarded"] == sum(r.outcome == "discarded" for r in own)
+        ends = Counter(r.outcome for r in own)
+        assert all(row[outcome] == ends[outcome] > 0 for outcome in ("retried", "discarded", "held"))
         latest = max(own, key=lambda r: (r.finished, r.job, r.attempt))
         assert (row["example_job"], row["example"]) == (latest.job, f"message <script>{latest.job}")
     assert not found
@@ -256,6 +260,8 @@ def test_skew_is_that_of_the_textbook(table: Callable[[str], pd.DataFrame]):
         assert found[dimension]["gini"] == pytest.approx(differences / (2 * len(sizes) * sum(sizes)))
         assert (found[dimension]["members"], found[dimension]["largest"]) == (len(sizes), sizes[-1])
         assert found[dimension]["median"] == quantile(sizes, 0.5)
+        assert found[dimension]["largest_over_median"] == sizes[-1] / quantile(sizes, 0.5)
+        assert found[dimension]["largest_share"] == sizes[-1] / sum(sizes)
 
 
 def test_the_heaviest_members_have_their_shares(table: Callable[[str], pd.DataFrame]):
@@ -311,6 +317,16 @@ def test_a_regression_is_reported_and_a_small_sample_is_not(table: Callable[[str
         quantile((r.run for r in ROWS if r.type == "type 0" and r.started), 0.5), rel=0.011
     )
     assert worse["before_low"] <= worse["before"] <= worse["before_high"] < worse["after_low"] <= worse["after_high"]
+    # Conover's ranks.
+    for rows, side in ((EARLIER, "before"), (ROWS, "after")):
+        runs = sorted(r.run for r in rows if r.type == "type 0" and r.run is not None)
+        for percent in (50, 95):
+            middle, share = len(runs) * percent / 100, percent / 100
+            spread = 2.576 * math.sqrt(middle * (1 - share))
+            low, high = math.floor(middle - spread), math.ceil(middle + spread) + 1
+            row = found["type 0", f"run_p{percent}"]
+            assert row[f"{side}_low"] == pytest.approx(runs[low - 1], rel=0.011)
+            assert row[f"{side}_high"] == pytest.approx(runs[min(high, len(runs)) - 1], rel=0.011)
 
 
 def test_what_is_worse_is_much_certain_and_often_enough_seen(spark: SparkSession):
@@ -318,11 +334,13 @@ def test_what_is_worse_is_much_certain_and_often_enough_seen(spark: SparkSession
     cases = {
         "few after": ((150, 0, 1_000), (99, 0, 10_000)),
         "few before": ((99, 0, 1_000), (150, 0, 10_000)),
+        "new": ((0, 0, 0), (150, 0, 10_000)),
         "slower": ((100, 0, 1_000), (100, 0, 10_000)),
         "faster": ((100, 0, 10_000), (100, 0, 1_000)),
         "a little slower": ((1_000, 0, 1_000), (1_000, 0, 1_100)),
         "slower by nothing": ((100, 0, 2), (100, 0, 6)),
         "fails, perhaps": ((200, 10, 5), (200, 26, 5)),
+        "fails, but seldom": ((4_000, 0, 5), (4_000, 16, 5)),
         "fails": ((200, 10, 5), (200, 60, 5)),
     }
     windows: list[tuple[DataFrame, DataFrame]] = []
@@ -340,11 +358,13 @@ def test_what_is_worse_is_much_certain_and_often_enough_seen(spark: SparkSession
     assert {kind: (found[kind, "run_p50"], found[kind, "error_rate"]) for kind in cases} == {
         "few after": ("too few", "too few"),
         "few before": ("too few", "too few"),
+        "new": ("too few", "too few"),
         "slower": ("worse", "same"),
         "faster": ("better", "same"),
         "a little slower": ("same", "same"),
         "slower by nothing": ("same", "same"),
         "fails, perhaps": ("same", "same"),
+        "fails, but seldom": ("same", "same"),
         "fails": ("same", "worse"),
     }
 
@@ -378,6 +398,10 @@ def test_at_the_windows_edges_a_bucket_is_shorter(spark: SparkSession, stored: s
         together = [r for r in concurrency(attempts, short).collect() if r.type is None]
         assert len(together) == 51, "a bucket of a second for each that the window touches"
         [needed] = [r for r in capacity(attempts, short).collect() if r.type is None]
+        tiny = Selection(short.since, short.since + half)  # less than a bucket
+        own = attempts.where(f.col("finished") < tiny.until_us)
+        [busiest] = [r.busiest_per_second for r in capacity(own, tiny, utilisation=1).collect() if r.type is None]
+        assert busiest == sum(r.finished < tiny.until for r in inside if r.started) / 0.5 > 0
     ran = sum(max(0.0, (r.finished - max(r.started, short.since)).total_seconds()) for r in inside if r.started)
     seconds = [0.5, *[1.0] * 49, 0.5]
     assert sum(r.mean_running * s for r, s in zip(together, seconds, strict=True)) == pytest.approx(ran, rel=1e-6)

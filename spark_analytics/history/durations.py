@@ -35,8 +35,8 @@ def binned(attempts: DataFrame, *keys: str) -> DataFrame:
     total = f.when(f.col("outcome") == "succeeded", f.col("finished") - f.col("enqueued"))
     micros = (f.col("started") - f.col("ready"), f.col("finished") - f.col("started"), total)
     named = [column.alias(measure) for measure, column in zip(MEASURES, micros, strict=True)]
-    started = attempts.where(f.col("started").isNotNull()).select(*keys, *named)
-    rows = started.unpivot(list(keys), list(MEASURES), "measure", "micros").where(f.col("micros").isNotNull())
+    every = attempts.select(*keys, *named).unpivot(list(keys), list(MEASURES), "measure", "micros")
+    rows = every.where(f.col("micros").isNotNull())
     least = f.greatest(f.col("micros"), f.lit(0))
     counts = rows.groupBy(*keys, "measure", _bin(f.col("micros")).alias("bin"))
     return counts.agg(f.count("*").alias("n"), f.max(least).alias("most"))
