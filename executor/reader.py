@@ -12,6 +12,7 @@ from uuid import UUID
 import asyncpg
 
 from ..errors import PostgresUnavailable
+from ..outage import Outage
 from ..schema import load_sql
 from .clock import now
 from .glance import GLANCE_FROM, Glance
@@ -114,7 +115,7 @@ class Reader:
 
     async def run(self) -> None:
         """Read for ever."""
-        backoff = Backoff()
+        backoff, outage = Backoff(), Outage(log, "jobs could not be read")
         while True:
             await self._wait()
             polled = not self._woken.is_set()
@@ -136,9 +137,10 @@ class Reader:
                 rows = await self._link.fetch(self._sql, *self._arguments(plan))
                 self._metrics.read_seconds.observe(now() - sent)
                 backoff.reset()
+                outage.over()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 # The previous snapshot stays: only a delivered result replaces it.
-                log.warning("a read failed, trying again: %s: %s", type(error).__name__, error)
+                outage.failed(f"{type(error).__name__}: {error}")
                 self._give_up(plan)
                 self._woken.set()
                 if now() - sent >= _LONG_READ:
