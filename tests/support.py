@@ -6,7 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 from pydantic import BaseModel
@@ -32,6 +34,23 @@ async def connected(dsn: str, **settings: str) -> AsyncIterator[asyncpg.Connecti
         yield connection
     finally:
         connection.terminate()
+
+
+@asynccontextmanager
+async def a_role(dsn: str, options: str = "", *, password: str = "x") -> AsyncIterator[tuple[str, str]]:
+    """A role that may do what executors do, with options of CREATE ROLE; and the DSN for it."""
+    role, parts = f"role_{token_hex(6)}", urlsplit(dsn)
+    async with connected(dsn) as admin:
+        await admin.execute(
+            f"CREATE ROLE {role} LOGIN PASSWORD '{password}' {options}; GRANT ALL ON SCHEMA sidings TO {role}; "
+            f"GRANT ALL ON ALL TABLES IN SCHEMA sidings TO {role}; "
+            f"GRANT ALL ON ALL SEQUENCES IN SCHEMA sidings TO {role}"
+        )
+        try:
+            server = parts.netloc.rpartition("@")[2]
+            yield role, parts._replace(netloc=f"{role}:{password}@{server}").geturl()
+        finally:
+            await admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 async def eventually(condition: Callable[[], Any], what: object = "", seconds: float = SECONDS) -> Any:

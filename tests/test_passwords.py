@@ -1,8 +1,7 @@
 """Passwords that are not in the DSN, and those that expire."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
-from secrets import token_hex
-from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -10,19 +9,18 @@ from sidings import ConfigurationError, Job, PostgresSettings, PostgresUnavailab
 from sidings.executor import connect
 from sidings.kafka.environment import environment
 
-from .support import ORIGIN, connected, eventually
+from .support import ORIGIN, a_role, connected, eventually
 
 
 class Account:
     """A role whose password changes, and what a program knows of it."""
 
-    def __init__(self, database: str) -> None:
+    def __init__(self, database: str, role: str, dsn: str) -> None:
         self.database = database
-        self.role = f"expiring_{token_hex(4)}"
+        self.role = role
+        self.dsn = dsn
         self.password = "geheim-1"
         self.asked = 0
-        netloc = f"{self.role}@{urlsplit(database).netloc.rpartition('@')[2]}"
-        self.dsn = urlsplit(database)._replace(netloc=netloc).geturl()
 
     def current(self) -> str:
         self.asked += 1
@@ -39,15 +37,8 @@ class Account:
 
 @pytest.fixture
 async def account(database: str) -> AsyncIterator[Account]:
-    it = Account(database)
-    async with connected(database) as admin:
-        await admin.execute(f"CREATE ROLE {it.role} LOGIN PASSWORD 'geheim-1'")
-        for objects in ("SCHEMA", "ALL TABLES IN SCHEMA", "ALL SEQUENCES IN SCHEMA"):
-            await admin.execute(f"GRANT ALL ON {objects} sidings TO {it.role}")
-        try:
-            yield it
-        finally:
-            await admin.execute(f"DROP OWNED BY {it.role}; DROP ROLE {it.role}")
+    async with a_role(database, password="geheim-1") as (role, dsn):
+        yield Account(database, role, dsn.replace(":geheim-1@", "@"))
 
 
 async def test_each_new_connection_asks_for_the_password_of_the_moment(
@@ -81,7 +72,11 @@ async def test_each_new_connection_asks_for_the_password_of_the_moment(
         await eventually(lambda: (plain, transactional) == ([1], [1]))
         account.password = ""
         await account.expire("geheim-2")
-        await eventually(lambda: "password: the function failed: LookupError('no token')" in caplog.text)
+        asked = account.asked
+        await eventually(lambda: account.asked >= asked + 30)
+        assert "password: the function failed: LookupError('no token')" in caplog.text
+        told = Counter(message.partition(":")[0] for message in caplog.messages if "trying again" in message)
+        assert told.total() == len(told), "each loop speaks once, not at each try"
         account.password = "geheim-2"
         await eventually(lambda: ordered(2))
         await eventually(lambda: (plain, transactional) == ([1, 2], [1, 2]))

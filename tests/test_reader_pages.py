@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -11,7 +10,7 @@ from sidings.executor import Executor, ExecutorSettings, PostgresSettings, reade
 from sidings.jobs import Job, Registry
 from tenacity import wait_fixed
 
-from .support import ORIGIN, SECONDS, Ride, connected, enqueue, eventually, running
+from .support import ORIGIN, SECONDS, Ride, a_role, connected, enqueue, eventually, running
 
 PAUSED = 6_000
 BEHIND = 2_000
@@ -44,22 +43,14 @@ async def test_jobs_behind_many_paused_ones_are_found_within_a_few_reads(databas
 @asynccontextmanager
 async def slow_rows(dsn: str, type: str) -> AsyncIterator[str]:
     """The DSN of a role for which the server takes its time over each row of a type, as over many more of them."""
-    role = "slow_" + urlsplit(dsn).path.strip("/")[-40:]
-    async with connected(dsn) as admin:
+    async with a_role(dsn) as (role, of_role), connected(dsn) as admin:
         await admin.execute(
-            f"CREATE ROLE {role} LOGIN PASSWORD 'x'; GRANT USAGE ON SCHEMA sidings TO {role}; "
-            f"GRANT ALL ON ALL TABLES IN SCHEMA sidings TO {role}; "
-            f"GRANT ALL ON ALL SEQUENCES IN SCHEMA sidings TO {role}; "
             "CREATE FUNCTION public.looked_at(type text) RETURNS boolean VOLATILE LANGUAGE plpgsql AS "
             f"$$BEGIN IF type = '{type}' THEN PERFORM pg_sleep({ROW_SECONDS}); END IF; RETURN true; END$$; "
             f"CREATE POLICY slow ON sidings.job TO {role} USING (public.looked_at(type)); "
             "ALTER TABLE sidings.job ENABLE ROW LEVEL SECURITY"
         )
-        try:
-            server = urlsplit(dsn).netloc.rpartition("@")[2]
-            yield urlsplit(dsn)._replace(netloc=f"{role}:x@{server}").geturl()
-        finally:
-            await admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        yield of_role
 
 
 @asynccontextmanager

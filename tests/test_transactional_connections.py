@@ -1,8 +1,6 @@
 """Connections of transactional handlers: what a job leaves in its session, and errors that are not the handler's."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from urllib.parse import urlsplit
 
@@ -12,7 +10,7 @@ from sidings.jobs import Job, Registry, Retry
 from tenacity import stop_after_attempt, wait_fixed
 
 from .faulty_proxy import Moment, proxied
-from .support import ORIGIN, connected, drained, enqueue, eventually, outcomes, running
+from .support import ORIGIN, a_role, connected, drained, enqueue, eventually, outcomes, running
 
 ONCE = Retry(stop=stop_after_attempt(1))  # what counts as a failure ends the job
 
@@ -133,23 +131,6 @@ async def test_a_transactional_handler_may_take_a_month(database: str) -> None:
     assert await outcomes(database) == ["succeeded"]
 
 
-@asynccontextmanager
-async def a_role_with_few_connections(database: str, limit: int) -> AsyncIterator[str]:
-    """The DSN of one that the server gives so many at most, as it gives all together `max_connections`."""
-    role = "few_" + urlsplit(database).path.strip("/")[-40:]
-    async with connected(database) as admin:
-        await admin.execute(
-            f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT {limit}; GRANT USAGE ON SCHEMA sidings TO {role}; "
-            f"GRANT ALL ON ALL TABLES IN SCHEMA sidings TO {role}; "
-            f"GRANT ALL ON ALL SEQUENCES IN SCHEMA sidings TO {role}"
-        )
-        server = urlsplit(database).netloc.rpartition("@")[2]
-        try:
-            yield urlsplit(database)._replace(netloc=f"{role}:x@{server}").geturl()
-        finally:
-            await admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
-
-
 async def test_connections_that_handlers_need_no_more_are_given_back(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +172,7 @@ async def test_handlers_that_reconnect_first_do_not_keep_the_executor_from_it(
         await gate.wait()
         await asyncio.sleep(0.05)
 
-    async with a_role_with_few_connections(database, 20) as dsn, running(dsn, registry, lease_seconds=3):
+    async with a_role(database, "CONNECTION LIMIT 20") as (_, dsn), running(dsn, registry, lease_seconds=3):
         await enqueue(database, wait, [{}] * 60)
         await eventually(lambda: len(started) >= 10, "all connections are taken")
         gate.set()
