@@ -73,7 +73,7 @@ async def test_each_new_connection_asks_for_the_password_of_the_moment(
         account.password = ""
         await account.expire("geheim-2")
         asked = account.asked
-        await eventually(lambda: account.asked >= asked + 30)
+        await eventually(lambda: account.asked >= asked + 15)
         assert "password: the function failed: LookupError('no token')" in caplog.text
         told = Counter(message.partition(":")[0] for message in caplog.messages if "trying again" in message)
         assert told.total() == len(told), "each loop speaks once, not at each try"
