@@ -361,9 +361,10 @@ class Fleet:
         *,
         dsn: str | None = None,
         postgres: dict[str, Any] | None = None,
+        release: Path | None = None,
         **executor: Any,
     ) -> Member:
-        """Start a worker process."""
+        """Start a worker process. release: the folder above another release's package, to run with that one."""
         log = self._directory / f"{name}-{next(self.numbers)}.log"
         command = [
             *(sys.executable, str(WORKER), dsn or self._worker_dsn, str(self._directory / "journal"), name),
@@ -371,10 +372,9 @@ class Fleet:
             *("--postgres", json.dumps(self.postgres | (postgres or {}))),
             *("--origins", json.dumps(sorted(origins)), "--generation", str(generation)),
         ]
+        env = os.environ | {"PYTHONUNBUFFERED": "1"} | ({"PYTHONPATH": str(release)} if release else {})
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=os.environ | {"PYTHONUNBUFFERED": "1"}
-            )
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=env)
         self.members.append(Member(self, name, process, log))
         return self.members[-1]
 

@@ -8,6 +8,8 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +21,13 @@ from sidings.devstack.databases import create_database, ensure_template
 from sidings.devstack.fixtures import OwnPostgres
 from sidings.errors import JobNotFound, SidingsError
 from sidings.jobs.admin import Admin
+from sidings.schema import migrations
 
 from .chaos_worker import SERVICE
 from .faulty_proxy import KINDS, FaultyProxy, Moment
 from .fleet import AWAY, Fleet, Member, shares
 
+ROOT = Path(__file__).resolve().parents[1]
 ORIGINS = [f"t/{number}" for number in range(24)]
 MEMBERS = 4
 SETTINGS = {
@@ -226,9 +230,14 @@ class Features(Chaos):
             self.generation,
             dsn=self.proxies[number].dsn,
             postgres={"pgbouncer": number == 1},
+            release=self.release(),
             notify=number == 2,
             concurrency=self.random.choice([2, 16, 100]),
         )
+
+    def release(self) -> Path | None:
+        """What a new member runs with; None: this one."""
+        return None
 
     async def heal(self) -> None:
         await super().heal()
@@ -340,6 +349,48 @@ async def _do(thing: Callable[[int], Awaitable[None]], number: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", [Chaos, Features])
 async def test_chaos(own_postgres: OwnPostgres, tmp_path: Path, kind: type[Chaos]):
+    await _prove(kind, own_postgres, tmp_path)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+async def test_an_earlier_release_beside_this_one(own_postgres: OwnPostgres, tmp_path: Path):
+    """What `-- runs with` in the migrations says: while instances are rolled, or rolled back, and die meanwhile."""
+    earlier = _earlier_release(tmp_path / "earlier")
+
+    class Rolled(Features):
+        def release(self) -> Path | None:
+            path = self.random.choice([earlier, None])
+            self.done.append("(earlier)" if path else "(this)")
+            return path
+
+    await _prove(Rolled, own_postgres, tmp_path)
+
+
+def _earlier_release(folder: Path) -> Path:
+    """The folder above the package of the oldest release that starts on the schema as it is now."""
+    known = [migration.version for migration in migrations()]
+    runs_with = {migration.version: migration.runs_with or migration.version for migration in migrations()}
+    oldest = min(last for last in known if all(runs_with[later] <= last for later in known[last:]))
+    if oldest == known[-1]:
+        pytest.skip("by its migrations, no earlier release runs with this schema")
+    file = f"schema/migrations/{oldest + 1:04}_{migrations()[oldest].name}.sql"
+    git = ["git", "-C", str(ROOT)]
+    found = subprocess.run([*git, "log", "-1", "--format=%H~1", "--diff-filter=A", "--", file], capture_output=True)
+    commit = found.stdout.decode().strip()
+    if not commit or subprocess.run([*git, "cat-file", "-e", commit], capture_output=True).returncode:
+        pytest.skip("the earlier release is in git's history, which is not all here")
+    package = folder / "sidings"
+    package.mkdir(parents=True)
+    archive = subprocess.run([*git, "archive", commit], capture_output=True, check=True)
+    subprocess.run(["tar", "-x", "-C", str(package)], input=archive.stdout, check=True)
+    python = [sys.executable, "-c", "import sidings.schema as s; print(s.__file__, len(s.migrations()))"]
+    says = subprocess.run(python, capture_output=True, check=True, env=os.environ | {"PYTHONPATH": str(folder)})
+    assert says.stdout.decode().split() == [str(package / "schema/__init__.py"), str(oldest)]
+    return folder
+
+
+async def _prove(kind: type[Chaos], own_postgres: OwnPostgres, tmp_path: Path) -> None:
     seed = int(os.environ.get("SIDINGS_CHAOS_SEED") or random.randrange(1_000_000))
     seconds = float(os.environ.get("SIDINGS_CHAOS_SECONDS") or 80)
     print(f"SIDINGS_CHAOS_SEED={seed}")
