@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, cast
 
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
@@ -105,7 +106,9 @@ def results(result: object, count: int) -> Sequence[object]:
 
 def failed(job_type: JobType[Any], entry: Entry, error: Exception, started: float) -> Outcome:
     try:
-        outcome = job_type.retry.decide(error, failures=entry.failures, elapsed=_elapsed(entry, started))
+        outcome = _fitting(
+            entry, job_type.retry.decide(error, failures=entry.failures, elapsed=_elapsed(entry, started))
+        )
     except Exception as broken:  # noqa: BLE001 - a user's own strategy
         return _undecided(entry, broken)
     what = f"again in {outcome.delay:.1f} s" if isinstance(outcome, Again) else outcome.name.value
@@ -122,7 +125,13 @@ def judged(job_type: JobType[Any], entry: Entry, result: object, started: float)
         rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry, started))
     except Exception as broken:  # noqa: BLE001 - a user's own strategy
         return _undecided(entry, broken)
-    return SUCCEEDED if rejected is None else rejected
+    return SUCCEEDED if rejected is None else _fitting(entry, rejected)
+
+
+def _fitting(entry: Entry, outcome: Outcome) -> Outcome:
+    """A job without a group, or one that stands in no order, has nothing to block: it is held. SQL and earlier releases
+    store such jobs also of a type whose jobs have groups."""
+    return replace(outcome, blocks=False) if isinstance(outcome, Hold) and entry.lane is None else outcome
 
 
 def _undecided(entry: Entry, broken: BaseException) -> Outcome:

@@ -289,8 +289,10 @@ class Executor:
                 loops += [self._notifier.send(), self._notifier.listen()]
             try:
                 async with asyncio.TaskGroup() as group:
-                    for loop in loops:
-                        group.create_task(loop, name=f"sidings {loop.__qualname__}")
+                    tasks = [group.create_task(loop, name=f"sidings {loop.__qualname__}") for loop in loops]
+                    # One that somebody else has cancelled would be missed by nobody: a task group goes on without it.
+                    [ended, *_], _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    raise RuntimeError(f"a loop has ended: {ended!r}")
             except* Deposed:
                 log.error("the row of executor %s is gone from the database: starting again under a new id", self.id)
                 for name in list(self.scheduler.origins):

@@ -5,7 +5,8 @@
 -- The key-share lock on (origin, epoch) keeps a superseded owner out. Returns how many, and when the next one is due.
 -- Plan: job_due, one probe per origin, then job_pkey; job_group for those of policy latest. statement_timestamp(), because
 -- a volatile clock_timestamp() cannot end an index scan: every later job of the origin would be read. num_nonnulls(),
--- because "IS NULL AND IS NULL" would let the planner join by a scan of all of job_due.
+-- because "IS NULL AND IS NULL" would let the planner join by a scan of all of job_due. What is due at
+-- 'infinity' never is, and PostgreSQL before 17 does not calculate with that.
 -- $1 executor, $2 origins, $3 epochs, $4 most jobs per origin, $5 types that leave no history
 WITH mine AS MATERIALIZED (
     SELECT o.origin, o.epoch FROM unnest($2::text[], $3::bigint[]) m (origin, epoch)
@@ -48,4 +49,4 @@ SELECT (SELECT count(*) FROM promoted) + (SELECT count(*) FROM superseded) AS pr
         FROM unnest($2::text[]) m (origin),
              LATERAL (SELECT min(j.run_at) AS due FROM sidings.job j
                       WHERE j.origin = m.origin AND j.position IS NULL AND j.held IS NULL
-                        AND j.run_at > statement_timestamp()) d) AS next_due_in
+                        AND j.run_at > statement_timestamp() AND j.run_at < 'infinity') d) AS next_due_in

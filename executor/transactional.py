@@ -11,7 +11,7 @@ import asyncpg
 
 from ..errors import Fenced, PostgresUnavailable
 from ..jobs import Again, Committed, ErrorInfo, Job, JobType, Outcome, OutcomeName, Transaction
-from ..jobs.middleware import Call, Middleware, call_through
+from ..jobs.middleware import Call, Middleware, call_through, completed
 from .clock import now
 from .link import BROKEN, connect
 from .queues import Entry, OriginQueue
@@ -141,7 +141,7 @@ class Transactional:
                         self.middleware, Call(job_type.name, job.origin, jobs=[job], tx=job.transaction), handler
                     )
                 else:
-                    await handler()
+                    await completed(await handler())
             finally:
                 limit(None)
                 job.transaction.close()

@@ -5,7 +5,6 @@ them into `finished`, from where the next cycle collects it.
 """
 
 import asyncio
-import inspect
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -19,21 +18,23 @@ from ..jobs import (
     SUCCEEDED,
     Again,
     Committed,
+    Discard,
     ErrorInfo,
     Job,
     JobType,
     Outcome,
     OutcomeName,
     Registry,
+    RetryAfter,
     Snooze,
     current_origin,
 )
 from ..jobs.context import current_work
-from ..jobs.middleware import Call, call_through
+from ..jobs.middleware import Call, call_through, completed
 from .attempts import Finished, call_in_thread, failed, invalid, job_of, judged, raised, results
 from .clock import now
 from .queues import Entry, OriginQueue
-from .transactional import Transactional
+from .transactional import Superseded, Transactional
 
 __all__ = ["CancelReason", "Worker", "Workers"]
 
@@ -313,6 +314,8 @@ class Workers:
                     if job_type.is_async and not job_type.transactional and not self._middleware:
                         handler: Any = job_type.handler
                         result = await handler(job)
+                        if result is not None:
+                            result = await completed(result)
                         outcome = judged(job_type, entry, result, started) if job_type.judges_results else SUCCEEDED
                     else:
                         outcome = await self._run(worker, job_type, job, entry, started)
@@ -320,7 +323,7 @@ class Workers:
                 outcome = self._cancelled(worker, job_type, entry, started)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
                 _pass_on_exit(error, task)
-                outcome = raised(job_type, entry, error, started)
+                outcome = self._raised(worker, job_type, entry, error, started)
             self._end(worker)
             finished = now()
             if outcome is None:
@@ -346,7 +349,7 @@ class Workers:
                 outcomes = [self._cancelled(worker, job_type, entry, started) for entry in entries]
             except BaseException as error:  # noqa: BLE001 - as in `_attempts`
                 _pass_on_exit(error, task)
-                outcomes = [raised(job_type, entry, error, started) for entry in entries]
+                outcomes = [self._raised(worker, job_type, entry, error, started) for entry in entries]
             self._end(worker)
             finished = now()
             for entry, outcome in zip(entries, outcomes, strict=True):
@@ -407,13 +410,13 @@ class Workers:
             elif self._middleware:
                 result = await self._handle_inside(worker, job_type, jobs, jobs)
             elif job_type.is_async:
-                result = await cast(Any, job_type.handler)(jobs)
+                result = await completed(await cast(Any, job_type.handler)(jobs))
             else:
                 result = await self._handle_plain(worker, job_type, jobs)
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
-            outcomes |= {entry: raised(job_type, entry, error, started) for entry in valid}
+            outcomes |= {entry: self._raised(worker, job_type, entry, error, started) for entry in valid}
         else:
             for entry, each in zip(valid, results(result, len(valid)), strict=True):
                 if isinstance(each, BaseException):
@@ -431,10 +434,7 @@ class Workers:
 
     async def _handle_plain(self, worker: Worker, job_type: JobType[Any], argument: Any) -> object:
         """Call a plain function, with a job or with a list of them."""
-        result = await self._in_thread(worker, job_type, argument)
-        if inspect.isawaitable(result):  # an `async def` behind a decorator that hides it
-            result = await result
-        return result
+        return await completed(await self._in_thread(worker, job_type, argument))
 
     async def _in_thread(self, worker: Worker, job_type: JobType[Any], argument: Any) -> object:
         """A plain function. It cannot be interrupted: cancellation waits for it, and its own end counts."""
@@ -457,6 +457,17 @@ class Workers:
                     raise
                 log.warning("%s: a plain function cannot be cancelled; waiting for it", job_type.name)
         return call.result()
+
+    def _raised(
+        self, worker: Worker, job_type: JobType[Any], entry: Entry, error: BaseException, started: float
+    ) -> Outcome | None:
+        """The handler raised. One that is cancelled because the origin is given up may raise anything on its way out,
+        as a task group does of which a task fails to clean up: that is no failure. A plain function is not cancelled.
+        """
+        decided = isinstance(error, Discard | Snooze | RetryAfter | Superseded)
+        if worker.reason is CancelReason.STOPPING and job_type.is_async and not decided:
+            return self._cancelled(worker, job_type, entry, started)
+        return raised(job_type, entry, error, started)
 
     def _cancelled(self, worker: Worker, job_type: JobType[Any], entry: Entry, started: float) -> Outcome | None:
         """The handler ended by cancellation: ours, for a reason, or one that it raised itself."""

@@ -10,7 +10,7 @@ from ..errors import ConfigurationError
 from .job import Job
 from .transaction import Transaction
 
-__all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware"]
+__all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "completed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,17 @@ async def call_through(middleware: Sequence[Middleware], call: Call, handler: Ne
     async def layer(number: int) -> object:
         if number < len(middleware):
             return await _run(middleware[number], call, partial(layer, number + 1))
-        return await handler()
+        return await completed(await handler())
 
     return await layer(0)
+
+
+async def completed(result: object) -> object:
+    """What a handler comes to, of which this was returned: behind a decorator that does not await it, it has not begun
+    when that returns."""
+    while inspect.isawaitable(result):
+        result = await result
+    return result
 
 
 async def _run(middleware: Middleware, call: Call, inner: Next) -> object:

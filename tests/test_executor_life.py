@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from sidings.jobs import Job, Registry
 
 from .faulty_proxy import proxied
@@ -84,3 +85,13 @@ async def test_an_executor_whose_loops_have_been_cancelled_from_outside_stops_at
         task.cancel()
     await executor.stop()
     assert executor.problems()[0] == "the executor does not run"
+
+
+async def test_an_executor_of_which_somebody_has_cancelled_one_loop_ends(database: str):
+    """As code that cancels tasks which are not its own. Delayed jobs were promoted no more, and all seemed well."""
+    async with running(database, Registry()) as executor:
+        [loop] = [task for task in asyncio.all_tasks() if task.get_name() == "sidings Promoter.run"]
+        loop.cancel()
+        with pytest.raises(ExceptionGroup):
+            await asyncio.wait_for(executor.wait(), 20)
+        assert executor.problems() == ["the executor does not run"]

@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel, field_validator
 from sidings.errors import ConfigurationError, Fenced
 from sidings.jobs import Discard, Job, OutcomeName, Registry, Retry, Snooze
+from sidings.jobs.middleware import Call, Next
 from tenacity import (
     retry_if_exception_type,
     retry_if_result,
@@ -246,6 +247,38 @@ async def test_an_exhausted_job_is_held_where_that_is_asked_and_its_group_goes_o
     assert Ride.model_validate_json(job["payload"]).number == 1
 
 
+async def test_an_exhausted_job_that_has_no_group_to_block_is_held(database: str):
+    """SQL stores one without its type's group. It waited for a time that never comes, and nobody was told of it."""
+    registry = Registry()
+
+    @registry.job(group="transport", retry=Retry(stop=stop_after_attempt(1), on_exhausted="block"))
+    async def ride(job: Job[Ride]) -> None:
+        raise ValueError("x")
+
+    async with connected(database) as connection:
+        await connection.execute("SELECT sidings.enqueue('ride', '{}', $1)", ORIGIN)
+    async with running(database, registry):
+        await ended(database, 1)
+    job = await the_job(database)
+    assert (job["held"], job["position"], job["run_at"]) == ("gave up after 1 failures", None, None)
+
+
+async def test_a_job_that_is_never_due_keeps_no_other_from_being_promoted(database: str):
+    """PostgreSQL before 17 does not calculate with infinity: beside one as above, of an earlier release, none was."""
+    registry = Registry()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    async with connected(database) as connection:
+        never = "INSERT INTO sidings.job (type, origin, run_at, position) VALUES ('ride', $1, 'infinity', NULL)"
+        await connection.execute(never, ORIGIN)
+    await enqueue(database, ride, [Ride()], delay=0.1)
+    async with running(database, registry):
+        [row] = await ended(database, 1)
+    assert row["outcome"] == "succeeded"
+
+
 async def test_a_failure_that_is_not_worth_a_retry_is_not_retried(database: str):
     async def fail(job: Job[Ride]) -> None:
         raise KeyError("x") if job.attempt > 1 else ConnectionError("y")
@@ -417,6 +450,31 @@ async def test_a_plain_function_for_which_there_is_no_thread_has_not_run_and_doe
         go_on.set()
     assert called == [1, 2]
     assert sorted(row["outcome"] for row in rows) == ["snoozed", "succeeded", "succeeded"]
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+async def test_whatever_a_handler_raises_when_its_executor_stops_is_no_failure(database: str, batch: int | None):
+    """Of one whose task group could not be cleaned up each deployment cost an attempt, and at last the job."""
+    registry, began = Registry(), asyncio.Event()
+
+    async def part() -> None:
+        try:
+            began.set()
+            await asyncio.Event().wait()
+        finally:
+            raise ConnectionError("it could not be closed")
+
+    @registry.job(payload=Ride, batch=batch, retry=Retry(stop=stop_after_attempt(1)))
+    async def ride(job: Any) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(part())
+
+    await enqueue(database, ride, [Ride()])
+    async with running(database, registry, shutdown_seconds=0.1):
+        await began.wait()
+    [row] = await ended(database, 1)
+    assert (row["outcome"], row["error_class"]) == ("snoozed", "Interrupted")
+    assert (await the_job(database))["failures"] == 0
 
 
 async def test_a_handler_that_swallows_its_cancellation_and_returns_has_succeeded(database: str):
@@ -604,6 +662,31 @@ async def test_an_async_handler_behind_a_plain_wrapper_is_awaited(database: str)
     rows = await run_one(database, wrapper, 2)
     assert done == [1, 2]
     assert [row["outcome"] for row in rows] == ["retried", "succeeded"]
+
+
+@pytest.mark.parametrize("kind", ["alone", "transactional", "in a list", "inside of middleware"])
+async def test_an_async_handler_behind_an_async_wrapper_that_does_not_await_it_is_awaited(database: str, kind: str):
+    """Its job passed for done, and nothing had run."""
+    registry, done = Registry(), list[object]()
+
+    async def real(job: object) -> None:
+        await asyncio.sleep(0)
+        done.append(job)
+
+    async def wrapper(job: object) -> Any:
+        return real(job)
+
+    async def around(call: Call, call_next: Next) -> None:
+        await call_next()
+
+    if kind == "inside of middleware":
+        registry.middleware.append(around)
+    options: dict[str, Any] = {"transactional": kind == "transactional", "batch": 2 if kind == "in a list" else None}
+    ride = registry.job(name="ride", payload=Ride, **options)(wrapper)
+    await enqueue(database, ride, [Ride()])
+    async with running(database, registry):
+        [row] = await ended(database, 1)
+    assert (row["outcome"], len(done)) == ("succeeded", 1)
 
 
 def _broken(*_: Any) -> Any:
