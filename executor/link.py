@@ -95,7 +95,7 @@ async def connect(
                 "or set SIDINGS_POSTGRES_PGBOUNCER=true for Service.from_env"
             ) from error
         raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
-    except BROKEN as error:
+    except (*BROKEN, RuntimeError) as error:  # a host is looked up in a thread, and there may be none left for it
         raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
 
 

@@ -1,5 +1,8 @@
 """Connections that are cut or fall silent in the middle of a statement: nothing is lost, nothing is done twice."""
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from sidings.jobs import Job, Registry
 
 from .faulty_proxy import LATE_SECONDS, Moment, proxied
 from .fleet import Fleet, until
-from .support import ORIGIN, Ride, connected, enqueue, eventually, running, value
+from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, running, value
 
 ORIGINS = ["t/0", "t/1", "t/2"]
 LEFT = "SELECT date_part('epoch', lease_until - clock_timestamp()) FROM sidings.origin"
@@ -232,3 +235,28 @@ async def test_a_statement_that_nobody_gives_up_may_take_longer(database: str):
     connection = await connect(PostgresSettings(dsn=database, call_seconds=0.1))
     assert await connection.fetchval("SELECT 1 FROM pg_sleep(0.5)") == 1
     await connection.close()
+
+
+async def test_an_executor_goes_on_when_there_was_no_thread_to_look_up_the_server(
+    database: str, caplog: pytest.LogCaptureFixture
+):
+    """As at a container's limit. It ended, and with it its process."""
+    registry = Registry()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    before = threading.stack_size()
+    async with running(database.replace("127.0.0.1", "localhost"), registry), connected(database) as admin:
+        try:
+            threading.stack_size(1 << 46)  # more than there is: so no thread can be started
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # the former has one
+            await admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND pid <> pg_backend_pid()"
+            )
+            await eventually(lambda: "can't start new thread" in caplog.text, "the server cannot be looked up")
+        finally:
+            threading.stack_size(before)
+        await enqueue(database, ride, [Ride()])
+        await drained(database)
