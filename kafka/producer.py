@@ -1,21 +1,25 @@
 """`service.producer`: messages that go to Kafka at once, without Postgres."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from uuid import uuid4
 
-from aiokafka.errors import KafkaError, ProducerClosed
+from aiokafka.errors import KafkaError
 
 from ..errors import KafkaUnavailable
 from .outbox import MESSAGE_ID, Headers, InvalidMessage, NotPublished, OutboxSettings, Outgoing, Value
 from .outbox.failures import NEVER, NO_TOPIC
 from .outbox.message import headers_from_text, outgoing
 from .outbox.packing import Packer
-from .outbox.senders import Sender
+from .outbox.senders import Sender, Senders
 from .settings import KafkaSettings
 
 __all__ = ["Producer"]
+
+_CAREFUL_SECONDS = 60.0  # after a refusal messages of the topic go alone for so long
+_GRACE_SECONDS = 1.0  # for what others have under way, before a producer that has failed is closed
 
 
 class Producer:
@@ -28,8 +32,10 @@ class Producer:
     def __init__(self, kafka: KafkaSettings, settings: OutboxSettings | None = None) -> None:
         self._kafka = kafka
         self._settings = settings or OutboxSettings()
+        self._senders = Senders(kafka, self._settings)
         self._packer = Packer("direct")
-        self._sender: Sender | None = None
+        self._current: dict[bool, Sender] = {}  # for messages that go together, and for those that go alone
+        self._careful_until: dict[str, float] = {}  # by topic; its messages go alone until then
         self._lock = asyncio.Lock()
         self._stopped = False
 
@@ -61,53 +67,82 @@ class Producer:
         await self.send_many([message])
 
     async def send_many(self, messages: Sequence[Outgoing]) -> None:
-        """Send many, in order; return when all are acknowledged. Raises as `send`; some may have arrived then."""
-        sender = await self._connected()
+        """Send many of one topic, in order; return when all are acknowledged. Raises as `send`; some may have arrived
+        then."""
+        if not messages:
+            return
+        topic, ids = messages[0].topic, [uuid4().hex.encode() for _ in messages]
+        alone = time.monotonic() < self._careful_until.get(topic, 0.0)
         try:
-            async with asyncio.timeout(self._settings.delivery_seconds):
-                futures = [await self._hand_over(sender, message) for message in messages]
-                await asyncio.gather(*futures)
+            sender = await self._connected(alone=alone)
+            try:
+                await self._send(sender, messages, ids, alone=alone)
+            except KafkaError as error:
+                if isinstance(error, NEVER):
+                    self._careful_until[topic] = time.monotonic() + _CAREFUL_SECONDS
+                    sender.retired = True
+                if alone or not sender.retired:
+                    raise
+                # Kafka refuses whole batches, and an idempotent producer can send no more then: the fault may be
+                # another message's, and that another caller's.
+                await self._send(await self._connected(alone=True), messages, ids, alone=True)
         except NEVER as error:
-            await self._drop(sender)
             raise InvalidMessage(f"Kafka refused the message: {error}") from error
         except NO_TOPIC as error:
-            await self._drop(sender)
             raise NotPublished(f"no message can be sent: {error}") from error
-        except (KafkaError, ProducerClosed, OSError) as error:  # TimeoutError is an OSError
-            await self._drop(sender)
+        except (KafkaError, OSError) as error:  # TimeoutError is an OSError
             raise KafkaUnavailable(f"Kafka has not acknowledged the message: {error!r}") from error
 
     async def stop(self) -> None:
-        """Close the connection. Safe to call twice, and when never used."""
+        """Close the connections. Safe to call twice, and when never used."""
         self._stopped = True
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            await sender.close()
+        for sender in self._current.values():
+            self._senders.retire(sender)
+        self._current.clear()
+        await self._senders.close()
 
-    async def _connected(self) -> Sender:
+    async def _send(self, sender: Sender, messages: Sequence[Outgoing], ids: Sequence[bytes], *, alone: bool) -> None:
+        sender.users += 1
+        try:
+            async with asyncio.timeout(self._settings.delivery_seconds):
+                pairs = zip(messages, ids, strict=True)
+                futures = [await self._hand_over(sender, message, id) for message, id in pairs]
+                await asyncio.gather(*futures)
+        except (KafkaError, OSError) as error:
+            if not (alone and isinstance(error, NEVER)):
+                self._drop(sender)
+            raise
+        finally:
+            sender.users -= 1
+
+    async def _connected(self, *, alone: bool) -> Sender:
+        """The producer of the messages that go together; or that of those that go alone, to which a refusal does
+        nothing."""
         if self._stopped:
             raise KafkaUnavailable("the producer has been stopped")
         async with self._lock:
-            if self._sender is None:
-                sender = Sender(self._kafka, self._settings, idempotent=True)
+            if alone not in self._current:
+                settings = self._settings.model_copy(update={"batch_bytes": 1}) if alone else self._settings
+                sender = Sender(self._kafka, settings, idempotent=not alone)
                 await sender.start()
-                self._sender = sender
-            return self._sender
+                self._current[alone] = sender
+            return self._current[alone]
 
-    async def _hand_over(self, sender: Sender, message: Outgoing) -> "asyncio.Future[object]":
+    async def _hand_over(self, sender: Sender, message: Outgoing, id: bytes) -> "asyncio.Future[object]":
         partitions = await sender.partitions(message.topic, self._settings.metadata_seconds)
         key = message.key if message.partition_key is None else message.partition_key
         return await sender.append(
             message.topic,
             key=message.key,
             value=message.value,
-            headers=[*headers_from_text(message.headers), (MESSAGE_ID, uuid4().hex.encode())],
+            headers=[*headers_from_text(message.headers), (MESSAGE_ID, id)],
             timestamp_ms=None if message.timestamp is None else round(message.timestamp.timestamp() * 1000),
             partition=self._packer.partition_of(key, partitions),
         )
 
-    async def _drop(self, sender: Sender) -> None:
+    def _drop(self, sender: Sender) -> None:
         """After a failure an idempotent producer has lost count (aiokafka #1017): the next message gets another."""
-        if self._sender is sender:
-            self._sender = None
-            await sender.kill()
+        for alone, current in list(self._current.items()):
+            if current is sender:
+                del self._current[alone]
+                self._senders.end(sender, _GRACE_SECONDS)

@@ -113,6 +113,12 @@ class Sender:
                     await closing()
             except (TimeoutError, KafkaError, OSError) as error:
                 log.debug("while closing a producer: %r", error)
+            except asyncio.CancelledError:
+                # Not always for us: `stop` cancels that task once more, in its wait for a request that is tried again,
+                # and awaits it.
+                current = asyncio.current_task()
+                if current is None or current.cancelling():
+                    raise
         if task is not None and not task.done():
             task.cancel()
 
@@ -198,6 +204,10 @@ class Senders:
             await asyncio.sleep(0.01)
         self._retired.discard(sender)
         await sender.kill()
+
+    def end(self, sender: Sender, grace: float) -> None:
+        """`kill` it, in the background."""
+        self._spawn(self.kill(sender, grace))
 
     def kill_all(self) -> None:
         """A lease has run out under a batch: nothing may be sent any more by the producers of now."""

@@ -1,0 +1,97 @@
+"""The producer that sends at once: what one message, or one topic, does to all that others send at the same time."""
+
+import asyncio
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sidings import Message
+from sidings.devstack.topics import create_topic
+from sidings.kafka import OutboxSettings, Producer
+from sidings.kafka.outbox import InvalidMessage, NotPublished
+from sidings.kafka.outbox.senders import Sender
+
+from .consumer_support import Number, a_service, produce_raw
+from .outbox_support import records, sending
+from .support import eventually
+
+
+async def outcome(producer: Producer, topic: str, **message: object) -> str:
+    try:
+        await producer.send(topic, **message)
+    except Exception as error:
+        return type(error).__name__
+    return "sent"
+
+
+async def test_a_topic_that_does_not_exist_costs_no_message_for_others(sidings_kafka: str, topic) -> None:
+    etas = await topic("etas", partitions=2)
+    outcomes: Counter[str] = Counter()
+    over = asyncio.Event()
+
+    async def keep_sending(key: str) -> None:
+        while not over.is_set():
+            outcomes[await outcome(producer, etas, key=key, value=b"x")] += 1
+
+    async with sending(sidings_kafka, metadata_seconds=0.2) as producer:
+        others = [asyncio.create_task(keep_sending(f"k{n}")) for n in range(8)]
+        for _ in range(4):
+            with pytest.raises(NotPublished, match="does not exist"):
+                await producer.send(f"{etas}-missing", key="k", value=b"x")
+        over.set()
+        await asyncio.gather(*others)
+    assert outcomes.keys() == {"sent"}, outcomes
+
+
+async def test_a_message_that_kafka_refuses_takes_no_other_of_its_batch_with_it(sidings_kafka: str, topic) -> None:
+    etas = await topic("etas", config={"message.timestamp.after.max.ms": "3600000"})  # as Kafka 4 has it by default
+    wrong = datetime.now(UTC) + timedelta(days=1)
+    async with sending(sidings_kafka) as producer:
+        await producer.send(etas, key="k", value=b"connected")
+        several = [outcome(producer, etas, key="k", value=b"%d" % n) for n in range(40)]
+        several.insert(20, outcome(producer, etas, key="k", value=b"x", timestamp=wrong))
+        outcomes = await asyncio.gather(*several)
+    assert [n for n, one in enumerate(outcomes) if one != "sent"] == [20]
+    assert outcomes[20] == InvalidMessage.__name__
+    found = {record.value for record in await records(sidings_kafka, etas)}
+    assert found == {b"connected", *(b"%d" % n for n in range(40))}
+
+
+async def test_many_small_messages_at_once_are_not_taken_for_one_that_is_too_large(sidings_kafka: str, topic) -> None:
+    etas = await topic("etas", config={"max.message.bytes": "3000"})
+    async with sending(sidings_kafka) as producer:
+        for _ in range(2):
+            several = [outcome(producer, etas, key="k", value=b"x" * 500) for _ in range(40)]
+            assert Counter(await asyncio.gather(*several)) == {"sent": 40}
+
+
+async def test_a_dead_letter_that_was_not_acknowledged_is_sent_again(
+    own_kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aiokafka's `stop` comes out as a cancellation while a request waits to be tried again, as if somebody had
+    cancelled whoever sends: the message's task ended, and its partition stood still without a word."""
+    kafka = own_kafka()
+    for name in ("positions", "dead"):
+        await create_topic(kafka.bootstrap, name, partitions=1)
+    service = a_service(None, kafka.bootstrap, outbox=OutboxSettings(delivery_seconds=0.5))
+    append = Sender.append
+
+    async def paused(self: Sender, topic: str, **message: object) -> object:
+        monkeypatch.setattr(Sender, "append", append)
+        kafka.pause()
+        return await append(self, topic, **message)
+
+    @service.consumer("positions", stateless=True, dead_letter="dead")
+    async def handle(message: Message[Number]) -> None:
+        raise AssertionError("it cannot be decoded")
+
+    await produce_raw(kafka.bootstrap, "positions", b"no number")
+    monkeypatch.setattr(Sender, "append", paused)
+    try:
+        async with service:
+            await eventually(lambda: any("cannot go to the dead-letter topic" in p for p in service.problems()))
+            kafka.resume()
+            await eventually(lambda: not service.problems())
+    finally:
+        kafka.resume()
+    assert b"no number" in {record.value for record in await records(kafka.bootstrap, "dead")}
