@@ -6,11 +6,14 @@
 -- settled: no standby was promoted here within a lease. A promotion asks for a checkpoint at once: until that is done, the last one
 -- is of the former timeline; then its start, kept in whole seconds, is later than the promotion. Where this server has not been a
 -- standby since its start, nothing was promoted; `acquire` looks at the start itself.
+-- registered: whether the executor has its row; without it nothing is acquired. `maintain` deletes that of one that has held nothing for
+-- a day; it learnt of that when it held something again, which nobody could have then before that lease had run out.
 SELECT server.timeline,
        pg_last_wal_replay_lsn() IS NULL
        OR EXISTS (SELECT FROM pg_control_checkpoint() c
                   WHERE upper(lpad(to_hex(c.timeline_id), 8, '0')) = server.timeline
                         AND c.checkpoint_time + $4 + interval '1 second' < clock_timestamp()) AS settled,
-       a.acquired, a.acquired_epoch, a.losses, a.former
+       e.id IS NOT NULL AS registered, a.acquired, a.acquired_epoch, a.losses, a.former
 FROM (SELECT CASE WHEN NOT pg_is_in_recovery() THEN sidings.timeline() END AS timeline) AS server  -- a standby refuses `acquire`
-LEFT JOIN LATERAL sidings.acquire($1, $2, $3, $4, coalesce(server.timeline = $5, false)) a ON true
+LEFT JOIN sidings.executor e ON e.id = $1
+LEFT JOIN LATERAL sidings.acquire($1, CASE WHEN e.id IS NULL THEN '{}' ELSE $2::text[] END, $3, $4, coalesce(server.timeline = $5, false)) a ON true

@@ -26,6 +26,7 @@ from .queues import OriginQueue
 from .reader import Reader
 from .scheduler import Scheduler
 from .settings import ExecutorSettings
+from .standing import Deposed
 from .workers import CancelReason, Workers
 
 __all__ = ["Reconciler"]
@@ -250,6 +251,8 @@ class Reconciler:
         believed = self._timeline if sent >= self._trust_from else None
         rows = await self._link.fetch(self._acquire_sql, self.executor_id, names, self.generation, lease, believed)
         self._meet(rows[0]["timeline"], settled=rows[0]["settled"])
+        if not rows[0]["registered"]:
+            raise Deposed
         taken: list[OriginQueue] = []
         for row in rows:
             if row["acquired"] is None:

@@ -91,8 +91,8 @@ async def migrate(
     `ForeignSchema` if another service owns the schema, `SchemaTooNew` if a newer release has migrated it in a way that
     this one cannot run with, `SchemaChanged` if an applied file was edited, `ConfigurationError` if the name cannot
     stand in SQL without quotes, the role lacks a right or the DSN cannot be right, `SchemaError` if somebody else's
-    tables are in the way or the server is older than Postgres 15, `PostgresUnavailable` also where Postgres may only be
-    read (a standby).
+    tables are in the way, the server is older than Postgres 15 or reads SQL in another way (it says which),
+    `PostgresUnavailable` also where Postgres may only be read (a standby).
     """
     valid_schema_name(schema)
     if not service:
@@ -204,9 +204,10 @@ async def check(connection: asyncpg.Connection, *, service: str, schema: str = "
     """Refuse a schema that this process must not touch. Called by every service at start.
 
     Raises `SchemaMissing`, `SchemaTooOld`, `SchemaTooNew`, `SchemaChanged` or `ForeignSchema`; `SchemaError` where
-    somebody has given its sequences a cache.
+    somebody has given its sequences a cache, or where the server is too old or set up so that SQL means something else.
     """
     valid_schema_name(schema)
+    _verify_server(connection)
     if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.migration") is None:
         raise SchemaMissing(
             f"the database has no schema {schema!r}: call `await service.migrate()` once before the service runs, or "
@@ -234,6 +235,11 @@ async def _verify_sequences(connection: asyncpg.Connection, schema: str) -> None
 
 
 def _verify_server(connection: asyncpg.Connection) -> None:
+    if connection.get_settings().standard_conforming_strings != "on":
+        raise SchemaError(
+            "standard_conforming_strings is off here, so that SQL does not mean what it says: run ALTER ROLE ... RESET "
+            "standard_conforming_strings, or ALTER DATABASE, or take it out of the DSN or the server's configuration"
+        )
     if connection.get_server_version().major < _OLDEST_POSTGRES:
         version = connection.get_settings().server_version
         raise SchemaError(f"this server is Postgres {version}: Sidings needs {_OLDEST_POSTGRES} or newer")

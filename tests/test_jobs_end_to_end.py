@@ -1070,7 +1070,7 @@ async def test_an_executor_whose_row_is_gone_starts_again_under_a_new_id(
         async with running(database, registry) as executor:
             before = executor.id
             async with connected(database) as connection:
-                await connection.execute("DELETE FROM sidings.executor; UPDATE sidings.origin SET owner = NULL")
+                await connection.execute("UPDATE sidings.origin SET owner = NULL; DELETE FROM sidings.executor")
             await enqueue(database, ride, rides(3))
             await drained(database)
             assert executor.id != before

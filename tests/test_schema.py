@@ -329,6 +329,15 @@ async def test_an_isolation_level_of_the_role_changes_nothing(empty_database: st
     assert sorted(len(each) for each in applied) == [0, 0, 0, len(migrations())]
 
 
+async def test_a_server_that_reads_strings_in_another_way_is_refused(database: str, empty_database: str):
+    """It said 'invalid Unicode escape value'."""
+    options = "?options=-c%20standard_conforming_strings%3Doff"
+    with pytest.raises(SchemaError, match="standard_conforming_strings is off"):
+        await migrate(empty_database + options, service="test")
+    with pytest.raises(SchemaError, match="standard_conforming_strings is off"):
+        await checked(database + options)
+
+
 async def test_a_service_without_a_name_owns_no_schema(empty_database: str):
     with pytest.raises(ConfigurationError, match="service='': name the service"):
         await migrate(empty_database, service="")

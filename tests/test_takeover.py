@@ -3,6 +3,7 @@
 from itertools import pairwise
 from pathlib import Path
 
+import asyncpg
 import pytest
 from sidings.jobs import Job, Registry
 
@@ -133,6 +134,7 @@ async def owned_by(fleet: Fleet, pid: int) -> bool:
 
 async def test_an_executor_whose_row_is_deleted_starts_again_under_a_new_id(database: str, tmp_path: Path):
     async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet, fleet.local(ORIGINS) as executor:
+        await fleet.fetch("ALTER TABLE sidings.executor DISABLE TRIGGER keep_executor")
         await fleet.enqueue("step", ORIGINS, groups=4, each=10, ms=20)
         for _ in range(2):
             seen, former = len(fleet.started()), executor.id
@@ -143,6 +145,28 @@ async def test_an_executor_whose_row_is_deleted_starts_again_under_a_new_id(data
         assert executor.problems() == []
         await executor.stop()
         await fleet.verify()
+
+
+async def test_the_row_of_an_executor_that_holds_origins_is_not_deleted(database: str, tmp_path: Path):
+    """With it went what it names: the jobs that ran were not counted as lost, and ran again as the same attempts."""
+    async with Fleet(database, tmp_path) as fleet, fleet.local(ORIGINS) as executor:
+        await executor.settled(20)
+        with pytest.raises(asyncpg.PostgresError, match=f"the executor {executor.id} holds origins"):
+            await fleet.fetch("DELETE FROM sidings.executor")
+        await executor.stop()
+        assert await fleet.fetch("SELECT FROM sidings.executor") == []
+
+
+async def test_an_executor_that_held_nothing_for_days_acquires_at_once(database: str, tmp_path: Path):
+    """Maintenance has deleted its row. It learnt of that when it held its first origin, under an id that was no more:
+    nobody could have that until the lease had run out."""
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 600.0}) as fleet, fleet.local([]) as spare:
+        await spare.settled(20)
+        await fleet.fetch("UPDATE sidings.executor SET started_at = now() - interval '2 days'")
+        await fleet.fetch("SELECT sidings.maintain(30)")
+        await fleet.enqueue("step", ORIGINS, groups=2, each=2)
+        spare.assign(ORIGINS, 2)
+        await fleet.finish()
 
 
 async def test_an_executor_whose_loops_have_failed_does_not_keep_its_origins(
