@@ -121,9 +121,8 @@ class Database:
         return [r for r in self.rows.values() if r.xid not in self.open and r.xid not in self.aborted]
 
     def read(self, arguments: tuple[Any, ...]) -> list[Any]:
-        slots, highs, pages, before, open_ids, open_marks, unseen, left_out, g_slots, g_topics, after, upto, page = (
-            arguments
-        )
+        slots, highs, pages, before, open_ids, open_marks, unseen, left_out, *refills, most_late = arguments
+        g_slots, g_topics, after, upto, page = refills
         now = self.snapshot()
         seen = sorted(self.committed(), key=lambda r: r.id)
         answer: list[Any] = [Header(id=self.next_xid, topic=now, headers=self.server)]
@@ -136,11 +135,12 @@ class Database:
             marks.append(unseen)
         if marks:
             for ref, (slot, high) in enumerate(zip(slots, highs, strict=True), 1):
-                answer += [
+                late = [
                     line(1, ref, r)
                     for r in seen
                     if r.slot == slot and min(marks) < r.id <= high and not self.visible(r.xid, before or now)
                 ]
+                answer += late[:most_late]
         for ref, share in enumerate(zip(g_slots, g_topics, after, upto, strict=True), 1):
             slot, topic, low, high = share
             found = [r for r in seen if r.slot == slot and r.topic == topic and low < r.id <= high]

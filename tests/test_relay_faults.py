@@ -3,6 +3,8 @@
 import asyncio
 import signal
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +17,7 @@ from sidings.executor import Link, PostgresSettings
 from sidings.kafka import KafkaSettings
 from sidings.kafka.outbox import OutboxSettings, Relay, reader, recorder, rounds
 from sidings.kafka.outbox import relay as relay_module
+from sidings.kafka.outbox.reader import Reader
 
 from .outbox_support import (
     Writer,
@@ -335,6 +338,65 @@ async def test_messages_that_do_not_come_through_in_time_are_read_by_fewer(
             await relay.stop()
             await relay.reader._link.close()
     assert len(await records(sidings_kafka, etas)) == 120
+
+
+@asynccontextmanager
+async def late_messages(dsn: str, topic: str, count: int) -> AsyncIterator[None]:
+    """Messages of one transaction, which becomes visible behind others that have been relayed in the meantime."""
+    async with publishing(dsn) as (outbox, connection):
+        transaction = connection.transaction()
+        await transaction.start()
+        await outbox.publish_many(connection, topic, numbered(0, count))
+        await publish(dsn, topic, [(f"other{n}", b"x") for n in range(200)])
+        await emptied(dsn)
+        await transaction.commit()
+        yield
+
+
+async def test_a_large_transaction_that_commits_late_is_read_page_by_page(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One read brought all of it, however much it was."""
+    monkeypatch.setattr(reader, "_ALL_LATE", 320)
+    etas = await topic("etas", partitions=2)
+    sizes: list[int] = []
+    deliver = Reader._deliver
+
+    def measured(self: Reader, plan: Any, rows: list[Any]) -> None:
+        sizes.append(len(rows))
+        deliver(self, plan, rows)
+
+    monkeypatch.setattr(Reader, "_deliver", measured)
+    async with relaying(database, sidings_kafka, window=400), late_messages(database, etas, 4_000):
+        await publish(database, etas, numbered(4_000, 400))
+        await emptied(database)
+    assert max(sizes) < 1_000
+    assert_complete([r for r in await records(sidings_kafka, etas) if r.value != b"x"], 4_400)
+
+
+async def test_late_messages_that_cannot_be_found_in_time_are_found_by_starting_over(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were looked for among all that waits for a topic that fails, which may be millions, for ever: a step takes
+    as long here as with a thousand times as many."""
+    monkeypatch.setattr(reader, "_LONG_READ", 0.5)
+    etas, stepped_over = await topic("etas"), "AND NOT pg_visible_in_snapshot(m.txid"
+    relay = a_relay(database, sidings_kafka)
+    assert relay.reader.sql.count(stepped_over) == 1
+    relay.reader.sql = relay.reader.sql.replace(stepped_over, f"AND pg_sleep(0.02) IS NOT NULL {stepped_over}")
+    relay.reader._link = Link(PostgresSettings(dsn=database, call_seconds=1.0))
+    await relay.start()
+    try:
+        async with publishing(database) as (outbox, connection):
+            async with connection.transaction():
+                await outbox.publish(connection, etas, key="k", value=b"late")
+                await publish(database, f"{etas}-missing", [(f"k{n}", b"x") for n in range(200)])
+                await eventually(lambda: f"{etas}-missing" in relay.metrics.failing)
+            await emptied(database, etas)
+    finally:
+        await relay.stop()
+        await relay.reader._link.close()
+    assert [r.value for r in await records(sidings_kafka, etas)] == [b"late"]
 
 
 async def test_a_process_whose_event_loop_hangs_loses_its_slots(

@@ -4,7 +4,7 @@
 -- $1 slots, $2 their high marks, $3 their page sizes,
 -- $4 snapshot of the previous read (null at first), $5 ids open in it, $6 their marks, $7 mark of the ids from its xmax on,
 -- $8 topics to leave out of the forward part,
--- $9 slots, $10 topics, $11 after, $12 up to: the shares to refill, $13 rows a refill
+-- $9 slots, $10 topics, $11 after, $12 up to: the shares to refill, $13 rows a refill, $14 most late rows of a slot
 --
 -- Plan: index scans of outbox_pkey, each with its LIMIT inside; never a sequential scan, never a sort over the table;
 -- tests/test_relay.py holds that. Nothing at or below the marks is touched but late rows, so dead entries there cost
@@ -37,7 +37,7 @@ FROM late, unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY o (slot, high, r
      LATERAL (SELECT * FROM sidings.outbox m
               WHERE m.slot = o.slot AND m.id > late.mark AND m.id <= o.high
                 AND NOT pg_visible_in_snapshot(m.txid, $4::text::pg_snapshot)
-              ORDER BY m.id) m
+              ORDER BY m.id LIMIT $14) m
 WHERE late.mark IS NOT NULL
 UNION ALL
 SELECT 2, g.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,

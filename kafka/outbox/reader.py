@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -27,6 +27,7 @@ _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
 _IDLE_PAGE = 16
 _REFILL_PAGE = 1_000
 _REFILLS = 32  # shares a read refills
+_ALL_LATE = 50_000  # rows of a read: they come when a transaction ends, whatever there is room for
 _BYTES = 32 * 1024 * 1024  # a read should bring no more than about that
 _LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
 _QUICK_READ = 1.0  # seconds: one that was answered within so many may be followed by a larger one again
@@ -44,6 +45,7 @@ class _Plan:
     left_out: list[str]
     shares: list[tuple[Lane, int, Slot, int, int]]  # lane, its version, slot, after, up to
     refill: int
+    most_late: int
 
 
 class Reader:
@@ -74,6 +76,7 @@ class Reader:
         self._woken = asyncio.Event()
         self._row_bytes = 500.0
         self._most: int | None = None  # rows of a read; None: as many as there is room for
+        self._too_long = 0  # reads in a row
 
     def wake(self) -> None:
         """Something was committed, or there is room again: read now."""
@@ -97,15 +100,26 @@ class Reader:
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 outage.failed(error)
                 self._woken.set()
-                if now() - sent >= _LONG_READ:  # its rows may be large, and the way here narrow
-                    self._most = max(1, (sum(plan.pages) + len(plan.shares) * plan.refill) // 4)
+                if now() - sent >= _LONG_READ:
+                    self._ask_for_less(plan)
                 await backoff.sleep()
                 continue
+            self._too_long = 0
             if self._most is not None and now() - sent < _QUICK_READ:
                 self._most = self._most * 2 if self._most < backlog.window else None
             self._deliver(plan, rows)
             self.last_answer = now()
             self._on_rows()
+
+    def _ask_for_less(self, plan: _Plan) -> None:
+        """The read took too long: its rows may be large, and the way here narrow. Where the very next one took too long
+        as well, it may have looked for late rows among millions that wait; from 0 on, where slots begin that are
+        acquired anew, no row is late."""
+        self._too_long += 1
+        if self._too_long > 1:
+            for slot in plan.slots:
+                self._backlog.forget(slot)
+        self._most = max(1, (sum(plan.pages) + len(plan.shares) * plan.refill) // 4)
 
     def hungry(self) -> bool:
         """Whether the database is known to have more than is in memory, and there is room for it."""
@@ -133,13 +147,15 @@ class Reader:
         left_out = backlog.left_out()
         refill, refills = max(1, min(_REFILL_PAGE, int(_BYTES / self._row_bytes))), _REFILLS
         pages = [page if slot.backlogged else min(page, _IDLE_PAGE) for slot in slots]
+        most_late = max(_IDLE_PAGE, min(_ALL_LATE, int(_BYTES / self._row_bytes)) // max(1, len(slots)))
         if self._most is not None:
             turn = random.sample(range(len(slots)), min(self._most, len(slots)))
             pages = [min(page, self._most // len(turn)) if n in turn else 0 for n, page in enumerate(pages)]
             refill = min(refill, self._most)
             refills = min(refills, self._most // refill)
+            most_late = min(most_late, self._most + 1)
         shares = [(lane, lane.version, slot, after, slot.high) for lane, slot, after in backlog.hungry()[:refills]]
-        return _Plan(slots, [slot.high for slot in slots], pages, left_out, shares, refill)
+        return _Plan(slots, [slot.high for slot in slots], pages, left_out, shares, refill, most_late)
 
     def _arguments(self, plan: _Plan) -> tuple[object, ...]:
         marks = self._marks
@@ -157,6 +173,7 @@ class Reader:
             [after for _, _, _, after, _ in plan.shares],
             [upto for _, _, _, _, upto in plan.shares],
             plan.refill,
+            plan.most_late,
         )
 
     def _deliver(self, plan: _Plan, rows: list[asyncpg.Record]) -> None:
@@ -175,6 +192,9 @@ class Reader:
         refills: list[list[Row]] = [[] for _ in plan.shares]
         forward: list[defaultdict[str, list[Row]]] = [defaultdict(list) for _ in plan.slots]  # by slot and topic
         tops: dict[int, int] = {}
+        for ref, count in Counter(ref for part, ref in map(_part_and_ref, rows) if part == _LATE).items():
+            if count >= plan.most_late and backlog.has(plan.slots[ref - 1]):
+                backlog.forget(plan.slots[ref - 1])  # there may be more; acquired anew, all of it is read page by page
         # Of a slot that drains what waited was forgotten: what comes now would be sent before it, which its heir sends.
         live = [backlog.has(slot) and not slot.draining for slot in plan.slots]
         slot: Slot
