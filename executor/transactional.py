@@ -148,7 +148,11 @@ class Transactional:
             if not connection.is_closed() and not connection.is_in_transaction():  # the job's end would commit alone
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its job")
         except BaseException:
-            await self._roll_back(connection, transaction)
+            # What it has left running may go on with asyncpg's own object, which then must lead nowhere.
+            if job.transaction is not None and job.transaction.lent:
+                connection.terminate()
+            else:
+                await self._roll_back(connection, transaction)
             raise
         return await self._finish(connection, transaction, job_type, job.transaction, entry, started)
 

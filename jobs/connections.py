@@ -13,7 +13,7 @@ import asyncpg
 
 from ..errors import EnqueueError, NotInTransaction, SchemaError, SchemaMissing, SchemaTooOld
 from ..schema import load_sql
-from .transaction import Connection
+from .transaction import Connection, Transaction
 
 if TYPE_CHECKING:
     import psycopg
@@ -114,7 +114,7 @@ class Way(NamedTuple, Generic[C, R]):
     connect: Callable[[Any], Any] | None = None
 
 
-async def store(connection: AnyConnection, statement: Statement) -> Rows:
+async def store(connection: Transaction | AnyConnection, statement: Statement) -> Rows:
     """Run `statement` in the connection's open transaction. Raises `EnqueueError` for a connection of an unknown kind,
     `NotInTransaction` for one in autocommit; nothing has been sent then. `SchemaError` where the tables are not there,
     which spoils the transaction."""
@@ -213,14 +213,14 @@ def _of_schema(error: Exception, statement: Statement) -> SchemaError | None:
 # -- asyncpg ----------------------------------------------------------------------------------------------------------
 
 
-def _asyncpg_autocommit(connection: Connection) -> bool:
+def _asyncpg_autocommit(connection: Connection | Transaction) -> bool:
     try:
         return not connection.is_in_transaction()
-    except asyncpg.InterfaceError as error:  # its pool has it back
+    except (asyncpg.InterfaceError, AttributeError) as error:  # its pool has it back; or it is closed, as 0.32 tells it
         raise NotInTransaction("this transaction is over: store inside of its `async with` block") from error
 
 
-def _asyncpg(connection: Connection, statement: Statement) -> Awaitable[Rows]:
+def _asyncpg(connection: Connection | Transaction, statement: Statement) -> Awaitable[Rows]:
     return connection.fetch(statement.numbered, *statement.arguments)
 
 
@@ -340,6 +340,7 @@ _SYNC_WAYS: dict[str, Way[Any, Rows]] = {
 }
 _ALIASES = {  # proxies, which have all that is asked of what they stand for
     "asyncpg.PoolConnectionProxy": "asyncpg.Connection",
+    "sidings.Transaction": "asyncpg.Connection",
     "sqlalchemy.async_scoped_session": "sqlalchemy.AsyncSession",
     "sqlalchemy.scoped_session": "sqlalchemy.Session",
     "django.ConnectionProxy": "django.BaseDatabaseWrapper",

@@ -150,7 +150,7 @@ class JobType(Generic[P]):
         Sidings' tables are missing or old: `SchemaError`, with the remedy; the transaction has to be rolled back then.
         """
         statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
-        rows = await store(tx.connection if isinstance(tx, Transaction) else tx, statement)
+        rows = await store(tx, statement)
         if isinstance(tx, Transaction) and rows:
             ids = tx.enqueued.setdefault(statement.origin or rows[0][1], [])
             if delay is None and run_at is None and unique_key is None:
@@ -170,7 +170,7 @@ class JobType(Generic[P]):
     ) -> list[JobId]:
         """Store many jobs with one statement, in the order of `payloads`; see `enqueue`. All or none are stored."""
         statement = self._many(payloads, origin, delay, run_at, priority, headers)
-        rows = await store(tx.connection if isinstance(tx, Transaction) else tx, statement)
+        rows = await store(tx, statement)
         if isinstance(tx, Transaction):
             for name in [statement.origin] if statement.origin else {row[1] for row in rows}:
                 tx.enqueued.setdefault(name, [])

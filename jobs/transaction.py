@@ -25,17 +25,22 @@ class Transaction:
     at the end of its block. It has asyncpg's query methods; `connection` is asyncpg's own object.
     """
 
-    __slots__ = ("_connection", "enqueued", "published")
+    __slots__ = ("_connection", "enqueued", "lent", "published")
 
     def __init__(self, connection: Connection) -> None:
         self._connection: Connection | None = connection
         # Origins whose executors should look for jobs once this has committed; and of jobs that came alone, which.
         self.enqueued: dict[str, list[int]] = {}
         self.published = False  # whether a relay should look for messages then
+        self.lent = False  # whether somebody has `connection`
 
     @property
     def connection(self) -> Connection:
         """asyncpg's own object. Raises `NotInTransaction` after the end of a job's handler."""
+        self.lent = True
+        return self._open()
+
+    def _open(self) -> Connection:
         if self._connection is None:
             raise NotInTransaction(
                 "the job of this transaction has ended: its handler has to await all that it starts. asyncio.gather "
@@ -47,22 +52,26 @@ class Transaction:
         """Its connection is going to serve others: what a handler has left behind must not reach their transactions."""
         self._connection = None
 
+    def is_in_transaction(self) -> bool:
+        """Whether the connection's transaction is open."""
+        return self._open().is_in_transaction()
+
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run `query` and return Postgres' command tag."""
-        return await self.connection.execute(query, *args, timeout=timeout)
+        return await self._open().execute(query, *args, timeout=timeout)
 
     async def executemany(self, query: str, args: Iterable[Any], *, timeout: float | None = None) -> None:
         """Run `query` once for each sequence of arguments."""
-        await self.connection.executemany(query, args, timeout=timeout)
+        await self._open().executemany(query, args, timeout=timeout)
 
     async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
         """Run `query` and return all rows."""
-        return await self.connection.fetch(query, *args, timeout=timeout)
+        return await self._open().fetch(query, *args, timeout=timeout)
 
     async def fetchrow(self, query: str, *args: Any, timeout: float | None = None) -> asyncpg.Record | None:
         """Run `query` and return its first row, or None."""
-        return await self.connection.fetchrow(query, *args, timeout=timeout)
+        return await self._open().fetchrow(query, *args, timeout=timeout)
 
     async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
         """Run `query` and return one value of its first row, or None."""
-        return await self.connection.fetchval(query, *args, column=column, timeout=timeout)
+        return await self._open().fetchval(query, *args, column=column, timeout=timeout)

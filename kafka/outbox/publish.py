@@ -275,7 +275,7 @@ class Outbox:
         if tx is None:
             raise NotInTransaction("tx=None: give the transaction or connection that the message commits with")
         try:
-            rows = await store(tx.connection if isinstance(tx, Transaction) else tx, statement)
+            rows = await store(tx, statement)
         except NotInTransaction:
             raise
         except EnqueueError as error:
