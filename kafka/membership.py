@@ -2,16 +2,17 @@
 
 import asyncio
 import logging
+import time
 from typing import Any, NoReturn
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import CorruptRecordException, KafkaError, UnsupportedCodecError
+from aiokafka.errors import CorruptRecordException, KafkaConnectionError, KafkaError, UnsupportedCodecError
 
 from ..waiting import unless_set
 from .settings import KafkaSettings
 
-__all__ = ["UNREADABLE", "close", "connect", "make_client", "watch"]
+__all__ = ["UNREADABLE", "Contact", "close", "connect", "make_client", "watch"]
 
 log = logging.getLogger("sidings.consumer")
 
@@ -21,6 +22,7 @@ UNREADABLE = (CorruptRecordException, UnsupportedCodecError, UnicodeDecodeError)
 _CLOSE_SECONDS = 5.0
 _END_SECONDS = 2.0
 _LOOK_SECONDS = 1.0
+_LOST_SECONDS = 60.0  # without any of the brokers that a client knows
 _NOTHING = TopicPartition("", 0)  # to be polled for: no records come of it
 # Never leave the group for want of polls: while Postgres is away nothing is polled, and no other member could do
 # better. A consumer that hangs is the health check's business.
@@ -54,11 +56,32 @@ async def connect(client: AIOKafkaConsumer, stopping: asyncio.Event, seconds: fl
         raise TimeoutError(f"Kafka did not answer within {seconds} s") from None
 
 
+class Contact:
+    """Notices that a client has lost its cluster: it asks the brokers that it has met for ever, and the addresses that
+    it was given only at its start. All brokers may have got others meanwhile."""
+
+    def __init__(self, client: AIOKafkaConsumer) -> None:
+        self._client: Any = client
+        self._lost_at: float | None = None
+
+    def check(self) -> None:
+        """To be called every second or so. Raises `KafkaError` when the client has to be made anew."""
+        cluster = self._client._client.cluster  # aiokafka 0.14 says nowhere in public that it has found no broker
+        if cluster._last_refresh_ms == cluster._last_successful_refresh_ms:
+            self._lost_at = None
+        elif self._lost_at is None:
+            self._lost_at = time.monotonic()
+        elif time.monotonic() - self._lost_at > _LOST_SECONDS:
+            raise KafkaConnectionError(f"none of the brokers that it knows has answered for {_LOST_SECONDS:.0f} s")
+
+
 async def watch(client: AIOKafkaConsumer) -> NoReturn:
     """Raise the `KafkaError` that keeps the client out of its group, once there is one. aiokafka tells it to whoever
     polls, and does not ask the group again before that; between assignments, and of full partitions, nobody polls."""
+    contact = Contact(client)
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
+        contact.check()
         await client.getmany(_NOTHING, timeout_ms=0)
 
 

@@ -432,6 +432,48 @@ async def test_a_client_that_waits_to_fetch_again_is_closed_without_ado(topic, s
     await eventually(lambda: asyncio.all_tasks() <= before)
 
 
+def lead_astray(client: AIOKafkaConsumer) -> None:
+    """What the client knows of the brokers is no longer true; the addresses that it was given are."""
+    inner: Any = client._client
+    for node, broker in inner.cluster._brokers.items():
+        inner.cluster._brokers[node] = broker._replace(port=1)
+    for connection in list(inner._conns.values()):
+        connection.close()
+
+
+async def test_brokers_that_have_all_got_other_addresses_are_found_again(
+    effects: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aiokafka asked the brokers that it knew, for ever."""
+    monkeypatch.setattr(membership, "_LOST_SECONDS", 0.5)
+    names = [await topic(), await topic(), await topic(config={"cleanup.policy": "compact"})]
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "session_seconds": 1.0})
+    seen: set[tuple[str, int]] = set()
+
+    @service.consumer(names[0])
+    async def ordinary(message: Message[Number], tx: Transaction) -> None:
+        seen.add(("ordinary", message.value.n))
+
+    @service.consumer(names[1], stateless=True, dead_letter="dead")
+    async def stateless(message: Message[Number]) -> None:
+        seen.add(("stateless", message.value.n))
+
+    directory = service.directory(names[2], model=Number)
+
+    async def everything_arrives(n: int) -> None:
+        async with producing(sidings_kafka) as producer:
+            for name in names:
+                await producer.send_and_wait(name, as_json(n), key=b"k")
+        await eventually(lambda: seen >= {("ordinary", n), ("stateless", n)}, lambda: seen)
+        await eventually(lambda: directory["k"].n == n)
+
+    async with service:
+        await everything_arrives(1)
+        lead_astray(service._life.consumer._client)
+        lead_astray(directory._follower.reader._client)
+        await everything_arrives(2)
+
+
 async def test_a_connection_that_breaks_again_and_again_does_not_look_like_health(
     effects, topic, sidings_kafka, monkeypatch
 ):

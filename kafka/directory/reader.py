@@ -60,6 +60,7 @@ class Reader:
         self._topic = topic
         self._seconds = settings.request_seconds
         self._client = AIOKafkaConsumer(**options, enable_auto_commit=False, auto_offset_reset="none")
+        self._contact = membership.Contact(self._client)
         self.assign(partitions)
 
     async def connect(self, stopping: asyncio.Event) -> None:
@@ -191,7 +192,8 @@ class Reader:
         return found
 
     def there(self) -> set[int]:
-        """The partitions that the topic has, `KafkaSettings.metadata_seconds` ago at most."""
+        """The partitions that the topic has, `KafkaSettings.metadata_seconds` ago at most. To be asked every second."""
+        self._contact.check()
         return set(self._client.partitions_for_topic(self._topic) or ())
 
     def silence(self) -> float:
