@@ -269,6 +269,14 @@ async def test_publishing_and_the_relay_start_while_kafka_is_away(database: str)
         assert relay.held == {}, "slots are for relays that can send"
 
 
+async def test_what_waits_is_counted_also_while_no_relay_reaches_kafka(database: str) -> None:
+    """None has any slot then, and each counted its own: nothing, for as long as the outage lasted."""
+    await publish(database, "etas", [("a", b"x")] * 7)
+    async with relaying(database, UNREACHABLE) as relay:
+        await eventually(lambda: relay.metrics.waiting.get("etas", (0, 0))[0] == 7)
+        assert relay.held == {}
+
+
 async def test_a_commit_of_this_process_is_relayed_without_waiting_for_the_poll(
     database: str, sidings_kafka: str, topic
 ) -> None:

@@ -89,7 +89,7 @@ class OutboxMetrics(Collector):
         waiting = list(self.waiting.items())
         yield gauge(
             "sidings_outbox_waiting",
-            "Messages that wait in the slots of this relay.",
+            "Messages that wait in the slots of this relay, and in those that no relay has.",
             by_topic,
             {(service, topic): count for topic, (count, _) in waiting},
         )

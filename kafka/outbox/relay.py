@@ -319,13 +319,14 @@ class Relay:
             await asyncio.sleep(0.05)
 
     async def _gather_figures(self) -> None:
-        """Counting reads all that waits: the longer it takes, the more seldom it is done."""
+        """Counting reads all that waits: the longer it takes, the more seldom it is done. What nobody has counts too: no
+        relay has any slot while Kafka is away from all."""
         sql = load_sql(__package__ or "", "waiting", self._postgres.schema_name)
         outage = Outage(log, "the outbox could not be counted")
         while True:
             started = now()
             try:
-                rows = await self._links["figures"].fetch(sql, [s.number for s in self.backlog.slots.values()])
+                rows = await self._links["figures"].fetch(sql, [*{*self.backlog.slots, *self._slots.free}])
                 self.metrics.waiting = {row["topic"]: (row["waiting"], row["oldest"]) for row in rows}
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 outage.failed(error)

@@ -62,6 +62,7 @@ class SlotKeeper:
     ) -> None:
         self.relay_id = relay_id
         self.stopping = False
+        self.free: list[int] = []  # slots that no relay has
         self._link = link
         self._backlog = backlog
         self._leases = leases
@@ -162,6 +163,7 @@ class SlotKeeper:
         )
         assert row is not None
         self._backlog.directories = frozenset(row["directories"])
+        self.free = [_NUMBERS[name] for name in row["free"]]
         if able and row["doubtful"]:
             self._on_doubts(row["doubtful"])
         relays, place = row["others"] + 1, row["place"]
