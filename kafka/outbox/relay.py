@@ -319,8 +319,8 @@ class Relay:
             await asyncio.sleep(0.05)
 
     async def _gather_figures(self) -> None:
-        """Counting reads all that waits: the longer it takes, the more seldom it is done. What nobody has counts too: while
-        Kafka is away no relay has any slot."""
+        """Counting reads all that waits: the longer it takes, the more seldom it is done. Slots that nobody has count
+        too: while Kafka is away no relay has any."""
         sql = load_sql(__package__ or "", "waiting", self._postgres.schema_name)
         outage = Outage(log, "the outbox could not be counted")
         while True:
