@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -210,7 +210,14 @@ async def test_debezium_with_its_boundaries_before_and_after_the_rows(
         connector="postgresql",
         boundaries=topics["boundaries"],
         forget_seconds=5,
+        kafka_options={"kafka.isolation.level": "read_committed"},
     )
+    async with AIOKafkaProducer(bootstrap_servers=sidings_kafka, transactional_id=topics["cdc"]) as producer:
+        await producer.begin_transaction()
+        for name, sent in zip(("cdc", "boundaries"), debezium_rows("aborted", [UPDATE] * 3), strict=True):
+            for value in sent:
+                await producer.send_and_wait(topics[name], value)
+        await producer.abort_transaction()
     chance = random.Random(11)
     made = {str(700 + number): some_rows(chance) for number in range(20)}
     built = [debezium_rows(id, rows, texts=number % 2 == 0, wrapped=number % 3 == 0)
@@ -259,10 +266,10 @@ async def test_it_is_stopped_after_its_micro_batch_and_says_how_much_is_open_and
     caplog.clear()
     stop = threading.Event()
     # One micro-batch at once; the next one were due in days.
-    running = asyncio.create_task(asyncio.to_thread(run, spark, by, stop, available_now=False))
+    command = asyncio.create_task(asyncio.to_thread(run, spark, by, stop, available_now=False))
     await eventually((tmp_path / "checkpoint" / "offsets" / "1").exists, "the begin of a micro-batch", WAIT_SECONDS)
     stop.set()
-    assert await running == 0
+    assert await command == 0
     assert (tmp_path / "checkpoint" / "commits" / "1").exists()
     line = caplog.records[-1]
     told = re.fullmatch(
@@ -281,6 +288,17 @@ async def test_it_is_stopped_after_its_micro_batch_and_says_how_much_is_open_and
 
     assert abs(oldest - age(0)) < abs(oldest - age(1))
     assert 0 < seconds <= ago + seconds <= age(1) + 1
+
+    # It waits for its trigger, also where there is more to read.
+    async with running(spark, by) as (query, _):
+        await eventually(
+            lambda: query.lastProgress is not None and not query.status["isTriggerActive"],
+            "the end of a micro-batch",
+            WAIT_SECONDS,
+        )
+        stands = await asyncio.to_thread(progress, spark, query, by)
+        assert stands is not None
+        assert stands.behind > 0
 
 
 async def test_options_reach_kafkas_source_and_sink(
@@ -317,6 +335,9 @@ async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_
         await admin.close()
     assert await ended(spark, by) == 1
     assert "failOnDataLoss" in caplog.messages[-1]
+    await produce(sidings_kafka, topics["cdc"], header_rows("kept", [UPDATE] * 3))
+    assert await ended(spark, by.model_copy(update={"kafka_options": {"failOnDataLoss": "false"}})) == 0
+    assert rows_of(await read(by)) == {(id, ordinal) for id in ("after", "kept") for ordinal in (1, 2, 3)}
 
     # Made anew, it has more records than before: Spark itself would go on at the old offsets.
     await delete_topics(sidings_kafka, [topics["cdc"]])
@@ -324,8 +345,13 @@ async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_
     await produce(sidings_kafka, topics["cdc"], header_rows("anew", [UPDATE] * 30))
     with pytest.raises(ConfigurationError, match=f"'{topics['cdc']}' is another one than the checkpoint's"):
         await ended(spark, by)
-    assert await ended(spark, by.model_copy(update={"topics": ("nothing",)})) == 1
-    assert re.match(r"not started: .*\n.*UnknownTopicOrPartition", caplog.messages[-1])
+    missing = by.model_copy(update={"topics": ("nothing",), "alerts": "nobody"})
+    with pytest.raises(ConfigurationError, match=r"no such topic at .*: 'nothing', 'nobody'\. Create"):
+        await ended(spark, missing)
+    impatient = {"kafka.default.api.timeout.ms": "1000", "kafka.request.timeout.ms": "1000"}
+    away = by.model_copy(update={"kafka": "127.0.0.1:1", "kafka_options": impatient})
+    assert await ended(spark, away) == 1
+    assert re.match(r"not started: .*\n.*TimeoutException", caplog.messages[-1])
 
 
 @pytest.mark.chaos

@@ -1,4 +1,7 @@
-"""Whether the topics that are read are still those that the checkpoint speaks of.
+"""Whether all topics are there, and those that are read are still those that the checkpoint speaks of.
+
+A topic to write to that is missed would be noticed with the first message for it: with the first alert, months later
+maybe, which then ends the query and each that is started again.
 
 Spark knows a topic by its name. One that was deleted and made anew it goes on reading at the offset where it was in
 the old one, and all that stands before that is passed over without a word. So the ids that Kafka gives to topics are
@@ -7,6 +10,7 @@ kept in the checkpoint: `topics/<name>/<id>`, an empty file for each.
 
 from typing import Any, cast
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ...errors import ConfigurationError
@@ -18,21 +22,23 @@ FOLDER = "topics"
 
 
 def check_topics(spark: SparkSession, config: Config) -> None:
-    """Look at all topics that are read, and note down those that the checkpoint has not seen.
+    """Look at all topics, and note down those that are read and that the checkpoint has not seen.
 
     Raises:
-        ConfigurationError: One was deleted and made anew.
+        ConfigurationError: One does not exist, or one that is read was deleted and made anew.
     """
     jvm = cast(Any, spark.sparkContext)._jvm  # Spark 4.2 has no public way to its Kafka, and to the checkpoint's files
     hadoop = cast(Any, spark.sparkContext)._jsc.hadoopConfiguration()
-    for topic, id in _ids(jvm, config).items():
+    ids = _ids(jvm, config)
+    for topic in config.read:
         folder = jvm.org.apache.hadoop.fs.Path(config.checkpoint, f"{FOLDER}/{topic}")
         files = folder.getFileSystem(hadoop)
-        names = [status.getPath().getName() for status in files.globStatus(jvm.org.apache.hadoop.fs.Path(folder, "*"))]
+        noted = list[Any](files.listStatus(folder)) if files.exists(folder) else []
+        names = [status.getPath().getName() for status in noted]
         known = [name for name in names if not name.startswith(".")]  # else it is a checksum
         if not known:
-            files.createNewFile(jvm.org.apache.hadoop.fs.Path(folder, id))
-        elif id not in known:
+            files.createNewFile(jvm.org.apache.hadoop.fs.Path(folder, ids[topic]))
+        elif ids[topic] not in known:
             raise ConfigurationError(
                 f"topic {topic!r} is another one than the checkpoint's: it was deleted and made anew, and its first"
                 " records would be passed over. Begin anew, with another `checkpoint`"
@@ -42,8 +48,20 @@ def check_topics(spark: SparkSession, config: Config) -> None:
 def _ids(jvm: Any, config: Config) -> dict[str, str]:
     options = {name[6:]: value for name, value in config.kafka_options.items() if name.lower().startswith("kafka.")}
     admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(options | {"bootstrap.servers": config.kafka})
+    ids: dict[str, str] = {}
     try:
-        found = admin.describeTopics(list(config.read)).allTopicNames().get()
-        return {topic: found.get(topic).topicId().toString() for topic in config.read}
+        topics = dict.fromkeys((*config.read, *(group.topic for group in config.groups), config.alerts))
+        found = admin.describeTopics(list(topics)).topicNameValues()
+        for topic in topics:
+            try:
+                ids[topic] = found.get(topic).get().topicId().toString()
+            except Py4JJavaError as error:
+                if "UnknownTopicOrPartitionException" not in str(cast(Any, error).java_exception):
+                    raise
     finally:
         admin.close()
+    if missing := [topic for topic in topics if topic not in ids]:
+        raise ConfigurationError(
+            f"no such topic at {config.kafka}: {', '.join(map(repr, missing))}. Create what is missing"
+        )
+    return ids
