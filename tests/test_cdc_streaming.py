@@ -14,7 +14,9 @@ import tomllib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
+import psutil
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
@@ -121,6 +123,13 @@ async def ended(spark: SparkSession, by: Config) -> int:
     return await asyncio.to_thread(run, spark, by, threading.Event(), available_now=True)
 
 
+def left_open(spark: SparkSession) -> int:
+    """How many connections Spark has not closed, though their other ends are."""
+    jvm = cast(Any, spark.sparkContext)._jvm
+    connections = psutil.Process(jvm.java.lang.ProcessHandle.current().pid()).net_connections("tcp")
+    return sum(connection.status == psutil.CONN_CLOSE_WAIT for connection in connections)
+
+
 def alerts(found: Sequence[Sent]) -> dict[str, Sent]:
     return {message.value["alert"]: message for message in found if "alert" in message.value}
 
@@ -132,6 +141,7 @@ async def test_the_header_form_with_timers_snapshots_bad_records_and_a_restart(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
+    before = left_open(spark)
     by = configured(topics, sidings_kafka, tmp_path, expire_seconds=3, snapshot_quiet_seconds=2, state_partitions=3)
     chance = random.Random(7)
     made = {f"t{number}": some_rows(chance) for number in range(40)}
@@ -174,6 +184,9 @@ async def test_the_header_form_with_timers_snapshots_bad_records_and_a_restart(
         assert stands.oldest is not None
         assert stands.oldest >= 3
         assert query.lastProgress["stateOperators"][0]["numShufflePartitions"] == by.state_partitions
+        # Of each task one would stay, until there is no port left; the start leaves one.
+        await eventually(lambda: query.lastProgress["batchId"] >= 3, "some micro-batches", WAIT_SECONDS)
+        assert left_open(spark) - before <= 1 + by.state_partitions
         # The settings are the query's own, and a micro-batch writes what it has changed, not all of the state.
         assert spark.conf.get("spark.sql.shuffle.partitions") != str(by.state_partitions)
         assert list((tmp_path / "checkpoint" / "state").rglob("*.changelog"))

@@ -22,6 +22,8 @@ from .snapshots import Snapshots
 
 __all__ = ["OUTPUT", "Combiner"]
 
+_kept_open: list[Any] = []  # the connection to the state of the task that this process did last
+
 # Headers as columns: to make Python structures of them takes longer than all else that is done for a message.
 OUTPUT = ", ".join(f"`{name}` STRING" for name in ("topic", "key", "value", *HEADERS))
 _Sent = Row("topic", "key", "value", *HEADERS)
@@ -35,6 +37,7 @@ class Combiner(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Spark calls it once for each partition and micro-batch."""
+        self._handle = handle
         self._transactions = Assembling(self._config, handle)
         self._snapshots = Snapshots(self._config, handle)
 
@@ -66,6 +69,22 @@ class Combiner(StatefulProcessor):
         else:
             outgoing = self._snapshots.settled(id, now)
         return map(_row, outgoing)
+
+    def close(self) -> None:
+        """Spark calls it when a task has done its work.
+
+        Up to 4.2.0 Spark never closes its end of the connection to the state (SPARK-58932): a socket and a port stayed
+        for each task, until there were none left. When the task ends, the thread that reads it is interrupted, and that
+        closes it, if it still reads. So it is not told that nothing more comes, nor is the connection closed here.
+        """
+        connection = getattr(self._handle, "_statefulProcessorApiClient", None)
+        if connection is not None:  # Spark's stand-in for tests has none
+            connection.set_handle_state = _said_nothing
+            _kept_open[:] = [connection]
+
+
+def _said_nothing(state: object) -> None:
+    """In place of the client's own."""
 
 
 def _row(outgoing: Outgoing) -> Row:
