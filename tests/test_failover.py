@@ -18,12 +18,13 @@ from sidings.devstack.binaries import postgres_program
 from sidings.devstack.databases import create_database, ensure_template
 from sidings.devstack.fixtures import ServerDirectory
 from sidings.devstack.process import clean_environment
+from sidings.errors import PostgresUnavailable
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry
 
 from .consumer_support import Number, a_service, produce
 from .faulty_proxy import FaultyProxy, Moment, proxied
-from .outbox_support import assert_complete, emptied, numbered, publish, records, relaying
+from .outbox_support import assert_complete, emptied, numbered, publish, publishing, records, relaying
 from .support import SECONDS, connected, drained, enqueue, eventually, fetch, value
 
 ORIGINS = ["t/0", "t/1"]
@@ -502,6 +503,20 @@ async def test_an_executor_that_starts_on_a_server_just_promoted_believes_no_exp
             await fresh.stop()
         failover.proxy.heal()
     assert seen == ["attempt 1 starts", "attempt 1 ends", "attempt 2 starts", "attempt 2 ends"]
+
+
+async def test_a_message_that_was_lost_does_not_pass_for_acknowledged(failover: Failover):
+    """Its ids are others' on the new server."""
+    async with publishing(failover.proxy.dsn) as (outbox, connection):
+        await failover.lose_what_follows()
+        async with connection.transaction():
+            receipt = await outbox.publish(connection, "etas", key="a", value=b"lost")
+        await failover.happen()
+        failover.proxy.heal()
+        while await value(failover.new, "SELECT pg_current_xact_id()::text::bigint") <= receipt.txid:
+            pass
+        with pytest.raises(PostgresUnavailable, match="whether it was kept is not known"):
+            await outbox.published(receipt, timeout=SECONDS)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ class Receipt:
     slots: tuple[int, ...] = ()
     txid: int = 0
     subxid: int = 0
+    timeline: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,8 @@ class Outbox:
         """Return when Kafka has acknowledged all messages of `receipt`. Call it after the transaction has committed.
 
         timeout: seconds. Raises `TimeoutError` when it is over (the messages may still leave later), `RolledBack` when
-        the transaction did not commit, `MessageParked` when Kafka refused one of them.
+        the transaction did not commit, `MessageParked` when Kafka refused one of them, `PostgresUnavailable` when
+        Postgres was replaced meanwhile (a failover), so that nobody can tell whether they were kept.
         """
         left = dict(zip(receipt.ids, receipt.slots, strict=True))
         backoff = Backoff()
@@ -183,6 +185,10 @@ class Outbox:
                     await backoff.sleep()
                     continue
                 for row in rows:
+                    if row["timeline"] not in (None, receipt.timeline):  # null: a standby answers
+                        raise PostgresUnavailable(
+                            "Postgres was replaced after the message was published: whether it was kept is not known"
+                        )
                     if _acknowledged(row):
                         del left[row["id"]]
                 if left:
@@ -310,15 +316,15 @@ def _named(verb: str, actor: str) -> str:
 
 
 def _receipt(rows: Rows) -> Receipt:
-    """From the rows of insert_message.sql: id, slot, transaction id, xmin."""
+    """From the rows of insert_message.sql: id, slot, transaction id, xmin, timeline."""
     if not rows:
         return Receipt()
-    txid, xmin = rows[0][2], rows[0][3]
+    txid, xmin, timeline = rows[0][2], rows[0][3], rows[0][4]
     # xmin has 32 bits: it counts on from the transaction's own id, which is never larger.
     subxid = (txid & ~0xFFFFFFFF) | xmin
     if subxid < txid:
         subxid += 1 << 32
-    return Receipt(tuple(row[0] for row in rows), tuple(row[1] for row in rows), txid, subxid)
+    return Receipt(tuple(row[0] for row in rows), tuple(row[1] for row in rows), txid, subxid, timeline)
 
 
 def _acknowledged(row: "asyncpg.Record") -> bool:
