@@ -10,7 +10,7 @@ from tenacity import retry_if_not_exception_type, stop_after_attempt, wait_expon
 
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
-from ..jobs.middleware import Call, Middleware, call_through
+from ..jobs.middleware import Call, Middleware, call_through, completed
 from .calling import told_of, working_on
 from .checks import adapter_of, check_count, check_function, check_seconds
 from .message import Message, Record, StoredMessage
@@ -118,12 +118,13 @@ class Subscription(Generic[T]):
             raise UndecodableMessage(told_of(error)) from error
         return _message(value, record)
 
-    def call(self, messages: list[Message[T]], tx: Transaction) -> Awaitable[object]:
+    async def call(self, messages: list[Message[T]], tx: Transaction) -> None:
         """Run the handler inside of the service's middleware: with the list, or with the only message."""
-        if not self.middleware:
-            return self.call_handler(messages, tx)
-        call = Call(self.topic, messages[0].origin, messages=messages, tx=tx)
-        return call_through(self.middleware, call, partial(self.call_handler, messages, tx))
+        if self.middleware:
+            call = Call(self.topic, messages[0].origin, messages=messages, tx=tx)
+            await call_through(self.middleware, call, partial(self.call_handler, messages, tx))
+        else:
+            await completed(await self.call_handler(messages, tx))
 
     def call_handler(self, messages: list[Message[T]], tx: Transaction) -> Awaitable[object]:
         """Run the handler itself."""

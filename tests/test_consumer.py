@@ -101,6 +101,21 @@ async def test_a_message_shows_what_kafka_knows_of_it(effects, topic, sidings_ka
     assert message.timestamp == datetime.fromtimestamp(1_700_000_000, UTC)
 
 
+async def test_a_handler_behind_a_wrapper_that_does_not_await_it_is_awaited(effects, topic, sidings_kafka):
+    """Its messages passed for handled, and nothing had run."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, model=Number)
+    async def wrapper(message: Message[Number], tx: Transaction) -> object:
+        return record(message, tx)
+
+    await produce(sidings_kafka, name, range(5))
+    async with service:
+        await eventually(offset_reaches(effects, name, 5))
+    assert await numbers(effects) == list(range(5))
+
+
 async def test_a_restart_goes_on_where_the_last_run_committed(effects, topic, sidings_kafka):
     name = await topic()
     await produce(sidings_kafka, name, range(5))
