@@ -22,7 +22,8 @@ current_origin: ContextVar[str | None] = ContextVar("sidings_origin", default=No
 
 class Transaction:
     """An open transaction. Whoever opened it commits it: a consumer after its handler, ``service.transaction()``
-    at the end of its block. It has asyncpg's query methods; `connection` is asyncpg's own object.
+    at the end of its block. It has asyncpg's query methods; `connection` is asyncpg's own object. A codec that is set
+    on that stays for whoever has the connection next: where one handler needs it, let a middleware set it for all.
     """
 
     __slots__ = ("_connection", "enqueued", "lent", "published")
