@@ -4,6 +4,7 @@ import asyncio
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -124,12 +125,33 @@ def machine(server_version: str) -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": sys.version.split()[0],
+        "python_loop_ms": _loop_ms(),
         "postgres": server_version,
         "postgres_settings": dict(SETTINGS),
         "packages": {name: _version(name) for name in ("sidings", "asyncpg", "pydantic", "uvloop", "aiokafka")},
         "commit": _commit(),
         "load_before": list(psutil.getloadavg()),
     }
+
+
+def _loop_ms() -> float:
+    """CPU milliseconds of a fixed loop, the least of five: what Python takes depends on its version, on how it was
+    compiled, and on the phase that the machine is in."""
+
+    class Pair:
+        def __init__(self, a: int, b: int) -> None:
+            self.a = a
+            self.b = b
+
+    def loop() -> float:
+        started = time.process_time()
+        total, kept = 0, dict[int, Pair]()
+        for number in range(250_000):
+            pair = kept[number & 1023] = Pair(number, total)
+            total += pair.a - pair.b if pair.a > 3 else 1
+        return time.process_time() - started
+
+    return round(min(loop() for _ in range(5)) * 1e3, 1)
 
 
 def _version(name: str) -> str | None:

@@ -9,9 +9,11 @@ def where(report: Report) -> str:
     """The machine, the versions, the settings and the load before."""
     m = report.machine
     packages = ", ".join(f"{name} {version}" for name, version in m["packages"].items() if version)
+    loop = f" ({m['python_loop_ms']} ms for a fixed loop)" if "python_loop_ms" in m else ""
     return (
         f"{m['cores']} × {m['cpu']}, {m['memory_gib']} GiB, {m['system']}; PostgreSQL {m['postgres']} "
-        f"({', '.join(f'{k} {v}' for k, v in m['postgres_settings'].items())}), Python {m['python']}, {packages}; "
+        f"({', '.join(f'{k} {v}' for k, v in m['postgres_settings'].items())}), Python {m['python']}{loop}, "
+        f"{packages}; "
         f"commit {m['commit']}; size {m.get('size', '?')}; load before the run "
         f"{', '.join(f'{x:.1f}' for x in m['load_before'])}; {m['when']}, {m.get('seconds', '?')} s"
     )
