@@ -1,6 +1,7 @@
 """The relay while things die: no gap, and per key no disorder of first occurrences; repeats are allowed."""
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -11,7 +12,9 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
+from sidings.devstack import Postgres
 from sidings.devstack.databases import create_database, ensure_template
+from sidings.devstack.fixtures import ServerDirectory
 from sidings.devstack.topics import create_topic
 from sidings.executor import Link, PostgresSettings
 from sidings.kafka import KafkaSettings
@@ -33,7 +36,7 @@ from .outbox_support import (
     relay_process,
     relaying,
 )
-from .support import SECONDS, eventually, value
+from .support import SECONDS, connected, eventually, value
 from .test_narrow_network import narrow
 
 
@@ -397,6 +400,54 @@ async def test_late_messages_that_cannot_be_found_in_time_are_found_by_starting_
         await relay.stop()
         await relay.reader._link.close()
     assert [r.value for r in await records(sidings_kafka, etas)] == [b"late"]
+
+
+async def test_messages_that_a_dump_has_brought_from_another_server_are_sent_once(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    """Their transaction ids are yet to come here: they counted as late, and were sent again behind newer ones."""
+    etas, other = await topic("etas"), await topic("other")
+    await publish(database, etas, numbered(0, 4_000))
+    async with connected(database) as connection:
+        await connection.execute("UPDATE sidings.outbox SET txid = '999999999'")
+    async with Writer(database, other), relaying(database, sidings_kafka, window=4_000):
+        await emptied(database, etas)
+    assert await arrived(sidings_kafka, etas) == 4_000
+
+
+async def test_messages_that_get_the_ids_of_such_as_a_crash_has_taken_are_found(
+    sidings_server_directory: ServerDirectory, sidings_kafka: str, topic
+) -> None:
+    """A backend that is killed takes all others with it, and what was not on the disk, but not the server's start."""
+    etas = await topic("etas")
+    settings = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
+    mortal = Postgres(sidings_server_directory("mortal-outbox"), settings=settings)
+    try:
+        mortal.start()
+        template = await ensure_template(mortal.dsn, service="test")
+        dsn = await create_database(mortal.dsn, "mortal", template=template)
+        async with relaying(dsn, sidings_kafka, lease_seconds=3.0) as relay:
+            await eventually(lambda: len(relay.held) == 16)
+            await value(dsn, "CHECKPOINT")  # the leases stay
+            await publish(dsn, f"{etas}-missing", numbered(0, 400))
+            last = await value(dsn, "SELECT max(id) FROM sidings.outbox")
+            await eventually(lambda: max(slot.high for slot in relay.backlog.slots.values()) >= last)
+            async with connected(dsn) as connection:
+                os.kill(await connection.fetchval("SELECT pg_backend_pid()"), signal.SIGKILL)
+            await eventually(lambda: answers(dsn), "the server to answer")
+            await publish(dsn, etas, numbered(0, 40))
+            assert await value(dsn, "SELECT max(id) FROM sidings.outbox") < last, "ids have been handed out again"
+            await emptied(dsn, etas)
+    finally:
+        mortal.remove()
+    assert_complete(await records(sidings_kafka, etas), 40)
+
+
+async def answers(dsn: str) -> bool:
+    try:
+        return await value(dsn, "SELECT true")
+    except (OSError, asyncpg.PostgresError):
+        return False
 
 
 async def test_a_process_whose_event_loop_hangs_loses_its_slots(

@@ -10,6 +10,9 @@
 -- tests/test_relay.py holds that. Nothing at or below the marks is touched but late rows, so dead entries there cost
 -- nothing, however long some transaction keeps vacuum from removing them.
 --
+-- A row whose id is yet to come was brought from another server, by a dump or a logical replication: it is not late. As to the
+-- crash in the header, see executor/read.sql.
+--
 -- A timestamp that is infinite is the largest number, which the relay parks: an error here would hold up all slots.
 WITH s AS MATERIALIZED (
     SELECT pg_current_snapshot() AS snapshot,
@@ -24,8 +27,8 @@ WITH s AS MATERIALIZED (
 SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id, s.snapshot::text AS topic, NULL::bytea AS key,
        NULL::bytea AS partition_key, NULL::bytea AS value,
        CASE WHEN pg_is_in_recovery() THEN 'standby'
-            ELSE pg_postmaster_start_time()::text || ' timeline '
-                 || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END AS headers,
+            ELSE concat(pg_postmaster_start_time(), ' crash ', pg_stat_get_bgwriter_stat_reset_time(),
+                        ' timeline ', sidings.timeline()) END AS headers,
        NULL::bigint AS timestamp_ms, (date_part('epoch', clock_timestamp()) * 1e6)::bigint AS published_us
 FROM s, late
 UNION ALL
@@ -33,9 +36,9 @@ SELECT 1, o.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers:
        CASE WHEN isfinite(m.stamped_at) THEN (date_part('epoch', m.stamped_at) * 1e3)::bigint
             WHEN m.stamped_at IS NOT NULL THEN 9223372036854775807 END,
        (date_part('epoch', m.published_at) * 1e6)::bigint
-FROM late, unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY o (slot, high, ref),
+FROM s, late, unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY o (slot, high, ref),
      LATERAL (SELECT * FROM sidings.outbox m
-              WHERE m.slot = o.slot AND m.id > late.mark AND m.id <= o.high
+              WHERE m.slot = o.slot AND m.id > late.mark AND m.id <= o.high AND m.txid < pg_snapshot_xmax(s.snapshot)
                 AND NOT pg_visible_in_snapshot(m.txid, $4::text::pg_snapshot)
               ORDER BY m.id LIMIT $14) m
 WHERE late.mark IS NOT NULL
