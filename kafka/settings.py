@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aiokafka.abc import AbstractTokenProvider
+from aiokafka.errors import KafkaConnectionError
 from aiokafka.helpers import create_ssl_context
 from pydantic import (
     BaseModel,
@@ -35,7 +36,7 @@ class KafkaSettings(BaseModel):
     TLS and SASL go to aiokafka as they are. security_protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
     ssl_context: one of your own; otherwise it is made from cafile (default: the system's authorities), certfile,
     keyfile and keyfile_password. sasl_username and sasl_password serve PLAIN and SCRAM;
-    sasl_oauth_token_provider serves OAUTHBEARER, the kerberos names serve GSSAPI.
+    sasl_oauth_token_provider serves OAUTHBEARER: while it raises, Kafka is away. The kerberos names serve GSSAPI.
 
     isolation_level: ``read_committed`` leaves out messages of aborted transactions.
     session_seconds: without a heartbeat for so long, Kafka gives the partitions to others; it is a part of the time
@@ -140,7 +141,7 @@ class KafkaSettings(BaseModel):
             "sasl_mechanism": self.sasl_mechanism,
             "sasl_plain_username": self.sasl_username,
             "sasl_plain_password": self.sasl_password.get_secret_value() if self.sasl_password else None,
-            "sasl_oauth_token_provider": self.sasl_oauth_token_provider,
+            "sasl_oauth_token_provider": self.sasl_oauth_token_provider and _Tokens(self.sasl_oauth_token_provider),
             "sasl_kerberos_service_name": self.sasl_kerberos_service_name,
             "sasl_kerberos_domain_name": self.sasl_kerberos_domain_name,
             "request_timeout_ms": _ms(self.request_seconds),
@@ -169,6 +170,23 @@ class KafkaSettings(BaseModel):
             )
         except (OSError, ssl.SSLError) as error:
             raise ConfigurationError(f"the TLS files cannot be used: {error}") from error
+
+
+class _Tokens(AbstractTokenProvider):
+    """The author's, which may raise anything while there is no token: aiokafka expects errors of its own. Over others it
+    loses tasks, and the service would end."""
+
+    def __init__(self, provider: AbstractTokenProvider) -> None:
+        self._provider = provider
+
+    async def token(self) -> str:
+        try:
+            return await self._provider.token()
+        except Exception as error:
+            raise KafkaConnectionError(f"sasl_oauth_token_provider gave no token: {error!r}") from error
+
+    def extensions(self) -> dict[str, str]:
+        return self._provider.extensions()
 
 
 def _ms(seconds: float) -> int:

@@ -1,16 +1,21 @@
 """The relay beside a cluster that it has to itself: without rights, over TLS with a password, and while it is down."""
 
 import asyncio
+import base64
+import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from aiokafka.abc import AbstractTokenProvider
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest
 from sidings.devstack.fixtures import ServerDirectory
 from sidings.devstack.kafka import Kafka
 from sidings.devstack.topics import create_topic
 from sidings.errors import KafkaUnavailable
+from sidings.kafka import Directory
 from sidings.kafka.outbox import NotPublished
 from sidings.kafka.settings import KafkaSettings
 
@@ -30,6 +35,11 @@ from .support import eventually
 AUTHORIZED = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",  # the plain listener: the brokers themselves, and this test
+    "sasl.enabled.mechanisms": "PLAIN,OAUTHBEARER",
+    "listener.name.sasl_ssl.oauthbearer.sasl.jaas.config": (
+        "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required "
+        'unsecuredLoginStringClaim_sub="anybody";'
+    ),
 }
 TOPIC, LITERAL, ALLOW = 2, 3, 3
 READ, WRITE = 3, 4
@@ -139,6 +149,37 @@ async def test_a_wrong_password_keeps_the_messages_and_says_why(database: str, g
     async with sending(secured(kafka, sasl_password="wrong")) as producer:
         with pytest.raises(KafkaUnavailable):
             await producer.send("positions", key="k", value=b"x")
+
+
+class Tokens(AbstractTokenProvider):
+    """Has none at first."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    async def token(self) -> str:
+        self._calls += 1
+        if self._calls <= 4:
+            raise LookupError("no token today")
+        parts = {"alg": "none"}, {"sub": "ANONYMOUS", "iat": time.time(), "exp": time.time() + 600}
+        header, claims = (base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
+        return f"{header}.{claims}."
+
+
+async def test_a_token_that_cannot_be_had_is_waited_for_like_kafka(database: str, guarded: Kafka) -> None:
+    """What its provider raised ended the relay, or the directory, and the service."""
+    await create_topic(guarded.bootstrap, "tokens", partitions=1, config={"cleanup.policy": "compact"})
+    await publish(database, "tokens", [("k", b"{}")])
+    reached = KafkaSettings(
+        bootstrap=guarded.secure_bootstrap,
+        security_protocol="SASL_SSL",
+        cafile=guarded.ca_file,
+        sasl_mechanism="OAUTHBEARER",
+        sasl_oauth_token_provider=Tokens(),
+    )
+    async with relaying(database, reached), Directory("tokens", kafka=reached, model=dict[str, Any]) as directory:
+        await emptied(database)
+        await eventually(lambda: directory.get("k") == {})
 
 
 async def test_kafka_is_down_for_a_while_under_load(database: str, guarded: Kafka) -> None:
