@@ -173,19 +173,19 @@ class KafkaSettings(BaseModel):
 
 
 class _Tokens(AbstractTokenProvider):
-    """The author's, which may raise anything while there is no token: aiokafka expects errors of its own. Over others it
-    loses tasks, and the service would end."""
+    """The author's, which may raise anything while there is no token. aiokafka expects errors of its own: over others
+    it loses tasks, and the service would end."""
 
     def __init__(self, provider: AbstractTokenProvider) -> None:
-        self._provider = provider
+        self._provider: Any = provider  # the abstract one is annotated to return None
 
-    async def token(self) -> str:
+    async def token(self) -> Any:
         try:
             return await self._provider.token()
         except Exception as error:
             raise KafkaConnectionError(f"sasl_oauth_token_provider gave no token: {error!r}") from error
 
-    def extensions(self) -> dict[str, str]:
+    def extensions(self) -> Any:
         return self._provider.extensions()
 
 
