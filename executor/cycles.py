@@ -39,6 +39,9 @@ __all__ = ["CycleLoop"]
 log = logging.getLogger("sidings.executor")
 
 _MAX_AHEAD = 2000  # jobs named beyond the free workers; a kill charges them all
+# Outcomes that are put off, since their rows are locked or Postgres refuses them, before nothing more starts: all that
+# has run would run again, and be a suspect, should this process end.
+_MOST_PUT_OFF = 2_000
 _ENOUGH = 300  # outcomes that are worth a second cycle while the first is under way
 _REFUSED_RETRY_SECONDS = 30.0
 # What some rows bring about and others do not: values, constraints, a text too long for an index that somebody has put
@@ -91,6 +94,7 @@ class CycleLoop:
         self._name_sql = load_sql(__package__, "name", schema)
         self._cycle = 0
         self._ahead = 0.0
+        self._tried_again = 0  # outcomes that were put off, and go out with the cycle that is under way
         self._uncounted: list[list[Finished]] = []
         self._unanswered = Outage(log, "what became of jobs could not be recorded")
         self._named: dict[int, Entry] = {}
@@ -135,6 +139,10 @@ class CycleLoop:
         """How long the oldest cycle that is under way has been waiting for its end; 0 when none is."""
         return now() - self._flights[0].sent if self._flights else 0.0
 
+    def stuck(self) -> bool:
+        """Whether nothing starts, because too many outcomes cannot be recorded."""
+        return len(self._deferral) + self._tried_again >= _MOST_PUT_OFF
+
     def under_way(self) -> set[str]:
         """Origins of the cycles whose fate is not known yet."""
         contents = [content for flight in self._flights for content in flight.contents]
@@ -158,9 +166,9 @@ class CycleLoop:
                 if self._flights and self._flights[0].answer.done():
                     await self._land()
                 if not self._flights:
-                    if self._deferral:
-                        due = await self._deferral.take_due()
-                        self._workers.finished += due
+                    due = await self._deferral.take_due() if self._deferral else []
+                    self._workers.finished += due
+                    self._tried_again = len(due)
                     if self.standing.doubtful:
                         await self.standing.look_up()
                 if self._may_send():
@@ -210,7 +218,7 @@ class CycleLoop:
         finished = [f for f in finished if f[0].origin in held]
         scheduler.wake_due(time)
         chosen: list[Entry] = []
-        if not self.paused:
+        if not self.paused and not self.stuck():
             flying = [flight.batch for flight in self._flights]
             recent = len(finished) + sum(len(batch.finished) for batch in flying)
             self._ahead = min(_MAX_AHEAD, max(2.0 * recent, self._ahead * 0.9 - 1))

@@ -387,6 +387,11 @@ class Executor:
         for name, busy in (("cycle", self.cycles.busy_seconds()), ("read", self.reader.busy_seconds())):
             if busy > limit:
                 found.append(f"a {name} has been under way for {busy:.1f} s")
+        if self.cycles.stuck():
+            found.append(
+                "no job starts, since the outcomes of thousands cannot be recorded: a transaction keeps their rows "
+                "locked, or Postgres refuses them, for which the log has the reason"
+            )
         found += [str(handler) for handler in self._watchdog.deaf(limit)]
         for what, backoff in (
             ("origins cannot be acquired or released", self._reconciler.backoff),

@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 from pydantic import BaseModel, field_validator
 from sidings.errors import ConfigurationError, Fenced
+from sidings.executor import cycles
 from sidings.jobs import Discard, Job, OutcomeName, Registry, Retry, Snooze
 from sidings.jobs.middleware import Call, Next
 from tenacity import (
@@ -881,6 +882,38 @@ async def test_an_outcome_that_postgres_refuses_in_any_form_stalls_only_its_own_
             rows = await ended(database, 6)
     assert sorted(row["group"] for row in rows) == ["a", "b", "bad", "bad", "c", "d"]
     assert called[-1] == 3
+
+
+async def test_no_more_jobs_start_when_too_many_outcomes_cannot_be_recorded(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """All of them ran, and were named, a million as well; after a restart they ran again, as suspects, one by one."""
+    monkeypatch.setattr(cycles, "_MOST_PUT_OFF", 20)
+    monkeypatch.setattr(cycles, "_REFUSED_RETRY_SECONDS", 0.1)
+    registry = Registry()
+    called: list[int] = []
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        called.append(job.payload.number)
+        await asyncio.sleep(0.001)
+
+    def refusals() -> int:
+        return sum("a cycle was refused" in record.message for record in caplog.records)
+
+    async with connected(database) as connection:
+        await connection.execute("ALTER TABLE sidings.job_history ADD CONSTRAINT picky CHECK (type <> 'ride')")
+        await enqueue(database, ride, [Ride(number=n) for n in range(500)])
+        async with running(database, registry, concurrency=5) as executor:
+            await eventually(lambda: executor.problems(), "it says that it stands still")
+            [problem], so_far = executor.problems(), refusals()
+            assert "no job starts" in problem
+            await eventually(lambda: refusals() > so_far + 200, "they have been tried again")
+            assert len(called) < 200
+            await connection.execute("ALTER TABLE sidings.job_history DROP CONSTRAINT picky")
+            await ended(database, 500)
+            assert executor.problems() == []
+    assert sorted(called) == list(range(500))
 
 
 # -- transactional handlers ---------------------------------------------------------------------------------------
