@@ -2,6 +2,7 @@
 acknowledged is deleted slot by slot."""
 
 import asyncio
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -314,3 +315,11 @@ def test_a_message_whose_slot_was_lost_is_given_up_once_however_often_its_batch_
     assert ledger.still_ours(rows) == rows[1:]
     assert ledger.still_ours(rows[:1]) == []
     assert (lane.unaccounted, lost.under_way) == (2, 0)
+
+
+def test_hashes_are_remembered_of_short_keys_only() -> None:
+    packer, short, long = packing.Packer("test"), b"transport-1" * 10, b"transport-1" * 100
+    before = sys.getrefcount(short), sys.getrefcount(long)
+    chosen = [packer.partition_of(key, range(64)) for key in (short, long)]
+    assert (sys.getrefcount(short), sys.getrefcount(long)) == (before[0] + 1, before[1])
+    assert chosen == [packer.partition_of(key, range(64)) for key in (short, long)]

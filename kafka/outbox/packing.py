@@ -18,6 +18,7 @@ MESSAGE_ID = "sidings-id"  # a repeat of a message carries the same id
 
 _INFINITE = 2**63 - 1  # what read.sql makes of an infinite timestamp
 _REMEMBERED = 100_000  # hashes of keys; aiokafka's murmur2 is Python, and keys come again
+_LONG_KEY = 200  # bytes; longer ones are not remembered: they may have megabytes
 
 
 @dataclass(slots=True)
@@ -101,7 +102,9 @@ class Packer:
     def _hash(self, key: bytes) -> int:
         hashed = self._hashes.get(key)
         if hashed is None:
-            if len(self._hashes) >= _REMEMBERED:
-                self._hashes.clear()
-            hashed = self._hashes[key] = int(murmur2(key)) & 0x7FFFFFFF
+            hashed = int(murmur2(key)) & 0x7FFFFFFF
+            if len(key) <= _LONG_KEY:
+                if len(self._hashes) >= _REMEMBERED:
+                    self._hashes.clear()
+                self._hashes[key] = hashed
         return hashed
