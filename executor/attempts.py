@@ -3,8 +3,7 @@ handler has returned or raised. Pure but for the log."""
 
 import json
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ from .clock import now
 from .queues import Entry
 from .transactional import Superseded
 
-__all__ = ["Finished", "call_in_thread", "failed", "invalid", "job_of", "judged", "raised", "results"]
+__all__ = ["Finished", "failed", "invalid", "job_of", "judged", "raised", "results"]
 
 log = logging.getLogger("sidings.executor")
 
@@ -42,22 +41,6 @@ def job_of(job_type: JobType[Any], entry: Entry) -> Job[Any]:
     job.fence = origin.fence
     job.transaction = None
     return job
-
-
-def call_in_thread(call: Future[object], handler: Callable[[Any], object], argument: Any) -> None:
-    """Call a plain function, unless the call has been withdrawn; what comes of it goes into `call`."""
-    if not call.set_running_or_notify_cancel():
-        return
-    try:
-        call.set_result(handler(argument))
-    except (StopIteration, KeyboardInterrupt, SystemExit) as error:  # no future can carry them as what they are
-        raised = RuntimeError(f"the handler raised {error!r}")
-        raised.__cause__ = error
-        call.set_exception(raised)
-    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded
-        call.set_exception(error)
-    finally:
-        del call, argument  # an error's traceback leads here
 
 
 def invalid(entry: Entry, error: Exception) -> Outcome:

@@ -33,7 +33,8 @@ from .standing import Deposed
 from .transactional import Transactional
 from .upkeep import Upkeep
 from .watchdog import Watchdog
-from .workers import CancelReason, Workers
+from .worker import CancelReason
+from .workers import Workers
 
 __all__ = ["Executor"]
 

@@ -27,7 +27,8 @@ from .reader import Reader
 from .scheduler import Scheduler
 from .settings import ExecutorSettings
 from .standing import Deposed
-from .workers import CancelReason, Workers
+from .worker import CancelReason
+from .workers import Workers
 
 __all__ = ["Reconciler"]
 

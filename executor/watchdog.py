@@ -14,7 +14,8 @@ from .clock import now
 from .leases import LeaseThread, tell_loop
 from .queues import Entry
 from .settings import ExecutorSettings
-from .workers import CancelReason, Workers
+from .worker import CancelReason
+from .workers import Workers
 
 __all__ = ["EXIT_CODE", "Watchdog"]
 

@@ -8,9 +8,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
-from enum import Enum
 from functools import partial
 from typing import Any, cast
 
@@ -31,63 +28,21 @@ from ..jobs import (
 )
 from ..jobs.context import current_work
 from ..jobs.middleware import Call, call_through, completed
-from .attempts import Finished, call_in_thread, failed, invalid, job_of, judged, raised, results
+from .attempts import Finished, failed, invalid, job_of, judged, raised, results
 from .clock import now
 from .queues import Entry, OriginQueue
+from .threads import HandlerThreads
 from .transactional import Superseded, Transactional
+from .worker import CancelReason, Worker
 
-__all__ = ["CancelReason", "Worker", "Workers"]
+__all__ = ["Workers"]
 
 log = logging.getLogger("sidings.executor")
 
 _STREAK = 64  # jobs that one worker runs before it lets the event loop go round
 _AT_ONCE = 2  # workers that take quick jobs in turns
 _SWEEP_SECONDS = 0.05
-_NO_THREAD_SECONDS = 1.0  # until a plain function is tried again for which there was no thread
 _STOP_SECONDS = 5.0  # how long a handler may take to notice the last cancellation
-
-
-class CancelReason(Enum):
-    """Why a running handler is cancelled, and so what its attempt counts as."""
-
-    TIMEOUT = "its timeout"  # a failure
-    STOPPING = "its executor gives the origin up"  # runs again elsewhere, no failure
-    FENCED = "another executor has the origin"  # nothing: the attempt is not ours any more
-    ENDED = "somebody has ended the job"  # nothing: it is recorded already
-
-
-class Worker:
-    """One coroutine that runs one job after the other."""
-
-    __slots__ = ("call", "cancelled", "entry", "reason", "started", "stop_at", "task", "wake")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.entry: Entry | None = None  # the job that runs now; the watchdog reads it from its thread
-        self.call: Future[object] | None = None  # the plain function that runs, in its thread
-        self.started = 0.0
-        self.cancelled = 0.0  # when, if there is a `reason`
-        self.stop_at: float | None = None
-        self.reason: CancelReason | None = None
-        self.wake: asyncio.Future[None] | None = None
-
-    def limit(self, seconds: float | None) -> None:
-        """The handler may take so long from now on; None: any time."""
-        self.stop_at = None if seconds is None else now() + seconds
-
-    def cancel(self, reason: CancelReason) -> None:
-        """Cancel the running handler. A later reason of more weight replaces an earlier one."""
-        if self.entry is None or self.task is None or self.task is asyncio.current_task():
-            return  # a handler that has just learnt that it is fenced ends by itself
-        if self.reason is None:
-            self.cancelled, self.reason = now(), reason
-            self.task.cancel()
-        elif reason in (CancelReason.FENCED, CancelReason.ENDED):
-            self.reason = reason
-
-    def left(self, _: object) -> None:
-        """The thread has returned when nobody waited for it any more."""
-        self.entry = None
 
 
 class Workers:
@@ -112,8 +67,7 @@ class Workers:
         self._registry = registry
         self._transactional = transactional
         self._middleware = transactional.middleware = registry.middleware
-        self._threads: ThreadPoolExecutor | None = None
-        self._concurrency = concurrency
+        self._threads = HandlerThreads(concurrency)
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -134,7 +88,7 @@ class Workers:
         """Cancel everything: the executor has come to its end. No cancellation is taken for a handler's own any more,
         or a loop that shuts down would wait for ever for workers that go on."""
         if not self._stopping:
-            self._stopping = True
+            self._stopping = self._threads.stopping = True
             for task in self._tasks():
                 task.cancel()
 
@@ -155,8 +109,7 @@ class Workers:
                     worker.call.add_done_callback(worker.left)
                 elif worker.task not in pending:
                     worker.entry = None
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.stop()
 
     def capacity(self) -> int:
         """Workers that have nothing to do and no claimed job waiting for them."""
@@ -434,29 +387,8 @@ class Workers:
 
     async def _handle_plain(self, worker: Worker, job_type: JobType[Any], argument: Any) -> object:
         """Call a plain function, with a job or with a list of them."""
-        return await completed(await self._in_thread(worker, job_type, argument))
-
-    async def _in_thread(self, worker: Worker, job_type: JobType[Any], argument: Any) -> object:
-        """A plain function. It cannot be interrupted: cancellation waits for it, and its own end counts."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="sidings-job")
         handler = cast(Callable[[Any], object], job_type.handler)
-        worker.call = Future()
-        try:
-            self._threads.submit(copy_context().run, call_in_thread, worker.call, handler, argument)
-        except RuntimeError as error:  # no more threads for this process; but the pool keeps the call, for one it has
-            if worker.call.cancel():
-                log.warning("%s does not start yet, there is no thread for it: %s", job_type.name, error)
-                raise Snooze(_NO_THREAD_SECONDS, f"no thread for it: {error}") from error
-        call = asyncio.wrap_future(worker.call)
-        while not call.done():
-            try:
-                await asyncio.wait([call])
-            except asyncio.CancelledError:
-                if self._stopping:
-                    raise
-                log.warning("%s: a plain function cannot be cancelled; waiting for it", job_type.name)
-        return call.result()
+        return await completed(await self._threads.call(worker, job_type.name, handler, argument))
 
     def _raised(
         self, worker: Worker, job_type: JobType[Any], entry: Entry, error: BaseException, started: float

@@ -1,0 +1,70 @@
+"""Handlers that are plain functions: each call runs in a thread, side by side with the event loop."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any
+
+from ..jobs import Snooze
+from .worker import Worker
+
+__all__ = ["HandlerThreads"]
+
+log = logging.getLogger("sidings.executor")
+
+_NO_THREAD_SECONDS = 1.0  # until a plain function is tried again for which there was no thread
+
+
+class HandlerThreads:
+    """As many threads as there are workers, begun when they are needed. Once it is `stopping`, a cancelled call is
+    waited for no longer."""
+
+    def __init__(self, most: int) -> None:
+        self.stopping = False
+        self._most = most
+        self._pool: ThreadPoolExecutor | None = None
+
+    async def call(self, worker: Worker, name: str, handler: Callable[[Any], object], argument: Any) -> object:
+        """Call a plain function. It cannot be interrupted: cancellation waits for it, and its own end counts. Raises
+        what it raises; `Snooze` where the process gets no thread for it."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="sidings-job")
+        worker.call = Future()
+        try:
+            self._pool.submit(copy_context().run, _run, worker.call, handler, argument)
+        except RuntimeError as error:  # no more threads for this process; but the pool keeps the call, for one it has
+            if worker.call.cancel():
+                log.warning("%s does not start yet, there is no thread for it: %s", name, error)
+                raise Snooze(_NO_THREAD_SECONDS, f"no thread for it: {error}") from error
+        call = asyncio.wrap_future(worker.call)
+        while not call.done():
+            try:
+                await asyncio.wait([call])
+            except asyncio.CancelledError:
+                if self.stopping:
+                    raise
+                log.warning("%s: a plain function cannot be cancelled; waiting for it", name)
+        return call.result()
+
+    def stop(self) -> None:
+        """Begin nothing more. Threads that run are left to themselves."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _run(call: Future[object], handler: Callable[[Any], object], argument: Any) -> None:
+    """Call a plain function, unless the call has been withdrawn; what comes of it goes into `call`."""
+    if not call.set_running_or_notify_cancel():
+        return
+    try:
+        call.set_result(handler(argument))
+    except (StopIteration, KeyboardInterrupt, SystemExit) as error:  # no future can carry them as what they are
+        raised = RuntimeError(f"the handler raised {error!r}")
+        raised.__cause__ = error
+        call.set_exception(raised)
+    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded
+        call.set_exception(error)
+    finally:
+        del call, argument  # an error's traceback leads here
