@@ -274,7 +274,7 @@ class CycleLoop:
 
     def _without_poison(self, chosen: list[Entry], finished: list[Finished]) -> list[Entry]:
         """A job that keeps killing executors is not run but held; its payload stays where it is."""
-        entry = self._scheduler.suspect  # no other job that has been chosen has any losses
+        entry = self._scheduler.suspects.running  # no other job that has been chosen has any losses
         if entry is None or entry.losses <= self._poison_after or entry not in chosen:
             return chosen
         log.error("job %s %s has killed %s executors: it waits for a person", entry.id, entry.type, entry.losses)

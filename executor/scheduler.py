@@ -30,6 +30,7 @@ from math import inf
 
 from ..jobs import Policy
 from .queues import NOTHING_PAUSED, Entry, Lane, OriginQueue, Pauses
+from .suspects import Suspects
 
 __all__ = ["Scheduler"]
 
@@ -40,7 +41,6 @@ _LATEST, _PARALLEL = Policy.LATEST.value, Policy.PARALLEL.value
 _FIRST_ROOM = 256  # rows of a read of which nothing is known yet
 _LEAST_ROOM = 64  # runnable jobs to have in memory, however large they are
 _UNKNOWN_SECONDS = 60.0  # a group behind a job of an unknown type is looked at again: somebody may have removed the job
-_SUSPECT_SECONDS = 300.0  # a suspect that runs for longer keeps the others waiting no more: it may hang
 _HEAVY = 256  # rows dropped from one lane before the server is asked to leave the lane out
 
 
@@ -64,7 +64,7 @@ class Scheduler:
     ) -> None:
         self.origins: dict[str, OriginQueue] = {}
         self.timeline: str | None = None  # of the server that everything here was read from
-        self.suspect: Entry | None = None  # the job that may have killed an executor and runs; others wait for it
+        self.suspects = Suspects()
         self.unknown: dict[str, int] = {}  # jobs seen of types that this process does not know
         self.reading = False
         self.hungry: dict[Lane, None] = {}  # lanes to refill
@@ -86,8 +86,6 @@ class Scheduler:
         self._early: dict[int, Entry] = {}  # next attempts, read before the last one's outcome was acknowledged
         self._levels: dict[int, deque[Entry | Lane]] = {}
         self._order: list[int] = []  # priorities, highest first
-        self._suspects: deque[Entry] = deque()
-        self._suspect_until = 0.0  # the one that runs has had its time alone then
         self._timers: list[tuple[float, int, Lane | Entry]] = []
         self._serial = 0
 
@@ -114,8 +112,7 @@ class Scheduler:
         self.forget_waiting(queue)
         for entry in queue.running:
             self._unlearn(entry)
-            if self.suspect is entry:
-                self.suspect = None
+        self.suspects.over(queue.running)
         queue.running.clear()
         queue.lanes.clear()
 
@@ -137,10 +134,7 @@ class Scheduler:
             self.ready -= len(level) - len(stay)
             level.clear()
             level.extend(stay)
-        for entry in [e for e in self._suspects if e.origin in gone]:
-            self._suspects.remove(entry)
-            if entry.lane is not None:
-                entry.lane.running = None
+        self.suspects.forget(gone)
         for entry in [e for e in self._known.values() if e.origin in gone and e not in e.origin.running]:
             self._unlearn(entry)
         self._early = {id: entry for id, entry in self._early.items() if entry.origin not in gone}
@@ -302,14 +296,13 @@ class Scheduler:
 
     def runnable(self) -> bool:
         """Whether `choose` may find something."""
-        return self.ready > 0 or (bool(self._suspects) and self.suspect is None)
+        return self.ready > 0 or self.suspects.ready()
 
     def choose(self, limit: int, now: float) -> list[Entry]:
         """Take up to `limit` jobs that may run now, the highest priority first, lanes in turn."""
         chosen: list[Entry] = []
-        if self._suspects and self.suspect is None and limit > 0:
-            entry = self._suspects.popleft()
-            self._admit_suspect(entry, now)
+        if self.suspects.ready() and limit > 0:
+            entry = self.suspects.start(now)
             entry.origin.running.add(entry)
             chosen.append(entry)
         for priority in self._order:
@@ -318,7 +311,7 @@ class Scheduler:
                 item = level.popleft()
                 self.ready -= 1
                 entry = self._take(item, now) if isinstance(item, Lane) else item
-                if entry is None or (entry.losses and not self._admit_suspect(entry, now)):
+                if entry is None or (entry.losses and not self.suspects.admit(entry, now)):
                     continue
                 entry.origin.running.add(entry)
                 chosen.append(entry)
@@ -416,19 +409,10 @@ class Scheduler:
         self._arm(lane, now)
         self._drop_if_empty(lane)
 
-    def _admit_suspect(self, entry: Entry, now: float) -> bool:
-        if self.suspect is None:
-            self.suspect = entry
-            self._suspect_until = now + _SUSPECT_SECONDS
-            return True
-        self._suspects.append(entry)
-        return False
-
     def put_back(self, entry: Entry, now: float) -> None:
         """Undo `choose` for a job that has not started. In a draining origin it is forgotten, to be read again."""
         entry.origin.running.discard(entry)
-        if self.suspect is entry:
-            self.suspect = None
+        self.suspects.over([entry])
         lane = entry.lane
         if entry.origin.draining:
             self._unlearn(entry)
@@ -476,8 +460,7 @@ class Scheduler:
         self._payload -= size
         if self.reading:
             self._ended.update((entry.id, entry.attempt) for entry in entries)
-        if self.suspect is not None and self.suspect in entries:
-            self.suspect = None
+        self.suspects.over(entries)
         if early:
             for next_attempt in [early.pop(entry.id) for entry in entries if entry.id in early]:
                 if self.holds(next_attempt):
@@ -509,28 +492,19 @@ class Scheduler:
         entry.origin.running.discard(entry)
         if self.reading:
             self._ended[entry.id] = entry.attempt
-        if self.suspect is entry:
-            self.suspect = None
+        self.suspects.over([entry])
         return self._early.pop(entry.id, None)
 
     # -- time ---------------------------------------------------------------------------------------------------
 
     def next_due(self) -> float | None:
         """When `wake_due` has something to do next."""
-        due = self._timers[0][0] if self._timers else None
-        if self._suspects and self.suspect is not None:
-            due = self._suspect_until if due is None else min(due, self._suspect_until)
-        return due
+        dues = [self._timers[0][0] if self._timers else None, self.suspects.next_due()]
+        return min((due for due in dues if due is not None), default=None)
 
     def wake_due(self, now: float) -> None:
         """Let lanes and jobs go on whose time has come; a lane asks for a refill."""
-        if self._suspects and self.suspect is not None and now >= self._suspect_until:
-            log.warning(
-                "job %s %s, which was lost when its executor died, has been running for %.0f s: the next such job "
-                "starts beside it",
-                *(self.suspect.id, self.suspect.type, _SUSPECT_SECONDS),
-            )
-            self.suspect = None
+        self.suspects.wake_due(now)
         while self._timers and self._timers[0][0] <= now:
             due, _, item = heapq.heappop(self._timers)
             if isinstance(item, Lane):
@@ -672,11 +646,9 @@ class Scheduler:
     def _discard_waiting(self, entry: Entry) -> None:
         """Take a waiting job out, because a read has brought it with another position."""
         self._unlearn(entry)
-        if entry in self._suspects:
-            self._suspects.remove(entry)
-            if entry.lane is not None:
-                entry.lane.running = None
-        elif entry.lane is not None:
+        if self.suspects.remove(entry):
+            return
+        if entry.lane is not None:
             entry.lane.queue.remove(entry)
         else:
             level = self._levels.get(entry.priority)

@@ -816,7 +816,7 @@ class World:
             behind = row.position is not None and row.position >= blocked.get((row.origin, row.group), 2**62)
             assert row.held or row.type == "unknown" or behind, f"{row} was never run"
         assert not self.handlers.claimed
-        assert self.scheduler.suspect is None
+        assert self.scheduler.suspects.running is None
         for queue in self.scheduler.origins.values():
             assert not queue.running
             assert all(lane.more for lane in queue.lanes.values()), "an empty lane is kept"

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from sidings.errors import SchemaMissing
-from sidings.executor import scheduler
+from sidings.executor import suspects
 from sidings.executor.deferral import Deferral
 from sidings.jobs import Job, OutcomeName, Registry, Retry
 from sidings.schema import load_sql, migrate
@@ -467,7 +467,7 @@ async def test_jobs_that_were_lost_together_run_one_at_a_time_beside_the_innocen
 
 
 async def test_a_suspect_that_hangs_keeps_no_other_for_ever(database: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scheduler, "_SUSPECT_SECONDS", 0.2)
+    monkeypatch.setattr(suspects, "_ALONE_SECONDS", 0.2)
     registry, gate, ended = Registry(), asyncio.Event(), list[int]()
 
     @registry.job(group="transport")

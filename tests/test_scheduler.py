@@ -440,12 +440,12 @@ def test_a_suspect_that_has_been_running_for_long_makes_room_for_the_next():
     assert due is not None
     assert due > 10.0
     assert at(due - 0.1) == []
-    first = rig.scheduler.suspect
+    first = rig.scheduler.suspects.running
     assert first is not None
     assert at(due) == [2]
     rig.scheduler.ended(first, due)
     assert at(due + 1) == []  # the second has its time as well
-    second = rig.scheduler.suspect
+    second = rig.scheduler.suspects.running
     assert second is not None
     rig.scheduler.ended(second, due + 1)
     assert at(due + 2) == [3]
@@ -819,7 +819,7 @@ def test_an_origin_that_was_lost_takes_all_of_it_along_and_outcomes_change_nothi
     one, suspect = rig.choose()
     rig.scheduler.remove_origin("t/0")
     assert rig.choose() == []
-    assert rig.scheduler.suspect is None
+    assert rig.scheduler.suspects.running is None
     assert rig.in_memory == 0
     again = rig.scheduler.add_origin("t/0", 3)
     for position in (1, 2):
