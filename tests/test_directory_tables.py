@@ -258,6 +258,26 @@ async def test_names_in_camel_case_columns_left_out_added_later_and_dropped(db: 
     assert await sent(db) == [("t1", first), ("t1", second)]
 
 
+@pytest.mark.parametrize("kind", ["STORED", "VIRTUAL"])
+async def test_columns_that_are_computed_are_published_and_can_be_the_flag(db: asyncpg.Connection, kind: str):
+    """Those of Postgres 18 are virtual unless said otherwise, and no transition table computes them."""
+    if kind == "VIRTUAL" and db.get_server_version().major < 18:
+        pytest.skip("Postgres 18")
+    await db.execute(
+        f"""CREATE TABLE fee (id text PRIMARY KEY, net int, "vat%" int GENERATED ALWAYS AS (net % 7) {kind}, ended date,
+                is_active boolean NOT NULL GENERATED ALWAYS AS (ended IS NULL) {kind})"""
+    )
+    await db.execute("SELECT sidings.directory_table('fee', 'fees', '{id}', 'is_active', left_out => '{net,ended}')")
+    await db.execute("INSERT INTO fee VALUES ('f', 9)")
+    await db.execute("UPDATE fee SET net = 10")
+    with pytest.raises(asyncpg.RestrictViolationError):
+        await db.execute("DELETE FROM fee")
+    await db.execute("UPDATE fee SET ended = '2026-01-01'")
+    await db.execute("DELETE FROM fee")
+    row = {"id": "f", "is_active": True}
+    assert await sent(db) == [("f", row | {"vat%": 2}), ("f", row | {"vat%": 3}), ("f", None)]
+
+
 # -- what is refused ----------------------------------------------------------------------------------------------
 
 
@@ -642,6 +662,22 @@ async def test_a_row_that_waits_for_the_end_of_its_predecessor_is_published_afte
             await blocked(third, other.get_server_pid())
         await waiting
     assert await acquirers(directory) == [("t1", None), ("t1", "new")]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_row_that_only_an_old_snapshot_shows_is_not_published(
+    database: str, directory: asyncpg.Connection, *, keep: bool
+):
+    """Under REPEATABLE READ a writer sees the former row for as long as its transaction lasts."""
+    await insert(directory, ("t1", "old"))
+    await sent(directory)
+    async with connected(database) as other, other.transaction(isolation="repeatable_read"):
+        await other.execute("SELECT FROM terminal_acquirer")
+        await directory.execute(OFF + "'t1'")
+        await insert(other, ("t1", "new"))
+        if not keep:
+            await other.execute("UPDATE terminal_acquirer SET is_active = false WHERE acquirer_id = 'new'")
+    assert await acquirers(directory) == [("t1", None), ("t1", "new"), *([] if keep else [("t1", None)])]
 
 
 @pytest.mark.parametrize("call", [SET_UP, "SELECT sidings.directory_republish('terminal_acquirer')"])
