@@ -398,12 +398,13 @@ class CycleLoop:
                 await backoff.sleep()
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                 await self._leave_out_locked(batch, backoff)
-            except _REFUSED as error:
-                self._bisect(batch, error)
             except asyncpg.PostgresError as error:
                 self._metrics.database_errors.inc()
-                log.error("cycle %s failed: %s: %s", number, type(error).__name__, error)
-                await backoff.sleep()
+                if batch.finished and isinstance(error, _REFUSED):
+                    self._bisect(batch, error)
+                else:  # perhaps a trigger that somebody has put on the executor's row
+                    log.error("cycle %s failed: %s: %s", number, type(error).__name__, error)
+                    await backoff.sleep()
             answer = self._ask(self._link, batch, number, now())
 
     async def _resolve(self, batch: Batch, number: int) -> int | None:
@@ -447,12 +448,9 @@ class CycleLoop:
         group waits, the others do not.
         """
         log.error("a cycle was refused (%s: %s); %s outcomes", type(error).__name__, error, len(batch.finished))
-        self._metrics.database_errors.inc()
         if len(batch.finished) > 1:
             self._leave_out(batch, batch.finished[len(batch.finished) // 2 :], 0.0)
             return
-        if not batch.finished:
-            raise RuntimeError("a cycle without any outcome was refused") from error
         without_texts = plain(batch.finished[0])
         if without_texts[1] == batch.finished[0][1]:
             self._leave_out(batch, batch.finished, _REFUSED_RETRY_SECONDS)

@@ -884,6 +884,36 @@ async def test_an_outcome_that_postgres_refuses_in_any_form_stalls_only_its_own_
     assert called[-1] == 3
 
 
+async def test_an_executor_whose_own_row_is_refused_waits_and_goes_on(
+    database: str, caplog: pytest.LogCaptureFixture
+):
+    """As by a trigger that notes each change in a table whose partition for this month nobody has made."""
+    registry, gate, called = Registry(), asyncio.Event(), list[int]()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        called.append(job.payload.number)
+        await gate.wait()
+
+    async with connected(database) as connection, running(database, registry) as executor:
+        await enqueue(database, ride, [Ride(number=0)])
+        await eventually(lambda: called)
+        await connection.execute(
+            """CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$
+               BEGIN RAISE 'no partition of relation "note" found for row' USING ERRCODE = 'check_violation'; END $$;
+               CREATE TRIGGER note AFTER UPDATE ON sidings.executor FOR EACH ROW EXECUTE FUNCTION public.note()"""
+        )
+        await enqueue(database, ride, [Ride(number=1)])
+        await eventually(lambda: "no partition of relation" in caplog.text)
+        gate.set()
+        await eventually(lambda: not executor.workers.running())
+        assert "the executor does not run" not in executor.problems()
+        await connection.execute("DROP TRIGGER note ON sidings.executor")
+        rows = await ended(database, 2)
+    assert [row["outcome"] for row in rows] == ["succeeded"] * 2
+    assert called == [0, 1]
+
+
 async def test_no_more_jobs_start_when_too_many_outcomes_cannot_be_recorded(
     database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
