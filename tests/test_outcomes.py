@@ -884,9 +884,7 @@ async def test_an_outcome_that_postgres_refuses_in_any_form_stalls_only_its_own_
     assert called[-1] == 3
 
 
-async def test_an_executor_whose_own_row_is_refused_waits_and_goes_on(
-    database: str, caplog: pytest.LogCaptureFixture
-):
+async def test_an_executor_whose_own_row_is_refused_waits_and_goes_on(database: str, caplog: pytest.LogCaptureFixture):
     """As by a trigger that notes each change in a table whose partition for this month nobody has made."""
     registry, gate, called = Registry(), asyncio.Event(), list[int]()
 
