@@ -67,7 +67,8 @@ class Header(tuple[Any, ...]):
 
     def __new__(cls, **fields: Any) -> Self:
         made = super().__new__(
-            cls, (0, 0, fields["id"], fields["topic"], None, None, None, fields["headers"], None, None)
+            cls,
+            (0, 0, fields["id"], fields["topic"], None, None, None, fields["headers"], fields["timestamp_ms"], None),
         )
         made.fields = fields
         return made
@@ -120,12 +121,17 @@ class Database:
         """What every new statement sees."""
         return [r for r in self.rows.values() if r.xid not in self.open and r.xid not in self.aborted]
 
+    def meanwhile(self) -> None:
+        """What others do after the snapshot of a read, before it looks how far ids have been drawn."""
+
     def read(self, arguments: tuple[Any, ...]) -> list[Any]:
         slots, highs, pages, before, open_ids, open_marks, unseen, left_out, *refills, most_late = arguments
         g_slots, g_topics, after, upto, page = refills
         now = self.snapshot()
         seen = sorted(self.committed(), key=lambda r: r.id)
-        answer: list[Any] = [Header(id=self.next_xid, topic=now, headers=self.server)]
+        header = {"id": self.next_xid, "topic": now, "headers": self.server}
+        self.meanwhile()
+        answer: list[Any] = [Header(**header, timestamp_ms=self.next_id - 1)]
 
         def line(part: int, ref: int, row: Stored) -> tuple[Any, ...]:
             return (part, ref, row.id, row.topic, row.key, None, row.value, None, 0, 0)
@@ -177,6 +183,10 @@ class Postgres(Database):
     @property
     def timeline(self) -> str:
         return self.server.rpartition(" ")[2]
+
+    def meanwhile(self) -> None:
+        if self.world.busy and self.world.primary is self and self.world.choose.random() < 0.1:
+            self.world.write()
 
     def copy(self, world: "World") -> "Postgres":
         """A standby that has replayed all until now. What was open there is rolled back."""
@@ -625,6 +635,7 @@ class World:
         self.slowness = self.choose.choice([0.02, 0.1])
         self.kafka_slowness = self.choose.choice([0.03, 0.3])
         self.zeal = self.choose.choice([0.05, 0.2])  # of the writers
+        self.busy = False  # writers are at work
         self.usual: dict[str, object] = {}
         self.primary = Postgres(self)
         self.missing: set[str] = set()
@@ -686,6 +697,7 @@ class World:
 
     def pass_time(self, seconds: float, *, write: bool = True) -> None:
         until = self.time + seconds
+        self.busy = write
         while self.time < until:
             if write and self.choose.random() < self.zeal:
                 self.write()
@@ -852,6 +864,7 @@ class World:
 
     def wait_for(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         until = self.time + seconds
+        self.busy = False
         while not condition():
             if self.time >= until:
                 raise AssertionError(f"{what}: not within {seconds} s")

@@ -57,6 +57,33 @@ def test_that_a_topic_works_again_is_told_when_postgres_is_back(world: World) ->
     assert not world.primary.failing
 
 
+def test_what_is_stored_while_a_read_is_under_way_is_sent_when_it_is_committed(world: World) -> None:
+    """A read tells how far ids have been drawn, and may have taken its snapshot before: the mark must not pass such ids
+    before it is known whose they are."""
+    server = world.primary
+    opened: list[tuple[int, bytes]] = []
+
+    def store() -> None:
+        if len(opened) < 8:  # each relay reads some times
+            opened.append((server.begin(), b"late %d" % len(opened)))
+            for slot in range(16):
+                server.insert(opened[-1][0], slot, "a", b"key %d" % slot, opened[-1][1])
+
+    def reads() -> int:
+        return sum(world.statements[node.number, "read"] for node in world.nodes)
+
+    world.wait_for(lambda: not world.waiting(set(world.topics)), 30.0, "all leave")
+    server.meanwhile = store
+    before = reads()
+    world.wait_for(lambda: reads() > before + 16, 60.0, "some reads")
+    for xid, value in opened:
+        server.open.remove(xid)
+        for slot in range(16):
+            world.journal["a", b"key %d" % slot].append(value)
+        world.wait_for(lambda: not world.waiting(set(world.topics)), 30.0, "what has been committed leaves")
+    world.settle()
+
+
 def test_a_key_that_cannot_be_kept_as_one_in_doubt_holds_up_no_deletion(world: World) -> None:
     """What was sent of all topics was recorded no more, and sent again at each takeover."""
     world.directories.add("a")

@@ -10,6 +10,9 @@
 -- tests/test_relay.py holds that. Nothing at or below the marks is touched but late rows, so dead entries there cost
 -- nothing, however long some transaction keeps vacuum from removing them.
 --
+-- The header's row has in place of a time how far ids have been drawn, which may be later than the snapshot; so the mark passes what
+-- the read *before* has told.
+--
 -- A row whose id is yet to come was brought from another server, by a dump or a logical replication: it is not late. As to the
 -- crash in the header, see executor/read.sql.
 --
@@ -29,7 +32,7 @@ SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id, s.snapshot::text AS topi
        CASE WHEN pg_is_in_recovery() THEN 'standby'
             ELSE concat(pg_postmaster_start_time(), ' crash ', pg_stat_get_bgwriter_stat_reset_time(),
                         ' timeline ', sidings.timeline()) END AS headers,
-       NULL::bigint AS timestamp_ms, (date_part('epoch', clock_timestamp()) * 1e6)::bigint AS published_us
+       (SELECT q.last_value - (NOT q.is_called)::int FROM sidings.outbox_id q) AS timestamp_ms, NULL::bigint AS published_us
 FROM s, late
 UNION ALL
 SELECT 1, o.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,

@@ -72,6 +72,7 @@ class Reader:
         self._on_rows = on_rows
         self._on_new_server = on_new_server
         self._marks = ReadMarks()
+        self._drawn = 0  # how far ids had been drawn at the last read
         self.sql = load_sql(__package__ or "", "read", schema)
         self._woken = asyncio.Event()
         self._row_bytes = 500.0
@@ -221,6 +222,7 @@ class Reader:
                 if live[index]:
                     backlog.skipped(topic, slot)
         self._forward(plan, forward, tops, live)
+        self._drawn = header["timestamp_ms"]
         sample = [len(row[6] or b"") for row in rows[1::_SAMPLED]]
         if sample:
             self._row_bytes += 0.2 * (100.0 + sum(sample) / len(sample) - self._row_bytes)
@@ -241,8 +243,10 @@ class Reader:
                 self._backlog.forward(topic, slot, rows)
                 slot.high = max(slot.high, rows[-1].id)
             slot.backlogged = count >= page
-            if not slot.backlogged and index + 1 in tops:
-                slot.high = max(slot.high, tops[index + 1])  # past the messages of topics that were left out
+            if not slot.backlogged:
+                # Past the messages of topics that were left out, and past those that are not committed yet, or each
+                # read would step over them; these come as late ones. `ReadMarks` tells why so far, and no further.
+                slot.high = max(slot.high, tops.get(index + 1, 0), self._drawn)
 
     def _new_server(self, server: str, *, elsewhere: bool) -> None:
         """Ids and transaction ids may have gone back: nothing that was read can be relied on. elsewhere: our slots are
@@ -254,4 +258,5 @@ class Reader:
             log.warning("Postgres was restarted or replaced (%s): reading the outbox anew", server)
             self.server = None if elsewhere else server
         self._marks.reset()
+        self._drawn = 0
         self._on_new_server()
