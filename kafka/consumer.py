@@ -88,6 +88,7 @@ class Consumer(ConsumerRebalanceListener):
         self._lag: LagCommitter | None = None
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending = False  # what runs with this client is being cancelled
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
         self._leaving = asyncio.Event()
@@ -135,6 +136,7 @@ class Consumer(ConsumerRebalanceListener):
     def cancel(self) -> None:
         """Roll back what is under way: the firm part of a stop."""
         self._stopping.set()
+        self._end()
         for task in self._tasks:
             task.cancel()
 
@@ -157,6 +159,7 @@ class Consumer(ConsumerRebalanceListener):
         if self._stopping.is_set():
             return
         self._client = client
+        self._ending = False
         self._connected_at = time.monotonic()
         if self._assignment is not None:
             self._assignment.follow(client)
@@ -168,12 +171,15 @@ class Consumer(ConsumerRebalanceListener):
             self.vitals.connected(client, self._all_loops())
             client.subscribe(self._topics, listener=self)
             self.spawn(membership.watch(client))
-            await self._stopping.wait()
-            if self._stateless is not None:
-                self._stateless.rest()
-            while self._in_flight():
-                await asyncio.sleep(0.01)
-            self.cancel()
+            try:
+                await self._stopping.wait()
+                if self._stateless is not None:
+                    self._stateless.rest()
+                while self._in_flight():
+                    await asyncio.sleep(0.01)
+                self.cancel()
+            finally:
+                self._end()
         if self._lag is not None:
             await self._lag.commit()
         if self._stateless is not None:
@@ -209,6 +215,7 @@ class Consumer(ConsumerRebalanceListener):
                 seen=Seen(transactions.settings) if subscription.dedup else None,
                 batch_seconds=settings.batch_seconds,
                 hurry=lambda: self.paused,
+                ending=lambda: self._ending,
             )
             loop = TopicLoop(
                 subscription,
@@ -246,10 +253,30 @@ class Consumer(ConsumerRebalanceListener):
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that ends with the consumer, and whose failure ends it."""
         assert self._group is not None
-        task = self._group.create_task(work, name=f"sidings {work.__qualname__}")
+        task = self._group.create_task(self._watched(work), name=f"sidings {work.__qualname__}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
+        """Whose end cancels the others says so first. One that somebody else has cancelled would be missing unnoticed:
+        all begin anew with another client."""
+        try:
+            await work
+        except asyncio.CancelledError as error:
+            if self._ending:
+                raise
+            self._end()
+            raise KafkaError(f"{work.__qualname__} was cancelled from outside, by a handler perhaps") from error
+        except BaseException:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        """All that runs is about to be cancelled: what handlers make of that is no failure of theirs."""
+        self._ending = True
+        if self._stateless is not None:
+            self._stateless.rest()
 
     def place(self) -> None:
         """Some partition has to be placed."""

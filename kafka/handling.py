@@ -36,6 +36,7 @@ class BatchFailed(Exception):
 
 class Handling:
     """Handles messages of one subscription. hurry: asked between two messages; True ends the batch early.
+    ending: whether the consumer is cancelling what runs.
 
     Its methods raise `BatchFailed`, `OffsetsMoved` (another process has moved on: what is in memory is wrong) and
     `PostgresUnavailable`, after which it is unknown whether the transaction has committed.
@@ -52,6 +53,7 @@ class Handling:
         seen: Seen | None,
         batch_seconds: float,
         hurry: Callable[[], bool],
+        ending: Callable[[], bool],
     ) -> None:
         self.in_flight = 0  # transactions under way
         self._subscription = subscription
@@ -62,6 +64,7 @@ class Handling:
         self._seen = seen
         self._batch_seconds = batch_seconds
         self._hurry = hurry
+        self._ending = ending
 
     async def handle(self, items: Sequence[Item]) -> int:
         """Handle `items`, or as many of them as time allows, and return how many: their effects are committed."""
@@ -175,13 +178,14 @@ class Handling:
             if not in_transaction(tx.connection):
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its consumer")
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if self._ending():
                 raise
             raise BatchFailed(RuntimeError("the handler raised CancelledError"), index) from error
         except SystemExit as error:  # else each start of the service would end with this message, as with a job's
             raise BatchFailed(RuntimeError(f"the handler raised {error!r}"), index) from error
         except Exception as error:
+            if self._ending():  # what it makes of its cancellation, as when something cannot be closed
+                raise asyncio.CancelledError from error
             if server_is_gone(error, tx.connection):
                 partition.cuts += 1
                 if partition.cuts <= _MAX_CUTS:

@@ -56,6 +56,10 @@ class OffsetStore:
         self._resets |= {TopicPartition(row["topic"], row["partition"]): row["resets"] for row in rows}
         return {TopicPartition(row["topic"], row["partition"]): row["next_offset"] for row in rows}
 
+    def resets(self, partition: TopicPartition) -> int:
+        """How often a person had reset the offset when it was loaded."""
+        return self._resets.get(partition, 0)
+
     async def find_reset(self) -> list[TopicPartition]:
         """The partitions that have been reset since they were loaded. Raises `PostgresUnavailable`."""
         rows = await self._fetch(self._resets_sql)

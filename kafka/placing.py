@@ -49,6 +49,10 @@ class StoredOffsets(Protocol):
         """Move one offset on its own."""
         ...
 
+    def resets(self, partition: TopicPartition) -> int:
+        """How often a person had reset the offset when it was loaded."""
+        ...
+
 
 class _NoAnswer(Exception):
     """Kafka does not say where the logs of these partitions begin and end."""
@@ -203,7 +207,9 @@ class Placer:
         tp = partition.tp
         if self._partitions.get(tp) is not partition:
             return  # assigned anew meanwhile
-        if stored > end:
+        place = stored, self._offsets.resets(tp)
+        if stored > end or place == partition.beyond:
+            partition.beyond = place
             self._refuse(partition, stored, end)
             return
         if stored < first:
@@ -226,8 +232,11 @@ class Placer:
         )
 
     def _refuse(self, partition: Partition, stored: int, end: int) -> None:
+        """Until a person has moved the offset: what a new log, or one that was cut off, has got up to it has not been
+        handled, so that going on there when it has grown would lose it without a word."""
+        where = "lies beyond the end of the log" if stored > end else "lay beyond the end of the log, which has grown"
         error = OffsetOutOfRange(
-            f"{partition.origin}: the stored offset {stored} lies beyond the end of the log ({end}), as after the "
+            f"{partition.origin}: the stored offset {stored} {where} ({end}), as after the "
             f"topic was deleted and made anew: nothing of it is consumed. Where that is meant, "
             f"{self._offsets.how_to_delete}; it then starts as its consumer's start= says"
         )

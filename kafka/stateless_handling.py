@@ -63,6 +63,9 @@ class StatelessHandling:
             except Snooze as snooze:
                 delay = snooze.seconds
             except Exception as error:  # noqa: BLE001 - whatever a handler raises, its attempt has failed
+                if partition.leaving.is_set():  # or that is what it makes of its cancellation
+                    log.warning("%s: failed while its partition is given up: %s", where, told_of(error))
+                    return None, None
                 self._metrics.failed(topic)
                 told = told_of(error)
                 failing = partition.failing.setdefault(item.record.offset, Failing(started))
@@ -86,8 +89,7 @@ class StatelessHandling:
             async with asyncio.timeout(self._subscription.timeout):
                 await self._subscription.run(item.message)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if partition.leaving.is_set():
                 raise
             raise RuntimeError("the handler raised CancelledError") from error
         except SystemExit as error:  # else each start of the service would end with this message, as with a job's

@@ -89,6 +89,13 @@ class StatelessLoop(FetchLoop):
 
     async def _work(self, partition: StatelessPartition) -> None:
         """Handle messages of `partition`, one after another, while there are some that may start."""
+        try:
+            await self._settle_in_turn(partition)
+        except asyncio.CancelledError:
+            if not partition.leaving.is_set():  # not by us
+                raise
+
+    async def _settle_in_turn(self, partition: StatelessPartition) -> None:
         while not partition.leaving.is_set() and (item := partition.window.start()) is not None:
             if not await self._handling.settle(partition, item):
                 break

@@ -49,6 +49,10 @@ class GroupOffsets:
         """Commit one offset. Raises `KafkaError`, `TimeoutError`."""
         await self._commit({move.tp: move.next})
 
+    def resets(self, partition: TopicPartition) -> int:
+        """None that is counted: it takes that no instance runs."""
+        return 0
+
     async def commit(self, partitions: Collection[StatelessPartition]) -> None:
         """Commit how far `partitions` are done. What fails is tried again with the next commit."""
         for partition in partitions:

@@ -657,6 +657,31 @@ async def test_an_offset_beyond_the_end_stops_the_partition_until_somebody_decid
     assert await numbers(effects, "partition = 0") == [0, 1, 2]
 
 
+async def test_a_log_that_grows_past_an_offset_that_lay_beyond_its_end_loses_no_message_silently(
+    effects, topic, sidings_kafka, monkeypatch
+):
+    monkeypatch.setattr("sidings.kafka.placing._REFUSED_SECONDS", 0.1)
+    name = await topic()
+    await produce(sidings_kafka, name, range(3))
+    async with connected(effects) as connection:
+        await connection.execute(
+            "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ($1, 0, 5)", name
+        )
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+    async with service:
+        await eventually(lambda: any("lies beyond the end of the log (3)" in problem for problem in service.problems()))
+        await produce(sidings_kafka, name, range(3, 8))
+        await eventually(lambda: any("which has grown (8)" in problem for problem in service.problems()))
+        consumer = service._life.consumer
+        consumer.on_partitions_assigned(consumer._client.assignment())  # as after a rebalance
+        await eventually(lambda: any("which has grown (8)" in problem for problem in service.problems()))
+        assert await numbers(effects) == []
+        await service.reset_offsets(name, 5, partitions=[0], actor="alice")  # where it stood: somebody has decided
+        await eventually(offset_reaches(effects, name, 8))
+    assert await numbers(effects) == [5, 6, 7]
+
+
 @pytest.mark.parametrize(("start", "expected"), [("earliest", [0, 1, 2, 3]), ("latest", [3]), ("committed", [2, 3])])
 async def test_the_start_is_chosen_where_no_offset_is_stored(effects, topic, sidings_kafka, start, expected):
     name = await topic()

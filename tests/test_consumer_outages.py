@@ -19,6 +19,7 @@ from sidings.executor.watchdog import EXIT_CODE
 from sidings.kafka import membership
 
 from .consumer_support import (
+    TWICE_AND_PARK,
     Number,
     a_service,
     as_json,
@@ -472,6 +473,46 @@ async def test_brokers_that_have_all_got_other_addresses_are_found_again(
         lead_astray(service._life.consumer._client)
         lead_astray(directory._follower.reader._client)
         await everything_arrives(2)
+
+
+@pytest.mark.parametrize("how", ["breaks", "task"])
+async def test_what_a_handler_raises_when_its_connection_to_kafka_is_given_up_is_no_failure(
+    effects, topic, sidings_kafka, monkeypatch, how
+):
+    """It ended the service. So is a loop that somebody has cancelled missed at once, not by its messages only."""
+    getmany, at_work, broken = AIOKafkaConsumer.getmany, asyncio.Event(), False
+
+    async def breaking(self: AIOKafkaConsumer, *args: Any, **options: Any) -> Any:
+        nonlocal broken
+        if how == "breaks" and at_work.is_set() and not broken:
+            broken = True
+            raise KafkaError("broken")
+        return await getmany(self, *args, **options)
+
+    monkeypatch.setattr(AIOKafkaConsumer, "getmany", breaking)
+    name = await topic()
+    await produce(sidings_kafka, name, range(2))
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, model=Number, retry=TWICE_AND_PARK, timeout=None)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+        if not at_work.is_set():
+            at_work.set()
+            if how == "task":
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                return
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise ConnectionError("it could not be closed") from None
+
+    async with service:
+        await eventually(offset_reaches(effects, name, 2))
+        assert sample(service, "sidings_consumer_failures_total") == 0
+    assert await numbers(effects) == [0, 1]
 
 
 async def test_a_connection_that_breaks_again_and_again_does_not_look_like_health(

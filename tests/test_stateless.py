@@ -305,6 +305,28 @@ async def test_discard_snooze_and_errors_that_would_end_the_service_steer_a_mess
     assert tried == [0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
+async def test_a_handler_that_cancels_its_own_task_has_failed(topic, sidings_kafka):
+    """Its worker was gone, and the partition waited for ever for a message that nobody handled."""
+    name, dead = await topic(), await topic("dead")
+    tried: list[int] = []
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, retry=TWICE, dead_letter=dead)
+    async def handle(message: Message[Number]) -> None:
+        tried.append(message.value.n)
+        if message.value.n == 0:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    async with service:
+        await produce(sidings_kafka, name, range(2))
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 2)
+    assert tried == [0, 0, 1]
+    assert [record.value for record in await everything(sidings_kafka, dead)] == [b'{"n":0}']
+
+
 async def test_a_window_that_is_full_reads_no_more_and_goes_on_when_it_empties(topic, sidings_kafka):
     name = await topic()
     go_on = asyncio.Event()

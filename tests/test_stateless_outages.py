@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from sidings import Job, KafkaSettings, Message, Service, Transaction, migrate
+from sidings import Job, KafkaSettings, Message, Retry, Service, Transaction, migrate
 from sidings.devstack.topics import create_topic
+from tenacity import stop_after_attempt
 
 from .consumer_support import Number, as_json, effects_table, numbers, produce, producing, record, sample
 from .support import SECONDS, Ride, eventually
@@ -114,6 +115,35 @@ async def test_a_rebalance_lets_no_key_run_in_two_places_and_loses_nothing(topic
     assert overlaps == []
     assert all(list(found) == sorted(found) for found in done.values()), done
     assert [await committed(sidings_kafka, name, partition) for partition in range(4)] == [50, 50, 50, 50]
+
+
+async def test_what_a_handler_raises_when_a_rebalance_cancels_it_is_no_failure(topic, sidings_kafka):
+    name, dead = await topic(), await topic("dead")
+    begun = asyncio.Event()
+    done: list[int] = []
+
+    def another() -> Any:
+        service = a_service(sidings_kafka, session_seconds=3.0, rebalance_seconds=3.0)
+        once = Retry(stop=stop_after_attempt(1))
+
+        @service.consumer(name, stateless=True, retry=once, dead_letter=dead)
+        async def handle(message: Message[Number]) -> None:
+            if not begun.is_set():
+                begun.set()
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    raise ConnectionError("it could not be closed") from None
+            done.append(message.value.n)
+
+        return service
+
+    await produce(sidings_kafka, name, [0])
+    async with another():
+        await asyncio.wait_for(begun.wait(), SECONDS)
+        async with another():
+            await eventually(lambda: done == [0])
+    assert await everything(sidings_kafka, dead) == []
 
 
 async def test_a_handler_that_ends_in_time_is_not_cancelled_by_a_rebalance(topic, sidings_kafka):
