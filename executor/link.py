@@ -101,20 +101,15 @@ async def connect(
 
 class Link:
     """A connection of our own for one loop. Every call has a timeout; after a failure the connection is thrown away
-    and the next call opens another one. `on_error` counts failures."""
+    and the next call opens another one. `on_error` counts failures. patience: how many times `call_seconds` a call may
+    take, from the next connection on."""
 
     def __init__(self, settings: PostgresSettings, on_error: Callable[[], None] | None = None) -> None:
         self._settings = settings
         self._on_error = on_error
         self._connection: asyncpg.Connection | None = None
         self._outdated = False
-        # Where a statement is a transaction of several messages, a process that is paused in between, or a machine that
-        # is gone, would keep its locks; a takeover waits for them.
-        patience = max(1, round(settings.call_seconds * 1000))
-        self._limits = (
-            f"SET LOCAL lock_timeout = 3000; SET LOCAL statement_timeout = {patience}; "
-            f"SET LOCAL idle_in_transaction_session_timeout = {patience}"
-        )
+        self.patience = 1
 
     async def fetch(self, query: str, *args: object) -> list[asyncpg.Record]:
         """Run one statement in autocommit and return its rows.
@@ -125,15 +120,15 @@ class Link:
         if self._outdated:
             self.drop()
         connection = self._connection
+        seconds = self._settings.call_seconds * self.patience
         try:
             if connection is None or connection.is_closed():
-                seconds = self._settings.call_seconds
                 connection = self._connection = await connect(self._settings, statement_seconds=seconds)
             if not self._settings.pgbouncer:
-                return await connection.fetch(query, *args, timeout=self._settings.call_seconds)
+                return await connection.fetch(query, *args, timeout=seconds)
             # PgBouncer hands out a server connection per transaction: parse and execute have to share one.
-            async with asyncio.timeout(self._settings.call_seconds), connection.transaction():
-                await connection.execute(self._limits)
+            async with asyncio.timeout(seconds), connection.transaction():
+                await connection.execute(_limits(seconds))
                 return await connection.fetch(query, *args)
         except BROKEN as error:
             self.drop()
@@ -172,6 +167,16 @@ class Link:
                 await connection.close(timeout=1.0)
             except BROKEN:
                 connection.terminate()
+
+
+def _limits(seconds: float) -> str:
+    """Where a statement is a transaction of several messages, a process that is paused in between, or a machine that is
+    gone, would keep its locks; a takeover waits for them."""
+    most = max(1, round(seconds * 1000))
+    return (
+        f"SET LOCAL lock_timeout = 3000; SET LOCAL statement_timeout = {most}; "
+        f"SET LOCAL idle_in_transaction_session_timeout = {most}"
+    )
 
 
 def _text(error: BaseException) -> str:

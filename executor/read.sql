@@ -16,6 +16,8 @@
 -- that no commit had made durable are handed out again. position: how far positions have been drawn, which may be later than the
 -- snapshot; so the mark passes what the read *before* has told.
 --
+-- A row whose transaction id is yet to come was brought from another server, by a dump or a logical replication: it is not late.
+--
 -- Plan: nested loops from unnest() into index scans on job_scan (forward, late) and job_group (refill), each with its
 -- LIMIT inside. Never a sequential scan of job, never a sort over it; tests/test_query_plans.py holds that. Nothing at or
 -- below the marks is touched but late rows, so dead entries there cost nothing.
@@ -46,9 +48,9 @@ SELECT 1, o.ref::int, j.id, j.type, j."group", j.position,
        CASE WHEN j.attempt <> 1 OR j.failures <> 0 OR j.losses <> 0 OR j.priority <> 0 OR j.policy <> 0
             THEN ARRAY[j.attempt, j.failures, j.losses, j.priority, j.policy] END,
        date_part('epoch', j.run_at), date_part('epoch', j.enqueued_at), date_part('epoch', j.first_started_at), j.headers, j.payload
-FROM late, unnest($1::text[], $2::bigint[]) WITH ORDINALITY o (origin, high, ref),
+FROM s, late, unnest($1::text[], $2::bigint[]) WITH ORDINALITY o (origin, high, ref),
      LATERAL (SELECT * FROM sidings.job j
-              WHERE j.origin = o.origin AND j.position > late.mark AND j.position <= o.high
+              WHERE j.origin = o.origin AND j.position > late.mark AND j.position <= o.high AND j.txid < pg_snapshot_xmax(s.snapshot)
                 AND NOT pg_visible_in_snapshot(j.txid, $5::text::pg_snapshot)
               ORDER BY j.position LIMIT $16) j
 WHERE late.mark IS NOT NULL

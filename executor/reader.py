@@ -34,6 +34,7 @@ _MOST_LATE = 2_000  # late rows of one origin in a read
 _ALL_LATE = 50_000  # of all origins: they come when a transaction ends, whatever there is room for
 _LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
 _QUICK_READ = 1.0  # seconds: one that was answered within so many may be followed by a larger one again
+_MOST_PATIENCE = 8  # so many times `call_seconds` a read may take, where smaller ones take too long as well
 _LOOK_AHEAD = 500  # rows read forward at a poll while memory holds enough
 _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
 
@@ -94,8 +95,10 @@ class Reader:
         self._leaves_out = True  # deep lanes, as long as the server steps over their rows in time
         self._silent = silent
         self._sql = load_sql(__package__, "read", schema)
+        self._advance_sql = load_sql(__package__, "advance", schema)
         self._supersede_sql = load_sql(__package__, "supersede", schema)
         self._glance = Glance(link, schema)
+        self._behind = Outage(log, "sequences are behind the jobs, and could not be moved on")
         self._woken = asyncio.Event()
         self._busy_since: float | None = None
         self._looked_ahead = now()
@@ -145,12 +148,15 @@ class Reader:
                 self._woken.set()
                 if now() - sent >= _LONG_READ:
                     self._ask_for_less(plan)
+                    await self._be_patient()
                 await backoff.sleep()
                 continue
             finally:
                 self._busy_since = None
-            took, self._too_long = now() - sent, 0
+            took, self._too_long, self._link.patience = now() - sent, 0, 1
             self._deliver(plan, rows, sent)
+            if (top := max((queue.high for queue, _ in plan.origins), default=0)) > self._drawn:
+                await self._advance(top)
             if self._most is not None and took < _QUICK_READ:
                 self._most = self._most * 2 if self._most < self._scheduler.window else None
             if self._turns is not None:
@@ -175,6 +181,15 @@ class Reader:
         self._most = max(1, (sum(plan.pages) + len(plan.lanes) * plan.size) // 4)
         self._leaves_out = self._leaves_out and not plan.left_out
 
+    async def _be_patient(self) -> None:
+        """Where reads from 0 on take too long, they may step over tens of millions of jobs that have ended, while
+        somebody's transaction keeps vacuum from removing them: no smaller one would ever get past them. But not where
+        the server, or the way there, hangs."""
+        if self._too_long > 2:
+            self._link.patience = min(2 * self._link.patience, _MOST_PATIENCE)
+            if await self._glance.snapshot() is None:
+                self._link.patience = 1
+
     def _saw_everything(self, plan: _Plan) -> bool:
         """Whether a read after this one would bring nothing, were nothing committed meanwhile."""
         scheduler = self._scheduler
@@ -193,6 +208,22 @@ class Reader:
                 await self._woken.wait()
         except TimeoutError:
             pass
+
+    async def _advance(self, top: int) -> None:
+        """The sequence of positions is behind the jobs: move it on, and read what may stand behind our marks."""
+        try:
+            await self._link.fetch(self._advance_sql, top)
+        except (PostgresUnavailable, asyncpg.PostgresError) as error:
+            self._behind.failed(error)
+            return
+        self._behind.over()
+        log.error(
+            "sequences stood behind the jobs (%s, a job at %s), as after a logical replication: moved on. Jobs stored "
+            "meanwhile run before older ones of their groups (docs/operations.md, Another server)",
+            *(self._drawn, top),
+        )
+        self._forget_all()
+        self._woken.set()
 
     async def _thin_out(self) -> None:
         """Have the jobs ended that a newer one of policy `latest` has superseded. Never while a read is under way: its

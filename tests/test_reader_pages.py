@@ -41,12 +41,14 @@ async def test_jobs_behind_many_paused_ones_are_found_within_a_few_reads(databas
 
 
 @asynccontextmanager
-async def slow_rows(dsn: str, type: str) -> AsyncIterator[str]:
-    """The DSN of a role for which the server takes its time over each row of a type, as over many more of them."""
+async def slow_rows(dsn: str, type: str, *, gone: bool = False) -> AsyncIterator[str]:
+    """The DSN of a role for which the server takes its time over each row of a type, as over many more of them. gone:
+    it sees none of them, as if they had been deleted, and vacuum could not remove them."""
     async with a_role(dsn) as (role, of_role), connected(dsn) as admin:
         await admin.execute(
             "CREATE FUNCTION public.looked_at(type text) RETURNS boolean VOLATILE LANGUAGE plpgsql AS "
-            f"$$BEGIN IF type = '{type}' THEN PERFORM pg_sleep({ROW_SECONDS}); END IF; RETURN true; END$$; "
+            f"$$BEGIN IF type = '{type}' THEN PERFORM pg_sleep({ROW_SECONDS}); RETURN {not gone}; END IF; "
+            "RETURN true; END$$; "
             f"CREATE POLICY slow ON sidings.job TO {role} USING (public.looked_at(type)); "
             "ALTER TABLE sidings.job ENABLE ROW LEVEL SECURITY"
         )
@@ -87,6 +89,28 @@ async def test_a_group_too_deep_to_be_stepped_over_in_time_is_read_page_by_page(
     await enqueue(database, deep, (Ride(transport="deep", number=n) for n in range(BEHIND)))
     await enqueue(database, quick, [Ride(transport="quick", number=1)])
     async with slow_rows(database, "deep") as slow, impatient(slow, registry):
+        await eventually(lambda: started)
+
+
+async def test_jobs_behind_too_many_that_have_ended_to_be_stepped_over_in_time_are_found(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """While a prepared transaction that somebody has forgotten, say, keeps vacuum from removing them. After a start no
+    read got past them any more; it takes some thirty million, or a slow disk."""
+    monkeypatch.setattr(reader, "_LONG_READ", 0.5)
+    registry, started = Registry(), list[int]()
+
+    @registry.job()
+    async def ended(job: Job[Ride]) -> None:
+        raise AssertionError("it has ended")
+
+    @registry.job()
+    async def quick(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    await enqueue(database, ended, (Ride(number=n) for n in range(STILL)))
+    await enqueue(database, quick, [Ride(number=1)])
+    async with slow_rows(database, "ended", gone=True) as slow, impatient(slow, registry):
         await eventually(lambda: started)
 
 
