@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
@@ -129,9 +130,12 @@ class Life:
         if self._parts.messaging is not None:
             stack.push_async_callback(self._parts.messaging.producer.stop)
         stack.callback(self._giving_up.set)
-        for directory in self._subscriptions.directories.values():
-            following = self._supervisor.watch(f"directory {directory.topic!r}", directory.run())
-            stack.push_async_callback(_end_directory, directory, following)
+        if self._subscriptions.directories:
+            following = [
+                (directory, self._supervisor.watch(f"directory {directory.topic!r}", directory.run()))
+                for directory in self._subscriptions.directories.values()
+            ]
+            stack.push_async_callback(_end_directories, following)
         drain_seconds = _DRAIN_SECONDS
         if (database := self._parts.database) is not None:
             await self._start_database(database, stack)
@@ -244,10 +248,12 @@ async def _reaches(postgres: PostgresSettings, service: str) -> bool:
     return True
 
 
-async def _end_directory(directory: Directory[Any], following: asyncio.Task[None]) -> None:
-    directory.stop()
-    await asyncio.wait([following], timeout=_LEAVE_SECONDS)
-    following.cancel()
+async def _end_directories(following: Sequence[tuple[Directory[Any], asyncio.Task[None]]]) -> None:
+    for directory, _ in following:
+        directory.stop()
+    await asyncio.wait([task for _, task in following], timeout=_LEAVE_SECONDS)
+    for _, task in following:
+        task.cancel()
 
 
 async def _leave_group(consumer: Consumer, consuming: asyncio.Task[None]) -> None:

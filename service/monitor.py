@@ -1,6 +1,7 @@
 """Metrics and health over HTTP, from a thread of its own, so that it answers although the event loop hangs."""
 
 import json
+import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +17,8 @@ Problems = Callable[[], list[str]]
 
 
 def address_of(http: str | int) -> tuple[str, int]:
-    """Host and port of ``"host:port"``, ``":port"`` or a port; without a host: all addresses.
+    """Host and port of ``"host:port"``, ``":port"`` or a port; without a host: all addresses of IPv4, and with ``[::]``
+    those of IPv6 as well.
 
     Raises `ConfigurationError`.
     """
@@ -33,6 +35,7 @@ class Monitor:
     def __init__(
         self, http: str | int, registry: CollectorRegistry, *, problems: Problems, not_ready: Problems
     ) -> None:
+        self._http = http
         self._wanted = address_of(http)
         self._registry = registry
         self._pages = {"/health": problems, "/ready": not_ready}
@@ -63,14 +66,13 @@ class Monitor:
                 """Nothing: probes come every few seconds."""
 
         class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in self._wanted[0] else socket.AF_INET
             daemon_threads = True
 
         try:
             self._server = Server(self._wanted, Handler)
         except OSError as error:
-            raise ConfigurationError(
-                f"http={':'.join(map(str, self._wanted))}: cannot listen there: {error}"
-            ) from error
+            raise ConfigurationError(f"http={self._http!r}: cannot listen there: {error}") from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="sidings http", daemon=True
         )

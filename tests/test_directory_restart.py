@@ -4,10 +4,12 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from pydantic import field_validator
 from sidings import SQLite
 from sidings.devstack.topics import create_topic, delete_topics
 
@@ -131,6 +133,7 @@ async def test_records_that_were_deleted_before_they_were_read(topic, sidings_ka
 
 WORKER = """
 import asyncio, sys
+from pydantic import field_validator
 from sidings import SQLite
 from tests.directory_support import a_directory
 
@@ -170,3 +173,40 @@ async def test_killed_again_and_again_it_misses_nothing(topic, sidings_kafka, tm
                 assert await asyncio.wait_for(process.wait(), SECONDS) == -signal.SIGKILL
     found, _, rebuilds = await load(name, sidings_kafka, path)
     assert (found, rebuilds) == (wanted, 0)
+
+
+class Checked(Acquirer):
+    """Its validator is changed between two releases, which its schema does not tell."""
+
+    refused: ClassVar[set[str]] = set()
+
+    @field_validator("acquirer_id")
+    @classmethod
+    def known(cls, value: str) -> str:
+        if value in cls.refused:
+            raise ValueError("unknown acquirer")
+        return value
+
+
+async def test_a_file_survives_what_another_release_takes_for_valid(
+    topic: Any, sidings_kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A row that is not valid any more is gone, as it would be without the file; to replace it ended the directory. One
+    that is valid now is there; it was looked at never again."""
+    name = await topic("terminals", config=COMPACTED)
+    path = tmp_path / "terminals.db"
+    monkeypatch.setattr(Checked, "refused", {"new"})
+    await put(sidings_kafka, name, {"T-1": row("T-1", "old"), "T-2": row("T-2"), "T-3": row("T-3", "new")})
+    await put(sidings_kafka, name, {"T-2": row("T-2", "b")})
+    found, *_ = await load(name, sidings_kafka, path, model=Checked)
+    assert found == {"T-1": "old", "T-2": "b"}
+    monkeypatch.setattr(Checked, "refused", {"old"})
+    changes: list[Any] = []
+    async with a_directory(name, sidings_kafka, storage=SQLite(path), model=Checked) as terminals:
+        terminals.on_change(changes.append)
+        assert {key: value.acquirer_id for key, value in terminals.items()} == {"T-2": "b", "T-3": "new"}
+        assert (terminals.get("T-1"), terminals.errors()) == (None, [])
+        await put(sidings_kafka, name, {"T-1": row("T-1", "new")})
+        await eventually(lambda: "T-1" in terminals)
+    assert [(change.key, change.old) for change in changes] == [("T-1", None)]
+    assert (await load(name, sidings_kafka, path, model=Checked))[1:] == (0, 0)

@@ -143,6 +143,17 @@ async def test_a_service_stops_at_once_while_it_waits(database, topic, sidings_k
     assert asyncio.get_running_loop().time() - began < SECONDS
 
 
+async def test_a_service_with_directories_stops_at_once_while_kafka_hangs():
+    """Each directory waited for an answer for 10 s, one after the other."""
+    asked = asyncio.Event()
+    async with await asyncio.start_server(lambda *_: asked.set(), "127.0.0.1", 0) as server:
+        service = a_service(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        for name in ("one", "two", "three"):
+            service.directory(name, model=Acquirer)
+        async with asyncio.timeout(SECONDS), service:
+            await asked.wait()
+
+
 async def test_a_directory_that_cannot_be_loaded_ends_the_service(topic, sidings_kafka, tmp_path):
     name = await topic("terminals", config=COMPACTED)
     service = a_service(sidings_kafka)

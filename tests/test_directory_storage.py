@@ -266,6 +266,21 @@ async def test_a_disk_that_refuses_is_told(tmp_path: Path):
         await SQLite(tmp_path / "terminals.db").reset(IDENTITY)
 
 
+async def test_a_disk_that_is_full_is_told_and_leaves_what_was_there(tmp_path: Path):
+    path, rows = tmp_path / "terminals.db", rows_by()
+    store: SQLite[Any] = SQLite(path)
+    await begin(store, rows)
+    await store.apply(a_batch(rows, ("T-1", row("T-1", "a"))))
+    assert store._writer is not None
+    store._writer.execute("PRAGMA max_page_count = 20")
+    with pytest.raises(StorageError, match="disk is full"):
+        await store.apply(
+            a_batch(rows, ("T-1", row("T-1", "b")), *[(f"T-{n}", row("T", "x" * 50_000)) for n in range(9)])
+        )
+    assert store.get("T-1").acquirer_id == "a"
+    await store.close()
+
+
 KILLED = """
 import asyncio, sys
 from tests.test_directory_storage import IDENTITY, SQLite, a_batch, plan_of, row, rows_by

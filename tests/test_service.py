@@ -7,6 +7,7 @@ import signal
 import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from sidings import (
     migrate,
 )
 from sidings.devstack.locations import free_port
-from sidings.service.monitor import address_of
+from sidings.service.monitor import Monitor, address_of
 from sidings.waiting import done_unless_set
 
 from .consumer_support import (
@@ -88,6 +89,17 @@ def test_arguments_that_cannot_work_are_refused_with_the_remedy(options, text):
 )
 def test_the_http_address_is_a_host_and_a_port_or_a_port(given, address):
     assert address_of(given) == address
+
+
+@pytest.mark.parametrize("http", ["[::1]:0", "[::]:0"])
+async def test_the_pages_are_served_to_ipv6(http):
+    monitor = Monitor(http, CollectorRegistry(), problems=list, not_ready=list)
+    monitor.start()
+    try:
+        _, port = monitor.address or ("", 0)
+        assert await get(SimpleNamespace(http_address=("[::1]", port)), "/health") == (200, '{"status": "ok"}')
+    finally:
+        monitor.stop()
 
 
 @pytest.mark.parametrize(

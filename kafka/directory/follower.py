@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -20,7 +20,7 @@ from .collector import Collector
 from .faults import Faults
 from .progress import Progress
 from .reader import OffsetOutOfRangeError, Reader
-from .rows import Change, Row, Rows
+from .rows import BadRecord, Change, Row, Rows
 from .storage import Batch, Identity, Kept, Mark, Plan, Storage
 from .topic import TopicFacts, look_at
 
@@ -87,6 +87,7 @@ class Follower(Generic[T]):
         self._complete: dict[int, float] = {}  # when nothing of a partition was missing, seconds since 1970
         self._complete_at = 0.0  # the same of all; while all is read for the first time, when that began
         self._noted_at = 0.0
+        self._refused: set[tuple[int, int]] = set()  # records of the store that cannot be read any more
         self._tombstone_seconds = _TOMBSTONE_SECONDS
         self._reported_at = time.monotonic()
         self._failures = 0
@@ -96,7 +97,7 @@ class Follower(Generic[T]):
     async def run(self) -> None:
         """Follow until `stop`; Kafka may come and go. Raises `StorageError`."""
         try:
-            plan = Plan(self.topic, self._rows.derived, self._rows.decode, self._rows.key_of)
+            plan = Plan(self.topic, self._rows.derived, self._kept_value, self._rows.key_of)
             self._kept = await self._storage.open(plan)
             while not self._stopping.is_set():
                 try:
@@ -141,16 +142,18 @@ class Follower(Generic[T]):
         await self._moved.wait()
 
     async def _find_topic(self) -> TopicFacts | None:
-        """What Kafka says of the topic. None: it does not exist, or may not be seen."""
+        """What Kafka says of the topic. None: it does not exist, or may not be seen; or the directory stops."""
         async with asyncio.timeout(self._settings.request_seconds):
-            facts = await look_at(self._settings, self.topic)
+            facts = await unless_set(self._stopping, look_at(self._settings, self.topic))
+        if facts is None:
+            return None  # it stops
         self.contact.set()
         if facts.partitions:
-            if facts.compacted is False and self._identity is None:
+            if facts.policy not in (None, "compact") and self._identity is None:
                 log.warning(
-                    "the topic %r is not compacted: Kafka forgets its old rows with time, and a directory that starts "
-                    "later will not have them; set cleanup.policy=compact",
-                    self.topic,
+                    "the topic %r has cleanup.policy=%s: Kafka forgets its old rows with time, and a "
+                    "directory that starts later will not have them; set cleanup.policy=compact",
+                    *(self.topic, facts.policy),
                 )
             known = facts.tombstone_seconds
             self._tombstone_seconds = _TOMBSTONE_SECONDS if known is None else known
@@ -318,12 +321,37 @@ class Follower(Generic[T]):
             self._complete_at = time.time()
         elif (reason := _other(former, self._identity) or self._why_not(begins, ends)) is not None:
             await self._begin_again(begins, ends, reason)
+        elif kept is not None:
+            self._look_again_at(kept.bad.values(), begins)
         self.progress.positions = dict(begins) | self.progress.positions
         self.progress.ends = dict(ends)
         self._last_barrier = False
         if self.progress.barrier is None:
             self.progress.barrier = dict(ends)
         self._seek(reader, begins)
+
+    def _look_again_at(self, bad: Iterable[BadRecord], begins: Mapping[int, int]) -> None:
+        """Read what could not be applied, and what is behind it, once more: by now the service may be able to."""
+        positions = self.progress.positions
+        for record in bad:
+            partition, offset = record.partition, record.offset
+            if partition in positions and begins[partition] <= offset < positions[partition]:
+                positions[partition], self._marks[partition] = offset, Mark(offset, record.timestamp_ms)
+
+    def _kept_value(self, record: Record) -> T | None:
+        """The value of a record of the store. None where a validator, which no comparison of models tells, accepts it
+        no more: without the store the row would not be there either."""
+        try:
+            return self._rows.decode(record)
+        except Exception:
+            if (place := (record.partition, record.offset)) not in self._refused:
+                self._refused.add(place)
+                log.exception(
+                    "directory %r: a row of its store, from partition %s offset %s, cannot be read any more",
+                    self.topic,
+                    *place,
+                )
+            return None
 
     def _why_not(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> str | None:
         """Why the rows cannot be those of this log, or may not be current; None where they are."""
@@ -364,7 +392,8 @@ class Follower(Generic[T]):
             if expected is not None and records[0].offset == expected.offset:
                 if records[0].timestamp != expected.timestamp_ms:
                     return f"partition {partition} has another record at {expected.offset}: the topic was made anew"
-                fetched[partition] = records[1:]
+                if expected.offset < self.progress.positions[partition]:
+                    fetched[partition] = records[1:]
                 if not fetched[partition]:
                     del fetched[partition]
         return None

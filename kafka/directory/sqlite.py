@@ -277,7 +277,8 @@ def _transaction(connection: sqlite3.Connection) -> Generator[sqlite3.Connection
     try:
         yield connection
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # a full disk has ended it already, and is what is to be told
+            connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
 

@@ -1,4 +1,4 @@
-"""What Kafka says of a directory's topic: its partitions, how long its tombstones stay, and whether it is compacted."""
+"""What Kafka says of a directory's topic: its partitions, how long its tombstones stay, and whether its rows do."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
@@ -15,12 +15,12 @@ _CONFIGS = ("cleanup.policy", "delete.retention.ms")
 
 class TopicFacts(NamedTuple):
     """partitions: empty where the topic does not exist, or may not be seen. tombstone_seconds: how long a tombstone is
-    kept at least; None where Kafka does not tell. compacted: None where Kafka does not tell."""
+    kept at least; None where Kafka does not tell. policy: ``cleanup.policy``; None where Kafka does not tell."""
 
     cluster: str
     partitions: frozenset[int]
     tombstone_seconds: float | None
-    compacted: bool | None
+    policy: str | None
 
 
 async def look_at(settings: KafkaSettings, topic: str) -> TopicFacts:
@@ -36,12 +36,11 @@ async def look_at(settings: KafkaSettings, topic: str) -> TopicFacts:
     finally:
         await admin.close()
     retention: str | None = configs.get("delete.retention.ms")
-    policy: str | None = configs.get("cleanup.policy")
     return TopicFacts(
         str(cluster.get("cluster_id")),
         partitions,
         None if retention is None else int(retention) / 1000,
-        None if policy is None else "compact" in policy,
+        configs.get("cleanup.policy"),
     )
 
 
