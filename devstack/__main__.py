@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case action:
                 for server in _servers(stack, options.server):
                     ACTIONS[action][0](server)
-    except DevstackError as error:
+    except (DevstackError, OSError) as error:  # of the system: a full disk, a folder that may not be written
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
@@ -54,7 +54,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--directory", help="default: $SIDINGS_DEVSTACK_HOME, else .sidings-devstack")
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start both servers and print where they are, as lines for a shell")
-    up.add_argument("--brokers", type=int, default=1, help="number of Kafka brokers (fixed at the first start)")
+    up.add_argument(
+        "--brokers",
+        type=int,
+        choices=range(1, 10),
+        default=1,
+        help="number of Kafka brokers (fixed at the first start)",
+    )
     up.add_argument(
         "--secure",
         action="store_const",

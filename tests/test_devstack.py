@@ -133,6 +133,18 @@ def test_up_status_and_down_work_from_separate_processes_and_data_stays(stack_di
     assert asyncio.run(received(first["SIDINGS_KAFKA"], "kept")) == [b"kept"]
 
 
+def test_what_the_system_refuses_is_one_line(tmp_path: Path):
+    (tmp_path / "file").touch()
+    done = run_devstack(tmp_path / "file" / "home", "up")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("error: ")
+    assert str(tmp_path) in done.stderr
+    none = run_devstack(tmp_path / "home", "up", "--brokers", "0")
+    assert none.returncode == 2
+    assert "--brokers" in none.stderr
+    assert not (tmp_path / "home").exists()
+
+
 def test_kill_pause_and_resume_reach_one_server_by_name(stack_directory: Path):
     external = {"SIDINGS_KAFKA": "127.0.0.1:1"}
     up = run_devstack(stack_directory, "up", **external)
