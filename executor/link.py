@@ -27,6 +27,8 @@ _SERVER_SETTINGS = {
     "plan_cache_mode": "force_generic_plan",
 }
 
+_MOST_PATIENCE = 8
+
 BROKEN = (
     OSError,
     TimeoutError,
@@ -147,6 +149,15 @@ class Link:
         """The first row of `fetch`, or None."""
         rows = await self.fetch(query, *args)
         return rows[0] if rows else None
+
+    async def be_patient(self) -> None:
+        """Let calls take twice as long, up to eight times `call_seconds`; but not where the server, or the way there,
+        hangs."""
+        self.patience = min(2 * self.patience, _MOST_PATIENCE)
+        try:
+            await self.fetch("SELECT")
+        except (PostgresUnavailable, asyncpg.PostgresError):
+            self.patience = 1
 
     def renew(self) -> None:
         """Let the next call open another connection. A call that is under way goes on: terminated from outside, it

@@ -34,7 +34,6 @@ _MOST_LATE = 2_000  # late rows of one origin in a read
 _ALL_LATE = 50_000  # of all origins: they come when a transaction ends, whatever there is room for
 _LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
 _QUICK_READ = 1.0  # seconds: one that was answered within so many may be followed by a larger one again
-_MOST_PATIENCE = 8  # so many times `call_seconds` a read may take, where smaller ones take too long as well
 _LOOK_AHEAD = 500  # rows read forward at a poll while memory holds enough
 _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
 
@@ -148,16 +147,19 @@ class Reader:
                 self._woken.set()
                 if now() - sent >= _LONG_READ:
                     self._ask_for_less(plan)
-                    await self._be_patient()
+                    if self._too_long > 2:
+                        await self._link.be_patient()
                 await backoff.sleep()
                 continue
             finally:
                 self._busy_since = None
-            took, self._too_long, self._link.patience = now() - sent, 0, 1
+            took, self._too_long = now() - sent, 0
             self._deliver(plan, rows, sent)
             if (top := max((queue.high for queue, _ in plan.origins), default=0)) > self._drawn:
                 await self._advance(top)
-            if self._most is not None and took < _QUICK_READ:
+            if self._most is None:
+                self._link.patience = 1
+            elif took < _QUICK_READ:
                 self._most = self._most * 2 if self._most < self._scheduler.window else None
             if self._turns is not None:
                 self._turns = self._turns * 2 if self._turns < len(plan.origins) else None
@@ -173,22 +175,15 @@ class Reader:
         as many of lanes that are left out: take these page by page, until all marks are at the end. Or its rows are
         large, and the way here is narrow: ask for fewer. Where the very next one took too long as well, it may have
         looked for late rows among millions that stand still, behind the mark of a transaction that was open for long:
-        from 0 on no row is late, and all are read page by page."""
+        from 0 on no row is late, and all are read page by page. Where these reads take too long, too, they may step
+        over tens of millions of jobs that have ended, while somebody's transaction keeps vacuum from removing them: no
+        smaller one would get past them, and it is given more time."""
         self._too_long += 1
         if self._too_long > 1:
             self._forget_all()
         self._turns = max(1, sum(page > 0 for page in plan.pages) // 4)
         self._most = max(1, (sum(plan.pages) + len(plan.lanes) * plan.size) // 4)
         self._leaves_out = self._leaves_out and not plan.left_out
-
-    async def _be_patient(self) -> None:
-        """Where reads from 0 on take too long, they may step over tens of millions of jobs that have ended, while
-        somebody's transaction keeps vacuum from removing them: no smaller one would ever get past them. But not where
-        the server, or the way there, hangs."""
-        if self._too_long > 2:
-            self._link.patience = min(2 * self._link.patience, _MOST_PATIENCE)
-            if await self._glance.snapshot() is None:
-                self._link.patience = 1
 
     def _saw_everything(self, plan: _Plan) -> bool:
         """Whether a read after this one would bring nothing, were nothing committed meanwhile."""

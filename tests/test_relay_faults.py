@@ -36,7 +36,7 @@ from .outbox_support import (
     relay_process,
     relaying,
 )
-from .support import SECONDS, connected, eventually, value
+from .support import SECONDS, a_role, connected, eventually, value
 from .test_narrow_network import narrow
 
 
@@ -322,6 +322,48 @@ async def test_a_timestamp_that_kafka_cannot_express_parks_its_message_and_holds
         parked = {p.value: p.error for p in await outbox.parked()}
     assert {value for value, error in parked.items() if "infinite" in error} == {b"infinity", b"-infinity", b"max"}
     assert {r.value for r in await records(sidings_kafka, etas)} >= {b"now", b"0001-01-01"}
+
+
+async def test_a_clock_of_postgres_that_is_hours_ahead_parks_no_message(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    """Kafka 4 refuses timestamps that lie more than an hour ahead."""
+    etas = await topic("etas")
+    async with connected(database) as connection:
+        await connection.execute(
+            "ALTER TABLE sidings.outbox ALTER published_at SET DEFAULT clock_timestamp() + interval '2 hours'"
+        )
+    await publish(database, etas, numbered(0, 20))
+    async with publishing(database) as (outbox, _), relaying(database, sidings_kafka):
+        await emptied(database)
+        assert await outbox.parked() == []
+    assert len(await records(sidings_kafka, etas)) == 20
+
+
+async def test_a_read_that_no_smaller_one_can_replace_is_given_more_time(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that steps over tens of millions of messages that have been sent, while somebody's transaction keeps
+    vacuum from removing them: after a start no read got past them any more."""
+    monkeypatch.setattr(reader, "_LONG_READ", 0.5)
+    etas = await topic("etas")
+    await publish(database, "sent", [("key", b"x")] * 1_500)
+    await publish(database, etas, numbered(0, 20))
+    async with a_role(database) as (role, of_role), connected(database) as admin:
+        await admin.execute(
+            "CREATE FUNCTION public.is_there(topic text) RETURNS boolean VOLATILE LANGUAGE plpgsql AS "
+            "$$BEGIN IF topic = 'sent' THEN PERFORM pg_sleep(0.001); END IF; RETURN topic <> 'sent'; END$$; "
+            f"CREATE POLICY slow ON sidings.outbox TO {role} USING (public.is_there(topic)); "
+            "ALTER TABLE sidings.outbox ENABLE ROW LEVEL SECURITY"
+        )
+        relay = a_relay(database, sidings_kafka)
+        relay.reader._link = Link(PostgresSettings(dsn=of_role, call_seconds=1.0))
+        await relay.start()
+        try:
+            await emptied(database, etas)
+        finally:
+            await relay.stop()
+            await relay.reader._link.close()
 
 
 async def test_messages_that_do_not_come_through_in_time_are_read_by_fewer(

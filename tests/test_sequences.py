@@ -1,10 +1,12 @@
 """Sequences behind the tables: a logical replication, as for an upgrade between servers, carries rows only."""
 
 import asyncio
+from typing import Any
 
 from sidings.jobs import Job, Registry
 
-from .support import ORIGIN, Ride, connected, enqueue, eventually, running
+from .outbox_support import emptied, publish, relaying
+from .support import ORIGIN, Ride, connected, enqueue, eventually, running, value
 
 BACK = "SELECT setval('sidings.job_position', 1, false), setval('sidings.job_id_seq', 1, false)"
 
@@ -39,3 +41,21 @@ async def test_jobs_run_where_the_sequences_were_behind_the_tables(database: str
     assert ran[:3] == [f"early {n}" for n in range(3)]
     assert ran[3:6] == [f"late {n}" for n in range(3)]
     assert ran[6:] == [f"busy {n}" for n in range(4)]
+
+
+async def test_messages_are_sent_where_the_sequence_was_behind_the_outbox(
+    database: str, sidings_kafka: str, topic: Any
+):
+    """What got an id behind the mark of its slot was not sent before the relay's end."""
+    name = await topic("etas")
+    async with connected(database) as connection:
+        await connection.execute("SELECT setval('sidings.outbox_id', 1000)")
+        await publish(database, f"no-{name}", [(f"key {n}", b"old") for n in range(50)])  # waits for its topic
+        await connection.execute("SELECT setval('sidings.outbox_id', 1, false)")
+        await publish(database, name, [(f"key {n}", b"early") for n in range(50)])
+        async with relaying(database, sidings_kafka) as relay:
+            await emptied(database, name)
+            await eventually(lambda: any(slot.high > 1_000 for slot in relay.backlog.slots.values()))
+            await publish(database, name, [(f"key {n}", b"late") for n in range(50)])
+            await emptied(database, name)
+            assert await value(database, "SELECT last_value FROM sidings.outbox_id") > 1050

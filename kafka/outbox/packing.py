@@ -3,6 +3,7 @@
 import random
 import struct
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,7 @@ class Packer:
         all_rows, bad = rows, list[tuple[Row, str]]()
         rows, rest = rows[: self._most], rows[self._most :]
         append, message_id, limit = batch.append, self._id, self._max_bytes
+        latest_ms = int(time.time() * 1000)  # Kafka refuses what is an hour ahead, as where Postgres' clock is wrong
         for index, row in enumerate(rows):
             id, _, key, _, value, text, timestamp_ms, published_us = row
             if value is not None and len(value) > limit:
@@ -80,7 +82,7 @@ class Packer:
                 continue
             headers = [(MESSAGE_ID, message_id % (id, published_us))]
             if timestamp_ms is None:
-                timestamp_ms = published_us // 1000
+                timestamp_ms = min(published_us // 1000, latest_ms)
             elif timestamp_ms == _INFINITE:
                 bad.append((row, "its timestamp is infinite"))
                 continue

@@ -74,6 +74,8 @@ class Reader:
         self._marks = ReadMarks()
         self._drawn = 0  # how far ids had been drawn at the last read
         self.sql = load_sql(__package__ or "", "read", schema)
+        self._advance_sql = load_sql(__package__ or "", "advance", schema)
+        self._behind = Outage(log, "the sequence is behind the outbox, and could not be moved on")
         self._woken = asyncio.Event()
         self._row_bytes = 500.0
         self._most: int | None = None  # rows of a read; None: as many as there is room for
@@ -103,14 +105,37 @@ class Reader:
                 self._woken.set()
                 if now() - sent >= _LONG_READ:
                     self._ask_for_less(plan)
+                    if self._too_long > 2:
+                        await self._link.be_patient()  # the reader of jobs has the reason
                 await backoff.sleep()
                 continue
             self._too_long = 0
+            if self._most is None:
+                self._link.patience = 1
             if self._most is not None and now() - sent < _QUICK_READ:
                 self._most = self._most * 2 if self._most < backlog.window else None
             self._deliver(plan, rows)
+            if (top := max((slot.high for slot in plan.slots if backlog.has(slot)), default=0)) > self._drawn:
+                await self._advance(plan, top)
             self.last_answer = now()
             self._on_rows()
+
+    async def _advance(self, plan: _Plan, top: int) -> None:
+        """The sequence of ids is behind the messages: move it on, and begin at 0 with all slots: what may stand behind
+        our marks comes then."""
+        try:
+            await self._link.fetch(self._advance_sql, top)
+        except (PostgresUnavailable, asyncpg.PostgresError) as error:
+            self._behind.failed(error)
+            return
+        self._behind.over()
+        log.error(
+            "the sequence stood behind the outbox (%s, a message at %s), as after a logical replication: moved on. "
+            "What was stored meanwhile is sent before older messages of its keys (docs/operations.md, Another server)",
+            *(self._drawn, top),
+        )
+        for slot in plan.slots:
+            self._backlog.forget(slot)
 
     def _ask_for_less(self, plan: _Plan) -> None:
         """The read took too long: its rows may be large, and the way here narrow. Where the very next one took too long
