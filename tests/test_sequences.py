@@ -1,11 +1,13 @@
 """Sequences behind the tables: a logical replication, as for an upgrade between servers, carries rows only."""
 
 import asyncio
+from secrets import token_hex
 from typing import Any
 
+import pytest
 from sidings.jobs import Job, Registry
 
-from .outbox_support import emptied, publish, relaying
+from .outbox_support import emptied, publish, publishing, relaying
 from .support import ORIGIN, Ride, connected, enqueue, eventually, running, value
 
 BACK = "SELECT setval('sidings.job_position', 1, false), setval('sidings.job_id_seq', 1, false)"
@@ -59,3 +61,20 @@ async def test_messages_are_sent_where_the_sequence_was_behind_the_outbox(
             await publish(database, name, [(f"key {n}", b"late") for n in range(50)])
             await emptied(database, name)
             assert await value(database, "SELECT last_value FROM sidings.outbox_id") > 1050
+
+
+@pytest.mark.parametrize("refused", ["one by one", "with its topic"])
+async def test_a_message_that_got_the_id_of_a_parked_one_is_parked_too(
+    database: str, sidings_kafka: str, topic: Any, refused: str
+):
+    """It was deleted, and nobody had it any more."""
+    name = f"no topic {token_hex(4)}" if refused == "with its topic" else await topic("etas")
+    values = [b"x" * 2_000] * 3
+    async with publishing(database) as (outbox, connection):
+        for _ in range(2):
+            await connection.execute("SELECT setval('sidings.outbox_id', 1, false)")
+            for value in values:  # from SQL, where a topic may have any name
+                await connection.execute("SELECT sidings.publish_bytes($1, 'key', $2)", name, value)
+            async with relaying(database, sidings_kafka, max_message_bytes=1_024):
+                await emptied(database)
+        assert [parked.value for parked in await outbox.parked()] == values * 2

@@ -14,7 +14,8 @@ WITH mine AS MATERIALIZED (
 ), parked AS (
     INSERT INTO sidings.outbox_parked
         (id, published_at, stamped_at, slot, topic, key, partition_key, value, headers, error)
-    SELECT id, published_at, stamped_at, slot, topic, key, partition_key, value, headers, $6 FROM refused
-    ON CONFLICT (id) DO NOTHING
+    SELECT CASE WHEN EXISTS (SELECT FROM sidings.outbox_parked p WHERE p.id = r.id) THEN nextval('sidings.outbox_id') ELSE r.id END,
+           r.published_at, r.stamped_at, r.slot, r.topic, r.key, r.partition_key, r.value, r.headers, $6
+    FROM refused r
 )
 SELECT count(*) AS parked FROM refused

@@ -1,6 +1,6 @@
 -- What came of the sending, in one statement: acknowledged messages are deleted, refused ones are parked. The key-share lock
 -- on (origin, owner, epoch) fences it: a slot that was taken over is left alone, and a takeover waits for this to commit.
--- Repeating it is harmless. On another timeline than the messages were read from, their ids may belong to others: it does
+-- Repeating it is harmless. A parked message of the same id, from before sequences were set back, keeps its own. On another timeline than the messages were read from, their ids may belong to others: it does
 -- nothing then. Lock order: origin (by name), then outbox.
 --
 -- Plan: one index scan of outbox_pkey for each slot, which takes its ids as an array (Postgres 17 and later walk the leaf
@@ -28,7 +28,8 @@ WITH mine AS MATERIALIZED (
 ), parked AS (
     INSERT INTO sidings.outbox_parked
         (id, published_at, stamped_at, slot, topic, key, partition_key, value, headers, error)
-    SELECT id, published_at, stamped_at, slot, topic, key, partition_key, value, headers, error FROM refused
-    ON CONFLICT (id) DO NOTHING
+    SELECT CASE WHEN EXISTS (SELECT FROM sidings.outbox_parked p WHERE p.id = r.id) THEN nextval('sidings.outbox_id') ELSE r.id END,
+           r.published_at, r.stamped_at, r.slot, r.topic, r.key, r.partition_key, r.value, r.headers, r.error
+    FROM refused r
 )
 SELECT slot FROM mine
