@@ -3,6 +3,7 @@
 import asyncio
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from sidings import (
     migrate,
 )
 from sidings.devstack.topics import create_topic
+from sidings.kafka import KafkaExecutor
 
 from .directory_support import COMPACTED, Acquirer, put, quick, row
 from .support import SECONDS, Ride, enqueue, eventually
@@ -128,7 +130,9 @@ async def test_jobs_wait_for_the_directories(database, topic, sidings_kafka, cap
         await eventually(lambda: service.problems() == [])
 
 
-async def test_a_service_stops_at_once_while_it_waits(database, topic, sidings_kafka, caplog):
+async def test_a_service_stops_at_once_while_it_waits(database, topic, sidings_kafka, caplog, monkeypatch):
+    started: list[KafkaExecutor] = []
+    monkeypatch.setattr(KafkaExecutor, "start", lambda executor: started.append(executor))
     payments = await topic("payments")
     service = a_service(sidings_kafka, postgres=database)
     service.directory(f"{payments}-nowhere", model=Acquirer)
@@ -141,6 +145,45 @@ async def test_a_service_stops_at_once_while_it_waits(database, topic, sidings_k
             await eventually(lambda: "there is no topic" in caplog.text)
         began = asyncio.get_running_loop().time()
     assert asyncio.get_running_loop().time() - began < SECONDS
+    assert not started, "the executor is not started any more"
+
+
+async def test_a_service_that_stops_while_its_executor_starts_lets_it_end_that(
+    database, topic, sidings_kafka, monkeypatch
+):
+    name = await topic("terminals", config=COMPACTED)
+    steps: list[str] = []
+    starting, go_on, stopping, leave = (asyncio.Event() for _ in range(4))
+    start, stop = KafkaExecutor.start, KafkaExecutor.stop
+
+    async def slow_start(executor: KafkaExecutor) -> None:
+        starting.set()
+        await go_on.wait()
+        await start(executor)
+        steps.append("started")
+
+    async def told_stop(executor: KafkaExecutor) -> None:
+        stopping.set()
+        steps.append("stopped")
+        await stop(executor)
+
+    monkeypatch.setattr(KafkaExecutor, "start", slow_start)
+    monkeypatch.setattr(KafkaExecutor, "stop", told_stop)
+    service = a_service(sidings_kafka, postgres=database)
+    service.directory(name, model=Acquirer)
+
+    async def live() -> None:
+        async with service:
+            await leave.wait()
+
+    living = asyncio.create_task(live())
+    await asyncio.wait_for(starting.wait(), SECONDS)
+    leave.set()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stopping.wait(), 0.2)  # in vain
+    go_on.set()
+    await asyncio.wait_for(living, SECONDS)
+    assert steps == ["started", "stopped"]
 
 
 async def test_a_service_with_directories_stops_at_once_while_kafka_hangs():

@@ -8,6 +8,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,14 @@ async def test_rows_come_change_and_go(storage: Storage[Any]):
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
-async def test_of_several_rows_with_one_key_the_youngest_counts(storage: Storage[Any], newest_first: bool):
+@pytest.mark.parametrize("former", [0, 1])
+async def test_of_several_rows_with_one_key_the_youngest_counts(storage: Storage[Any], former: int, newest_first: bool):
     """A terminal's former row was switched off and a new one made; they may lie in different partitions."""
     rows = rows_by("terminal_id")
     await begin(storage, rows)
-    old = a_batch(rows, ("1", row("T", "old")), partition=0, stamp=10)
-    new = a_batch(rows, ("5", row("T", "new")), partition=1, stamp=20)
-    off = a_batch(rows, ("1", row("T", "old", isActive=False)), partition=0, start=1, stamp=15)
+    old = a_batch(rows, ("1", row("T", "old")), partition=former, start=7, stamp=10)
+    new = a_batch(rows, ("5", row("T", "new")), partition=1 - former, stamp=20)
+    off = a_batch(rows, ("1", row("T", "old", isActive=False)), partition=former, start=8, stamp=15)
     for batch in (new, old) if newest_first else (old, new):
         await storage.apply(batch)
     assert storage.get("T").acquirer_id == "new"
@@ -93,12 +95,16 @@ async def test_of_several_rows_with_one_key_the_youngest_counts(storage: Storage
     await storage.apply(off)
     assert storage.get("T").acquirer_id == "new"
     assert set(storage.rows()) == {b"5"}
-    await storage.apply(a_batch(rows, ("5", row("other", "new")), partition=1, start=1, stamp=30))
+    await storage.apply(a_batch(rows, ("5", row("other", "new")), partition=1 - former, start=1, stamp=30))
     assert storage.get("T") is None
     assert storage.get("other").acquirer_id == "new"
     assert set(storage.keys_of([b"5", b"1"])) == {"other"}
-    await storage.apply(a_batch(rows, ("5", None), partition=1, start=2))
+    await storage.apply(a_batch(rows, ("5", None), partition=1 - former, start=2))
     assert (len(storage), storage.items()) == (0, [])
+    await storage.apply(new)
+    await storage.reset(IDENTITY)
+    await storage.apply(old)
+    assert storage.get("T").acquirer_id == "old", "nothing is left of what was reset"
 
 
 @pytest.mark.parametrize("key", ["T", "\ud800", 7, -1, 2**70, ("T", 7), date(2026, 5, 1), b"T"])
@@ -145,6 +151,11 @@ async def test_a_file_keeps_rows_positions_and_errors(tmp_path: Path):
     assert kept.complete_at == 6.5
     assert second.get("T-1").acquirer_id == "c"
     await second.close()
+    with closing(sqlite3.connect(tmp_path / "new" / "terminals.db", isolation_level=None)) as file:
+        file.execute("UPDATE note SET value = 0 WHERE name = 'format'")
+    third: SQLite[Any] = SQLite(tmp_path / "new" / "terminals.db")
+    assert (await third.open(plan_of(rows))).identity is None, "a file of another release's form is none"
+    await third.close()
 
 
 async def test_a_batch_is_seen_when_all_of_it_is_there_and_not_in_the_middle_of_a_handler(tmp_path: Path):
