@@ -1,7 +1,8 @@
 -- What came of the sending, in one statement: acknowledged messages are deleted, refused ones are parked. The key-share lock
 -- on (origin, owner, epoch) fences it: a slot that was taken over is left alone, and a takeover waits for this to commit.
--- Repeating it is harmless. A parked message of the same id, from before sequences were set back, keeps its own. On another timeline than the messages were read from, their ids may belong to others: it does
--- nothing then. Lock order: origin (by name), then outbox.
+-- Repeating it is harmless. On another timeline than the messages were read from, their ids may belong to others: it does
+-- nothing then. A parked message that has the id of a refused one, from before the sequence was set back, keeps it.
+-- Lock order: origin (by name), then outbox.
 --
 -- Plan: one index scan of outbox_pkey for each slot, which takes its ids as an array (Postgres 17 and later walk the leaf
 -- pages once; before, it is a descent for each id, as a join of the ids is in all versions: 2.8 instead of 1.7 us of CPU
