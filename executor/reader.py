@@ -155,7 +155,7 @@ class Reader:
                 self._busy_since = None
             took, self._too_long = now() - sent, 0
             self._deliver(plan, rows, sent)
-            if (top := max((queue.high for queue, _ in plan.origins), default=0)) > self._drawn:
+            if (top := max((queue.high for queue in self._scheduler.origins.values()), default=0)) > self._drawn:
                 await self._advance(top)
             if self._most is None:
                 self._link.patience = 1

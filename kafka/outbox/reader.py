@@ -115,7 +115,7 @@ class Reader:
             if self._most is not None and now() - sent < _QUICK_READ:
                 self._most = self._most * 2 if self._most < backlog.window else None
             self._deliver(plan, rows)
-            if (top := max((slot.high for slot in plan.slots if backlog.has(slot)), default=0)) > self._drawn:
+            if (top := max((s.high for s in backlog.slots.values() if not s.draining), default=0)) > self._drawn:
                 await self._advance(plan, top)
             self.last_answer = now()
             self._on_rows()
