@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from sidings.jobs import Job, Registry
+from sidings.schema import load_sql
 
 from .outbox_support import emptied, publish, publishing, relaying
 from .support import ORIGIN, Ride, connected, enqueue, eventually, running, value
@@ -78,3 +79,27 @@ async def test_a_message_that_got_the_id_of_a_parked_one_is_parked_too(
             async with relaying(database, sidings_kafka, max_message_bytes=1_024):
                 await emptied(database)
         assert [parked.value for parked in await outbox.parked()] == values * 2
+
+
+@pytest.mark.parametrize(
+    ("package", "sequence"), [("sidings.executor", "job_position"), ("sidings.kafka.outbox", "outbox_id")]
+)
+async def test_a_sequence_that_is_in_use_hands_nothing_out_twice_when_it_is_moved_on(
+    database: str, package: str, sequence: str
+):
+    """Another executor has done so before, and jobs are stored again. It was set to what had been drawn by then."""
+    advance, drawn, over = load_sql(package, "advance", "sidings"), list[int](), asyncio.Event()
+
+    async def draw() -> None:
+        async with connected(database) as connection:
+            while not over.is_set():
+                rows = await connection.fetch(f"SELECT nextval('sidings.{sequence}') FROM generate_series(1, 100)")
+                drawn.extend(row[0] for row in rows)
+
+    async with asyncio.TaskGroup() as group, connected(database) as connection:
+        for _ in range(3):
+            group.create_task(draw())
+        for _ in range(500):
+            await connection.fetch(advance, 1_000)
+        over.set()
+    assert len(set(drawn)) == len(drawn)
