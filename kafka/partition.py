@@ -63,6 +63,7 @@ class Partition:
     """next_offset: what is stored, and so what the next compare-and-set expects; -1: not known yet. items: fetched and
     not yet handled, in order. end: where reading goes on after the last of them, behind any gap in the log.
     placement: grows when what is in memory becomes void, so that whoever has waited can tell.
+    outside: an offset that Kafka has just refused to read from;
     beyond: a stored offset that lay beyond the end of the log, and how often it had been reset: a person has to decide;
     suspect: it may have a record that cannot be read, and is read alone; careful: so many records of it one by one;
     unreadable: what is to be told of that record."""
@@ -78,6 +79,7 @@ class Partition:
         "left",
         "next_offset",
         "origin",
+        "outside",
         "placement",
         "reason",
         "since",
@@ -97,6 +99,7 @@ class Partition:
         self.items: deque[Item] = deque()
         self.end = -1
         self.placement = 0
+        self.outside: int | None = None
         self.beyond: tuple[int, int] | None = None
         self.suspect = False
         self.careful = 0
@@ -132,7 +135,7 @@ class Partition:
 
     def inherit(self, former: "Partition") -> None:
         """Take over from the same partition of the assignment before, which is void now."""
-        self.next_offset, self.beyond = former.next_offset, former.beyond
+        self.next_offset, self.outside, self.beyond = former.next_offset, former.outside, former.beyond
         self.failures, self.first_failure, self.cuts = former.failures, former.first_failure, former.cuts
         self.suspect, self.careful, self.unreadable = former.suspect, former.careful, former.unreadable
         former.displace()

@@ -208,8 +208,12 @@ class Placer:
         if self._partitions.get(tp) is not partition:
             return  # assigned anew meanwhile
         place = stored, self._offsets.resets(tp)
-        if stored > end or place == partition.beyond:
+        if partition.outside == stored >= first:
             partition.beyond = place
+        partition.outside = None
+        # Kafka's word counts, not `end`: that is where the first open transaction begins, and who commits offsets without
+        # regard to transactions, as most clients do, may have read further.
+        if place == partition.beyond:
             self._refuse(partition, stored, end)
             return
         if stored < first:

@@ -146,6 +146,9 @@ class FetchLoop(ABC):
             return  # a rebalance, in which partitions have no position before they are placed; nothing was fetched
         except OffsetOutOfRangeError as error:
             log.warning("%s: out of the log's range: %s", self.topic, error)
+            for tp, offset in cast(Mapping[TopicPartition, int], error.args[0]).items():
+                if (partition := self._partitions.get(tp)) is not None:
+                    partition.outside = offset
             self._displace(ready)  # the placer knows what that means
             return
         except UNREADABLE as error:

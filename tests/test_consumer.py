@@ -24,6 +24,7 @@ from sidings import (
     Transaction,
 )
 from sidings.devstack.topics import create_topic, delete_topics
+from sidings.kafka.partition import State
 
 from .consumer_support import (
     TWICE_AND_PARK,
@@ -680,6 +681,30 @@ async def test_a_log_that_grows_past_an_offset_that_lay_beyond_its_end_loses_no_
         await service.reset_offsets(name, 5, partitions=[0], actor="alice")  # where it stood: somebody has decided
         await eventually(offset_reaches(effects, name, 8))
     assert await numbers(effects) == [5, 6, 7]
+
+
+async def test_an_offset_behind_an_open_transaction_is_none_beyond_the_end(effects, topic, sidings_kafka, caplog):
+    """As another client has committed it that reads without regard to transactions, which is the default of all."""
+    name = await topic()
+    await produce(sidings_kafka, name, range(3))
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+    async with producing(sidings_kafka, transactional_id=f"tx-{name}") as producer:
+        await producer.begin_transaction()
+        for n in (3, 4):
+            await producer.send_and_wait(name, as_json(n), partition=0)
+        async with connected(effects) as connection:
+            await connection.execute(
+                "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ($1, 0, 5)", name
+            )
+        async with service:
+            partitions = service._life.consumer.partitions
+            await eventually(lambda: [partition.state for partition in partitions.values()] == [State.READY])
+            await producer.abort_transaction()
+            await produce(sidings_kafka, name, [5])
+            await eventually(offset_reaches(effects, name, 7))
+    assert await numbers(effects) == [5]
+    assert "the end of the log" not in caplog.text
 
 
 @pytest.mark.parametrize(("start", "expected"), [("earliest", [0, 1, 2, 3]), ("latest", [3]), ("committed", [2, 3])])
