@@ -211,8 +211,8 @@ class Placer:
         if partition.outside == stored >= first:
             partition.beyond = place
         partition.outside = None
-        # Kafka's word counts, not `end`: that is where the first open transaction begins, and who commits offsets without
-        # regard to transactions, as most clients do, may have read further.
+        # Kafka's word counts, not `end`: there the first open transaction begins, and whoever has committed the offset
+        # without regard to transactions, as most clients do, may have read further.
         if place == partition.beyond:
             self._refuse(partition, stored, end)
             return
