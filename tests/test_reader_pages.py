@@ -56,14 +56,14 @@ async def slow_rows(dsn: str, type: str, *, gone: bool = False) -> AsyncIterator
 
 
 @asynccontextmanager
-async def impatient(dsn: str, registry: Registry) -> AsyncIterator[Executor]:
+async def impatient(dsn: str, registry: Registry, *origins: str) -> AsyncIterator[Executor]:
     """An executor that gives a call up after a second. It reads a page in far less."""
     settings = PostgresSettings(dsn=dsn, call_seconds=1.0)
     executor = Executor("test", registry, settings, ExecutorSettings(shutdown_seconds=2.0), prometheus=None)
     executor.scheduler.window = 100
     await executor.start()
     try:
-        executor.assign([ORIGIN], 1)
+        executor.assign(origins or [ORIGIN], 1)
         await executor.settled(SECONDS)
         yield executor
     finally:
@@ -108,10 +108,12 @@ async def test_jobs_behind_too_many_that_have_ended_to_be_stepped_over_in_time_a
     async def quick(job: Job[Ride]) -> None:
         started.append(job.payload.number)
 
-    await enqueue(database, ended, (Ride(number=n) for n in range(STILL)))
-    await enqueue(database, quick, [Ride(number=1)])
-    async with slow_rows(database, "ended", gone=True) as slow, impatient(slow, registry):
-        await eventually(lambda: started)
+    origins = [ORIGIN, "transports/1"]
+    for number, origin in enumerate(origins):
+        await enqueue(database, ended, (Ride(number=n) for n in range(STILL)), origin=origin)
+        await enqueue(database, quick, [Ride(number=number)], origin=origin)
+    async with slow_rows(database, "ended", gone=True) as slow, impatient(slow, registry, *origins):
+        await eventually(lambda: sorted(started) == [0, 1])
 
 
 async def test_late_rows_among_too_many_to_be_looked_through_in_time_are_found_by_reading_anew(
