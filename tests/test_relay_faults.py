@@ -46,18 +46,16 @@ async def test_killed_between_sending_and_deleting_repeats_but_loses_and_reorder
     etas = await topic("etas", partitions=3)
     await publish(database, etas, numbered(0, 2_000))
     async with publishing(database) as (_, blocker):
-        # Deletions wait for this lock, so the relay sends, is acknowledged, and cannot delete.
-        async with (
-            relay_process(database, sidings_kafka, lease_seconds=1.0) as first,
-            blocker.transaction(),
-        ):
+        async with blocker.transaction():
+            # Deletions wait for this lock, so the relay sends, is acknowledged, and cannot delete.
             await blocker.execute("SELECT FROM sidings.outbox FOR UPDATE")
+            async with relay_process(database, sidings_kafka, lease_seconds=1.0) as first:
 
-            async def some_arrived() -> bool:
-                return await arrived(sidings_kafka, etas) >= 1_000
+                async def some_arrived() -> bool:
+                    return await arrived(sidings_kafka, etas) >= 1_000
 
-            await eventually(some_arrived)
-            first.kill()
+                await eventually(some_arrived)
+                first.kill()
         assert await value(database, "SELECT count(*) FROM sidings.outbox") == 2_000, "sent, and nothing deleted"
         async with relaying(database, sidings_kafka, lease_seconds=1.0):
             await emptied(database)
@@ -511,3 +509,22 @@ def hang_until_the_leases_are_over(dsn: str) -> None:
         while not connection.execute(over).fetchone()[0]:  # type: ignore[index]
             assert time.monotonic() < deadline, "the leases are renewed"
             time.sleep(0.02)
+
+
+@pytest.mark.parametrize("part", ["sidings outbox etas", "sidings Reader.run"])
+async def test_a_relay_a_part_of_which_somebody_has_cancelled_ends_and_says_so(
+    database: str, sidings_kafka: str, part: str
+) -> None:
+    """It went on without it: the topic, or all of them, stood still, and `/health` said that all was well."""
+    await publish(database, "etas", numbered(0, 1))  # there is no such topic, so that its part waits
+    relay = a_relay(database, sidings_kafka)
+    await relay.start()
+    try:
+        [task] = await eventually(lambda: [task for task in asyncio.all_tasks() if task.get_name() == part])
+        task.cancel()
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(ExceptionGroup) as ended:
+                await relay.wait()
+        assert "was cancelled from outside" in str(ended.value.exceptions[0])
+    finally:
+        await relay.stop()

@@ -97,7 +97,7 @@ class Relay:
         self._workers: dict[str, LaneWorker] = {}
         self._group: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
-        self._stopped = False
+        self._stopped = self._ending = False
         self._answered = now()  # by the event loop
 
     def wake(self) -> None:
@@ -221,12 +221,26 @@ class Relay:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 for loop in loops:
-                    group.create_task(loop, name=f"sidings {loop.__qualname__}")
+                    group.create_task(self._watched(loop), name=f"sidings {loop.__qualname__}")
         except BaseException:
             self._leases.suspended = True  # without its loops this process must not keep its slots
             raise
         finally:
             self._group = None
+
+    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
+        """One that somebody else has cancelled would be missed by nobody: a task group goes on without it."""
+        assert self._main is not None
+        try:
+            await work
+        except asyncio.CancelledError as error:
+            if self._ending or self._main.cancelling():
+                raise
+            self._ending = True
+            raise RuntimeError(f"{work.__qualname__} was cancelled from outside") from error
+        except BaseException:
+            self._ending = True
+            raise
 
     # -- between the parts ------------------------------------------------------------------------------------------
 
@@ -235,7 +249,7 @@ class Relay:
             if lane.queue:
                 if lane.topic not in self._workers and self._group is not None:
                     worker = self._workers[lane.topic] = self._make_worker(lane)
-                    self._group.create_task(worker.run(), name=f"sidings outbox {lane.topic}")
+                    self._group.create_task(self._watched(worker.run()), name=f"sidings outbox {lane.topic}")
                 lane.event.set()
 
     def _make_worker(self, lane: Lane) -> LaneWorker:
