@@ -56,6 +56,11 @@ async def test_killed_between_sending_and_deleting_repeats_but_loses_and_reorder
 
                 await eventually(some_arrived)
                 first.kill()
+            # The server does not know yet, and would delete as soon as it may.
+            await blocker.execute(
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND pid <> pg_backend_pid()"
+            )
         assert await value(database, "SELECT count(*) FROM sidings.outbox") == 2_000, "sent, and nothing deleted"
         async with relaying(database, sidings_kafka, lease_seconds=1.0):
             await emptied(database)
