@@ -7,17 +7,20 @@
 -- a volatile clock_timestamp() cannot end an index scan: every later job of the origin would be read. num_nonnulls(),
 -- because "IS NULL AND IS NULL" would let the planner join by a scan of all of job_due. What is due at
 -- 'infinity' never is, and PostgreSQL before 17 does not calculate with that.
--- $1 executor, $2 origins, $3 epochs, $4 most jobs per origin, $5 types that leave no history
+-- $1 executor, $2 origins, $3 epochs, $4 most jobs per origin, $5 types that leave no history, $6 only what became due then or
+-- later; null: whenever
 WITH mine AS MATERIALIZED (
     SELECT o.origin, o.epoch FROM unnest($2::text[], $3::bigint[]) m (origin, epoch)
     JOIN LATERAL (SELECT min(j.run_at) AS due FROM sidings.job j
-                  WHERE j.origin = m.origin AND j.position IS NULL AND j.held IS NULL) d ON d.due <= statement_timestamp()
+                  WHERE j.origin = m.origin AND j.position IS NULL AND j.held IS NULL
+                    AND j.run_at >= coalesce($6::timestamptz, '-infinity')) d ON d.due <= statement_timestamp()
     JOIN sidings.origin o ON o.origin = m.origin AND o.epoch = m.epoch AND o.owner = $1
     FOR KEY SHARE OF o
 ), due AS MATERIALIZED (
     SELECT j.id, j.run_at, j.policy, j.origin, j."group", j.type, mine.epoch FROM mine,
          LATERAL (SELECT * FROM sidings.job j
                   WHERE j.origin = mine.origin AND j.position IS NULL AND j.held IS NULL AND j.run_at <= statement_timestamp()
+                    AND j.run_at >= coalesce($6::timestamptz, '-infinity')
                   ORDER BY j.run_at LIMIT $4) j
     ORDER BY j.run_at, j.id
 ), followed AS MATERIALIZED (
@@ -44,7 +47,7 @@ WITH mine AS MATERIALIZED (
            u."group", u.headers ->> 'correlation_id', u.payload
     FROM superseded u WHERE u.type <> ALL ($5::text[])
 )
-SELECT (SELECT count(*) FROM promoted) + (SELECT count(*) FROM superseded) AS promoted,
+SELECT statement_timestamp() AS looked_at, (SELECT count(*) FROM promoted) + (SELECT count(*) FROM superseded) AS promoted,
        (SELECT date_part('epoch', min(d.due) - statement_timestamp())
         FROM unnest($2::text[]) m (origin),
              LATERAL (SELECT min(j.run_at) AS due FROM sidings.job j

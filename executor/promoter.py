@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from datetime import datetime
 from math import inf
 from uuid import UUID
 
@@ -23,10 +24,18 @@ log = logging.getLogger("sidings.executor")
 
 _POLL_SECONDS = 0.25
 _MOST_PER_ORIGIN = 1_000
+_QUICK_LOOK = 0.05  # seconds; a whole look that takes longer is followed by shorter ones
+_REST = 20.0  # times what it took, before the next one
+_LONG_LOOK = 3.0  # seconds: one that failed after so long is given more time
 
 
 class Promoter:
-    """Promotes at the due time where it knows it, else within `_POLL_SECONDS`: others enqueue delayed jobs too."""
+    """Promotes at the due time where it knows it, else within `_POLL_SECONDS`: others enqueue delayed jobs too.
+
+    A whole look steps over all that has been promoted and cannot be removed yet, as while somebody's transaction keeps
+    vacuum from its work: with millions it takes seconds. So where it takes long, the looks between two of them begin
+    where the last one ended. What was due before it was committed waits for a whole one then.
+    """
 
     def __init__(
         self,
@@ -42,7 +51,10 @@ class Promoter:
         self._scheduler = scheduler
         self._sql = load_sql(__package__, "promote", schema)
         self._glance = Glance(link, schema)
-        self._done: tuple[str, dict[str, int]] | None = None  # the snapshot and the origins of the last promotion
+        self._done: tuple[str, dict[str, int]] | None = None  # the snapshot and the origins of the last whole look
+        self._whole_at = 0.0  # when the next whole look is due
+        self._whole_of: dict[str, int] | None = None  # the origins of the last one
+        self._looked_at: datetime | None = None  # the server's time of the last look; nothing was left of what was due
         self._following = inf  # when the next job was due then
         self._silent = silent
         self._on_promoted = on_promoted
@@ -64,8 +76,9 @@ class Promoter:
             self._next = now() + _POLL_SECONDS * random.uniform(0.8, 1.2)
             held = [queue for queue in self._scheduler.origins.values() if not queue.draining]
             if held:
+                epochs = {queue.name: queue.epoch for queue in held}
+                whole, began = epochs != self._whole_of or now() >= self._whole_at, now()
                 try:
-                    epochs = {queue.name: queue.epoch for queue in held}
                     snapshot = await self._glance.snapshot() if len(held) >= GLANCE_FROM else None
                     if snapshot is not None and (snapshot, epochs) == self._done and now() < self._following:
                         self.expect(self._following)
@@ -78,24 +91,41 @@ class Promoter:
                         list(epochs.values()),
                         _MOST_PER_ORIGIN,
                         self._silent(),
+                        None if whole else self._looked_at,
                     )
                     self.backoff.reset()
                     outage.over()
                 except (PostgresUnavailable, asyncpg.PostgresError) as error:
                     outage.failed(error)
+                    if whole and not isinstance(error, asyncpg.LockNotAvailableError):
+                        await self._rest(now() - began)
                     await self.backoff.sleep(error)
                     continue
                 assert row is not None
-                self._done = None if snapshot is None else (snapshot, epochs)
+                took = now() - began
+                self._done = (snapshot, epochs) if whole and snapshot is not None else None
                 self._following = inf if row["next_due_in"] is None else now() + max(0.0, row["next_due_in"])
                 if row["promoted"]:
                     self._on_promoted()
                     if row["promoted"] >= _MOST_PER_ORIGIN:
                         continue
+                self._looked_at = row["looked_at"]
+                if whole:
+                    self._whole_of = epochs
+                    self._whole_at = now() + _REST * took if took > _QUICK_LOOK else 0.0
+                    if took < _LONG_LOOK:
+                        self._link.patience = 1
                 self.expect(self._following)
             else:
                 self.backoff.reset()
             await self._pause()
+
+    async def _rest(self, took: float) -> None:
+        """A whole look has failed, perhaps since it took too long; unless the server hangs, it gets more time."""
+        if took >= _LONG_LOOK:
+            await self._link.be_patient()
+            if self._link.patience > 1:
+                self._whole_at = now() + _REST * took
 
     async def _pause(self) -> None:
         while (left := self._next - now()) > 0:

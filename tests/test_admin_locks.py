@@ -379,9 +379,8 @@ async def test_actions_in_every_order_at_once_end_every_job_exactly_once(databas
                 number += 1
                 its_fence = await connection.fetchval("SELECT fence FROM sidings.executor WHERE id = $1", me)
                 number -= 1 - await cycle(connection, me, number, its_fence, [])
-                arguments = (me, [ORIGIN], [7], 1_000)
                 query = load_sql("sidings.executor", "promote")
-                await connection.fetch(query, *arguments, *([[]] if "$5" in query else []))
+                await connection.fetch(query, me, [ORIGIN], [7], 1_000, [], None)
 
     async def person(order: list[int]) -> None:
         async with acting(database) as (admin, _):

@@ -269,7 +269,7 @@ async def test_superseded_jobs_are_found_in_their_groups(filled: str):
 
 
 async def test_promotion_walks_the_due_jobs_in_their_order(filled: str):
-    arguments = (uuid4(), ORIGINS, [1] * len(ORIGINS), 1_000, [])
+    arguments = (uuid4(), ORIGINS, [1] * len(ORIGINS), 1_000, [], None)
     plans = await Plans.of(filled, "sidings.executor", "promote", *arguments)
     for used in plans.indexes().values():
         assert {"job_due", "job_pkey"} <= used <= {"job_due", "job_pkey", "job_group", *BY_ORIGIN}, str(plans)
@@ -381,7 +381,7 @@ async def test_promotion_reads_what_is_due_and_not_what_is_due_later(database: s
         )
     async with as_the_executor(database) as connection:
         query = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {load_sql('sidings.executor', 'promote')}"
-        text = await connection.fetchval(query, me, ["t/0", "t/1", "t/2"], [1, 1, 1], 1_000, [])
+        text = await connection.fetchval(query, me, ["t/0", "t/1", "t/2"], [1, 1, 1], 1_000, [], None)
         plan = json.loads(text)[0]["Plan"]
         assert await connection.fetchval("SELECT count(*) FROM sidings.job WHERE position IS NOT NULL") == 5
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 200

@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from prometheus_client import CollectorRegistry
 from sidings import Admin, Retry
-from sidings.executor import Executor, ExecutorSettings, PostgresSettings, reader
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings, promoter, reader
 from sidings.jobs import Job, Registry
 from tenacity import wait_fixed
 
@@ -114,6 +115,60 @@ async def test_jobs_behind_too_many_that_have_ended_to_be_stepped_over_in_time_a
         await enqueue(database, quick, [Ride(number=number)], origin=origin)
     async with slow_rows(database, "ended", gone=True) as slow, impatient(slow, registry, *origins):
         await eventually(lambda: sorted(started) == [0, 1])
+
+
+async def test_delayed_jobs_behind_too_many_that_have_been_promoted_are_promoted(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The same, of the index of delayed jobs."""
+    monkeypatch.setattr(promoter, "_LONG_LOOK", 0.5)
+    registry, started = Registry(), list[int]()
+
+    @registry.job()
+    async def promoted(job: Job[Ride]) -> None:
+        raise AssertionError("it has ended")
+
+    @registry.job()
+    async def quick(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    past = datetime.now(UTC) - timedelta(hours=1)
+    await enqueue(database, promoted, (Ride(number=n) for n in range(STILL)), run_at=past)
+    await enqueue(database, quick, [Ride(number=1)], run_at=past + timedelta(minutes=1))
+    async with slow_rows(database, "promoted", gone=True) as slow, impatient(slow, registry):
+        await eventually(lambda: started)
+
+
+async def test_where_a_look_for_what_is_due_takes_long_others_begin_where_it_ended(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Beside a million jobs that had been promoted, and could not be removed, each look took 0.2 s of Postgres' CPU,
+    four times a second."""
+    monkeypatch.setattr(promoter, "_QUICK_LOOK", -1.0)
+    monkeypatch.setattr(promoter, "_REST", 1e9)
+    registry, started, begins = Registry(), list[int](), list[object]()
+
+    @registry.job()
+    async def quick(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    await enqueue(database, quick, [Ride(number=1)], run_at=datetime.now(UTC) - timedelta(hours=1))
+    async with running(database, registry) as executor:
+        await eventually(lambda: started)
+        fetchrow = executor._promoter._link.fetchrow
+
+        async def noting(query: str, *arguments: object) -> object:
+            begins.append(arguments[-1])
+            return await fetchrow(query, *arguments)
+
+        monkeypatch.setattr(executor._promoter._link, "fetchrow", noting)
+        await enqueue(database, quick, [Ride(number=2)], run_at=datetime.now(UTC) - timedelta(hours=1))
+        await enqueue(database, quick, [Ride(number=3)], delay=2)  # so that it is committed before it is due
+        await eventually(lambda: len(started) == 2)
+        assert started == [1, 3]
+        assert None not in begins
+        executor._promoter._whole_at = 0.0
+        await eventually(lambda: started == [1, 3, 2], "what was due before it was committed")
 
 
 async def test_late_rows_among_too_many_to_be_looked_through_in_time_are_found_by_reading_anew(
