@@ -175,7 +175,7 @@ async def test_after_a_takeover_the_former_owner_neither_renews_nor_promotes(dat
         [renewed] = await owner.fetch(RENEW, UUID(int=0), [ORIGIN], [epoch], timedelta(minutes=1))
         assert (renewed["renewed"], renewed["held"]) == (False, False)
         assert await owner.fetchval("SELECT lease_until FROM sidings.origin") == leased
-        [promoted] = await owner.fetch(PROMOTE, UUID(int=0), [ORIGIN], [epoch], 10, [])
+        [promoted] = await owner.fetch(PROMOTE, UUID(int=0), [ORIGIN], [epoch], 10, [], None)
         assert promoted["promoted"] == 0
 
 

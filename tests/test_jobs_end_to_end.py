@@ -217,7 +217,7 @@ async def test_a_promotion_that_commits_behind_later_jobs_is_found(database: str
         async with promoting.transaction():
             await promoting.execute("UPDATE sidings.job SET run_at = now()")  # nobody else sees that it is due
             row = await promoting.fetchrow(
-                load_sql("sidings.executor", "promote"), executor.id, [ORIGIN], [executor.held[ORIGIN]], 10, []
+                load_sql("sidings.executor", "promote"), executor.id, [ORIGIN], [executor.held[ORIGIN]], 10, [], None
             )
             assert row is not None
             assert row["promoted"] == 1

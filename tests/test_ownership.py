@@ -9,6 +9,7 @@ import pytest
 from sidings.executor import Executor, now
 from sidings.jobs import Job, Registry
 
+from .faulty_proxy import Moment, proxied
 from .fleet import Fleet, Member, shares, until
 from .support import ORIGIN, SECONDS, enqueue, eventually, running
 
@@ -242,6 +243,28 @@ async def test_an_origin_that_came_back_while_it_drained_is_released_after_a_cyc
         await executor.settled(SECONDS)
         assert not executor.scheduler.origins
         assert calls == 2
+
+
+async def test_an_origin_is_not_taken_again_before_the_cycle_that_names_its_jobs_is_known_to_have_ended(database: str):
+    types, ran = Registry(), list[int]()
+
+    @types.job(name="step")
+    async def step(job: Job[dict[str, int]]) -> None:
+        ran.append(job.id)
+
+    async with proxied(database) as proxy, running(proxy.dsn, types, ORIGINS[:2]) as executor:
+        held = proxy.arm("cycle", Moment.HELD)
+        jobs = await enqueue(database, step, [{"n": 1}], origin="t/0")
+        await eventually(lambda: held.hits, "the cycle that names the job")
+        for origin in ORIGINS[:2]:
+            executor._reconciler.lost(origin)
+        await eventually(lambda: "t/1" in executor.held, "the other one to be taken again")
+        assert "t/0" not in executor.held
+        proxy.let_go()
+        await executor.settled(SECONDS)
+        await eventually(lambda: ran, "the job")
+        assert holds(executor, ORIGINS[:2])
+    assert ran == jobs
 
 
 async def test_what_is_named_does_not_start_once_the_lease_has_run_out(database: str):

@@ -121,6 +121,30 @@ async def test_an_origin_that_is_acquired_later_gets_its_ticks_too(database: str
         await eventually(lambda: len(of_origin(ticks.jobs["sweep"], "t/1")) >= 2)
 
 
+async def test_an_origin_that_goes_away_while_ticks_are_fired_keeps_no_other_waiting(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = Ticks()
+    for name in ("first", "second"):
+        ticks.declare(name, every=0.2, per="origin")
+    async with running(database, ticks.registry, ["t/0", "t/1"]) as executor:
+        fire, without = executor._periodic._fire_origins, list[str]()
+
+        async def going_away(name: str, due: list[Any]) -> None:
+            """An answer has been waited for since it was seen what is due."""
+            if name == "second" and not without and "t/1" in {row.origin for row, _ in due}:
+                without.append("t/1")
+                executor.assign(["t/0"], 2)
+                await executor.settled(20)
+            await fire(name, due)
+
+        monkeypatch.setattr(executor._periodic, "_fire_origins", going_away)
+        await eventually(lambda: without)
+        count = len(of_origin(ticks.jobs["second"], "t/0"))
+        await eventually(lambda: len(of_origin(ticks.jobs["second"], "t/0")) >= count + 3)
+    assert_one_row_of_ticks(of_origin(ticks.jobs["second"], "t/0"))
+
+
 async def test_a_superseded_holder_fires_nothing(database: str) -> None:
     """The statement itself is fenced: whatever a process that was paused believes."""
     ticks = Ticks()
