@@ -157,7 +157,7 @@ class _Drainer:
         """The job that runs next, if one is due."""
         await self._acquire()
         names, epochs = list(self._held), [queue.epoch for queue in self._held.values()]
-        await self._fetch(_EXECUTOR, "promote", self._id, names, epochs, _MOST_DUE, self._registry.silent())
+        await self._fetch(_EXECUTOR, "promote", self._id, names, epochs, _MOST_DUE, self._registry.silent(), None)
         known = [job_type.name for job_type in self._registry]
         rows = await self._fetch(_HERE, "next", known, names)
         while rows and rows[0]["policy"] == Policy.LATEST and await self._supersede(rows[0]):
