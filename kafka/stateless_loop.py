@@ -19,6 +19,7 @@ __all__ = ["StatelessLoop"]
 
 log = logging.getLogger("sidings.consumer")
 
+_MOST_BYTES = 32 * 1024 * 1024  # of unfinished messages of a partition, before no more are read
 _LOOK_SECONDS = 0.2
 _START_OVER_SECONDS = 10.0  # for handlers to end, before it is told that a partition waits for them
 
@@ -80,7 +81,7 @@ class StatelessLoop(FetchLoop):
         for tp in {item.partition.tp: None for item in items}:
             partition = self._mine[tp]
             partition.take_up()
-            if len(partition.window) >= self._max_records:
+            if len(partition.window) >= self._max_records or partition.window.size >= _MOST_BYTES:
                 partition.enter(State.FULL)
             for _ in range(min(self._concurrency - len(partition.workers), partition.window.startable)):
                 worker = self._roof.spawn(self._work(partition))
@@ -105,6 +106,7 @@ class StatelessLoop(FetchLoop):
                 partition.state is State.FULL
                 and not partition.unreadable
                 and 2 * len(partition.window) <= self._max_records
+                and 2 * partition.window.size <= _MOST_BYTES
             ):
                 partition.enter(State.READY)
                 self.wake()

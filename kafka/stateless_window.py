@@ -13,17 +13,19 @@ class Window:
     """Messages of one partition, in the order of the log, from the first unfinished one to the last that was read.
 
     Messages of one key form a lane, of which only the first may run; a message without a key is a lane of its own.
+    size: of the values of unfinished ones, in bytes; of finished ones only the offset is kept.
     """
 
     def __init__(self) -> None:
-        self._items: deque[Item] = deque()
+        self.size = 0
+        self._offsets: deque[int] = deque()
         self._finished: set[int] = set()  # offsets behind the first unfinished one
         self._lanes: dict[bytes, deque[Item]] = {}  # unfinished ones by key; the first of each runs or may start
         self._startable: list[tuple[int, Item]] = []  # a heap
 
     def __len__(self) -> int:
         """Messages from the first unfinished one on: finished ones among them count."""
-        return len(self._items)
+        return len(self._offsets)
 
     @property
     def startable(self) -> int:
@@ -33,12 +35,13 @@ class Window:
     @property
     def first_unfinished(self) -> int | None:
         """The offset that must not be passed; None when everything that was added is finished."""
-        return self._items[0].record.offset if self._items else None
+        return self._offsets[0] if self._offsets else None
 
     def add(self, items: Iterable[Item]) -> None:
         """Take in messages that follow those of before in the log."""
         for item in items:
-            self._items.append(item)
+            self._offsets.append(item.record.offset)
+            self.size += len(item.record.value or b"")
             key = item.record.key
             if key is None:
                 self._may_start(item)
@@ -62,9 +65,10 @@ class Window:
                 self._may_start(lane[0])
             else:
                 del self._lanes[key]
+        self.size -= len(item.record.value or b"")
         self._finished.add(item.record.offset)
-        while self._items and self._items[0].record.offset in self._finished:
-            self._finished.discard(self._items.popleft().record.offset)
+        while self._offsets and self._offsets[0] in self._finished:
+            self._finished.discard(self._offsets.popleft())
 
     def _may_start(self, item: Item) -> None:
         heapq.heappush(self._startable, (item.record.offset, item))

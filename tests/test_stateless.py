@@ -350,6 +350,31 @@ async def test_a_window_that_is_full_reads_no_more_and_goes_on_when_it_empties(t
         await eventually(lambda: len(done) == 100)
 
 
+async def test_large_messages_that_wait_behind_one_are_not_read_without_a_bound(topic, sidings_kafka, monkeypatch):
+    """A thousand of a megabyte each for every partition, where a thousand small ones do no harm."""
+    monkeypatch.setattr("sidings.kafka.stateless_loop._MOST_BYTES", 200)
+    name, go_on, done = await topic(), asyncio.Event(), list[int]()
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        await go_on.wait()
+        done.append(message.value.n)
+
+    async with service:
+        await produce(sidings_kafka, name, [0], key="key")
+        partitions = service._life.consumer._stateless.partitions
+        await eventually(lambda: any(partition.workers for partition in partitions.values()))
+        [partition] = partitions.values()
+        for n in range(1, 50):
+            await produce(sidings_kafka, name, [n], key="key")
+            await eventually(lambda n=n: len(partition.window) == n + 1 or partition.state.name == "FULL")
+        assert partition.state.name == "FULL"
+        assert 200 <= partition.window.size < 220
+        go_on.set()
+        await eventually(lambda: done == list(range(50)))
+
+
 async def test_gaps_and_markers_in_the_log_do_not_matter(topic, sidings_kafka, caplog, monkeypatch):
     monkeypatch.setattr("sidings.kafka.stateless._COMMIT_SECONDS", 0.05)
     name = await topic()
