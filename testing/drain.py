@@ -13,7 +13,7 @@ from ..errors import SidingsError
 from ..executor import PostgresSettings, connect
 from ..executor.attempts import Finished
 from ..executor.clock import now
-from ..executor.queues import Entry, OriginQueue
+from ..executor.queues import Entry, Lane, OriginQueue
 from ..executor.recording import cycle_arguments
 from ..executor.transactional import Transactional
 from ..executor.workers import Workers
@@ -165,7 +165,7 @@ class _Drainer:
         if not rows:
             return None
         row, time = rows[0], now()
-        return Entry(
+        entry = Entry(
             row["id"],
             self._held[row["origin"]],
             row["type"],
@@ -182,6 +182,9 @@ class _Drainer:
             row["headers"],
             row["payload"],
         )
+        if entry.group is not None and entry.policy != Policy.PARALLEL:  # else it has nothing to block
+            entry.lane = Lane(entry.origin, entry.group)
+        return entry
 
     async def _supersede(self, row: asyncpg.Record) -> bool:
         """End the waiting jobs that a newer one of their group and type has followed; whether there were any."""

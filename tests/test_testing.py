@@ -191,6 +191,16 @@ async def test_held_jobs_and_unknown_types_are_left_alone(database: str):
     assert await jobs_left(database) == 2
 
 
+async def test_a_blocked_group_waits_for_a_person_however_much_time_passes(database: str):
+    async def handler(job: Job[Ride]) -> None:
+        raise ValueError("broken")
+
+    registry, ride = declare(handler, retry=Retry(stop=stop_after_attempt(1), on_exhausted="block"))
+    await enqueue(database, ride, [Ride(transport="a"), Ride(transport="a")])
+    assert [a.outcome for a in await drain(database, registry, until=math.inf)] == ["held"]
+    assert await jobs_left(database) == 2
+
+
 async def test_a_service_that_does_not_run_is_drained(database: str):
     service = Service("test", postgres=database, prometheus=CollectorRegistry())
     ride = service.job(name="ride", group="transport", payload=Ride)(lambda job: None)
