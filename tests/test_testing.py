@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from sidings import Discard, Job, Registry, Retry, Service, Snooze, Transaction
+from sidings.schema import migrate
 from sidings.testing import NotDrained, advance, drain, enqueued
 from tenacity import stop_after_attempt, stop_after_delay, wait_fixed
 
@@ -118,7 +119,9 @@ async def test_time_jumps_to_what_becomes_due_and_not_beyond_until(database: str
     async def handler(job: Job[Ride]) -> None:
         if job.payload.transport == "fail":
             raise ValueError("broken")
+        ages[job.payload.transport] = (datetime.now(UTC) - job.enqueued_at).total_seconds()
 
+    ages: dict[str, float] = {}
     registry, ride = declare(handler, retry=Retry(wait=wait_fixed(100)))
     began = datetime.now(UTC)
     await enqueue(database, ride, [Ride(transport="fail")])
@@ -128,6 +131,7 @@ async def test_time_jumps_to_what_becomes_due_and_not_beyond_until(database: str
     assert [(a.group, round(a.after, -1)) for a in attempts] == [("fail", 0), ("fail", 100), ("fail", 200)]
     attempts = await drain(database, registry, until=3600)
     assert [a.group for a in attempts if a.group != "fail"] == ["hour"]
+    assert ages["hour"] > 3600 - SECONDS
     assert datetime.now(UTC) - began < timedelta(seconds=SECONDS)
     async with connected(database) as connection:
         await advance(connection, timedelta(days=1))
@@ -156,13 +160,17 @@ async def test_a_failing_head_holds_its_group_and_no_other(database: str):
 
 
 async def test_a_job_that_comes_back_for_ever_ends_the_drain(database: str):
+    tried: list[int] = []
+
     async def handler(job: Job[Ride]) -> None:
+        tried.append(job.id)
         raise Snooze(0)
 
     registry, ride = declare(handler)
     await enqueue(database, ride, [Ride(transport="a")])
     with pytest.raises(NotDrained, match="left after 7 attempts"):
         await drain(database, registry, limit=7)
+    assert len(tried) == 7
 
 
 async def test_jobs_of_a_running_executor_are_not_touched(database: str):
@@ -172,6 +180,21 @@ async def test_jobs_of_a_running_executor_are_not_touched(database: str):
         with pytest.raises(NotDrained, match=ORIGIN):
             await drain(database, registry)
     assert len(await drain(database, registry)) == 1
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+async def test_a_drain_whose_jobs_are_taken_over_meanwhile_says_so(database: str, transactional: bool):
+    async def handler(job: Job[Ride]) -> None:
+        async with connected(database) as connection, connection.transaction():  # as somebody who takes them over
+            await connection.execute("UPDATE sidings.origin SET owner = NULL, epoch = epoch + 1")
+            await connection.execute("UPDATE sidings.executor SET fence = fence + 1")
+
+    registry, ride = declare(handler, transactional=transactional)
+    await enqueue(database, ride, [Ride(transport="a")])
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(NotDrained, match="another executor has taken"):
+            await drain(database, registry)
+    assert await jobs_left(database) == 1
 
 
 async def test_an_executor_can_take_over_right_after_a_drain(database: str):
@@ -199,6 +222,19 @@ async def test_a_blocked_group_waits_for_a_person_however_much_time_passes(datab
     await enqueue(database, ride, [Ride(transport="a"), Ride(transport="a")])
     assert [a.outcome for a in await drain(database, registry, until=math.inf)] == ["held"]
     assert await jobs_left(database) == 2
+
+
+async def test_a_schema_of_another_name_is_drained_and_no_other(empty_database: str):
+    for schema in ("depot", "sidings"):
+        await migrate(empty_database, service="test", schema=schema)
+    registry, ride = declare(lambda job: None)
+    registry.schema = "depot"
+    async with connected(empty_database) as connection, connection.transaction():
+        await ride.enqueue(connection, Ride(transport="a"), origin=ORIGIN)
+        await ride.enqueue(connection, Ride(transport="b"), origin=ORIGIN, delay=60)
+        await connection.execute(f"SELECT sidings.enqueue('ride', '{{}}', '{ORIGIN}', 'a')")
+    assert [a.group for a in await drain(empty_database, registry, until=60)] == ["a", "b"]
+    assert await jobs_left(empty_database) == 1
 
 
 async def test_a_service_that_does_not_run_is_drained(database: str):
@@ -259,6 +295,40 @@ async def test_policies_and_batches_are_drained_as_an_executor_runs_them(databas
 
     for job_type in (locate, notify, post):
         await enqueue(database, job_type, [Ride(transport="a", number=n) for n in range(3)])
+    await enqueue(database, locate, [Ride(transport="b", number=n) for n in range(3, 5)])
     attempts = [(attempt.type, attempt.payload.number) for attempt in await drain(database, registry)]
-    assert sorted(attempts) == [("locate", 2), *(("notify", n) for n in range(3)), *(("post", n) for n in range(3))]
-    assert sorted(await outcomes(database)) == ["succeeded"] * 7 + ["superseded"] * 2
+    located = [("locate", 2), ("locate", 4)]
+    assert sorted(attempts) == [*located, *(("notify", n) for n in range(3)), *(("post", n) for n in range(3))]
+    assert sorted(await outcomes(database)) == ["succeeded"] * 8 + ["superseded"] * 3
+
+
+async def test_a_parallel_job_neither_waits_for_its_group_nor_holds_it_up(database: str):
+    registry, again = Registry(), Retry(wait=wait_fixed(3600))
+
+    @registry.job(group="transport", retry=again)
+    async def ride(job: Job[Ride]) -> None:
+        if job.payload.number == 1:
+            raise ValueError("broken")
+
+    @registry.job(group="transport", policy="parallel", retry=again)
+    async def notify(job: Job[Ride]) -> None:
+        if job.payload.number == 0:
+            raise ValueError("broken")
+
+    for number, job_type in enumerate([notify, ride, notify, ride]):
+        await enqueue(database, job_type, [Ride(transport="a", number=number)])
+    assert [a.payload.number for a in await drain(database, registry)] == [0, 1, 2]
+
+
+async def test_types_without_a_history_leave_none(database: str):
+    registry = Registry()
+
+    @registry.job(group="transport", policy="latest", history=False)
+    async def locate(job: Job[Ride]) -> None: ...
+
+    for delay in (0, 60):
+        await enqueue(database, locate, [Ride(transport="a", number=n) for n in range(2)], delay=delay)
+    await enqueue(database, locate, [Ride(transport="b", number=n) for n in range(2, 4)])
+    assert {a.payload.number for a in await drain(database, registry, until=60)} >= {1, 3}
+    assert await jobs_left(database) == 0
+    assert await history(database) == []
