@@ -14,7 +14,14 @@ STATES: dict[str, dict[str, str]] = {
     "backing off": {"run_at": "now() + interval '1 hour'", "attempt": "3", "failures": "2", "error": "'ValueError: x'"},
     "blocked": {"run_at": "'infinity'", "attempt": "6", "failures": "5", "error": "'ValueError: x'"},
     "delayed": {"run_at": "now() + interval '1 hour'", "position": "NULL"},
-    "held": {"held": "'poison'", "position": "NULL", "losses": "6", "failures": "2", "attempt": "8"},
+    "held": {
+        "held": "'poison'",
+        "position": "NULL",
+        "losses": "6",
+        "failures": "2",
+        "attempt": "8",
+        "first_started_at": "now()",
+    },
 }
 
 

@@ -118,6 +118,7 @@ async def test_a_released_job_goes_to_the_end_of_the_order_with_a_clean_slate(da
     assert job is not None
     assert behind is not None
     assert (job["held"], job["failures"], job["losses"], job["run_at"]) == (None, 0, 0, None)
+    assert job["first_started_at"] is None  # its policy's time begins anew, too
     assert job["position"] > behind["position"]
     assert int(job["txid"]) > int(behind["txid"])
     assert (await last_action(admin))[4] == {"held": "poison"}
@@ -182,12 +183,13 @@ async def traces(dsn: str, ids: list[int]) -> list[list[dict[str, Any]]]:
         "SELECT * FROM sidings.job_history WHERE job_id = ANY ($1) ORDER BY job_id, attempt",
         "SELECT * FROM sidings.audit WHERE (target ->> 'job')::bigint = ANY ($1) ORDER BY target -> 'job', id",
     )
-    own = {"id", "job_id", "txid", "at", "enqueued_at", "finished_at", "first_started_at"}
+    own = {"id", "job_id", "txid", "at", "enqueued_at", "finished_at"}
     found: list[list[dict[str, Any]]] = []
     for query in queries:
         rows = [dict(row) for row in await fetch(dsn, query, ids)]
         for row in rows:
             row["position"] = row.get("position") is not None
+            row["first_started_at"] = row.get("first_started_at") is not None
             row["due"] = (row.pop("run_at", None) or row.pop("due_at", None)) is not None
             row["target"] = re.sub(r'"job": \d+', "", row.get("target") or "")
         found.append([{name: row[name] for name in row.keys() - own - {"due_at"}} for row in rows])
@@ -238,6 +240,7 @@ async def test_many_jobs_are_released_in_the_order_in_which_they_are_named(datab
     assert [done.job_id async for done in admin.each("release", [*named, ids[3]])] == named
     rows = await fetch(database, "SELECT id, txid, pg_current_xact_id() AS now FROM sidings.job ORDER BY position")
     assert [row["id"] for row in rows] == named
+    assert [action.target["job"] for action in reversed(await admin.audit())] == named
 
 
 async def test_of_many_jobs_one_that_somebody_has_locked_is_left_and_said_to_be(database: str, admin: Admin):
@@ -881,6 +884,7 @@ async def test_one_job_is_shown_with_all_that_happened_to_it(database: str, admi
     id = await a_job(database, "backing off", headers=headers)
     await admin.pause(type="ride", reason="carrier down")
     await admin.pause(origin=ORIGIN, group="other", reason="not this one")
+    await admin.pause(origin="elsewhere/0", reason="nor this one")
     await admin.retry_now(id)
     details = await admin.show(id)
     assert details.row is not None
