@@ -293,9 +293,10 @@ async def test_policies_and_batches_are_drained_as_an_executor_runs_them(databas
     @registry.job(batch=10)
     async def post(jobs: list[Job[Ride]]) -> None: ...
 
+    await enqueue(database, locate, [Ride(transport="b", number=3)])
     for job_type in (locate, notify, post):
         await enqueue(database, job_type, [Ride(transport="a", number=n) for n in range(3)])
-    await enqueue(database, locate, [Ride(transport="b", number=n) for n in range(3, 5)])
+    await enqueue(database, locate, [Ride(transport="b", number=4)])
     attempts = [(attempt.type, attempt.payload.number) for attempt in await drain(database, registry)]
     located = [("locate", 2), ("locate", 4)]
     assert sorted(attempts) == [*located, *(("notify", n) for n in range(3)), *(("post", n) for n in range(3))]
@@ -316,8 +317,8 @@ async def test_a_parallel_job_neither_waits_for_its_group_nor_holds_it_up(databa
             raise ValueError("broken")
 
     for number, job_type in enumerate([notify, ride, notify, ride]):
-        await enqueue(database, job_type, [Ride(transport="a", number=number)])
-    assert [a.payload.number for a in await drain(database, registry)] == [0, 1, 2]
+        await enqueue(database, job_type, [Ride(transport="a", number=number)], priority=int(number == 1))
+    assert [a.payload.number for a in await drain(database, registry)] == [1, 0, 2]
 
 
 async def test_types_without_a_history_leave_none(database: str):
