@@ -657,6 +657,7 @@ class World:
     def _patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (lane_senders, lanes, ledger, reader, relay, slots):
             monkeypatch.setattr(module, "now", lambda: self.time)
+        monkeypatch.setattr(reader, "_STEPPING_READ", -1.0)
         monkeypatch.setattr(senders, "Sender", SimSender)
         monkeypatch.setattr(relay, "uuid4", lambda: UUID(int=next(self._ids)))
 

@@ -67,7 +67,7 @@ RUN_BY = {
     "docs/history.md": {"The archive": HERE},
     "docs/middleware.md": {"": "test_middleware.py", "An error reporter": "test_middleware.py"},
     "docs/observability.md": {"What travels": "test_context.py", "In every line of the log": "test_context.py"},
-    "docs/operations.md": {"What goes on": HERE, "Held jobs": HERE},
+    "docs/operations.md": {"What goes on": HERE, "Held jobs": HERE, "Questions": HERE},
     "docs/outbox.md": {"": HERE},
     "docs/periodic.md": {"": "test_periodic.py", "What comes next": "test_periodic.py"},
     "docs/policies.md": {
@@ -329,6 +329,24 @@ async def test_what_operations_shows_in_sql(database: str):
     await fetch(database, "UPDATE sidings.job SET held = 'no such carrier', position = NULL")
     await fetch(database, replaced(block("operations.md", "Held jobs", "sql"), "4711", str(job)))
     assert await value(database, "SELECT held FROM sidings.job") is None
+
+
+async def test_what_a_wrong_clock_has_left_is_mended(database: str):
+    await fetch(
+        database,
+        "INSERT INTO sidings.origin (origin, owner, epoch, lease_until) "
+        "SELECT 'orders/' || n, gen_random_uuid(), 1, clock_timestamp() + n * interval '1 hour' "
+        "FROM generate_series(0, 1) n",
+    )
+    await fetch(
+        database,
+        "INSERT INTO sidings.outbox_relay (id, alive_until, host, pid) "
+        "VALUES (gen_random_uuid(), clock_timestamp() + interval '1 hour', 'there', 1)",
+    )
+    for statement in block("operations.md", "Questions", "sql").split(";\n"):
+        await fetch(database, statement)
+    assert await value(database, "SELECT count(*) FROM sidings.origin WHERE lease_until <= clock_timestamp()") == 2
+    assert await value(database, "SELECT count(*) FROM sidings.outbox_relay") == 0
 
 
 async def test_retention_can_be_told_to_wait_for_the_archive(database: str):

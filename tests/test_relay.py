@@ -19,6 +19,7 @@ from sidings.kafka.outbox import (
     OutboxMetrics,
     OutboxSettings,
     Relay,
+    reader,
     recorder,
 )
 
@@ -349,9 +350,10 @@ async def test_a_long_transaction_does_not_make_reads_crawl_through_dead_entries
 
 
 async def test_messages_that_are_not_committed_yet_are_passed_and_sent_when_they_are(
-    database: str, sidings_kafka: str, topic
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each read stepped over all of them, 0.3 s for a million, while it kept all others waiting."""
+    """Each read stepped over all of them, 0.6 s for a million, while it kept all others waiting."""
+    monkeypatch.setattr(reader, "_STEPPING_READ", -1.0)
     etas = await topic("etas", partitions=3)
     async with relaying(database, sidings_kafka) as relay, publishing(database) as (outbox, slow):
         async with slow.transaction():

@@ -410,9 +410,9 @@ async def test_a_large_transaction_that_commits_late_is_read_page_by_page(
     sizes: list[int] = []
     deliver = Reader._deliver
 
-    def measured(self: Reader, plan: Any, rows: list[Any]) -> None:
+    def measured(self: Reader, plan: Any, rows: list[Any], **options: Any) -> None:
         sizes.append(len(rows))
-        deliver(self, plan, rows)
+        deliver(self, plan, rows, **options)
 
     monkeypatch.setattr(Reader, "_deliver", measured)
     async with relaying(database, sidings_kafka, window=400), late_messages(database, etas, 4_000):

@@ -31,6 +31,7 @@ _ALL_LATE = 50_000  # rows of a read: they come when a transaction ends, whateve
 _BYTES = 32 * 1024 * 1024  # a read should bring no more than about that
 _LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
 _QUICK_READ = 1.0  # seconds: one that was answered within so many may be followed by a larger one again
+_STEPPING_READ = 1.0  # seconds: one that takes longer may step over millions of messages that are not committed
 _SAMPLED = 16  # one row of so many is looked at for how large they are
 
 _part_and_ref = itemgetter(0, 1)
@@ -109,12 +110,12 @@ class Reader:
                         await self._link.be_patient()  # the reader of jobs has the reason
                 await backoff.sleep()
                 continue
-            self._too_long = 0
+            took, self._too_long = now() - sent, 0
             if self._most is None:
                 self._link.patience = 1
-            if self._most is not None and now() - sent < _QUICK_READ:
+            elif took < _QUICK_READ:
                 self._most = self._most * 2 if self._most < backlog.window else None
-            self._deliver(plan, rows)
+            self._deliver(plan, rows, passing=took > _STEPPING_READ)
             if (top := max((s.high for s in backlog.slots.values() if not s.draining), default=0)) > self._drawn:
                 await self._advance(plan, top)
             self.last_answer = now()
@@ -202,8 +203,8 @@ class Reader:
             plan.most_late,
         )
 
-    def _deliver(self, plan: _Plan, rows: list[asyncpg.Record]) -> None:
-        """Apply late rows, refills and forward rows, in this order."""
+    def _deliver(self, plan: _Plan, rows: list[asyncpg.Record], *, passing: bool = True) -> None:
+        """Apply late rows, refills and forward rows, in this order. passing: the marks pass what is not committed."""
         backlog = self._backlog
         header = rows[0]
         assert header[0] == _HEADER
@@ -246,7 +247,7 @@ class Reader:
             for index, slot in enumerate(plan.slots):
                 if live[index]:
                     backlog.skipped(topic, slot)
-        self._forward(plan, forward, tops, live)
+        self._forward(plan, forward, tops, live, self._drawn if passing else 0)
         self._drawn = header["timestamp_ms"]
         sample = [len(row[6] or b"") for row in rows[1::_SAMPLED]]
         if sample:
@@ -256,9 +257,14 @@ class Reader:
             self._woken.set()
 
     def _forward(
-        self, plan: _Plan, found: Sequence[Mapping[str, list[Row]]], tops: dict[int, int], live: list[bool]
+        self,
+        plan: _Plan,
+        found: Sequence[Mapping[str, list[Row]]],
+        tops: dict[int, int],
+        live: list[bool],
+        passable: int,
     ) -> None:
-        """Apply the forward rows, and move the slots' marks."""
+        """Apply the forward rows, and move the slots' marks, at the end of a slot to `passable` at least."""
         for index, (slot, topics) in enumerate(zip(plan.slots, found, strict=True)):
             count = sum(map(len, topics.values()))
             page = plan.pages[index]
@@ -269,9 +275,10 @@ class Reader:
                 slot.high = max(slot.high, rows[-1].id)
             slot.backlogged = count >= page
             if not slot.backlogged:
-                # Past the messages of topics that were left out, and past those that are not committed yet, or each
-                # read would step over them; these come as late ones. `ReadMarks` tells why so far, and no further.
-                slot.high = max(slot.high, tops.get(index + 1, 0), self._drawn)
+                # Past the messages of topics that were left out; and past those that are not committed yet, where
+                # each read would step over too many. They come as late ones, and of so many the slot begins anew,
+                # which takes seconds. `ReadMarks` tells why the mark may go as far as that.
+                slot.high = max(slot.high, tops.get(index + 1, 0), passable)
 
     def _new_server(self, server: str, *, elsewhere: bool) -> None:
         """Ids and transaction ids may have gone back: nothing that was read can be relied on. elsewhere: our slots are
