@@ -67,7 +67,7 @@ class Reading(RuleBasedStateMachine):
         assert self.answer is not None
         plan, rows = self.answer
         self.answer = None
-        self.reader._deliver(plan, rows)
+        self.reader._deliver(plan, rows, passing=True)
 
     @rule(topic=st.sampled_from(TOPICS), count=st.integers(1, 5))
     def take(self, topic: str, count: int) -> None:
@@ -234,7 +234,7 @@ def test_what_a_read_brings_for_a_topic_that_has_begun_to_hang_leaves_the_memory
     database, backlog, reader = a_reader(window=300)
     fill(database, "a", 60)
     plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)))
+    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
     hanging = backlog.lane("a")
     hanging.take(60)
     fill(database, "a", 600)
@@ -242,11 +242,11 @@ def test_what_a_read_brings_for_a_topic_that_has_begun_to_hang_leaves_the_memory
     answer = database.read(reader._arguments(plan))
     hanging.paused = True
     hanging.shelve()
-    reader._deliver(plan, answer)
+    reader._deliver(plan, answer, passing=True)
     assert not hanging.queue
     fill(database, "b", 3)
     plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)))
+    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
     assert len(backlog.lane("b").queue) == 3
 
 
@@ -255,14 +255,14 @@ def test_topics_that_hang_do_not_fill_the_window_with_what_is_under_way() -> Non
     for topic in ("a", "b", "c"):
         fill(database, topic, 30)
         plan = reader._plan()
-        reader._deliver(plan, database.read(reader._arguments(plan)))
+        reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
         lane = backlog.lane(topic)
         assert lane.take(30)
         lane.paused = True
         lane.shelve()
     fill(database, "d", 90)
     plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)))
+    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
     assert backlog.lane("d").queue
 
 
@@ -274,7 +274,7 @@ def test_a_read_brings_a_quarter_of_the_window_and_the_next_one_follows_as_soon_
     for read in range(1, 5):
         assert reader.hungry()
         plan = reader._plan()
-        reader._deliver(plan, database.read(reader._arguments(plan)))
+        reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
         assert len(lane.queue) == read * 75
     assert not reader.hungry()
     lane.account(lane.take(74))
@@ -289,18 +289,18 @@ def test_of_a_slot_that_has_begun_to_drain_a_read_under_way_brings_nothing() -> 
     slot, other = backlog.slots[0], backlog.slots[1]
     fill(database, "a", 20)
     plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)))
+    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
     late = database.begin()
     database.insert(late, slot.number, "a")
     fill(database, "a", 20)
     plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)))
+    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
     database.open.discard(late)
     fill(database, "a", 20)
     plan = reader._plan()
     answer = database.read(reader._arguments(plan))
     backlog.forget(slot)  # as `SlotKeeper` does it
-    reader._deliver(plan, answer)
+    reader._deliver(plan, answer, passing=True)
     assert {row.slot for row in backlog.lane("a").queue} == {s for s in backlog.slots.values() if s is not slot}
     assert other in {row.slot for row in backlog.lane("a").queue}
 
@@ -311,7 +311,7 @@ def test_of_a_slot_that_was_lost_what_fails_is_not_asked_for_again() -> None:
     database, backlog, reader = a_reader(window=300)
     fill(database, "a", 20)
     plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)))
+    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
     lane, lost = backlog.lane("a"), backlog.slots[0]
     rows = lane.take(20)
     backlog.remove_slot(lost)
@@ -319,6 +319,6 @@ def test_of_a_slot_that_was_lost_what_fails_is_not_asked_for_again() -> None:
     assert lane.behind.keys() == set(backlog.slots.values())
     for _ in range(3):
         plan = reader._plan()
-        reader._deliver(plan, database.read(reader._arguments(plan)))
+        reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
         lane.account(lane.take(20))
     assert (reader.hungry(), backlog.left_out(), lane.behind) == (False, [], {})

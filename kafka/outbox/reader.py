@@ -203,7 +203,7 @@ class Reader:
             plan.most_late,
         )
 
-    def _deliver(self, plan: _Plan, rows: list[asyncpg.Record], *, passing: bool = True) -> None:
+    def _deliver(self, plan: _Plan, rows: list[asyncpg.Record], *, passing: bool) -> None:
         """Apply late rows, refills and forward rows, in this order. passing: the marks pass what is not committed."""
         backlog = self._backlog
         header = rows[0]
