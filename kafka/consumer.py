@@ -32,6 +32,7 @@ from .settings import KafkaSettings
 from .stateless import Stateless
 from .stateless_subscription import StatelessSubscription
 from .subscription import Subscription
+from .topic_ids import TopicIdWatch
 from .topic_loop import FetchLoop, TopicLoop
 from .topics import Topics
 from .transactions import Transactions
@@ -201,6 +202,7 @@ class Consumer(ConsumerRebalanceListener):
             on_placed=self._wake,
             spawn=self.spawn,
             topics=self._topic_table,
+            topic_ids=offsets,
         )
         parking = Parking(transactions.settings, self._topic_table)
         # What is set aside leaves connections to the main lines (which have one each, see Service) and to others.
@@ -233,6 +235,7 @@ class Consumer(ConsumerRebalanceListener):
         self._lag = LagCommitter(client, self.partitions, offsets, lambda: self.vitals.rebalancing_since is not None)
         self.spawn(self._lag.run())
         self.spawn(ResetWatch(self.partitions, offsets, self._displace).run())
+        self.spawn(TopicIdWatch(client, self.partitions, offsets, self._displace).run())
         if any(subscription.dedup for subscription in self._subscriptions.values()):
             self.spawn(SeenUpkeep(transactions.settings, settings.dedup_days).run())
         limits = {s.topic: s.max_waiting for s in self._subscriptions.values() if s.max_waiting is not None}

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
+from uuid import UUID
 
 import asyncpg
 from aiokafka import TopicPartition
@@ -45,20 +46,34 @@ class OffsetStore:
         self._lock = asyncio.Lock()
         self._load_sql = load_sql(__package__, "load_offsets", schema)
         self._create_sql = load_sql(__package__, "create_offsets", schema)
+        self._adopt_sql = load_sql(__package__, "adopt_topic_ids", schema)
         self._advance_sql = load_sql(__package__, "advance_offsets", schema)
         self._resets_sql = load_sql(__package__, "load_resets", schema)
         # How often each partition had been reset when its offset was loaded; the compare-and-set expects it as well.
         self._resets: dict[TopicPartition, int] = {}
+        self._topic_ids: dict[TopicPartition, UUID | None] = {}
 
     async def load(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """The stored offsets; a partition that has none is absent. Raises `PostgresUnavailable`."""
         rows = await self._fetch(self._load_sql, [p.topic for p in partitions], [p.partition for p in partitions])
         self._resets |= {TopicPartition(row["topic"], row["partition"]): row["resets"] for row in rows}
+        self._topic_ids |= {TopicPartition(row["topic"], row["partition"]): row["topic_id"] for row in rows}
         return {TopicPartition(row["topic"], row["partition"]): row["next_offset"] for row in rows}
 
     def resets(self, partition: TopicPartition) -> int:
         """How often a person had reset the offset when it was loaded."""
         return self._resets.get(partition, 0)
+
+    def topic_id(self, partition: TopicPartition) -> UUID | None:
+        """The id of the topic that the stored offset belonged to when it was loaded, None where it is not known."""
+        return self._topic_ids.get(partition)
+
+    async def adopt(self, ids: Mapping[TopicPartition, UUID]) -> None:
+        """Store which topic the offsets belong to, where that is not known. Raises `PostgresUnavailable`."""
+        ordered = sorted(ids)
+        topics, partitions = [tp.topic for tp in ordered], [tp.partition for tp in ordered]
+        await self._fetch(self._adopt_sql, topics, partitions, [ids[tp] for tp in ordered])
+        self._topic_ids |= ids
 
     async def find_reset(self) -> list[TopicPartition]:
         """The partitions that have been reset since they were loaded. Raises `PostgresUnavailable`."""

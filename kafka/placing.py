@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Protocol, cast
+from uuid import UUID
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -17,6 +18,7 @@ from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved
 from .partition import Partition, State
 from .subscription import Subscription
+from .topic_ids import KnownIds, ask_topic_ids, is_another
 from .topics import Topics
 
 __all__ = ["Offsets", "Placer", "StoredOffsets"]
@@ -28,7 +30,7 @@ log = logging.getLogger("sidings.consumer")
 _EARLY_SECONDS = 0.5  # how often to look again at one that may not be placed yet
 _AGAIN_SECONDS = 1.0
 _TOGETHER_SECONDS = 5.0  # for an answer about all partitions, before each is asked for by itself
-_REFUSED_SECONDS = 10.0  # how often to look again at a partition whose offset lies beyond the end
+_REFUSED_SECONDS = 10.0  # how often to look again at a partition whose offset is not one of its log
 
 
 class StoredOffsets(Protocol):
@@ -61,7 +63,7 @@ class _NoAnswer(Exception):
 class Placer:
     """Gives each new partition its place in the log, in the background, until it has one.
 
-    spawn: starts a task that ends with the consumer.
+    spawn: starts a task that ends with the consumer. topic_ids: None where a topic's offsets go when it is deleted.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Placer:
         on_placed: Callable[[], None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         topics: Topics | None = None,
+        topic_ids: KnownIds | None = None,
     ) -> None:
         self._client = client
         self._partitions = partitions
@@ -86,6 +89,7 @@ class Placer:
         self._on_placed = on_placed
         self._spawn = spawn
         self._topics = topics
+        self._topic_ids = topic_ids
         self._wanted = asyncio.Event()
         self._alone: set[Partition] = set()
 
@@ -165,17 +169,39 @@ class Placer:
             async with asyncio.timeout(seconds):
                 first = cast(Offsets, await self._client.beginning_offsets(list(waiting)))
                 end = cast(Offsets, await self._client.end_offsets(list(waiting)))
+                ids = await self._ask_topic_ids(waiting)
         except (KafkaError, TimeoutError) as error:
             raise _NoAnswer(repr(error)) from error
         stored = await self._offsets.load(waiting.keys())
         if missing := waiting.keys() - stored.keys():
             await self._offsets.create(await self._starts(missing, first, end))
             stored = await self._offsets.load(waiting.keys())
+        made_anew = await self._compare(ids, stored)
         for tp in waiting.keys() & stored.keys():  # a row may have been deleted this very moment
-            await self._place(waiting[tp], stored[tp], first[tp], end[tp])
+            if tp in made_anew:
+                self._refuse_another(waiting[tp], stored[tp])
+            else:
+                await self._place(waiting[tp], stored[tp], first[tp], end[tp])
         if waiting.keys() - stored.keys():
             self._wanted.set()
         self._on_placed()
+
+    async def _ask_topic_ids(self, waiting: Collection[TopicPartition]) -> dict[TopicPartition, UUID]:
+        if self._topic_ids is None:
+            return {}
+        ids = await ask_topic_ids(self._client, {tp.topic for tp in waiting})
+        return {tp: ids[tp.topic] for tp in waiting if tp.topic in ids}
+
+    async def _compare(
+        self, ids: Mapping[TopicPartition, UUID], stored: Collection[TopicPartition]
+    ) -> set[TopicPartition]:
+        """The partitions whose stored offset belongs to another topic of the same name."""
+        if self._topic_ids is None:
+            return set()
+        known = {tp: self._topic_ids.topic_id(tp) for tp in stored}
+        if new := {tp: ids[tp] for tp, id in known.items() if id is None and tp in ids}:
+            await self._topic_ids.adopt(new)
+        return {tp for tp, id in known.items() if is_another(id, ids.get(tp))}
 
     async def _starts(
         self,
@@ -214,7 +240,7 @@ class Placer:
         # Kafka's word counts, not `end`: there the first open transaction begins, and whoever has committed the offset
         # without regard to transactions, as most clients do, may have read further.
         if place == partition.beyond:
-            self._refuse(partition, stored, end)
+            self._refuse_beyond(partition, stored, end)
             return
         if stored < first:
             await self._jump(partition, stored, first)
@@ -235,13 +261,24 @@ class Placer:
             *(partition.origin, stored, first - 1, first),
         )
 
-    def _refuse(self, partition: Partition, stored: int, end: int) -> None:
+    def _refuse_beyond(self, partition: Partition, stored: int, end: int) -> None:
+        where = "lies beyond the end of the log" if stored > end else "lay beyond the end of the log, which has grown"
+        self._refuse(
+            partition, f"the stored offset {stored} {where} ({end}), as after the topic was deleted and made anew"
+        )
+
+    def _refuse_another(self, partition: Partition, stored: int) -> None:
+        self._refuse(
+            partition,
+            f"the stored offset {stored} belongs to another topic of this name: it was deleted and made anew, or the "
+            "cluster is another one (where all offsets there are the same, set the row's topic_id to NULL)",
+        )
+
+    def _refuse(self, partition: Partition, why: str) -> None:
         """Until a person has moved the offset: what a new log, or one that was cut off, has got up to it has not been
         handled, so that going on there when it has grown would lose it without a word."""
-        where = "lies beyond the end of the log" if stored > end else "lay beyond the end of the log, which has grown"
         error = OffsetOutOfRange(
-            f"{partition.origin}: the stored offset {stored} {where} ({end}), as after the "
-            f"topic was deleted and made anew: nothing of it is consumed. Where that is meant, "
+            f"{partition.origin}: {why}: nothing of it is consumed. Where that is meant, "
             f"{self._offsets.how_to_delete}; it then starts as its consumer's start= says"
         )
         if partition.state is not State.REFUSED:

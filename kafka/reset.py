@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Literal, NamedTuple, cast
+from uuid import UUID
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -21,6 +22,7 @@ from .message import check_topic
 from .offsets import OffsetStore
 from .partition import Partition
 from .settings import KafkaSettings
+from .topic_ids import ask_topic_ids
 
 __all__ = ["Reset", "ResetTo", "ResetWatch", "reset_offsets"]
 
@@ -57,10 +59,11 @@ async def reset_offsets(
 ) -> list[Reset]:
     """See ``Service.reset_offsets``."""
     _check(topic, to, partitions)
-    targets = await _targets(kafka, group, topic, to, partitions)
+    targets, topic_id = await _targets(kafka, group, topic, to, partitions)
     ordered = sorted(targets)
     sql = load_sql(__package__, "reset_offsets", postgres.schema_name)
-    rows = await _store(postgres, sql, topic, ordered, [targets[partition] for partition in ordered], actor, reason)
+    offsets = [targets[partition] for partition in ordered]
+    rows = await _store(postgres, sql, topic, ordered, offsets, actor, reason, topic_id)
     done = [Reset(row[0], row[1], targets[row[0]], row[2]) for row in rows]
     for one in sorted(done):
         log.warning(
@@ -91,8 +94,8 @@ def _check(topic: str, to: ResetTo, partitions: Collection[int] | None) -> None:
 
 async def _targets(
     kafka: KafkaSettings, group: str, topic: str, to: ResetTo, partitions: Collection[int] | None
-) -> dict[int, int]:
-    """The offset of each partition that `to` means."""
+) -> tuple[dict[int, int], UUID | None]:
+    """The offset of each partition that `to` means, and the topic's id where Kafka tells it."""
     # It subscribes to nothing, so it joins no group. Without group_id, aiokafka 0.14 cannot be stopped in good order.
     client = AIOKafkaConsumer(
         **kafka.client_options(), group_id=group, isolation_level=kafka.isolation_level, enable_auto_commit=False
@@ -108,6 +111,7 @@ async def _targets(
             await client.start()
             first = cast(Mapping[TopicPartition, int], await client.beginning_offsets(tps))
             end = cast(Mapping[TopicPartition, int], await client.end_offsets(tps))
+            topic_id = (await ask_topic_ids(client, [topic])).get(topic)
             match to:
                 case "earliest":
                     found = first
@@ -127,7 +131,7 @@ async def _targets(
             raise OffsetOutOfRange(
                 f"{tp.topic}/{tp.partition}: there is no offset {found[tp]}: its log goes from {first[tp]} to {end[tp]}"
             )
-    return {tp.partition: found[tp] for tp in tps}
+    return {tp.partition: found[tp] for tp in tps}, topic_id
 
 
 async def _partitions(kafka: KafkaSettings, topic: str) -> set[int]:

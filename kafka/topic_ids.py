@@ -1,0 +1,177 @@
+"""Which topic it is: one that was deleted and made anew has the same name, and another id.
+
+aiokafka 0.14 speaks only versions of the metadata request that know no ids, so the one that does stands here (KIP-516;
+brokers have it since 2.8).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from io import BytesIO
+from typing import Any, Protocol
+from uuid import UUID
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, KafkaError
+from aiokafka.protocol.abstract import AbstractType
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Schema, TaggedFields
+
+from .partition import Partition, State
+
+__all__ = ["KnownIds", "TopicIdWatch", "ask_topic_ids", "is_another"]
+
+log = logging.getLogger("sidings.consumer")
+
+_LOOK_SECONDS = 5.0
+_NONE = UUID(int=0)  # of topics in clusters that give no ids
+_METADATA = 3
+_VERSION = 10
+
+
+class _Uuid(AbstractType[UUID]):
+    @classmethod
+    def encode(cls, value: UUID) -> bytes:
+        return value.bytes
+
+    @classmethod
+    def decode(cls, data: BytesIO) -> UUID:
+        return UUID(bytes=data.read(16))
+
+
+_TEXT = CompactString("utf-8")
+_NODES = CompactArray(Int32)
+
+
+class _MetadataResponse(Response):
+    API_KEY = _METADATA  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    API_VERSION = _VERSION  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "brokers",
+            CompactArray(("node_id", Int32), ("host", _TEXT), ("port", Int32), ("rack", _TEXT), ("tags", TaggedFields)),
+        ),
+        ("cluster_id", _TEXT),
+        ("controller_id", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("error_code", Int16),
+                ("topic", _TEXT),
+                ("topic_id", _Uuid),
+                ("is_internal", Boolean),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("error_code", Int16),
+                        ("partition", Int32),
+                        ("leader", Int32),
+                        ("leader_epoch", Int32),
+                        ("replicas", _NODES),
+                        ("isr", _NODES),
+                        ("offline_replicas", _NODES),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("topic_authorized_operations", Int32),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_authorized_operations", Int32),
+        ("tags", TaggedFields),
+    )
+
+
+class _MetadataRequestV10(RequestStruct):
+    FLEXIBLE_VERSION = True
+    API_KEY = _METADATA
+    API_VERSION = _VERSION
+    RESPONSE_TYPE = _MetadataResponse
+    SCHEMA = Schema(
+        ("topics", CompactArray(("topic_id", _Uuid), ("topic", _TEXT), ("tags", TaggedFields))),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_cluster_authorized_operations", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+        ("tags", TaggedFields),
+    )
+
+
+class _MetadataRequest(Request[_MetadataRequestV10]):
+    API_KEY = _METADATA
+
+    def __init__(self, topics: Collection[str]) -> None:
+        self._topics = topics
+
+    def build(self, request_struct_class: type[_MetadataRequestV10]) -> _MetadataRequestV10:
+        return request_struct_class([(_NONE, topic, {}) for topic in self._topics], False, False, False, {})
+
+
+async def ask_topic_ids(client: AIOKafkaConsumer, topics: Collection[str]) -> dict[str, UUID]:
+    """The ids of `topics`; one that Kafka tells none of is absent: an old broker, or no such topic just now.
+
+    Raises `KafkaError`.
+    """
+    inner: Any = client._client  # pyright: ignore[reportPrivateUsage]  # aiokafka lets nobody else send on its connections
+    node = inner.get_random_node()
+    if node is None:
+        raise KafkaConnectionError("no broker is known")
+    try:
+        response: Any = await inner.send(node, _MetadataRequest(sorted(topics)))
+    except (IncompatibleBrokerVersion, NotImplementedError) as error:  # older than 2.8, or so new that it is gone
+        log.debug("topics have no ids here: %r", error)
+        return {}
+    return {name: id for error, name, id, *_ in response.topics if error == 0 and id != _NONE}
+
+
+class KnownIds(Protocol):
+    """What is stored of the topics' ids, with the offsets."""
+
+    def topic_id(self, partition: TopicPartition) -> UUID | None:
+        """The id of the topic that the stored offset belongs to, None where it is not known."""
+        ...
+
+    async def adopt(self, ids: Mapping[TopicPartition, UUID]) -> None:
+        """Store them where none is known."""
+        ...
+
+
+class TopicIdWatch:
+    """Notices that a topic was made anew under a running consumer.
+
+    displace: called with its partitions, which have to be placed again.
+    """
+
+    def __init__(
+        self,
+        client: AIOKafkaConsumer,
+        partitions: Mapping[TopicPartition, Partition],
+        known: KnownIds,
+        displace: Callable[[Collection[Partition]], None],
+    ) -> None:
+        self._client = client
+        self._partitions = partitions
+        self._known = known
+        self._displace = displace
+
+    async def run(self) -> None:
+        """Look every five seconds, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            placed = [p for p in self._partitions.values() if p.state not in (State.UNPLACED, State.REFUSED)]
+            if not placed:
+                continue
+            try:
+                now = await ask_topic_ids(self._client, {partition.tp.topic for partition in placed})
+            except (KafkaError, OSError) as error:
+                log.debug("the topics' ids could not be looked at: %r", error)
+                continue
+            changed = [p for p in placed if is_another(self._known.topic_id(p.tp), now.get(p.tp.topic))]
+            if changed:
+                log.warning("made anew: the topics of %s", ", ".join(partition.origin for partition in changed))
+                self._displace(changed)
+
+
+def is_another(stored: UUID | None, now: UUID | None) -> bool:
+    """Whether two ids are known, and of two topics."""
+    return stored is not None and now is not None and stored != now

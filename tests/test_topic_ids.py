@@ -1,0 +1,146 @@
+"""A topic that was deleted and made anew has the same name: nothing of it is taken for a part of the old one."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from sidings import Message
+from sidings.devstack import DevstackError
+from sidings.devstack.topics import create_topic, delete_topics
+from sidings.kafka import topic_ids
+
+from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, offset_reaches, produce, record
+from .support import SECONDS, connected, eventually, value
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("sidings.kafka.placing._REFUSED_SECONDS", 0.1)
+    monkeypatch.setattr("sidings.kafka.topic_ids._LOOK_SECONDS", 0.1)
+
+
+def consuming(effects, kafka, name):
+    service = a_service(effects, kafka, settings={"fetch_seconds": 0.05, "metadata_seconds": 0.5})
+    service.consumer(name, model=Number)(record)
+    return service
+
+
+async def made_anew(kafka, name):
+    await delete_topics(kafka, [name])
+    async with asyncio.timeout(SECONDS):
+        while True:  # the name is free a moment after the answer
+            try:
+                return await create_topic(kafka, name, partitions=1)
+            except DevstackError:
+                await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def refusing(service, name):
+    """Run the service, which refuses the partition."""
+    async with service:
+        why = f"{name}/0: the stored offset 3 belongs to another topic of this name"
+        await eventually(lambda: any(why in problem for problem in service.problems()))
+        yield
+
+
+async def test_where_the_new_log_has_grown_past_the_stored_offset_nothing_is_passed_over(effects, topic, sidings_kafka):
+    name = await topic()
+    await produce(sidings_kafka, name, range(3))
+    async with consuming(effects, sidings_kafka, name):
+        await eventually(offset_reaches(effects, name, 3))
+    await made_anew(sidings_kafka, name)
+    await produce(sidings_kafka, name, range(10, 16))
+    service = consuming(effects, sidings_kafka, name)
+    async with refusing(service, name):
+        assert await numbers(effects) == [0, 1, 2]
+        await service.reset_offsets(name, "earliest", actor="alice")
+        await eventually(offset_reaches(effects, name, 6))
+        assert service.problems() == []
+    assert await numbers(effects) == [0, 1, 2, *range(10, 16)]
+
+
+async def test_it_is_noticed_under_a_running_consumer(effects, topic, sidings_kafka):
+    name = await topic()
+    await produce(sidings_kafka, name, range(3))
+    service = consuming(effects, sidings_kafka, name)
+    async with service:
+        await eventually(offset_reaches(effects, name, 3))
+        await made_anew(sidings_kafka, name)
+        why = f"{name}/0: the stored offset 3 belongs to another topic of this name"
+        await eventually(lambda: any(why in problem for problem in service.problems()))
+        await produce(sidings_kafka, name, range(10, 16))
+        async with connected(effects) as connection:
+            await connection.execute("DELETE FROM sidings.consumer_offset")
+        await eventually(offset_reaches(effects, name, 6))
+    assert await numbers(effects) == [0, 1, 2, *range(10, 16)]
+
+
+async def test_where_all_offsets_are_the_same_a_person_says_so(effects, topic, sidings_kafka):
+    """As after a move to a cluster that has copied the topic with its offsets."""
+    name = await topic()
+    await produce(sidings_kafka, name, range(3))
+    async with consuming(effects, sidings_kafka, name):
+        await eventually(offset_reaches(effects, name, 3))
+    await made_anew(sidings_kafka, name)
+    await produce(sidings_kafka, name, range(5))
+    async with refusing(consuming(effects, sidings_kafka, name), name), connected(effects) as connection:
+        await connection.execute("UPDATE sidings.consumer_offset SET topic_id = NULL WHERE topic = $1", name)
+        await eventually(offset_reaches(effects, name, 5))
+        assert await value(effects, "SELECT topic_id IS NOT NULL FROM sidings.consumer_offset")
+    assert await numbers(effects) == [0, 1, 2, 3, 4]
+
+
+async def test_a_reset_cancels_no_parked_message_of_the_former_topic(effects, topic, sidings_kafka):
+    """It would not be delivered again."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "metadata_seconds": 0.5})
+
+    async def refuse(message, tx):
+        if message.value.n == 1:
+            raise RuntimeError("not yet")
+        await record(message, tx)
+
+    service.consumer(name, model=Number, retry=TWICE_AND_PARK)(refuse)
+    await produce(sidings_kafka, name, [1])
+    async with service:
+        await eventually(offset_reaches(effects, name, 1))
+        await made_anew(sidings_kafka, name)
+        [reset] = await service.reset_offsets(name, "earliest", actor="alice")
+        assert reset.cancelled == 0
+        await produce(sidings_kafka, name, [2], key="other")
+        await eventually(lambda: numbers(effects))
+        assert await value(effects, "SELECT count(*) FROM sidings.job WHERE type = $1", f"message:{name}") == 1
+    assert await numbers(effects, "number = 2")
+
+
+async def test_a_stateless_consumer_starts_over_since_its_offsets_have_gone_with_the_topic(topic, sidings_kafka):
+    name, dead_letters = await topic(), await topic()
+    handled = []
+
+    def stateless():
+        service = a_service(None, sidings_kafka, name="stateless", settings={"fetch_seconds": 0.05})
+
+        @service.consumer(name, model=Number, stateless=True, dead_letter=dead_letters)
+        async def handle(message: Message[Number]) -> None:
+            handled.append(message.value.n)
+
+        return service
+
+    await produce(sidings_kafka, name, range(3))
+    async with stateless():
+        await eventually(lambda: len(handled) == 3)
+    await made_anew(sidings_kafka, name)
+    await produce(sidings_kafka, name, range(10, 16))
+    async with stateless():
+        await eventually(lambda: len(handled) == 9)
+    assert handled == [0, 1, 2, *range(10, 16)]
+
+
+async def test_brokers_that_know_no_ids_are_read_as_before(effects, topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr(topic_ids._MetadataRequestV10, "API_VERSION", 99)
+    name = await topic()
+    await produce(sidings_kafka, name, range(3))
+    async with consuming(effects, sidings_kafka, name):
+        await eventually(offset_reaches(effects, name, 3))
+    assert await value(effects, "SELECT topic_id IS NULL FROM sidings.consumer_offset")
