@@ -57,7 +57,7 @@ class Executor:
         *,
         prometheus: CollectorRegistry | None = REGISTRY,
     ) -> None:
-        self.id: UUID = uuid4()
+        self.id: UUID = uuid4()  # until it registers
         self.on_replaced: Callable[[], None] = lambda: None  # called when another server is the primary
         self.settings = settings or ExecutorSettings()
         self.postgres = postgres
@@ -298,7 +298,6 @@ class Executor:
                 log.error("the row of executor %s is gone from the database: starting again under a new id", self.id)
                 for name in list(self.scheduler.origins):
                     self._reconciler.lost(name)
-                self.id = uuid4()
             except* Exception:
                 # A defect of ours. Without its loops this process must not keep its origins.
                 for name in list(self.scheduler.origins):
@@ -306,6 +305,7 @@ class Executor:
                 raise
 
     async def _register(self) -> None:
+        self.id = uuid4()  # only now: what was made before a fork runs in several processes
         backoff, outage = Backoff(), Outage(log, "the executor could not be registered")
         while True:
             try:
