@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Generator
@@ -76,9 +77,14 @@ def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     )
 
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_stopped_by_signals: list[Callable[[signal.Signals], None]] = []  # one for each service that runs in the main thread
+
+
 @contextmanager
 def stop_signals(stop: Callable[[], None], hurry: Callable[[], None]) -> Generator[None]:
-    """SIGTERM and SIGINT inside of the block: the first calls `stop`, each further one `hurry`.
+    """SIGTERM and SIGINT inside of the block: the first calls `stop`, each further one `hurry`; of all such blocks that
+    run side by side. Processes that are forked inside of it get them as ever.
 
     Only in the main thread, which signals reach; whoever runs a loop elsewhere calls ``Service.stop``.
     """
@@ -93,14 +99,46 @@ def stop_signals(stop: Callable[[], None], hurry: Callable[[], None]) -> Generat
         (hurry if caught else stop)()
         caught.append(name)
 
-    names = (signal.SIGTERM, signal.SIGINT)
-    for name in names:
-        loop.add_signal_handler(name, received, name)
+    _stopped_by_signals.append(received)
+    for name in _STOP_SIGNALS:
+        loop.add_signal_handler(name, _tell_all, name)
     try:
         yield
     finally:
-        for name in names:
-            loop.remove_signal_handler(name)
+        _stopped_by_signals.remove(received)
+        if not _stopped_by_signals:
+            for name in _STOP_SIGNALS:
+                loop.remove_signal_handler(name)
+
+
+def _tell_all(name: signal.Signals) -> None:
+    for received in _stopped_by_signals.copy():
+        received(name)
+
+
+# A forked process has the event loop's signal handlers, which tell of a signal through a socket that it shares with its
+# parent: SIGTERM for a child, as `multiprocessing.Pool` ends its own, stopped the service, and the child went on. None
+# gets through before the child is rid of them.
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _after_fork_in_child() -> None:
+    if _stopped_by_signals:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
 _PYTHONS_OWN_THRESHOLDS = {(700, 10, 10), (2_000, 10, 0), (2_000, 10, 10)}
