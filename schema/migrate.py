@@ -204,7 +204,8 @@ async def check(connection: asyncpg.Connection, *, service: str, schema: str = "
     """Refuse a schema that this process must not touch. Called by every service at start.
 
     Raises `SchemaMissing`, `SchemaTooOld`, `SchemaTooNew`, `SchemaChanged` or `ForeignSchema`; `SchemaError` where
-    somebody has given its sequences a cache, or where the server is too old or set up so that SQL means something else.
+    somebody has given its sequences a cache, or where the server is too old or set up so that SQL means something else,
+    or the database's encoding is not UTF8.
     """
     valid_schema_name(schema)
     _verify_server(connection)
@@ -220,6 +221,7 @@ async def check(connection: asyncpg.Connection, *, service: str, schema: str = "
         raise SchemaTooOld(f"the schema {schema!r} lacks the migrations {names}: call `await service.migrate()`")
     await _verify_owner(connection, service, schema)
     await _verify_sequences(connection, schema)
+    await _warn_of_collation(connection)
 
 
 async def _verify_sequences(connection: asyncpg.Connection, schema: str) -> None:
@@ -243,6 +245,27 @@ def _verify_server(connection: asyncpg.Connection) -> None:
     if connection.get_server_version().major < _OLDEST_POSTGRES:
         version = connection.get_settings().server_version
         raise SchemaError(f"this server is Postgres {version}: Sidings needs {_OLDEST_POSTGRES} or newer")
+    if (encoding := connection.get_settings().server_encoding) != "UTF8":
+        raise SchemaError(
+            f"the database's encoding is {encoding}: Sidings needs UTF8, since payloads, keys and the texts of errors "
+            "may hold any character: CREATE DATABASE ... TEMPLATE template0 ENCODING 'UTF8'"
+        )
+
+
+async def _warn_of_collation(connection: asyncpg.Connection) -> None:
+    """Postgres tells this to whoever connects, and nobody sees it."""
+    row = await connection.fetchrow(
+        """SELECT datname::text AS name, datcollversion AS made_with, pg_database_collation_actual_version(oid) AS now
+           FROM pg_database WHERE datname = current_database()
+           AND datcollversion <> pg_database_collation_actual_version(oid)"""
+    )
+    if row is not None:
+        log.error(
+            "the operating system sorts text in another way (%s) than when the database %r was made (%s): indexes on "
+            "text may be out of order, so that jobs are not found. Stop the services, run REINDEX DATABASE %s, then "
+            "ALTER DATABASE %s REFRESH COLLATION VERSION",
+            *(row["now"], row["name"], row["made_with"], row["name"], row["name"]),
+        )
 
 
 async def _verify_name(connection: asyncpg.Connection, schema: str) -> None:

@@ -338,6 +338,35 @@ async def test_a_server_that_reads_strings_in_another_way_is_refused(database: s
         await checked(database + options)
 
 
+async def test_a_database_that_cannot_hold_every_character_is_refused(empty_database: str):
+    """In LATIN1 the migrations failed with an error about bytes; in SQL_ASCII the texts of errors got lost."""
+    url = urlsplit(empty_database)
+    name = f"{url.path[1:]}_latin1"
+    async with connected(empty_database) as connection:
+        await connection.execute(
+            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LOCALE_PROVIDER libc LOCALE 'C'"
+        )
+        try:
+            with pytest.raises(SchemaError, match="encoding is LATIN1: Sidings needs UTF8"):
+                await migrate(url._replace(path=f"/{name}").geturl(), service="test")
+        finally:
+            await connection.execute(f"DROP DATABASE {name}")
+
+
+async def test_an_operating_system_that_sorts_in_another_way_is_told_of(
+    database: str, caplog: pytest.LogCaptureFixture
+):
+    """Each connection is told so by a notice, which nobody sees; indexes on text are out of order then."""
+    await checked(database)
+    assert "REINDEX" not in caplog.text
+    async with connected(database) as connection:
+        await connection.execute("UPDATE pg_database SET datcollversion = '2.27' WHERE datname = current_database()")
+    await checked(database)
+    name = urlsplit(database).path[1:]
+    assert f"than when the database '{name}' was made (2.27)" in caplog.text
+    assert f"run REINDEX DATABASE {name}, then ALTER DATABASE {name} REFRESH COLLATION VERSION" in caplog.text
+
+
 async def test_a_service_without_a_name_owns_no_schema(empty_database: str):
     with pytest.raises(ConfigurationError, match="service='': name the service"):
         await migrate(empty_database, service="")
