@@ -52,7 +52,7 @@ class Row(Protocol):
 
 Rows = Sequence[Row]
 
-_IDLE = 0  # psycopg's TransactionStatus
+_IDLE, _ACTIVE = 0, 1  # psycopg's TransactionStatus
 _ACCEPTED = "asyncpg, psycopg 3 (AsyncConnection), SQLAlchemy 2 (AsyncConnection, AsyncSession)"
 _ACCEPTED_SYNC = "psycopg 3 (Connection), SQLAlchemy 2 (Connection, Session), django.db.connection"
 _DRIVERS = {"asyncpg": "numbered", "psycopg": "named"}  # SQLAlchemy's, and how they want the parameters
@@ -105,7 +105,8 @@ class Way(NamedTuple, Generic[C, R]):
     """How jobs and messages are stored through one kind of connection.
 
     autocommit: whether each statement would commit by itself; raises `EnqueueError` where the server is no Postgres.
-    remedy: what its user should do then. run: the statement. connect: gives a session's connection.
+    remedy: what its user should do then. run: the statement. connect: gives a session's connection, or
+    waits until its state can be told.
     """
 
     autocommit: Callable[[C], bool]
@@ -231,6 +232,22 @@ def _psycopg_autocommit(connection: "psycopg.AsyncConnection[Any] | psycopg.Conn
     return connection.autocommit and connection.info.transaction_status == _IDLE
 
 
+# While statements of a pipeline are under way, psycopg cannot say whether a transaction is open. Entering one that is
+# entered already waits for them.
+async def _settled(connection: "psycopg.AsyncConnection[Any]") -> "psycopg.AsyncConnection[Any]":
+    if connection.autocommit and connection.info.transaction_status == _ACTIVE:
+        async with connection.pipeline():
+            pass
+    return connection
+
+
+def _settled_sync(connection: "psycopg.Connection[Any]") -> "psycopg.Connection[Any]":
+    if connection.autocommit and connection.info.transaction_status == _ACTIVE:
+        with connection.pipeline():
+            pass
+    return connection
+
+
 # Cursors of a class and a row factory of our choice: a connection's own may want other parameters, or give other rows.
 async def _psycopg(connection: "psycopg.AsyncConnection[Any]", statement: Statement) -> Rows:
     from psycopg import AsyncCursor
@@ -328,12 +345,12 @@ _INSIDE_ATOMIC = "call {}_sync inside `with transaction.atomic():`"
 _NO_AUTOCOMMIT = "use an engine, or a connection, without isolation_level='AUTOCOMMIT'"
 _WAYS: dict[str, Way[Any, Awaitable[Rows]]] = {
     "asyncpg.Connection": Way(_asyncpg_autocommit, _INSIDE, _asyncpg),
-    "psycopg.AsyncConnection": Way(_psycopg_autocommit, _INSIDE, _psycopg),
+    "psycopg.AsyncConnection": Way(_psycopg_autocommit, _INSIDE, _psycopg, _settled),
     "sqlalchemy.AsyncConnection": Way(_async_alchemy_autocommit, _NO_AUTOCOMMIT, _async_alchemy),
     "sqlalchemy.AsyncSession": Way(_async_alchemy_autocommit, _NO_AUTOCOMMIT, _async_alchemy, _of_async_session),
 }
 _SYNC_WAYS: dict[str, Way[Any, Rows]] = {
-    "psycopg.Connection": Way(_psycopg_autocommit, _INSIDE_SYNC, _psycopg_sync),
+    "psycopg.Connection": Way(_psycopg_autocommit, _INSIDE_SYNC, _psycopg_sync, _settled_sync),
     "sqlalchemy.Connection": Way(_alchemy_autocommit, _NO_AUTOCOMMIT, _alchemy),
     "sqlalchemy.Session": Way(_alchemy_autocommit, _NO_AUTOCOMMIT, _alchemy, _of_session),
     "django.BaseDatabaseWrapper": Way(_django_autocommit, _INSIDE_ATOMIC, _django),

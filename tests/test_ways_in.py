@@ -202,6 +202,25 @@ async def test_psycopgs_pipeline_stores_jobs_too(database: str):
     assert await value(database, "SELECT count(*) FROM sidings.job") == 1
 
 
+async def test_psycopgs_pipeline_in_autocommit_is_refused_also_while_statements_are_under_way(database: str):
+    ride = declare()
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection, connection.pipeline():
+        await connection.execute("SELECT")
+        with pytest.raises(NotInTransaction):
+            await ride.enqueue(connection, Ride(transport="a"), origin=ORIGIN)
+        async with connection.transaction():
+            await connection.execute("SELECT")
+            await ride.enqueue(connection, Ride(transport="b"), origin=ORIGIN)
+    with psycopg.connect(database, autocommit=True) as sync, sync.pipeline():
+        sync.execute("SELECT")
+        with pytest.raises(NotInTransaction):
+            ride.enqueue_sync(sync, Ride(transport="c"), origin=ORIGIN)
+        with sync.transaction():
+            sync.execute("SELECT")
+            ride.enqueue_sync(sync, Ride(transport="d"), origin=ORIGIN)
+    assert [row[0] for row in await fetch(database, 'SELECT "group" FROM sidings.job ORDER BY id')] == ["b", "d"]
+
+
 class Base(DeclarativeBase):
     pass
 
