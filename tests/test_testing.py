@@ -3,7 +3,7 @@
 import asyncio
 import math
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from sidings import Discard, Job, Registry, Retry, Service, Snooze, Transaction
 from sidings.schema import migrate
 from sidings.testing import NotDrained, advance, drain, enqueued
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from tenacity import stop_after_attempt, stop_after_delay, wait_fixed
 
 from .guide import run
@@ -260,6 +261,21 @@ async def test_enqueued_gives_payloads_in_order_and_by_origin_and_group(database
         assert await enqueued(connection, ride, group=None) == []
 
 
+async def test_what_was_enqueued_is_seen_below_a_session_and_another_librarys_connection_is_refused(database: str):
+    _, ride = declare(lambda job: None)
+    engine = create_async_engine(database.replace("postgresql://", "postgresql+asyncpg://"))
+    try:
+        async with AsyncSession(engine) as session:
+            await ride.enqueue(session, Ride(transport="a"), origin="t/0")
+            below = (await (await session.connection()).get_raw_connection()).driver_connection
+            assert [r.transport for r in await enqueued(cast(Any, below), ride)] == ["a"]
+            for look in (enqueued(cast(Any, session), ride), advance(cast(Any, session), 1)):
+                with pytest.raises(TypeError, match="AsyncSession is no connection of asyncpg"):
+                    await look
+    finally:
+        await engine.dispose()
+
+
 async def test_a_fake_job_has_what_a_handler_looks_at():
     class Payload(BaseModel):
         n: int
@@ -272,7 +288,7 @@ async def test_a_fake_job_has_what_a_handler_looks_at():
 # -- the guide ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("heading", ["A handler alone", "What was enqueued", "Running the jobs", "Time"])
+@pytest.mark.parametrize("heading", ["A handler alone", "What was enqueued", "Running the jobs", "A home", "Time"])
 async def test_the_examples_of_the_guide_pass(database: str, heading: str):
     defined = run("testing.md", "", heading)
     [test] = [value for name, value in defined.items() if name.startswith("test_")]
