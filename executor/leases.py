@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -83,15 +84,17 @@ class LeaseThread:
     def start(self) -> None:
         """Start the thread. Call it in the event loop that is to get the events."""
         self._home = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="sidings leases", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="sidings leases", daemon=True)
         self._thread.start()
 
     async def stop(self) -> None:
         """End the thread. Leases are left as they are."""
         self._stopping = True
         self.renew_soon()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, 2 * self._postgres.connect_seconds)
+        until = now() + 2 * self._postgres.connect_seconds
+        # Not by `to_thread`: what handlers have begun with that may keep all of its threads.
+        while self._thread is not None and self._thread.is_alive() and now() < until:
+            await asyncio.sleep(0.005)
 
     def hold(self, queues: Iterable[Leased]) -> None:
         """Keep these leases from now on."""
@@ -112,6 +115,17 @@ class LeaseThread:
         """Renew now instead of at the next turn."""
         if self._loop is not None and self._poke is not None:
             tell_loop(self._loop, self._poke.set)
+
+    def _live(self) -> None:
+        """Without this thread every lease runs out, for good. It may lack files for its event loop, and what somebody
+        has hung into the log may raise."""
+        while not self._stopping:
+            try:
+                asyncio.run(self._run())
+            except Exception:
+                with suppress(Exception):
+                    log.exception("the thread that renews leases has failed, and begins anew")
+                time.sleep(self._settings.lease_seconds / 15)
 
     async def _run(self) -> None:
         self._loop, self._poke = asyncio.get_running_loop(), asyncio.Event()

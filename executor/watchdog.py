@@ -134,13 +134,14 @@ class Watchdog:
             _aside(lambda: log.error(end, silent))
 
     def _answer(self) -> None:
-        if self._reported:
-            log.warning("the event loop answers again after %.1f s", now() - self.loop_answered)
+        silent, reported = now() - self.loop_answered, self._reported
         self._asked = self._reported = False
         self.loop_answered = now()
         if self._leases.suspended:
             self._leases.suspended = False
             self._leases.renew_soon()
+        if reported:
+            log.warning("the event loop answers again after %.1f s", silent)
 
     def _stack(self) -> str:
         # The documented way to see another thread's stack, its underscore notwithstanding.

@@ -1,9 +1,13 @@
 """The lease thread, alone."""
 
 import asyncio
+import logging
 import struct
+import time
+from collections.abc import Callable
 from uuid import uuid4
 
+import pytest
 from sidings.executor import ExecutorSettings, PostgresSettings
 from sidings.executor.leases import LeaseEvents, LeaseThread
 
@@ -58,3 +62,63 @@ async def test_leases_are_tried_again_after_an_error_that_nobody_has_thought_of(
     finally:
         await leases.stop()
         server.close()
+
+
+@pytest.fixture
+def of_the_log():
+    """Adds a filter to the executor's log."""
+    added: list[Callable[[logging.LogRecord], bool]] = []
+    log = logging.getLogger("sidings.executor")
+
+    def add(given: Callable[[logging.LogRecord], bool]) -> None:
+        added.append(given)
+        log.addFilter(given)
+
+    yield add
+    for each in added:
+        log.removeFilter(each)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_leases_are_renewed_although_a_filter_of_the_log_raises(of_the_log) -> None:
+    """The thread ended, and each lease ran out, for good; the executor did nothing any more."""
+    asked = 0
+
+    def failed() -> None:
+        nonlocal asked
+        asked += 1
+
+    def broken(record: logging.LogRecord) -> bool:
+        raise LookupError(record.msg)
+
+    of_the_log(broken)
+    postgres = PostgresSettings(dsn="postgresql://somebody@127.0.0.1:1/x")  # nobody is there
+    leases = LeaseThread(postgres, ExecutorSettings(lease_seconds=0.2), NOBODY, failed)
+    leases.executor_id = uuid4()
+    leases.hold([Held()])
+    leases.start()
+    try:
+        await eventually(lambda: asked > 2, "it tries again", seconds=5)
+    finally:
+        await leases.stop()
+
+
+async def test_the_thread_is_waited_for_while_handlers_keep_the_threads_of_asyncio() -> None:
+    """A stop waited for one of them for as long as their calls took."""
+    gate = asyncio.Event()
+    taken = [asyncio.create_task(asyncio.to_thread(_until, gate)) for _ in range(64)]
+    leases = LeaseThread(PostgresSettings(dsn="postgresql://x"), ExecutorSettings(), NOBODY, lambda: None)
+    leases.start()
+    await eventually(lambda: leases._poke, "it runs")
+    try:
+        await asyncio.wait_for(leases.stop(), 5)
+        assert leases._thread is not None
+        assert not leases._thread.is_alive()
+    finally:
+        gate.set()
+        await asyncio.gather(*taken)
+
+
+def _until(gate: asyncio.Event) -> None:
+    while not gate.is_set():
+        time.sleep(0.01)
