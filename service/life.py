@@ -15,6 +15,7 @@ from ..kafka import Consumer, Directory, KafkaExecutor
 from ..schema import REFUSED, refusal
 from ..supervision import Supervisor, only_error
 from .configuration import Configuration
+from .lookups import look_up_apart
 from .monitor import Monitor
 from .parts import Database, Parts
 from .subscriptions import Subscriptions
@@ -92,6 +93,7 @@ class Life:
             raise ConfigurationError(f"the service {name!r} has been started before: make another one")
         self._check()
         self._subscriptions.close()
+        look_up_apart()
         try:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self._supervisor)
