@@ -1,6 +1,7 @@
 """The relay while things die: no gap, and per key no disorder of first occurrences; repeats are allowed."""
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import time
@@ -36,7 +37,7 @@ from .outbox_support import (
     relay_process,
     relaying,
 )
-from .support import SECONDS, a_role, connected, eventually, value
+from .support import SECONDS, a_role, connected, eventually, fetch, value
 from .test_narrow_network import narrow
 
 
@@ -533,3 +534,34 @@ async def test_a_relay_a_part_of_which_somebody_has_cancelled_ends_and_says_so(
         assert "was cancelled from outside" in str(ended.value.exceptions[0])
     finally:
         await relay.stop()
+
+
+def _run_for_ever(relay: Relay) -> None:
+    async def run() -> None:
+        await relay.start()
+        await relay.wait()
+
+    asyncio.run(run())
+
+
+async def test_relays_that_are_forked_with_a_service_are_relays_of_their_own(database: str, sidings_kafka: str) -> None:
+    """As by `gunicorn --preload`: under one id they took each other's slots as their own, in turns."""
+    relay = a_relay(database, sidings_kafka)
+    children = [multiprocessing.get_context("fork").Process(target=_run_for_ever, args=(relay,)) for _ in range(2)]
+
+    async def shared() -> bool:
+        held = await fetch(
+            database, "SELECT count(*) AS slots FROM sidings.origin WHERE owner IS NOT NULL GROUP BY owner"
+        )
+        return [row["slots"] for row in held] == [8, 8]
+
+    try:
+        for child in children:
+            child.start()
+        await eventually(shared)
+        pids = {row["pid"] for row in await fetch(database, "SELECT pid FROM sidings.outbox_relay")}
+        assert pids == {child.pid for child in children}
+    finally:
+        for child in children:
+            child.kill()
+            child.join()

@@ -50,7 +50,7 @@ class Relay:
         *,
         prometheus: CollectorRegistry | None = REGISTRY,
     ) -> None:
-        self.id = uuid4()
+        self.id = uuid4()  # until it starts
         self.settings = settings or OutboxSettings()
         self.metrics = OutboxMetrics(service, prometheus)
         self.backlog = Backlog(self.settings.window)
@@ -81,7 +81,6 @@ class Relay:
         events = LeaseEvents(self._lease_lost, wanted=lambda _name, _generation: None, replaced=self._new_server)
         self._leases = LeaseThread(postgres, lease, events, lambda: None, self._stalled)
         self._slots = SlotKeeper(
-            self.id,
             self._links["slots"],
             self.backlog,
             self._leases,
@@ -131,6 +130,8 @@ class Relay:
     async def start(self) -> None:
         """Start in the background. Postgres and Kafka may be away: the relay waits for them. Where the schema does not
         fit, `wait` raises `SchemaError`."""
+        self.id = uuid4()  # only now: what was made before a fork runs in several processes
+        self._leases.executor_id = self._recorder.relay_id = self._slots.relay_id = self.id
         self._main = asyncio.create_task(self._run(), name="sidings relay")
 
     async def wait(self) -> None:
@@ -205,7 +206,6 @@ class Relay:
             except PostgresUnavailable as error:
                 outage.failed(error)
                 await backoff.sleep()
-        self._leases.executor_id = self._recorder.relay_id = self.id
         self._leases.start()
         loops: list[Coroutine[Any, Any, None]] = [
             self._senders.run(),

@@ -46,7 +46,6 @@ class SlotKeeper:
 
     def __init__(
         self,
-        relay_id: UUID,
         link: Link,
         backlog: Backlog,
         leases: LeaseThread,
@@ -60,7 +59,7 @@ class SlotKeeper:
         on_doubts: Callable[[list[str]], None],
         on_new_server: Callable[[], None],
     ) -> None:
-        self.relay_id = relay_id
+        self.relay_id: UUID | None = None
         self.stopping = False
         self.free: list[int] = []  # slots that no relay has
         self._link = link
@@ -75,7 +74,6 @@ class SlotKeeper:
         self._on_retry = on_retry
         self._on_doubts = on_doubts
         self._on_new_server = on_new_server
-        self._host, self._pid = socket.gethostname(), os.getpid()
         self._given_up: dict[str, int] = {}  # let go of in memory, not yet in the database
         self._changed = asyncio.Event()
         self._turning = False
@@ -157,8 +155,8 @@ class SlotKeeper:
             load_sql(__package__ or "", "attend", self._schema),
             self.relay_id,
             alive_seconds,
-            self._host,
-            self._pid,
+            socket.gethostname(),
+            os.getpid(),
             list(_NUMBERS),
         )
         assert row is not None
