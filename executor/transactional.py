@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -13,6 +14,7 @@ from ..errors import Fenced, PostgresUnavailable
 from ..jobs import Again, Committed, ErrorInfo, Job, JobType, Outcome, OutcomeName, Transaction
 from ..jobs.middleware import Call, Middleware, call_through, completed
 from .clock import now
+from .forks import end_if_forked
 from .link import BROKEN, connect
 from .queues import Entry, OriginQueue
 from .settings import PostgresSettings
@@ -131,6 +133,7 @@ class Transactional:
         started: float,
         limit: Callable[[float | None], None],
     ) -> Outcome:
+        pid = os.getpid()
         try:
             job.transaction = Transaction(connection)
             handler = partial(cast(Any, job_type.handler), job)
@@ -142,12 +145,14 @@ class Transactional:
                     )
                 else:
                     await completed(await handler())
+                end_if_forked(pid)
             finally:
                 limit(None)
                 job.transaction.close()
             if not connection.is_closed() and not connection.is_in_transaction():  # the job's end would commit alone
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its job")
-        except BaseException:
+        except BaseException as error:
+            end_if_forked(pid, error)
             # What it has left running may go on with asyncpg's own object, which then must lead nowhere.
             if job.transaction is not None and job.transaction.lent:
                 connection.terminate()

@@ -1,9 +1,10 @@
-"""Processes that are forked: a service that was made before, as by `gunicorn --preload`, and what handlers fork."""
+"""Processes that are forked: with a service that was made before, as by `gunicorn --preload`, and by handlers."""
 
 import asyncio
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +12,10 @@ from multiprocessing.synchronize import Event
 
 import pytest
 from sidings.executor import Executor
-from sidings.jobs import Registry
+from sidings.jobs import Job, Registry
 from sidings.supervision import stop_signals
 
-from .support import ORIGIN, SECONDS, an_executor, eventually, fetch
+from .support import ORIGIN, SECONDS, Ride, an_executor, drained, enqueue, eventually, fetch, outcomes, running
 
 forking = multiprocessing.get_context("fork")
 
@@ -77,3 +78,42 @@ async def test_a_signal_for_a_forked_process_is_not_for_the_service(name: signal
         os.kill(os.getpid(), name)
         await eventually(lambda: told == ["stop"], "the service's own signal", seconds=5)
     assert (ended, told_by_child) == (True, [])
+
+
+@pytest.mark.parametrize("leaves", ["exit", "error", "return"])
+@pytest.mark.parametrize("kind", ["async", "plain", "transactional"])
+async def test_a_forked_process_that_comes_out_of_its_handler_ends(database: str, kind: str, leaves: str):
+    """It went on as a second executor, over the same connections, or as a thread that waits for ever and keeps them."""
+    jobs = Registry()
+    codes: list[int | None] = []
+
+    def fork(job: Job[Ride]) -> None:
+        child = os.fork()
+        if child != 0:
+            codes.append(_exit_code(child))
+        elif leaves == "exit":
+            sys.exit(3)
+        elif leaves == "error":
+            os.execv("/nowhere", ["/nowhere"])
+
+    async def fork_in_the_loop(job: Job[Ride]) -> None:
+        fork(job)
+
+    handler = fork if kind == "plain" else fork_in_the_loop
+    fork_type = jobs.job(name="fork", transactional=kind == "transactional")(handler)
+    async with running(database, jobs):
+        await enqueue(database, fork_type, [Ride()])
+        await drained(database)
+    assert codes == [3 if leaves == "exit" else 1]
+    assert await outcomes(database) == ["succeeded"]
+
+
+def _exit_code(child: int) -> int | None:
+    """None: it has not ended within three seconds, and is killed."""
+    for _ in range(300):
+        if (ended := os.waitpid(child, os.WNOHANG)) != (0, 0):
+            return os.waitstatus_to_exitcode(ended[1])
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
