@@ -61,13 +61,20 @@ RUN_BY = {
         "Django": "test_ways_in.py",
         "Which origin": "test_origins.py",
         "From SQL": "test_sql_enqueue.py",
+        "Rights": "test_sql_enqueue.py",
         "From a trigger": "test_sql_enqueue.py",
         "Workflows": "test_workflow.py",
     },
     "docs/history.md": {"The archive": HERE},
     "docs/middleware.md": {"": "test_middleware.py", "An error reporter": "test_middleware.py"},
     "docs/observability.md": {"What travels": "test_context.py", "In every line of the log": "test_context.py"},
-    "docs/operations.md": {"What goes on": HERE, "Held jobs": HERE, "Questions": HERE},
+    "docs/operations.md": {
+        "What goes on": HERE,
+        "Held jobs": HERE,
+        "Questions": HERE,
+        "A copy, as for staging": HERE,
+        "Migrations of your own": HERE,
+    },
     "docs/outbox.md": {"": HERE},
     "docs/periodic.md": {"": "test_periodic.py", "What comes next": "test_periodic.py"},
     "docs/policies.md": {
@@ -348,6 +355,40 @@ async def test_what_a_wrong_clock_has_left_is_mended(database: str):
         await fetch(database, statement)
     assert await value(database, "SELECT count(*) FROM sidings.origin WHERE lease_until <= clock_timestamp()") == 2
     assert await value(database, "SELECT count(*) FROM sidings.outbox_relay") == 0
+
+
+async def test_a_copy_runs_and_sends_nothing_of_what_it_was_copied_from(database: str, topic: Any, sidings_kafka: str):
+    positions, handled, statement = await topic(), [], block("operations.md", "A copy, as for staging", "sql")
+    async with connected(database) as connection:
+        await connection.execute("INSERT INTO sidings.topic (topic, partitions) VALUES ($1, 4711)", positions)
+        await connection.fetch("SELECT sidings.enqueue('send_eta', '{}', $1)", f"{positions}/0")
+        await connection.fetch("SELECT sidings.publish($1, 'k', '{}')", positions)
+        await connection.execute(
+            "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ($1, 0, 4711)", positions
+        )
+        await connection.execute(statement)
+    await produce_raw(sidings_kafka, positions, POSITION, partition=0)
+    service = a_service(database, sidings_kafka)
+
+    @service.consumer(positions)
+    async def on_position(message: Message[Position], tx: Transaction) -> None:
+        handled.append(message.offset)
+        await send_eta.enqueue(tx, Position(transport_id="t-1"))
+
+    @service.job(group="transport_id", home=positions)
+    async def send_eta(job: Job[Position]) -> None:
+        handled.append(job.payload.transport_id)
+
+    async with service:
+        await eventually(lambda: "t-1" in handled)
+    assert set(handled) == {0, "t-1"}  # the first try may come before the topic's partitions are known
+    assert await value(database, "SELECT count(*) FROM sidings.outbox") == 0
+
+
+def test_migrations_of_another_tool_leave_the_schema_out():
+    include_name = execute(block("operations.md", "Migrations of your own", "python"))["include_name"]
+    assert [include_name(name, "schema", {}) for name in (None, "billing", "sidings")] == [True, True, False]
+    assert include_name("job", "table", {"schema_name": None})
 
 
 async def test_retention_can_be_told_to_wait_for_the_archive(database: str):

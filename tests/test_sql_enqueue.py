@@ -3,11 +3,14 @@
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from secrets import token_hex
 from typing import Any
 
 import asyncpg
 import pytest
+from sidings import PostgresSettings
 from sidings.jobs import Job, Registry
+from sidings.kafka.outbox import Outbox
 from sidings.schema import migrate
 
 from .guide import block
@@ -142,6 +145,44 @@ async def test_the_statement_of_the_guide_enqueues(database: str):
     [row] = await fetch(database, "SELECT * FROM sidings.job")
     assert (row["type"], row["origin"], row["group"]) == ("send_eta", "transports/17", "t-1")
     assert json.loads(row["payload"]) == {"transport_id": "t-1", "eta": "2030-01-02T03:04:00Z"}
+
+
+async def test_with_the_rights_of_the_guide_one_may_enqueue_and_publish_in_every_way(database: str):
+    registry, outbox, role = Registry(), Outbox(PostgresSettings(dsn=database)), f"app_{token_hex(6)}"
+
+    @registry.job(group="transport", home="rides")
+    async def ride(job: Job[Ride]) -> None: ...
+
+    a, origin = Ride(transport="a"), "rides/3"
+    async with connected(database) as connection:
+        await connection.execute("INSERT INTO sidings.topic (topic, partitions, former) VALUES ('rides', 24, '{12}')")
+        await connection.execute(
+            f"CREATE ROLE {role}; {block('enqueueing.md', 'Rights', 'sql').replace('app;', f'{role};')}"
+        )
+        try:
+            await connection.execute(f"SET SESSION AUTHORIZATION {role}")
+            async with connection.transaction():
+                for options in (
+                    {},
+                    {"origin": origin},
+                    {"delay": 5},
+                    {"unique_key": "k"},
+                    {"origin": origin, "unique_key": "l"},
+                ):
+                    await ride.enqueue(connection, a, **options)
+                await ride.enqueue_many(connection, [a, a])
+                await ride.enqueue_many(connection, [a, a], origin=origin)
+                await connection.fetchval("SELECT sidings.enqueue('ride', '{}', sidings.origin_for('a', 'rides'), 'a')")
+                await outbox.publish(connection, "etas", key="a", value=a)
+                await outbox.publish_many(connection, "etas", [("a", a)])
+                await connection.fetchval("SELECT sidings.publish('etas', 'a', '{}')")
+                await connection.fetchval("SELECT sidings.publish_bytes('etas', 'a', 'b')")
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await connection.execute("DELETE FROM sidings.job")
+        finally:
+            await connection.execute(f"RESET SESSION AUTHORIZATION; DROP OWNED BY {role}; DROP ROLE {role}")
+    assert await value(database, "SELECT count(*) FROM sidings.job") == 10
+    assert await value(database, "SELECT count(*) FROM sidings.outbox") == 4
 
 
 async def test_a_schema_of_another_name_has_an_enqueue_of_its_own(empty_database: str):
