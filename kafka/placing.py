@@ -189,7 +189,7 @@ class Placer:
     async def _ask_topic_ids(self, waiting: Collection[TopicPartition]) -> dict[TopicPartition, UUID]:
         if self._topic_ids is None:
             return {}
-        ids = await ask_topic_ids(self._client, {tp.topic for tp in waiting})
+        ids = await ask_topic_ids(self._client, waiting)
         return {tp: ids[tp.topic] for tp in waiting if tp.topic in ids}
 
     async def _compare(

@@ -111,7 +111,7 @@ async def _targets(
             await client.start()
             first = cast(Mapping[TopicPartition, int], await client.beginning_offsets(tps))
             end = cast(Mapping[TopicPartition, int], await client.end_offsets(tps))
-            topic_id = (await ask_topic_ids(client, [topic])).get(topic)
+            topic_id = (await ask_topic_ids(client, tps)).get(topic)
             match to:
                 case "earliest":
                     found = first

@@ -24,6 +24,7 @@ __all__ = ["KnownIds", "TopicIdWatch", "ask_topic_ids", "is_another"]
 log = logging.getLogger("sidings.consumer")
 
 _LOOK_SECONDS = 5.0
+_ANSWER_SECONDS = 10.0
 _NONE = UUID(int=0)  # of topics in clusters that give no ids
 _METADATA = 3
 _VERSION = 10
@@ -107,17 +108,18 @@ class _MetadataRequest(Request[_MetadataRequestV10]):
         return request_struct_class([(_NONE, topic, {}) for topic in self._topics], False, False, False, {})
 
 
-async def ask_topic_ids(client: AIOKafkaConsumer, topics: Collection[str]) -> dict[str, UUID]:
-    """The ids of `topics`; one that Kafka tells none of is absent: an old broker, or no such topic just now.
+async def ask_topic_ids(client: AIOKafkaConsumer, partitions: Collection[TopicPartition]) -> dict[str, UUID]:
+    """The ids of these partitions' topics; one that Kafka tells none of is absent: an old broker, or no such topic just
+    now. A broker is asked that leads one of them: another may be away.
 
     Raises `KafkaError`.
     """
     inner: Any = client._client  # pyright: ignore[reportPrivateUsage]  # aiokafka lets nobody else send on its connections
-    node = inner.get_random_node()
-    if node is None:
-        raise KafkaConnectionError("no broker is known")
+    leaders = {inner.cluster.leader_for_partition(tp) for tp in partitions} - {None, -1}
+    if not leaders:
+        raise KafkaConnectionError("no broker is known that leads one of the partitions")
     try:
-        response: Any = await inner.send(node, _MetadataRequest(sorted(topics)))
+        response: Any = await inner.send(leaders.pop(), _MetadataRequest(sorted({tp.topic for tp in partitions})))
     except (IncompatibleBrokerVersion, NotImplementedError) as error:  # older than 2.8, or so new that it is gone
         log.debug("topics have no ids here: %r", error)
         return {}
@@ -162,8 +164,9 @@ class TopicIdWatch:
             if not placed:
                 continue
             try:
-                now = await ask_topic_ids(self._client, {partition.tp.topic for partition in placed})
-            except (KafkaError, OSError) as error:
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    now = await ask_topic_ids(self._client, [partition.tp for partition in placed])
+            except (KafkaError, OSError) as error:  # TimeoutError is an OSError
                 log.debug("the topics' ids could not be looked at: %r", error)
                 continue
             changed = [p for p in placed if is_another(self._known.topic_id(p.tp), now.get(p.tp.topic))]
