@@ -101,7 +101,6 @@ class StatelessLoop(FetchLoop):
             if not await self._handling.settle(partition, item):
                 break
             partition.window.finish(item)
-            partition.look()
             if (
                 partition.state is State.FULL
                 and not partition.unreadable

@@ -179,6 +179,7 @@ async def test_what_cannot_be_handled_goes_unchanged_to_the_dead_letter_topic(to
         await (await producer.send_batch(nothing, name, partition=0))
         await producer.send_and_wait(name, b'{"n": 13}', key=b"k")
         await producer.send_and_wait(name, b'{"n": 14}', key=b"k")
+        await producer.send_and_wait(name, None, key=b"k")
     service = a_service(sidings_kafka)
 
     @service.consumer(name, stateless=True, retry=TWICE, dead_letter=dead)
@@ -188,13 +189,14 @@ async def test_what_cannot_be_handled_goes_unchanged_to_the_dead_letter_topic(to
             raise ValueError("bad luck " + "x" * 5_000)
 
     async with service:
-        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 4)
-        assert sample(service, "sidings_consumer_messages_total", result="dead_letter") == 3
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 5)
+        assert sample(service, "sidings_consumer_messages_total", result="dead_letter") == 4
         assert sample(service, "sidings_consumer_failures_total") == 2
-    assert await committed(sidings_kafka, name) == 4
+    assert await committed(sidings_kafka, name) == 5
     assert seen == [13, 13, 14]
     letters = await everything(sidings_kafka, dead)
-    assert [(m.key, m.value) for m in letters] == [(b"\xfe", b"\x00not json"), (None, b""), (b"k", b'{"n": 13}')]
+    assert [(m.key, m.value) for m in letters[:2]] == [(b"\xfe", b"\x00not json"), (None, b"")]
+    assert [(m.key, m.value) for m in letters[2:]] == [(b"k", b'{"n": 13}'), (b"k", None)]
     assert list(letters[0].headers[:3]) == headers
     told = dict(letters[0].headers[3:])
     assert b"json" in told["sidings-error"].lower()

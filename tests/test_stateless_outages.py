@@ -247,20 +247,27 @@ async def test_one_topic_is_consumed_stateless_and_is_the_home_of_jobs(database,
         "test", postgres=database, kafka=KafkaSettings(bootstrap=sidings_kafka), prometheus=CollectorRegistry()
     )
     ran: list[str] = []
+    origins: dict[str, str] = {}
 
     @service.job(group="transport", home=name)
     async def follow_up(job: Job[Ride]) -> None:
         ran.append(job.payload.transport)
 
+    @service.job()
+    async def beside(job: Job[Ride]) -> None:
+        origins[job.payload.transport] = job.origin
+
     @service.consumer(name, stateless=True, dead_letter="dead")
     async def handle(message: Message[Number]) -> None:
         async with service.transaction() as tx:
             await follow_up.enqueue(tx, Ride(transport=f"g-{message.value.n}"))
+            await beside.enqueue(tx, Ride(transport=f"g-{message.value.n}"))
 
     @service.consumer(await topic("other"))
     async def other(message: Message[Number], tx: Transaction) -> None: ...
 
     async with service:
         await eventually(lambda: len(service.executor.held) == 3)
-        await produce(sidings_kafka, name, range(5))
+        await produce(sidings_kafka, name, range(5), partition=1)
         await eventually(lambda: sorted(ran) == [f"g-{n}" for n in range(5)])
+        await eventually(lambda: origins == {f"g-{n}": f"{name}/1" for n in range(5)}, lambda: origins)

@@ -1,0 +1,286 @@
+"""Stateless consumers where something fails for a while: nothing is passed over, and what is well says so."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from prometheus_client import CollectorRegistry
+from sidings import InvalidMessage, KafkaUnavailable, Message, Retry
+from sidings.kafka.dead_letters import DeadLetters
+from sidings.kafka.metrics import ConsumerMetrics
+from sidings.kafka.offsets import Move
+from sidings.kafka.outbox import NotPublished
+from sidings.kafka.stateless_offsets import GroupOffsets
+from sidings.kafka.stateless_partition import Failing, StatelessPartition
+from tenacity import stop_after_delay, wait_fixed, wait_none
+
+from .consumer_support import Number, produce, producing, sample
+from .support import eventually
+from .test_stateless import TWICE, a_service, committed, everything
+
+TP = TopicPartition("positions", 0)
+
+
+async def test_a_message_that_waits_for_its_next_attempt_is_not_passed_over_by_a_stop(topic, sidings_kafka):
+    name = await topic()
+    await produce(sidings_kafka, name, range(3))
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, retry=Retry(wait=wait_fixed(600)), dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        raise ConnectionError
+
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_retries_total") == 1)
+        started = time.monotonic()
+    assert time.monotonic() - started < 4, "it waited for the handler"
+    assert sample(service, "sidings_consumer_messages_total") == 0
+    assert await committed(sidings_kafka, name) == 0
+
+
+async def test_no_more_run_at_once_than_asked_for_however_they_arrive(topic, sidings_kafka):
+    name, gate = await topic(), asyncio.Event()
+    begun: list[int] = []
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, concurrency=2, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        begun.append(message.value.n)
+        await gate.wait()
+
+    async with service:
+        partitions = service._life.consumer._stateless.partitions
+        for n in range(5):
+            await produce(sidings_kafka, name, [n], key=f"key-{n}")
+            await eventually(lambda n=n: partitions and len(partitions[TopicPartition(name, 0)].window) == n + 1)
+        assert begun == [0, 1]
+        gate.set()
+        await eventually(lambda: begun == [0, 1, 2, 3, 4])
+
+
+async def test_a_stop_takes_up_nothing_more(topic, sidings_kafka):
+    name, gate = await topic(), asyncio.Event()
+    begun: list[int] = []
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, concurrency=1, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        begun.append(message.value.n)
+        await gate.wait()
+
+    await produce(sidings_kafka, name, range(3))
+
+    async def open_the_gate() -> None:
+        await eventually(lambda: partition.leaving.is_set())
+        gate.set()
+
+    async with service:
+        await eventually(lambda: begun)
+        [partition] = service._life.consumer._stateless.partitions.values()
+        opening = asyncio.create_task(open_the_gate())
+    await opening
+    assert begun == [0]
+    assert await committed(sidings_kafka, name) == 1
+
+
+async def test_what_ends_beside_large_messages_that_wait_makes_no_room_for_more(topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.stateless_loop._MOST_BYTES", 200)
+    name, gate, quick = await topic(), asyncio.Event(), asyncio.Event()
+    done: list[int] = []
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, concurrency=2, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        await (quick if message.key == b"quick" else gate).wait()
+        done.append(message.value.n)
+
+    async with producing(sidings_kafka) as producer:
+        await producer.send_and_wait(name, b'{"n":0}', key=b"quick")
+        await producer.send_and_wait(name, b'{"n":1}' + 300 * b" ", key=b"slow")
+    async with service:
+        partitions = service._life.consumer._stateless.partitions
+        await eventually(lambda: partitions and partitions[TopicPartition(name, 0)].state.name == "FULL")
+        [partition] = partitions.values()
+        quick.set()
+        await eventually(lambda: done == [0])
+        await eventually(lambda: len(partition.window) == 1)
+        assert partition.state.name == "FULL"
+        gate.set()
+        await eventually(lambda: done == [0, 1] and partition.state.name == "READY")
+
+
+async def test_whatever_keeps_a_dead_letter_from_leaving_is_told_until_it_has_left(topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.stateless_handling._DEAD_LETTER_SECONDS", (0.01, 0.01))
+    name, dead = await topic("positions"), await topic("dead")
+    errors = [InvalidMessage("too large"), NotPublished("no such topic"), KafkaUnavailable("away")]
+    send = DeadLetters.send
+    told: list[str] = []
+
+    async def refuse(self: DeadLetters, topic: str, record: Any, error: str) -> None:
+        if errors:
+            told.extend(service.problems())
+            raise errors.pop(0)
+        await send(self, topic, record, error)
+
+    monkeypatch.setattr(DeadLetters, "send", refuse)
+    await produce(sidings_kafka, name, range(2))
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, retry=TWICE, dead_letter=dead)
+    async def handle(message: Message[Number]) -> None:
+        if message.value.n == 0:
+            raise ValueError("bad luck")
+
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 2)
+        assert ["too large" in told[0], "no such topic" in told[1], len(told)] == [True, True, 2]
+        assert service.problems() == []
+        assert sample(service, "sidings_consumer_paused_partitions") == 0
+    assert [record.value for record in await everything(sidings_kafka, dead)] == [b'{"n":0}']
+
+
+async def test_a_policy_of_so_many_seconds_counts_them_from_the_first_attempt(topic, sidings_kafka):
+    name, dead = await topic("positions"), await topic("dead")
+    await produce(sidings_kafka, name, [0])
+    began: list[float] = []
+    service = a_service(sidings_kafka)
+    for_a_while = Retry(wait=wait_none(), stop=stop_after_delay(0.2))
+
+    @service.consumer(name, stateless=True, retry=for_a_while, dead_letter=dead)
+    async def handle(message: Message[Number]) -> None:
+        began.append(time.monotonic())
+        await asyncio.sleep(0.05)
+        raise ConnectionError
+
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 1)
+    assert began[-1] - began[0] < 0.2
+    assert len(began) > 1
+
+
+async def test_a_rebalance_forgives_no_failure(topic, sidings_kafka):
+    """A message that ends badly after its second attempt would be tried for ever where rebalances are frequent."""
+    name, dead = await topic(partitions=2), await topic("dead")
+    await produce(sidings_kafka, name, [0])
+    tried: list[int] = []
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, retry=Retry(wait=wait_fixed(600), stop=TWICE.stop), dead_letter=dead)
+    async def handle(message: Message[Number]) -> None:
+        tried.append(message.offset)
+        raise ConnectionError
+
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_retries_total") == 1)
+        stateless = service._life.consumer._stateless
+        former = stateless.partitions[TopicPartition(name, 0)]
+        stateless.rest()
+        stateless.assigned(list(stateless.partitions))  # as a rebalance does that leaves them here
+        stateless.place()
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="dead_letter") == 1)
+        assert stateless.partitions[TopicPartition(name, 0)] is not former
+    assert tried == [0, 0]
+
+
+# -- offsets: a client that fails at will ------------------------------------------------------------------------------
+
+
+class Client:
+    """A client whose commits end as `ends` says, one after another, and then well."""
+
+    def __init__(self, *ends: Exception) -> None:
+        self.ends = list(ends)
+        self.told: list[dict[TopicPartition, int]] = []
+        self.meanwhile: Any = lambda: None
+
+    async def commit(self, offsets: dict[TopicPartition, int]) -> None:
+        self.told.append(offsets)
+        await asyncio.sleep(0)
+        self.meanwhile()
+        if self.ends:
+            raise self.ends.pop(0)
+
+
+def offsets_of(client: Any) -> GroupOffsets:
+    return GroupOffsets(client, ConsumerMetrics("test", CollectorRegistry(), {"positions"}), seconds=5)
+
+
+def placed(offset: int = 0) -> StatelessPartition:
+    partition = StatelessPartition(TP)
+    partition.place(offset)
+    return partition
+
+
+async def test_offsets_that_were_not_committed_are_committed_later_and_told_meanwhile(monkeypatch):
+    client = Client(KafkaError("away"), OSError("away"), ValueError("a mistake of the client's"))
+    offsets, partition = offsets_of(client), placed()
+    partition.end = 7
+    await offsets.commit([partition])
+    since = partition.uncommitted_since
+    assert since is not None
+    await offsets.commit([partition])
+    await offsets.commit([partition])
+    assert partition.uncommitted_since == since, "the first failure counts"
+    assert partition.problem() is None
+    monkeypatch.setattr("sidings.kafka.stateless_partition._COMMIT_SECONDS", -1.0)
+    assert "could not be committed" in (partition.problem() or "")
+    await offsets.commit([partition])
+    assert client.told == [{TP: 7}] * 4
+    assert partition.problem() is None
+    await offsets.commit([partition])
+    assert len(client.told) == 4, "there was nothing to commit"
+
+
+@pytest.mark.parametrize("error", [CommitFailedError(), IllegalStateError("revoked")])
+async def test_a_commit_that_comes_too_late_is_no_failure(error):
+    offsets, partition = offsets_of(Client(error)), placed()
+    partition.end = 7
+    await offsets.commit([partition])
+    assert partition.uncommitted_since is None
+
+
+async def test_what_is_done_while_a_commit_is_under_way_is_not_taken_for_committed():
+    client = Client()
+    offsets, partition = offsets_of(client), placed()
+    partition.end = 7
+
+    def go_on() -> None:
+        partition.end = partition.next_offset = 9
+
+    client.meanwhile = go_on
+    await offsets.commit([partition])
+    await offsets.commit([partition])
+    assert client.told == [{TP: 7}, {TP: 9}]
+
+
+async def test_of_a_partition_that_is_not_placed_nothing_is_committed():
+    client, partition = Client(), placed(3)
+    partition.end = 7
+    partition.look()
+    partition.displace()
+    await offsets_of(client).commit([partition])
+    assert client.told == []
+
+
+async def test_a_jump_is_committed_at_once():
+    client = Client()
+    await offsets_of(client).jump(Move(TP, 3, 7))
+    assert client.told == [{TP: 7}]
+
+
+def test_a_partition_that_is_placed_anew_keeps_the_failures_of_what_comes_again_and_nothing_else():
+    partition = placed()
+    partition.failing = {offset: Failing(0.0, 1) for offset in (3, 5, 7)}
+    partition.leaving.set()
+    partition.stuck, partition.uncommitted_since = "it was stuck", 0.0
+    window = partition.window
+    partition.displace()
+    partition.place(5)
+    assert list(partition.failing) == [5, 7]
+    assert partition.window is not window
+    assert not partition.leaving.is_set()
+    assert partition.problem() is None
+    assert partition.committed == 5
