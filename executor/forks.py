@@ -3,18 +3,33 @@
 import logging
 import os
 
-__all__ = ["end_if_forked"]
+__all__ = ["end_if_forked", "forks_so_far"]
 
 log = logging.getLogger("sidings.executor")
 
+_forks = 0  # since the interpreter has started; to ask the system who one is takes a quarter of a microsecond a job
 
-def end_if_forked(pid: int, error: BaseException | None = None) -> None:
-    """End this process if it is not `pid`, which has called a handler, but a child of it: as where `os.exec` fails, or
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def forks_so_far() -> int:
+    """How many forks lie between the interpreter's start and this process: what `end_if_forked` compares with."""
+    return _forks
+
+
+def end_if_forked(forks: int, error: BaseException | None = None) -> None:
+    """End this process if it is not the one that has called a handler, but a child of it: as where `os.exec` fails, or
     `sys.exit` is to end it. With its copy of the event loop and of the connections it would be a second executor.
 
-    error: what the handler has raised.
+    forks: as many as there were when it was called. error: what it has raised.
     """
-    if os.getpid() == pid:
+    if _forks == forks:
         return
     if not isinstance(error, SystemExit):
         log.error("a process that a handler has forked has come out of the handler, and ends", exc_info=error)

@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any
 
 from ..jobs import Snooze
-from .forks import end_if_forked
+from .forks import end_if_forked, forks_so_far
 from .worker import Worker
 
 __all__ = ["HandlerThreads"]
@@ -60,18 +59,18 @@ def _run(call: Future[object], handler: Callable[[Any], object], argument: Any) 
     """Call a plain function, unless the call has been withdrawn; what comes of it goes into `call`."""
     if not call.set_running_or_notify_cancel():
         return
-    pid = os.getpid()
+    forks = forks_so_far()
     try:
         result = handler(argument)
-        end_if_forked(pid)
+        end_if_forked(forks)
         call.set_result(result)
     except (StopIteration, KeyboardInterrupt, SystemExit) as error:  # no future can carry them as what they are
-        end_if_forked(pid, error)
+        end_if_forked(forks, error)
         raised = RuntimeError(f"the handler raised {error!r}")
         raised.__cause__ = error
         call.set_exception(raised)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded
-        end_if_forked(pid, error)
+        end_if_forked(forks, error)
         call.set_exception(error)
     finally:
         del call, argument  # an error's traceback leads here

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -14,7 +13,7 @@ from ..errors import Fenced, PostgresUnavailable
 from ..jobs import Again, Committed, ErrorInfo, Job, JobType, Outcome, OutcomeName, Transaction
 from ..jobs.middleware import Call, Middleware, call_through, completed
 from .clock import now
-from .forks import end_if_forked
+from .forks import end_if_forked, forks_so_far
 from .link import BROKEN, connect
 from .queues import Entry, OriginQueue
 from .settings import PostgresSettings
@@ -133,7 +132,7 @@ class Transactional:
         started: float,
         limit: Callable[[float | None], None],
     ) -> Outcome:
-        pid = os.getpid()
+        forks = forks_so_far()
         try:
             job.transaction = Transaction(connection)
             handler = partial(cast(Any, job_type.handler), job)
@@ -145,14 +144,14 @@ class Transactional:
                     )
                 else:
                     await completed(await handler())
-                end_if_forked(pid)
+                end_if_forked(forks)
             finally:
                 limit(None)
                 job.transaction.close()
             if not connection.is_closed() and not connection.is_in_transaction():  # the job's end would commit alone
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its job")
         except BaseException as error:
-            end_if_forked(pid, error)
+            end_if_forked(forks, error)
             # What it has left running may go on with asyncpg's own object, which then must lead nowhere.
             if job.transaction is not None and job.transaction.lent:
                 connection.terminate()

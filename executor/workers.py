@@ -6,7 +6,6 @@ them into `finished`, from where the next cycle collects it.
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +30,7 @@ from ..jobs.context import current_work
 from ..jobs.middleware import Call, call_through, completed
 from .attempts import Finished, failed, invalid, job_of, judged, raised, results
 from .clock import now
-from .forks import end_if_forked
+from .forks import end_if_forked, forks_so_far
 from .queues import Entry, OriginQueue
 from .threads import HandlerThreads
 from .transactional import Superseded, Transactional
@@ -72,11 +71,11 @@ class Workers:
         self._threads = HandlerThreads(concurrency)
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = False
-        self._pid = 0  # of this process, since the start
+        self._forks = 0  # at the start
 
     def start(self) -> None:
         """Create the workers' coroutines."""
-        self._pid = os.getpid()
+        self._forks = forks_so_far()
         self.batch_sizes = {job_type.name: job_type.batch for job_type in self._registry if job_type.batch}
         for worker in self.all:
             worker.task = asyncio.create_task(self._work(worker), name="sidings worker")
@@ -280,7 +279,7 @@ class Workers:
                 outcome = self._cancelled(worker, job_type, entry, started)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
                 _pass_on_exit(error, task)
-                end_if_forked(self._pid, error)
+                end_if_forked(self._forks, error)
                 outcome = self._raised(worker, job_type, entry, error, started)
             self._end(worker)
             finished = now()
@@ -307,7 +306,7 @@ class Workers:
                 outcomes = [self._cancelled(worker, job_type, entry, started) for entry in entries]
             except BaseException as error:  # noqa: BLE001 - as in `_attempts`
                 _pass_on_exit(error, task)
-                end_if_forked(self._pid, error)
+                end_if_forked(self._forks, error)
                 outcomes = [self._raised(worker, job_type, entry, error, started) for entry in entries]
             self._end(worker)
             finished = now()
@@ -334,7 +333,7 @@ class Workers:
         return job_type
 
     def _end(self, worker: Worker) -> None:
-        end_if_forked(self._pid)
+        end_if_forked(self._forks)
         worker.entry = worker.call = None
         worker.stop_at = worker.reason = None
 
