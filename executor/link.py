@@ -191,6 +191,8 @@ def _limits(seconds: float) -> str:
 
 
 def _text(error: BaseException) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        return "a file that the DSN names is not there: the socket in host=, or that of sslrootcert, sslcert or sslkey"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -99,3 +100,14 @@ def test_an_async_function_is_refused_at_once() -> None:
 
     with pytest.raises(ConfigurationError, match="password: an async function: give a plain one"):
         PostgresSettings(dsn="postgresql://localhost/x", password=token)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "dsn", ["postgresql://u@127.0.0.1/db?sslmode=verify-ca&sslrootcert={}", "postgresql://u@/db?host={}"]
+)
+async def test_a_file_that_the_dsn_names_and_that_is_not_there_is_told_of(tmp_path: Path, dsn: str) -> None:
+    """It said: No such file or directory."""
+    with pytest.raises(
+        PostgresUnavailable, match=r"a file that the DSN names is not there: the socket in host=, or that"
+    ):
+        await connect(PostgresSettings(dsn=dsn.format(tmp_path / "nothing")))
