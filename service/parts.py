@@ -22,6 +22,8 @@ from .subscriptions import Subscriptions
 
 __all__ = ["Database", "Messaging", "Parts"]
 
+_MOST_BYTES = 2**31 - 1  # of a message, as the protocol counts them
+
 
 @dataclass(frozen=True, slots=True)
 class Messaging:
@@ -86,11 +88,13 @@ def _messaging(configuration: Configuration) -> Messaging | None:
     if kafka is None:
         return None
     group = kafka.group or configuration.name
+    # Others have sent what goes to the dead letters: how large it may be, the brokers say alone.
+    unlimited = (configuration.outbox or OutboxSettings()).model_copy(update={"max_message_bytes": _MOST_BYTES})
     return Messaging(
         settings=kafka,
         group=group,
         producer=Producer(kafka, configuration.outbox),
-        dead_letters=DeadLetters(group, Producer(kafka, configuration.outbox)),
+        dead_letters=DeadLetters(group, Producer(kafka, unlimited)),
     )
 
 

@@ -142,6 +142,23 @@ async def test_whatever_keeps_a_dead_letter_from_leaving_is_told_until_it_has_le
     assert [record.value for record in await everything(sidings_kafka, dead)] == [b'{"n":0}']
 
 
+async def test_a_dead_letter_may_be_as_large_as_the_brokers_take(topic, sidings_kafka):
+    """A message that is larger than what the service itself would send stopped its partition for good."""
+    name, dead = await topic("positions"), await topic("dead")
+    async with producing(sidings_kafka, max_request_size=2_000_000) as producer:
+        await producer.send_and_wait(name, b"x" * 1_040_000, key=b"k")
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, dead_letter=dead)
+    async def handle(message: Message[Number]) -> None: ...
+
+    async with service:
+        await eventually(
+            lambda: sample(service, "sidings_consumer_messages_total", result="dead_letter"), service.problems
+        )
+    assert [len(record.value) for record in await everything(sidings_kafka, dead)] == [1_040_000]
+
+
 async def test_a_policy_of_so_many_seconds_counts_them_from_the_first_attempt(topic, sidings_kafka):
     name, dead = await topic("positions"), await topic("dead")
     await produce(sidings_kafka, name, [0])
