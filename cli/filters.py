@@ -39,9 +39,9 @@ def a_state(text: str | None) -> str | None:
 
 
 def check_group(origin: str | None, group: str | None) -> None:
-    """Raise `ConfigurationError` for a group of no origin."""
+    """Raise `ConfigurationError` for a group of no origin: one name may stand in several of them."""
     if group is not None and origin is None:
-        raise ConfigurationError(f"--group {group!r} needs --origin: a group is one of an origin")
+        raise ConfigurationError(f"--group {group!r} needs --origin; docs/operations.md has the query that finds it")
 
 
 def check_words(option: str, words: Sequence[str] | None, known: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from ..errors import AdministrationError, ConfigurationError
 from .command import Because, By, Limit, Yes, command, fail
 from .consent import ask
 from .filters import NAMES, a_state, check_group
-from .jobs import Group, Origin, Outcomes, Since, State, Type, app, find_ended, print_ended, print_jobs
+from .jobs import Group, Origin, Outcomes, Since, State, Type, app, ended_filter, print_ended, print_jobs
 from .output import counted, note
 from .session import Session
 
@@ -96,12 +96,13 @@ async def requeue(
     filtered = bool(outcome or type or origin)
     _check_choice("requeue", ids, filtered, "--outcome, --type or --origin")
     if not ids:
-        rows = await find_ended(session, outcome, since, type, origin, limit, None)
+        chosen = ended_filter(session, outcome, since)
+        rows = await session.admin().requeueable(**chosen, type=type, origin=origin, limit=limit, force=force)
         if not rows:
-            fail(f"no job that ended since {since} fits: nothing was done")
+            fail(f"no job that ended since {since} and was not requeued yet fits: nothing was done")
         print_ended(session, rows)
         _say_limit(len(rows), limit)
-        ids = [row.job_id for row in reversed(rows)]  # in the order in which they ended
+        ids = [row.job_id for row in rows]  # in the order in which they were enqueued
     if filtered or len(ids) > 1:
         ask(f"requeue {counted(len(ids), 'job')}", yes=yes)
     admin, refused = session.admin(by), 0

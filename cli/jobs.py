@@ -26,7 +26,7 @@ __all__ = [
     "State",
     "Type",
     "app",
-    "find_ended",
+    "ended_filter",
     "print_ended",
     "print_jobs",
     "without_cursor",
@@ -124,7 +124,13 @@ async def ended(
     as_json: Json = False,
 ) -> None:
     """Jobs that ended without success, the newest first: what `requeue` can bring back."""
-    rows = await find_ended(session, outcome, since, type, origin, limit, before)
+    rows = await session.admin().ended(
+        **ended_filter(session, outcome, since),
+        before=a_time("--before", before, session.now),
+        type=type,
+        origin=origin,
+        limit=limit,
+    )
     more = rows[-1].finished_at.isoformat() if len(rows) == limit else None
     if as_json:
         print_json(session.now, jobs=rows, next=more)
@@ -134,25 +140,10 @@ async def ended(
         note(f"there may be more: add --before '{more}'")
 
 
-async def find_ended(
-    session: Session,
-    outcome: Sequence[str] | None,
-    since: str,
-    type: str | None,
-    origin: str | None,
-    limit: int,
-    before: str | None,
-) -> "list[AttemptRow]":
-    """The rows of `Admin.ended` for the options of a command."""
+def ended_filter(session: Session, outcome: Sequence[str] | None, since: str) -> dict[str, Any]:
+    """What the options of a command say, as `Admin.ended` and `Admin.requeueable` take it."""
     check_words("--outcome", outcome, [*outcome_names(), "succeeded"])
-    return await session.admin().ended(
-        outcomes=outcome or outcome_names(),
-        since=a_time("--since", since, session.now),
-        before=a_time("--before", before, session.now),
-        type=type,
-        origin=origin,
-        limit=limit,
-    )
+    return {"outcomes": outcome or outcome_names(), "since": a_time("--since", since, session.now)}
 
 
 def print_jobs(session: Session, jobs: "Sequence[JobRow]") -> None:

@@ -60,23 +60,29 @@ async def test_held_jobs_are_released_by_filter_and_others_stay(database: str):
     assert {row["id"]: row["held"] for row in rows} == {held[0]: None, held[1]: None, other: "poison", waiting: None}
 
 
-async def test_discarded_jobs_come_back_in_the_order_in_which_they_ended(database: str):
-    ids = await some_jobs(database, 3)
-    for id in ids:
+async def test_ended_jobs_come_back_in_the_order_of_their_groups_however_they_ended(
+    database: str,
+):
+    ids = await some_jobs(database, 5)
+    for id in reversed(ids):  # as a group is cleared: from its end to its head
         await cli(database, "jobs", "discard", id)
-    await cli(database, "jobs", "requeue", "--outcome", "discarded", "--since", "1h", "--yes", "--because", "mended")
+    requeue = ("jobs", "requeue", "--outcome", "discarded", "--since", "1h", "--yes", "--because", "mended")
+    for _ in range(3):
+        await cli(database, *requeue, "--limit", 2)
     rows = await fetch(
         database,
         "SELECT (detail ->> 'new_job')::bigint AS new, (target ->> 'job')::bigint AS old "
         "FROM sidings.audit WHERE action = 'requeue' ORDER BY 1",
     )
     assert [row["old"] for row in rows] == ids
-    assert await jobs_left(database) == 3
+    assert await jobs_left(database) == 5
+    assert "was not requeued yet fits: nothing was done" in await refused(database, *requeue)
     text = await refused(database, "jobs", "requeue", ids[0])
     assert "requeued already" in text
     assert "--force" in text
     await cli(database, "jobs", "requeue", ids[0], "--force")
-    assert await jobs_left(database) == 4
+    await cli(database, *requeue, "--limit", 2, "--force")
+    assert await jobs_left(database) == 8
 
 
 async def test_many_jobs_are_not_touched_unless_somebody_says_yes(database: str):

@@ -139,13 +139,26 @@ class Admin:
         origin: str | None = None,
         limit: int = 100,
     ) -> list[AttemptRow]:
-        """The last attempts of jobs that ended, newest first: what `requeue` can bring back. since: default: a day ago.
-        before: default: now; the `finished_at` of the last row gives the next page."""
-        _check_limit(limit)
-        names = [_outcome(outcome).value for outcome in outcomes]
-        until = datetime.now(UTC) + timedelta(days=1) if before is None else before
-        start = datetime.now(UTC) - timedelta(days=1) if since is None else since
-        return [_attempt(row) for row in await self._calls.rows("ended_jobs", names, start, until, type, origin, limit)]
+        """The last attempts of jobs that ended, newest first. since: default: a day ago. before: default: now; the
+        `finished_at` of the last row gives the next page."""
+        rows = await self._calls.rows("ended_jobs", *_ended(outcomes, since, before, type, origin, limit))
+        return [_attempt(row) for row in rows]
+
+    async def requeueable(
+        self,
+        *,
+        outcomes: Collection[OutcomeName | str] = _UNSUCCESSFUL,
+        since: datetime | None = None,
+        type: str | None = None,
+        origin: str | None = None,
+        limit: int = 100,
+        force: bool = False,
+    ) -> list[AttemptRow]:
+        """The last attempts of jobs that ended and were not requeued yet, in the order in which they were enqueued, so
+        that each group keeps its order when they are requeued one after the other. Those are here no more; so ask again
+        until there are none. since: default: a day ago. force: also those that were requeued."""
+        rows = await self._calls.rows("requeueable_jobs", *_ended(outcomes, since, None, type, origin, limit), force)
+        return [_attempt(row) for row in rows]
 
     async def blocked_groups(self, *, origin: str | None = None, limit: int = 100) -> list[BlockedGroup]:
         """Groups that wait for their head, the longest first: it backs off, is blocked, or the group is paused. Groups
@@ -302,6 +315,22 @@ class Admin:
         for that long."""
         lease = timedelta(seconds=lease_seconds)
         return await self._calls.value("move_jobs", origin, to, self._actor, reason, lease, seconds=_MOVE_SECONDS)
+
+
+def _ended(
+    outcomes: Collection[OutcomeName | str],
+    since: datetime | None,
+    before: datetime | None,
+    type: str | None,
+    origin: str | None,
+    limit: int,
+) -> tuple[object, ...]:
+    """The arguments by which both kinds of ended jobs are asked for."""
+    _check_limit(limit)
+    names = [_outcome(outcome).value for outcome in outcomes]
+    until = datetime.now(UTC) + timedelta(days=1) if before is None else before
+    start = datetime.now(UTC) - timedelta(days=1) if since is None else since
+    return names, start, until, type, origin, limit
 
 
 def _check_limit(limit: int) -> None:
