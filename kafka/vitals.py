@@ -108,7 +108,7 @@ class Vitals:
     def figures(self) -> Iterator[Figures]:
         """The gauges."""
         paused: dict[tuple[str, int | None], float] = dict.fromkeys(((topic, None) for topic in self._topics), 0.0)
-        stalled, full = dict(paused), dict(paused)
+        stalled, full, stopped = dict(paused), dict(paused), dict(paused)
         lag: dict[tuple[str, int | None], float] = {}
         for partition in self._consumed():
             topic, number = partition.tp
@@ -116,6 +116,7 @@ class Vitals:
                 paused[topic, None] += 1
                 stalled[topic, None] = max(stalled[topic, None], _age(since))
             full[topic, None] += partition.state is State.FULL
+            stopped[topic, None] += partition.problem() is not None
             if (end := self._highwater(partition.tp)) is not None and partition.next_offset >= 0:
                 lag[topic, number] = max(0, end - partition.next_offset)
         yield "sidings_consumer_paused_partitions", "Partitions held up by a message that fails.", paused
@@ -124,6 +125,11 @@ class Vitals:
             "sidings_consumer_full_partitions",
             "Partitions of which no more is read, since enough is under way.",
             full,
+        )
+        yield (
+            "sidings_consumer_stopped_partitions",
+            "Partitions that stand still until a person helps; /health says why.",
+            stopped,
         )
         jobs = {} if self.backlog is None else self.backlog.waiting
         waiting: dict[tuple[str, int | None], float] = {

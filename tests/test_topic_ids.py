@@ -9,7 +9,7 @@ from sidings.devstack import DevstackError
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.kafka import topic_ids
 
-from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, offset_reaches, produce, record
+from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, offset_reaches, produce, record, sample
 from .support import SECONDS, connected, eventually, value
 
 
@@ -54,9 +54,11 @@ async def test_where_the_new_log_has_grown_past_the_stored_offset_nothing_is_pas
     service = consuming(effects, sidings_kafka, name)
     async with refusing(service, name):
         assert await numbers(effects) == [0, 1, 2]
+        assert sample(service, "sidings_consumer_stopped_partitions") == 1
         await service.reset_offsets(name, "earliest", actor="alice")
         await eventually(offset_reaches(effects, name, 6))
         assert service.problems() == []
+        assert sample(service, "sidings_consumer_stopped_partitions") == 0
     assert await numbers(effects) == [0, 1, 2, *range(10, 16)]
 
 
