@@ -119,7 +119,12 @@ def _fitting(entry: Entry, outcome: Outcome) -> Outcome:
 
 def _undecided(entry: Entry, broken: BaseException) -> Outcome:
     """The retry policy itself has failed, or the error's own class: the job must not be lost over it."""
-    log.error("job type %s: what follows cannot be decided; retrying in 60 s", entry.type, exc_info=broken)
+    try:
+        log.error("job type %s: what follows cannot be decided; retrying in 60 s", entry.type, exc_info=broken)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - a filter of the log, and it may be what has failed; the history has it
+        pass
     return Again(OutcomeName.RETRIED, 60.0, ErrorInfo.of(broken))
 
 

@@ -53,7 +53,9 @@ class ErrorInfo:
         kind = type(error)
         try:
             name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        except Exception:  # noqa: BLE001 - an error that cannot be named is still to be recorded
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 - an error that cannot be named is still to be recorded
             name = type.__getattribute__(kind, "__name__")
         try:
             message = "".join(str(error))  # a plain one, where a subclass of it comes back

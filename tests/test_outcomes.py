@@ -530,6 +530,17 @@ class Nameless(Exception, metaclass=Unnamed):
     """Its class does not tell its name."""
 
 
+class Leaving(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name == "__module__":
+            raise SystemExit
+        return type.__getattribute__(cls, name)
+
+
+class Exited(Exception, metaclass=Leaving):
+    """Its class ends the process when it is asked for its module."""
+
+
 class Unsaid(Snooze):
     """A subclass that does not call the constructor of its base."""
 
@@ -569,6 +580,7 @@ ODD_ENDS: dict[str, tuple[Callable[[Job[Ride]], Any], bool, str, str]] = {
     "a Discard without words": (lambda job: _raise(SulkyDiscard()), True, "discarded", "cannot be shown"),
     "an error that raises CancelledError": (lambda job: _raise(Cancelling()), True, "retried", "cannot be shown"),
     "an error without a name": (lambda job: _raise(Nameless("odd")), True, "retried", ""),
+    "an error whose name raises SystemExit": (lambda job: _raise(Exited("odd")), True, "retried", "odd"),
     "a receiver that is fenced": (lambda job: _raise(Fenced("odd")), True, "retried", "odd"),
     "a Snooze without seconds": (lambda job: _raise(Unsaid("x")), True, "retried", "seconds"),
     "a Snooze for NaN": (lambda job: _raise(Until(float("nan"))), True, "retried", "nan seconds"),
@@ -612,6 +624,33 @@ async def test_however_a_handler_ends_its_attempt_is_recorded_and_others_go_on(d
         rows = await ended(database, 2)
         assert rows[1]["outcome"] == "succeeded"
         assert executor.problems() == []
+
+
+async def test_a_failing_handler_ends_no_executor_where_a_filter_of_the_log_raises(database: str):
+    """With each instance in turn it ended: a job that fails leaves a line in the log, wherever it runs."""
+    registry = Registry()
+
+    @registry.job(retry=PATIENT)
+    async def odd(job: Job[Ride]) -> None:
+        raise ValueError("odd")
+
+    @registry.job()
+    async def even(job: Job[Ride]) -> None: ...
+
+    def broken(record: logging.LogRecord) -> bool:
+        raise LookupError(f"a field is missing in {record.msg!r}")
+
+    logging.getLogger("sidings.executor").addFilter(broken)
+    try:
+        await enqueue(database, odd, [Ride()])
+        async with running(database, registry) as executor:
+            [row] = await ended(database, 1)
+            assert (row["outcome"], row["error_class"]) == ("retried", "LookupError")
+            await enqueue(database, even, [Ride()])
+            assert (await ended(database, 2))[1]["outcome"] == "succeeded"
+            assert executor.problems() == []
+    finally:
+        logging.getLogger("sidings.executor").removeFilter(broken)
 
 
 @pytest.mark.parametrize("listed", [False, True], ids=["of one", "of a list"])
