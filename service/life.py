@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from multiprocessing import current_process
 from types import TracebackType
 from typing import Any
 
@@ -108,7 +109,14 @@ class Life:
         log.info("the service %r runs", name)
 
     def _check(self) -> None:
-        """A service that could do nothing of what it declares must not look as if it were well."""
+        """A service that could do nothing of what it declares must not look as if it were well. Nor may one run where a
+        handler's own child process imports the program: that would never get to what it is for."""
+        # Python's own check, `multiprocessing.spawn._check_not_importing_main`, looks at this as well (3.11 to 3.14).
+        if getattr(current_process(), "_inheriting", False):
+            raise ConfigurationError(
+                f"the service {self._configuration.name!r} is run by the main module, which a child process of "
+                'multiprocessing imports anew: run it below `if __name__ == "__main__":`'
+            )
         remedy = "give postgres=... (Service.from_env: SIDINGS_POSTGRES)"
         if self._parts.database is None and len(self._registry):
             names = ", ".join(job_type.name for job_type in self._registry)
