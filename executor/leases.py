@@ -119,12 +119,13 @@ class LeaseThread:
     def _live(self) -> None:
         """Without this thread every lease runs out, for good. It may lack files for its event loop, and what somebody
         has hung into the log may raise."""
+        outage = Outage(log, "the thread that renews leases has failed")
         while not self._stopping:
             try:
                 asyncio.run(self._run())
-            except Exception:
+            except Exception as error:  # noqa: BLE001 - it is logged, if that is possible
                 with suppress(Exception):
-                    log.exception("the thread that renews leases has failed, and begins anew")
+                    outage.failed(repr(error))
                 time.sleep(self._settings.lease_seconds / 15)
 
     async def _run(self) -> None:
