@@ -186,7 +186,7 @@ class Life:
         else:
             starting = asyncio.Lock()
             self._supervisor.watch("the executor", self._start_late(executor, starting))
-            stack.push_async_callback(starting.acquire)  # a start that is under way is not to be stopped half-way
+            stack.push_async_callback(self._end_late_start, starting)
         stack.callback(executor.rebalance_listener.close)
         if self._configuration.assignment is not None:
             executor.assign(self._configuration.assignment.origins)
@@ -199,6 +199,12 @@ class Life:
                 return
             await executor.start()
         await executor.wait()
+
+    async def _end_late_start(self, starting: asyncio.Lock) -> None:
+        """A start that is under way is not to be stopped half-way; one that has not begun does not begin any more."""
+        self._giving_up.set()
+        async with starting:
+            pass
 
     async def _consume(self, consumer: Consumer) -> None:
         """Consume when the directories are ready. A consumer that was told to stop before ends at once."""

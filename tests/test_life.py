@@ -1,0 +1,84 @@
+"""How the parts of a service fail together, and what it tells of them meanwhile."""
+
+import asyncio
+import time
+
+import pytest
+from sidings import Message, Transaction
+from sidings.executor import Executor
+from sidings.kafka import Directory, Relay
+
+from .consumer_support import Number, a_service, numbers, produce, record
+from .support import SECONDS, eventually
+
+
+async def test_a_relay_that_ends_brings_the_service_down(database, sidings_kafka, monkeypatch):
+    gate = asyncio.Event()
+
+    async def ends(_: Relay) -> None:
+        await gate.wait()
+        raise RuntimeError("a bug of the relay's")
+
+    monkeypatch.setattr(Relay, "wait", ends)
+    running = asyncio.create_task(a_service(database, sidings_kafka).run())
+    gate.set()
+    with pytest.raises(RuntimeError, match="a bug of the relay's"):
+        await asyncio.wait_for(running, SECONDS)
+
+
+async def test_a_service_without_consumers_stops_while_its_jobs_wait_for_a_directory(database, sidings_kafka):
+    """Its executor, which had not started, waited for a lock that the end of the service had taken and kept."""
+    service = a_service(database, sidings_kafka)
+    service.directory("no-such-topic", model=Number, key=lambda row: row.key)
+
+    async def run() -> None:
+        async with service:
+            pass
+
+    await asyncio.wait_for(run(), SECONDS)
+
+
+async def test_health_tells_of_each_part(database, topic, sidings_kafka, monkeypatch):
+    service = a_service(database, sidings_kafka)
+    service.directory(await topic("terminals"), model=Number, key=lambda row: row.key)
+    monkeypatch.setattr(Relay, "problems", lambda _: ["the relay is slow"])
+    monkeypatch.setattr(Directory, "problems", lambda _: ["the directory is old"])
+    async with service:
+        await eventually(lambda: not any("not loaded" in told for told in service._life.not_ready()))
+        assert {"the relay is slow", "the directory is old"} <= set(service.problems())
+
+
+async def test_a_stop_in_a_hurry_waits_for_no_batch_and_nothing_is_ready_meanwhile(effects, topic, sidings_kafka):
+    name, begun = await topic(), asyncio.Event()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+        begun.set()
+        await asyncio.Event().wait()
+
+    await produce(sidings_kafka, name, [0])
+
+    async def hurry() -> None:
+        await eventually(lambda: "the service is stopping" in service._life.not_ready())
+        service._life.hurry()
+
+    async with service:
+        await asyncio.wait_for(begun.wait(), SECONDS)
+        hurrying = asyncio.create_task(hurry())
+        started = time.monotonic()
+    await hurrying
+    assert time.monotonic() - started < 2, "it has waited for the batch"
+    assert await numbers(effects) == []
+
+
+async def test_a_start_that_fails_half_way_says_why_and_nothing_else(database, sidings_kafka, caplog, monkeypatch):
+    async def fails(_: Relay) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Executor, "start", fails)
+    with pytest.raises(ZeroDivisionError):
+        async with a_service(database, sidings_kafka):
+            pass
+    assert "has ended unexpectedly" not in caplog.text
