@@ -1,0 +1,154 @@
+"""Consumers where Postgres is away, or slow, beside their main line: that ends none of them, and loses nothing."""
+
+import asyncio
+import time
+from typing import Any
+
+import asyncpg
+import pytest
+from aiokafka import TopicPartition
+from sidings import Message, PostgresSettings, PostgresUnavailable, Retry, Transaction
+from sidings.kafka.lag import LagCommitter
+from sidings.kafka.offsets import Move, OffsetsMoved
+from sidings.kafka.partition import Partition
+from sidings.kafka.patience import Patience
+from sidings.kafka.seen import SeenUpkeep
+from tenacity import stop_after_delay, wait_none
+
+from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, offset_reaches, produce, record, sample
+from .support import eventually
+
+TP = TopicPartition("positions", 0)
+
+
+async def test_a_connection_that_breaks_under_a_message_that_stands_aside_ends_nothing(effects, topic, sidings_kafka):
+    name, tried = await topic(), list[int]()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        tried.append(message.value.n)
+        if message.value.n == 0 and len(tried) == 1:
+            raise ValueError("it fails in the main line")
+        await record(message, tx)
+        if message.value.n == 0 and len(tried) == 2:
+            await tx.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    async with service:
+        await produce(sidings_kafka, name, [0, 1])
+        await eventually(offset_reaches(effects, name, 2))
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 0
+        assert sample(service, "sidings_consumer_errors_total", server="kafka") == 0, "its client was given up"
+    assert await numbers(effects) == [0, 1]
+
+
+async def test_a_policy_of_so_many_seconds_counts_them_from_the_first_attempt(effects, topic, sidings_kafka):
+    name, began = await topic(), list[float]()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=Retry(wait=wait_none(), stop=stop_after_delay(0.3)))
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        began.append(time.monotonic())
+        await asyncio.sleep(0.05)
+        raise ConnectionError
+
+    async with service:
+        await produce(sidings_kafka, name, [0])
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="parked") == 1)
+        attempts = int(sample(service, "sidings_consumer_failures_total"))
+    assert attempts > 1
+    assert began[attempts] - began[1] < 1  # the first was in the main line; a job may have followed the last
+
+
+async def test_days_of_ids_that_could_not_be_made_are_made_soon_after(monkeypatch):
+    naps: list[float] = []
+    upkeep = SeenUpkeep(PostgresSettings(dsn="postgresql://127.0.0.1:1/nowhere"), 7)
+
+    async def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("sidings.kafka.seen.asyncio.sleep", nap)
+    with pytest.raises(asyncio.CancelledError):
+        await upkeep.run()
+    assert naps == [60.0, 60.0]
+
+
+class Client:
+    """A client that stands at 9, and notes what is committed."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[TopicPartition, Any]] = []
+
+    async def position(self, tp: TopicPartition) -> int:
+        return 9
+
+    async def commit(self, offsets: dict[TopicPartition, Any]) -> None:
+        self.told.append(offsets)
+
+
+class Offsets:
+    """Stored offsets whose moves end as `ends` says, one after another, and then well."""
+
+    def __init__(self, *ends: Exception) -> None:
+        self.ends = list(ends)
+        self.moves: list[Move] = []
+        self.meanwhile: Any = lambda: None
+
+    async def jump(self, move: Move) -> None:
+        self.moves.append(move)
+        self.meanwhile()
+        if self.ends:
+            raise self.ends.pop(0)
+
+
+def a_committer(offsets: Any, client: Any, partition: Partition) -> LagCommitter:
+    return LagCommitter(client, {TP: partition}, offsets, lambda: False)
+
+
+def placed(offset: int) -> Partition:
+    partition = Partition(TP)
+    partition.place(offset)
+    return partition
+
+
+async def test_a_gap_that_cannot_be_passed_yet_is_passed_later(monkeypatch):
+    monkeypatch.setattr("sidings.kafka.lag._COMMIT_SECONDS", 0.001)
+    offsets = Offsets(PostgresUnavailable("away"), asyncpg.LockNotAvailableError(), OffsetsMoved([TP]))
+    partition, client = placed(5), Client()
+    running = asyncio.create_task(a_committer(offsets, client, partition).run())
+    await eventually(lambda: partition.next_offset == 9 or running.done())
+    await eventually(lambda: client.told[-1] == {TP: 9})
+    running.cancel()
+    assert offsets.moves == [Move(TP, 5, 9)] * 4
+    assert client.told[0] == {TP: 5}
+
+
+async def test_a_gap_is_passed_only_where_nothing_has_come_between_two_looks():
+    offsets, partition = Offsets(), placed(5)
+    committer = a_committer(offsets, Client(), partition)
+    await committer._pass_gaps()
+    assert offsets.moves == [], "what is on its way may stand before it"
+    offsets.meanwhile = lambda: partition.place(7)  # a batch, or a reset
+    await committer._pass_gaps()
+    assert offsets.moves == [Move(TP, 5, 9)]
+    assert partition.next_offset == 7
+
+
+async def test_patience_leaves_no_timer_behind():
+    timers: list[asyncio.TimerHandle] = []
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def noted(*arguments: Any) -> asyncio.TimerHandle:
+        timers.append(call_later(*arguments))
+        return timers[-1]
+
+    loop.call_later = noted  # type: ignore[method-assign]
+    try:
+        with Patience(600) as patience:
+            await patience.call(asyncio.sleep(0))
+    finally:
+        loop.call_later = call_later  # type: ignore[method-assign]
+    assert [timer.cancelled() for timer in timers] == [True]
