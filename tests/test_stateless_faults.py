@@ -13,13 +13,16 @@ from sidings.kafka.dead_letters import DeadLetters
 from sidings.kafka.metrics import ConsumerMetrics
 from sidings.kafka.offsets import Move
 from sidings.kafka.outbox import NotPublished
+from sidings.kafka.partition import Partition
 from sidings.kafka.stateless_offsets import GroupOffsets
 from sidings.kafka.stateless_partition import Failing, StatelessPartition
+from sidings.kafka.topic_loop import FetchLoop
 from tenacity import stop_after_delay, wait_fixed, wait_none
 
 from .consumer_support import Number, produce, producing, sample
 from .support import eventually
 from .test_stateless import TWICE, a_service, committed, everything
+from .test_unreadable import produce_unreadable
 
 TP = TopicPartition("positions", 0)
 
@@ -200,6 +203,35 @@ async def test_a_rebalance_forgives_no_failure(topic, sidings_kafka):
         await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="dead_letter") == 1)
         assert stateless.partitions[TopicPartition(name, 0)] is not former
     assert tried == [0, 0]
+
+
+async def test_what_ends_before_a_record_that_cannot_be_read_does_not_make_it_be_read_again_at_once(
+    topic, sidings_kafka, monkeypatch
+):
+    """Each look at it begins the partition anew, and cancels what runs of it."""
+    name, gate, looks = await topic(), asyncio.Event(), list[str]()
+    refuse = FetchLoop._refuse
+
+    def looked(self: FetchLoop, partition: Partition, error: Exception) -> None:
+        looks.append(partition.origin)
+        refuse(self, partition, error)
+
+    monkeypatch.setattr(FetchLoop, "_refuse", looked)
+    await produce(sidings_kafka, name, [0])
+    await produce_unreadable(sidings_kafka, name, 0)
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        await gate.wait()
+
+    async with service:
+        await eventually(lambda: any("offset 1 cannot be read" in told for told in service.problems()))
+        [partition] = service._life.consumer._stateless.partitions.values()
+        assert partition.workers
+        gate.set()
+        await eventually(lambda: partition.committed == 1)
+        assert len(looks) == 1
 
 
 # -- offsets: a client that fails at will ------------------------------------------------------------------------------
