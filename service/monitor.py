@@ -1,10 +1,12 @@
 """Metrics and health over HTTP, from a thread of its own, so that it answers although the event loop hangs."""
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -14,6 +16,18 @@ from ..errors import ConfigurationError
 __all__ = ["Monitor", "address_of"]
 
 Problems = Callable[[], list[str]]
+
+_listening: WeakSet[ThreadingHTTPServer] = WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked process that outlives a killed service, as those of a `ProcessPoolExecutor` do, would keep the address from
+    the next one."""
+    for server in list(_listening):
+        server.socket.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def address_of(http: str | int) -> tuple[str, int]:
@@ -73,6 +87,7 @@ class Monitor:
             self._server = Server(self._wanted, Handler)
         except OSError as error:
             raise ConfigurationError(f"http={self._http!r}: cannot listen there: {error}") from error
+        _listening.add(self._server)
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="sidings http", daemon=True
         )

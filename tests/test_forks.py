@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 
 import pytest
+from prometheus_client import CollectorRegistry
 from sidings.executor import Executor
 from sidings.jobs import Job, Registry
+from sidings.service.monitor import Monitor
 from sidings.supervision import stop_signals
 
 from .support import ORIGIN, SECONDS, Ride, an_executor, drained, enqueue, eventually, fetch, outcomes, running
@@ -78,6 +81,27 @@ async def test_a_signal_for_a_forked_process_is_not_for_the_service(name: signal
         os.kill(os.getpid(), name)
         await eventually(lambda: told == ["stop"], "the service's own signal", seconds=5)
     assert (ended, told_by_child) == (True, [])
+
+
+def test_a_forked_process_does_not_listen():
+    """It kept the address from the next service, where this one was killed."""
+    monitor = Monitor("127.0.0.1:0", CollectorRegistry(), problems=list, not_ready=list)
+    monitor.start()
+    address = monitor.address
+    assert address is not None
+    ready = forking.Event()
+    child = forking.Process(target=_sleep, args=(ready,), daemon=True)
+    child.start()
+    try:
+        assert ready.wait(SECONDS)
+        monitor.stop()
+        with socket.socket() as another:
+            another.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            another.bind(address)
+            another.listen()
+    finally:
+        child.kill()
+        child.join()
 
 
 @pytest.mark.parametrize("leaves", ["exit", "error", "return"])
