@@ -21,8 +21,8 @@ _listening: WeakSet[ThreadingHTTPServer] = WeakSet()
 
 
 def _close_in_child() -> None:
-    """A forked process that outlives a killed service, as those of a `ProcessPoolExecutor` do, would keep the address from
-    the next one."""
+    """A forked process that outlives a killed service, as those of a `ProcessPoolExecutor` do, would keep the address
+    from the next one."""
     for server in list(_listening):
         server.socket.close()
 
