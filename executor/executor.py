@@ -71,9 +71,7 @@ class Executor:
             for name in ("cycle", "second cycle", "read", "control", "promote", "upkeep", "notify", "periodic")
         }
         self.scheduler = Scheduler(lambda name: registry.get(name) is not None)
-        self._transactional = Transactional(
-            postgres, lambda name: self._fenced([name]), self.committed, self.settings.soft_seconds / 2
-        )
+        self._transactional = Transactional(postgres, self._refused, self.committed, self.settings.soft_seconds / 2)
         self.workers = Workers(registry, self.settings.concurrency, self._transactional)
         self.cycles = CycleLoop(
             [self._links["cycle"], self._links["second cycle"]],
@@ -296,8 +294,8 @@ class Executor:
                     raise RuntimeError(f"a loop has ended: {ended!r}")
             except* Deposed:
                 log.error("the row of executor %s is gone from the database: starting again under a new id", self.id)
-                for name in list(self.scheduler.origins):
-                    self._reconciler.lost(name)
+                self._fenced(list(self.scheduler.origins))
+                self._renew_links()  # some may lead to a former primary, where the next one would be registered
             except* Exception:
                 # A defect of ours. Without its loops this process must not keep its origins.
                 for name in list(self.scheduler.origins):
@@ -345,12 +343,21 @@ class Executor:
         for name in origins:
             self._reconciler.lost(name)
 
+    def _refused(self, origin: str) -> None:
+        """The end of a transaction, for another lease or timeline. Its connection may be the first to have met a new
+        server: the others then lead to a former primary, which would grant the lease and have the job run for ever."""
+        self._fenced([origin])
+        self._renew_links()
+
+    def _renew_links(self) -> None:
+        for link in self._links.values():
+            link.renew()
+
     def _new_server(self, replaced: bool) -> None:
         if replaced:  # ids may be handed out a second time: not even what runs may be recorded under them
             self._fenced(list(self.scheduler.origins))
             self.scheduler.timeline = None
-            for link in self._links.values():  # some may still lead to the former server
-                link.renew()
+            self._renew_links()  # some may still lead to the former server
             self._transactional.forget_connections()
             self.on_replaced()
         self._reconciler.distrust_expiry()

@@ -260,6 +260,7 @@ class Reconciler:
                 continue
             queue = self._scheduler.add_origin(row["acquired"], row["acquired_epoch"])
             queue.deadline = sent + self._settings.lease_seconds - self._settings.margin_seconds
+            self._unreleased.pop(queue.name, None)  # refused; after a failover this lease may have the same epoch
             taken.append(queue)
             if row["former"] is not None and row["former"] != self.executor_id:
                 self._metrics.takeovers.inc()

@@ -459,7 +459,8 @@ class Scheduler:
                     self._free(lane, now)
         self._payload -= size
         if self.reading:
-            self._ended.update((entry.id, entry.attempt) for entry in entries)
+            # Of what is held only: after a failover another job, of another origin, may have the id.
+            self._ended.update((e.id, e.attempt) for e in entries if origins.get(e.origin.name) is e.origin)
         self.suspects.over(entries)
         if early:
             for next_attempt in [early.pop(entry.id) for entry in entries if entry.id in early]:
@@ -490,7 +491,7 @@ class Scheduler:
     def _forget(self, entry: Entry) -> Entry | None:
         self._unlearn(entry)
         entry.origin.running.discard(entry)
-        if self.reading:
+        if self.reading and self.holds(entry):
             self._ended[entry.id] = entry.attempt
         self.suspects.over([entry])
         return self._early.pop(entry.id, None)

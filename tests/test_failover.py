@@ -411,6 +411,51 @@ async def test_transactional_handlers_do_not_go_on_with_connections_to_a_former_
         assert ran == ["early", "late"]
 
 
+async def test_a_transactional_end_may_be_the_first_to_meet_the_new_server(failover: Failover):
+    """Its connection is a young one; all others lead to the former primary, which would grant the lease again."""
+    registry = Registry()
+
+    @registry.job()
+    async def step(_: Job[str]) -> None: ...
+
+    @registry.job(transactional=True)
+    async def move(job: Job[str]) -> None:
+        await job.tx.execute("INSERT INTO effect VALUES ($1)", job.payload)
+
+    async with failover.executor(registry, ORIGINS[:1], lease_seconds=2.0):
+        await enqueue(failover.old, step, ["early"], origin=ORIGINS[0])
+        await drained(failover.old)
+        renewals = "SELECT count(*) FROM pg_stat_activity WHERE query ~ 'SET lease_until' AND pid <> pg_backend_pid()"
+        await eventually(lambda: value(failover.old, renewals), "the lease thread has its connection")
+        await failover.lose_what_follows()
+        await failover.switch()
+        await enqueue(failover.old, move, ["lost"], origin=ORIGINS[0])
+        await enqueue(failover.new, move, ["late"], origin=ORIGINS[0])
+        await drained(failover.new)
+        rows = await fetch(failover.new, "SELECT token FROM effect")
+        assert [row["token"] for row in rows] == ["late"]
+
+
+async def test_an_executor_of_which_the_new_server_does_not_know_registers_there(failover: Failover):
+    """And not with the former primary, to which its first connection still leads."""
+    registry, ran = Registry(), []
+
+    @registry.job()
+    async def step(job: Job[str]) -> None:
+        ran.append(job.payload)
+
+    await failover.lose_what_follows()
+    async with failover.executor(registry, ORIGINS[:1]):
+        await enqueue(failover.old, step, ["early"], origin=ORIGINS[0])
+        await drained(failover.old)
+        await failover.switch()
+        await meets_the_new_server(failover, "THE CYCLE")
+        await enqueue(failover.old, step, ["lost"], origin=ORIGINS[0])  # has the next cycle sent
+        await enqueue(failover.new, step, ["late"], origin=ORIGINS[0])
+        await drained(failover.new)
+    assert ran == ["early", "late"]
+
+
 async def test_a_services_transactions_leave_a_former_primary(failover: Failover):
     """What they wrote there would be lost, without a word."""
     service = Service(

@@ -677,6 +677,18 @@ def test_a_job_that_ends_while_a_read_is_under_way_is_not_taken_in_again(group: 
     assert rig.in_memory == 0
 
 
+def test_the_end_of_a_job_that_was_lost_in_a_failover_hides_no_other_job_of_its_id():
+    rig = Rig()
+    rig.put(1)
+    [lost] = rig.choose()
+    rig.scheduler.remove_origin("t/0")  # the former primary's answer, that it has ended, is still on its way
+    rig.queue = rig.scheduler.add_origin("t/1", 1)
+    rig.scheduler.reading = True
+    rig.scheduler.ended(lost, rig.now)
+    rig.put(1)
+    assert [entry.id for entry in rig.choose()] == [1]
+
+
 def test_the_next_attempt_may_come_with_the_read_during_which_the_last_one_ended():
     rig = Rig()
     rig.put(1, group=None)
