@@ -8,6 +8,7 @@ a cycle cannot record, and why one is void), `workers` and `attempts` (handlers)
 
 from .clock import now
 from .executor import Executor
+from .forks import end_if_forked, forks_so_far
 from .leases import Leased, LeaseEvents, LeaseThread
 from .link import Backoff, Link, check_schema, connect
 from .marks import ReadMarks
@@ -27,6 +28,8 @@ __all__ = [
     "ReadMarks",
     "check_schema",
     "connect",
+    "end_if_forked",
+    "forks_so_far",
     "gauge",
     "now",
 ]

@@ -1,11 +1,13 @@
 """One batch in one transaction: the handlers' effects, the messages stored as jobs, and the offsets, or nothing."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import PostgresUnavailable
+from ..executor import end_if_forked, forks_so_far
 from ..jobs import Transaction, current_origin
 from ..jobs.context import current_work
 from .calling import told_of
@@ -173,6 +175,7 @@ class Handling:
         """One call of the handler."""
         current_origin.set(partition.origin)
         token = current_work.set(messages if len(messages) > 1 else messages[0])
+        forks = forks_so_far()
         try:
             await patience.call(self._subscription.call(messages, tx))
             if not in_transaction(tx.connection):
@@ -182,6 +185,7 @@ class Handling:
                 raise
             raise BatchFailed(RuntimeError("the handler raised CancelledError"), index) from error
         except SystemExit as error:  # else each start of the service would end with this message, as with a job's
+            end_if_forked(forks, error)
             raise BatchFailed(RuntimeError(f"the handler raised {error!r}"), index) from error
         except Exception as error:
             if self._ending():  # what it makes of its cancellation, as when something cannot be closed
@@ -192,6 +196,7 @@ class Handling:
                     raise PostgresUnavailable(f"the connection broke under a handler: {error!r}") from error
             raise BatchFailed(error, index) from error
         finally:
+            end_if_forked(forks, sys.exception())
             current_work.reset(token)
 
     def _chunks(self, items: Sequence[Item]) -> Iterator[tuple[int, Sequence[Item]]]:

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import sys
 import time
 
 from ..errors import KafkaUnavailable
+from ..executor import end_if_forked, forks_so_far
 from ..jobs import Again, Discard, Snooze, current_origin
 from ..waiting import set_within
 from .calling import told_of
@@ -85,6 +87,7 @@ class StatelessHandling:
         assert item.message is not None
         current_origin.set(partition.origin)
         started = time.monotonic()
+        forks = forks_so_far()
         try:
             async with asyncio.timeout(self._subscription.timeout):
                 await self._subscription.run(item.message)
@@ -93,8 +96,10 @@ class StatelessHandling:
                 raise
             raise RuntimeError("the handler raised CancelledError") from error
         except SystemExit as error:  # else each start of the service would end with this message, as with a job's
+            end_if_forked(forks, error)
             raise RuntimeError(f"the handler raised {error!r}") from error
         finally:
+            end_if_forked(forks, sys.exception())
             self._metrics.handled(self._subscription.topic, time.monotonic() - started)
 
     async def _bury(self, partition: StatelessPartition, item: Item, error: str) -> bool:

@@ -136,13 +136,16 @@ class Topics:
                 for topic in topics
                 if (partitions := client.partitions_for_topic(topic))
             }
-            if (seen != written or self._has_more(seen)) and await self._remember(seen):
+            if (seen != written or self._is_behind(seen)) and await self._remember(seen):
                 written = seen
             self._look_for_shrunk(seen)
             await asyncio.sleep(_LOOK_SECONDS)
 
-    def _has_more(self, seen: Mapping[str, _Topic]) -> bool:
-        return any(topic.partitions > self._known.get(name, topic).partitions for name, topic in seen.items())
+    def _is_behind(self, seen: Mapping[str, _Topic]) -> bool:
+        """Whether the table lacks some of these, as where a person has deleted a row, or partitions of them."""
+        return any(
+            name not in self._known or topic.partitions > self._known[name].partitions for name, topic in seen.items()
+        )
 
     def _look_for_shrunk(self, seen: Mapping[str, _Topic]) -> None:
         """Partitions cannot be taken away: a topic that lastingly has fewer was deleted and made anew."""

@@ -10,14 +10,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from sidings import Message, Transaction
 from sidings.executor import Executor
 from sidings.jobs import Job, Registry
 from sidings.service.monitor import Monitor
 from sidings.supervision import stop_signals
 
+from .consumer_support import Number, a_service, produce, sample
 from .support import ORIGIN, SECONDS, Ride, an_executor, drained, enqueue, eventually, fetch, outcomes, running
 
 forking = multiprocessing.get_context("fork")
@@ -130,6 +133,39 @@ async def test_a_forked_process_that_comes_out_of_its_handler_ends(database: str
         await drained(database)
     assert codes == [3 if leaves == "exit" else 1]
     assert await outcomes(database) == ["succeeded"]
+
+
+@pytest.mark.parametrize("stateless", [False, True])
+async def test_a_forked_process_that_comes_out_of_a_consumers_handler_ends(
+    database: str, topic: Any, sidings_kafka: str, stateless: bool
+):
+    """It went on as a second consumer, over the same connections."""
+    name, dead_letters = await topic("positions"), await topic("dead")
+    service = a_service(None if stateless else database, sidings_kafka)
+    codes: list[int | None] = []
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            sys.exit(3)
+        codes.append(_exit_code(child))
+
+    if stateless:
+
+        @service.consumer(name, stateless=True, dead_letter=dead_letters)
+        async def handle(message: Message[Number]) -> None:
+            fork()
+
+    else:
+
+        @service.consumer(name)
+        async def handle_in(message: Message[Number], tx: Transaction) -> None:
+            fork()
+
+    await produce(sidings_kafka, name, [1])
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="handled") == 1)
+    assert codes == [3]
 
 
 def _exit_code(child: int) -> int | None:

@@ -334,6 +334,10 @@ async def test_a_new_count_is_announced_before_it_takes_effect_and_an_old_one_ne
         await behind._remember({"positions": ahead._known["positions"]._replace(partitions=OLD)})
         assert [tuple(r) for r in await fetch(database, row)] == [(NEW, [OLD])]
         assert behind.origins_of(KEY.encode(), "positions") == [before(KEY), after(KEY)]
+        await ahead.load()
+        await fetch(database, "DELETE FROM sidings.topic")  # as the log says of a topic that was made anew
+        await ahead.load()
+        await eventually(lambda: value(database, "SELECT count(*) FROM sidings.topic"), "it is written anew", 5)
     finally:
         for task in watching:
             task.cancel()
