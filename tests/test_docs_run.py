@@ -204,7 +204,7 @@ async def test_the_heart_of_the_readme(transports: str, topic: Any, sidings_kafk
         *('"localhost:9092"', repr(sidings_kafka)),
         *('"positions"', repr(positions)),
         *('"UPDATE transport SET ... RETURNING eta", ...', UPDATE),
-        *("asyncio.run(service.run())", ""),
+        *('if __name__ == "__main__":\n    asyncio.run(service.run())', ""),
     )
     service: Service = execute(text, Position=Position, SendEta=SendEta, carrier=carrier)["service"]
     await produce_raw(sidings_kafka, positions, POSITION)
