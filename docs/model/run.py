@@ -10,6 +10,7 @@ python docs/model/run.py --only TEXT  the checks whose name contains TEXT, whate
 import argparse
 import sys
 
+import failover_checks
 import lease_checks
 import lease_early_checks
 import lease_hand_over_checks
@@ -28,6 +29,7 @@ _CHECKS = {
     + lease_hand_over_checks.RIGHT_OF_HAND_OVER
     + lease_early_checks.RIGHT_OF_EARLY,
     "reads": reads_checks.BUGS + reads_checks.RIGHT,
+    "failover": failover_checks.BUGS_OF_FAILOVER + failover_checks.RIGHT_OF_FAILOVER,
 }
 _STEPS_PER_WALK = 300
 
