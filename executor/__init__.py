@@ -8,7 +8,7 @@ a cycle cannot record, and why one is void), `workers` and `attempts` (handlers)
 
 from .clock import now
 from .executor import Executor
-from .forks import end_if_forked, forks_so_far
+from .forks import end_if_forked, forks_so_far, keep_from_children
 from .leases import Leased, LeaseEvents, LeaseThread
 from .link import Backoff, Link, check_schema, connect
 from .marks import ReadMarks
@@ -31,5 +31,6 @@ __all__ = [
     "end_if_forked",
     "forks_so_far",
     "gauge",
+    "keep_from_children",
     "now",
 ]

@@ -1,21 +1,38 @@
-"""Processes that handlers fork with `os.fork`, and that come out of the handler instead of ending there."""
+"""Processes that handlers fork: they have no part in the connections, and end where they come out of the handler."""
 
 import logging
 import os
+from weakref import WeakSet
 
-__all__ = ["end_if_forked", "forks_so_far"]
+import asyncpg
+
+__all__ = ["end_if_forked", "forks_so_far", "keep_from_children"]
 
 log = logging.getLogger("sidings.executor")
 
 _forks = 0  # since the interpreter has started; to ask the system who one is takes a quarter of a microsecond a job
 
+_connections: WeakSet[asyncpg.Connection] = WeakSet()
+
 
 def _forked() -> None:
     global _forks
     _forks += 1
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for connection in list(_connections):
+        if not connection.is_closed():
+            # In its place, not closed: who still has its number would close what comes to have it.
+            os.dup2(nothing, connection._transport.get_extra_info("socket").fileno())  # pyright: ignore
+    os.close(nothing)
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+async def keep_from_children(connection: asyncpg.Connection) -> None:
+    """Take this connection from each process that is forked from now on. The server would not notice that this one has
+    been killed while such a child lives: a transaction would stay open, and keep its locks."""
+    _connections.add(connection)
 
 
 def forks_so_far() -> int:

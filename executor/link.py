@@ -9,6 +9,7 @@ import asyncpg
 from ..errors import ConfigurationError, PostgresUnavailable
 from ..schema import check
 from .clock import now
+from .forks import keep_from_children
 from .settings import PostgresSettings
 
 __all__ = ["BROKEN", "Backoff", "Link", "check_schema", "connect"]
@@ -79,6 +80,14 @@ async def connect(
 
     Raises `PostgresUnavailable`; `ConfigurationError` where PgBouncer answers and the settings do not say so.
     """
+    connection = await _connect(settings, for_handlers, statement_seconds)
+    await keep_from_children(connection)
+    return connection
+
+
+async def _connect(
+    settings: PostgresSettings, for_handlers: bool, statement_seconds: float | None
+) -> asyncpg.Connection:
     try:
         if settings.pgbouncer:
             return await asyncpg.connect(

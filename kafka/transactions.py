@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import asyncpg
 
 from ..errors import PostgresUnavailable
-from ..executor import PostgresSettings
+from ..executor import PostgresSettings, keep_from_children
 from ..jobs import Connection, Transaction
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class Transactions:
             command_timeout=_COMMAND_SECONDS,
             server_settings=None if settings.pgbouncer else self._session(),
             statement_cache_size=0 if settings.pgbouncer else 100,
+            init=keep_from_children,
         )
         await pool
         self._pool = pool

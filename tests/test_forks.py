@@ -15,13 +15,26 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from sidings import Message, Transaction
-from sidings.executor import Executor
+from sidings.executor import Executor, PostgresSettings, connect
 from sidings.jobs import Job, Registry
+from sidings.kafka.transactions import Transactions
 from sidings.service.monitor import Monitor
 from sidings.supervision import stop_signals
 
 from .consumer_support import Number, a_service, produce, sample
-from .support import ORIGIN, SECONDS, Ride, an_executor, drained, enqueue, eventually, fetch, outcomes, running
+from .support import (
+    ORIGIN,
+    SECONDS,
+    Ride,
+    an_executor,
+    connected,
+    drained,
+    enqueue,
+    eventually,
+    fetch,
+    outcomes,
+    running,
+)
 
 forking = multiprocessing.get_context("fork")
 
@@ -105,6 +118,31 @@ def test_a_forked_process_does_not_listen():
     finally:
         child.kill()
         child.join()
+
+
+@pytest.mark.parametrize("whose", ["a loop's", "a consumer's"])
+async def test_a_forked_process_keeps_no_transaction_open(database: str, whose: str):
+    """Where it outlived a killed service, Postgres went on with its transactions, and nobody else got their locks."""
+    settings = PostgresSettings(dsn=database)
+    transactions = Transactions(settings, lambda _: None)
+    await transactions.start()
+    assert transactions._pool is not None
+    connection = await (connect(settings) if whose == "a loop's" else transactions._pool.acquire())
+    await connection.execute("BEGIN; LOCK TABLE sidings.pause")
+    ready = forking.Event()
+    child = forking.Process(target=_sleep, args=(ready,), daemon=True)
+    child.start()
+    try:
+        assert await asyncio.to_thread(ready.wait, SECONDS)
+        await connection.execute("SELECT 1")  # this process keeps it
+        connection._transport.abort()  # without a word to Postgres, as where this process is killed
+        async with connected(database) as other:
+            await other.execute("SET lock_timeout = '5s'")
+            await other.execute("BEGIN; LOCK TABLE sidings.pause")
+    finally:
+        child.kill()
+        child.join()
+        await transactions.stop()
 
 
 @pytest.mark.parametrize("leaves", ["exit", "error", "return"])
