@@ -1,6 +1,7 @@
 """`sidings jobs`: cancel, discard, retry, release and requeue jobs, by number or by filter."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated, Literal
 
 import typer
@@ -95,6 +96,7 @@ async def requeue(
     """Bring back jobs that were discarded, cancelled or superseded, as new jobs at the end of their groups' order."""
     filtered = bool(outcome or type or origin)
     _check_choice("requeue", ids, filtered, "--outcome, --type or --origin")
+    ends: dict[int, datetime] = {}
     if not ids:
         chosen = ended_filter(session, outcome, since)
         rows = await session.admin().requeueable(**chosen, type=type, origin=origin, limit=limit, force=force)
@@ -102,13 +104,15 @@ async def requeue(
             fail(f"no job that ended since {since} and was not requeued yet fits: nothing was done")
         print_ended(session, rows)
         _say_limit(len(rows), limit)
-        ids = [row.job_id for row in rows]  # in the order in which they were enqueued
+        ends = {row.job_id: row.finished_at for row in rows}
+        ids = list(ends)  # in the order in which they were enqueued
     if filtered or len(ids) > 1:
         ask(f"requeue {counted(len(ids), 'job')}", yes=yes)
     admin, refused = session.admin(by), 0
     for id in ids:  # each in a transaction of its own: that delays no executor
         try:
-            typer.echo(f"job {id}: requeued as {await admin.requeue(id, reason=because, force=force)}")
+            new = await admin.requeue(id, reason=because, force=force, finished_at=ends.get(id))
+            typer.echo(f"job {id}: requeued as {new}")
         except AdministrationError as error:
             _say_refused(id, error, len(ids))
             refused += 1

@@ -155,6 +155,23 @@ async def test_a_job_is_requeued_once_unless_forced(database: str, admin: Admin)
     assert await jobs_left(database) == 2
 
 
+async def test_a_job_is_found_by_its_end_and_by_its_number_where_that_is_another(database: str, admin: Admin):
+    """By the index on numbers alone, 10,000 took a quarter of an hour to be requeued, in a long history."""
+    first, second = await a_job(database), await a_job(database)
+    await admin.cancel(first)
+    await admin.cancel(second)
+    ended = {row.job_id: row.finished_at for row in await admin.requeueable()}
+    async with connected(database) as connection:
+        await connection.execute("CREATE TABLE later AS SELECT * FROM sidings.job_history")
+        await connection.execute(
+            """UPDATE later SET finished_at = finished_at + interval '1 millisecond', payload = '{"transport": "b"}'"""
+        )
+        await connection.execute("INSERT INTO sidings.job_history SELECT * FROM later")
+    new = await admin.requeue(first, finished_at=ended[first])
+    assert (await the_job(database, new))["payload"] == '{"transport": "a"}'
+    assert await admin.requeue(second, finished_at=ended[second] + timedelta(seconds=1)) > new
+
+
 async def test_what_has_succeeded_or_left_no_payload_is_not_requeued(database: str, admin: Admin):
     ids = [await a_job(database), await a_job(database)]
     for id in ids:

@@ -216,11 +216,14 @@ class Admin:
         """Let a held job run, at the end of its group's order, with its failures and losses forgotten."""
         await self._calls.value("release_job", job_id, self._actor, reason)
 
-    async def requeue(self, job_id: int, *, reason: str | None = None, force: bool = False) -> JobId:
+    async def requeue(
+        self, job_id: int, *, reason: str | None = None, force: bool = False, finished_at: datetime | None = None
+    ) -> JobId:
         """Bring back a job that was discarded, cancelled or superseded, as a new job at the end of its group's order;
         returns its id. Type, origin, group, priority, payload and correlation id are the old ones; it runs whatever
-        its type's policy says, and has no unique key. force: also if that was done before."""
-        return JobId(await self._calls.value("requeue_job", job_id, self._actor, reason, force))
+        its type's policy says, and has no unique key. force: also if that was done before. finished_at: of its last
+        attempt, as `requeueable` tells it: in a long history it is found many times faster."""
+        return JobId(await self._calls.value("requeue_job", job_id, self._actor, reason, force, finished_at))
 
     async def each(
         self,
