@@ -74,6 +74,8 @@ class Reconciler:
         self._on_replaced = on_replaced
         self._timeline: str | None = None  # of the server that was asked last
         self._trust_from = 0.0  # from when on expiry times on that timeline are believed
+        self._free_from = 0.0  # from when on what nobody has there may be had
+        self._former: dict[str, float] = {}  # deadlines of what was lost: until then nobody else could have it
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
 
@@ -99,6 +101,7 @@ class Reconciler:
         if queue is None or (epoch is not None and queue.epoch != epoch):
             return
         log.warning("%s was taken over by another executor (epoch %s is superseded)", name, queue.epoch)
+        self._former[name] = queue.deadline
         self._leases.drop(name)
         self._workers.unclaim(queue)
         self._workers.cancel(queue, CancelReason.FENCED)
@@ -250,7 +253,11 @@ class Reconciler:
         lease = timedelta(seconds=self._settings.lease_seconds)
         sent = now()
         believed = self._timeline if sent >= self._trust_from else None
-        rows = await self._link.fetch(self._acquire_sql, self.executor_id, names, self.generation, lease, believed)
+        free_on = None if self._timeline is None else [self._timeline] if sent >= self._free_from else []
+        ours = [name for name in names if sent < self._former.get(name, 0.0)]
+        rows = await self._link.fetch(
+            self._acquire_sql, self.executor_id, names, self.generation, lease, believed, free_on, ours
+        )
         self._meet(rows[0]["timeline"], settled=rows[0]["settled"])
         if not rows[0]["registered"]:
             raise Deposed
@@ -260,6 +267,7 @@ class Reconciler:
                 continue
             queue = self._scheduler.add_origin(row["acquired"], row["acquired_epoch"])
             queue.deadline = sent + self._settings.lease_seconds - self._settings.margin_seconds
+            self._former.pop(queue.name, None)
             self._unreleased.pop(queue.name, None)  # refused; after a failover this lease may have the same epoch
             taken.append(queue)
             if row["former"] is not None and row["former"] != self.executor_id:
@@ -282,6 +290,8 @@ class Reconciler:
         if timeline != self._timeline:
             if self._timeline is not None or not settled:
                 self._trust_from = now() + self._settings.lease_seconds
+            if self._timeline is not None:
+                self._free_from = now() + self._settings.lease_seconds
             self._timeline = timeline
         known = self._scheduler.timeline
         if known not in (None, timeline):

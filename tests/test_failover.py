@@ -19,7 +19,7 @@ from sidings.devstack.databases import create_database, ensure_template
 from sidings.devstack.fixtures import ServerDirectory
 from sidings.devstack.process import clean_environment
 from sidings.errors import PostgresUnavailable
-from sidings.executor import Executor, ExecutorSettings, PostgresSettings
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings, now
 from sidings.jobs import Job, Registry
 
 from .consumer_support import Number, a_service, produce
@@ -315,7 +315,7 @@ async def test_a_lease_that_a_former_primary_has_granted_is_none(failover: Failo
 
     ours, others = ORIGINS
     at_first = [] if when == "at the first read" else [ours]
-    async with failover.executor(registry, at_first) as executor:
+    async with failover.executor(registry, at_first, lease_seconds=3.0) as executor:
         await failover.lose_what_follows()
         asked = failover.proxy.arm("acquire", Moment.HELD)
         executor.assign([*at_first, others], 2)
@@ -340,6 +340,20 @@ async def test_a_lease_that_a_former_primary_has_granted_is_none(failover: Failo
         await eventually(lambda: "ours" in ran)
         assert ran == ["ours"]
         assert executor.held.keys() == {ours}
+
+
+async def test_what_another_may_have_under_a_lease_that_got_lost_is_not_acquired_within_it(failover: Failover):
+    """On the new server the origin was free, and ran beside its owner's jobs at once."""
+    async with failover.executor(Registry(), ORIGINS[1:], lease_seconds=3.0) as executor:
+        await failover.lose_what_follows()
+        acquire = "SELECT acquired FROM sidings.acquire(gen_random_uuid(), ARRAY[$1], 9, '3 s', true)"
+        assert await value(failover.old, acquire, ORIGINS[0])
+        granted = now()
+        await failover.happen()
+        failover.proxy.heal()
+        executor.assign(ORIGINS, 10)
+        await eventually(lambda: executor.held.keys() == {*ORIGINS})
+        assert now() > granted + 3.0
 
 
 async def test_leases_are_renewed_where_they_were_granted(failover: Failover):

@@ -230,7 +230,8 @@ class Failover:
 
     def _acquire(self, server: Server, where: int, i: int, e: Executor, s: State) -> on.Ran:
         known = e.asked == where and (e.distrust == 0 or self.protocol.expiry == "at once")
-        asks = known or e.lately > 0 or self.protocol.free == "at once"
+        free = self.protocol.free
+        asks = known or e.lately > 0 or free == "at once" or (free == "at once by who starts" and e.asked is None)
         return on.acquire(self.protocol, server, where, i, e, s.young if where == NEW else 0, asks)
 
     def _leads(self, s: State, i: int, loop: int) -> int:

@@ -46,8 +46,8 @@ def _bug(name: str, breaks: str, scenario: Scenario, **wrong: Any) -> Check:
     return Check(f"timeline: {name}", lambda: Failover(Protocol(**wrong), scenario), breaks)
 
 
-def _right(name: str, scenario: Scenario, tier: int = NORMAL, walks: int = 0) -> Check:
-    return Check(f"timeline: {name}", lambda: Failover(Protocol(), scenario), tier=tier, walks=walks)
+def _right(name: str, scenario: Scenario, tier: int = NORMAL, walks: int = 0, **choice: Any) -> Check:
+    return Check(f"timeline: {name}", lambda: Failover(Protocol(**choice), scenario), tier=tier, walks=walks)
 
 
 BUGS_OF_FAILOVER = [
@@ -64,6 +64,7 @@ BUGS_OF_FAILOVER = [
     _bug("expiry times are believed at once", "I3", _STARTS, expiry="at once"),
     _bug("who starts believes expiry times at once", "I3", _STARTS, first_met="at once"),
     _bug("origins that nobody has are free at once", "I3", _FREE, free="at once"),
+    _bug("they are, for who starts", "I3", replace(_FREE, fresh=(1,)), free="at once by who starts"),
     _bug("a release is repeated after an acquisition", "FE", _given(_RELEASES, refusals=2), acquired="may be"),
 ]
 
@@ -76,6 +77,7 @@ RIGHT_OF_FAILOVER = [
     _right("any loop meets the new server first", _given(_LIVES, moves=1)),
     _right("any loop meets it first, transactional", _given(replace(_LIVES, transactional=(0,)), moves=1)),
     _right("two executors, one starts afterwards", _STARTS),
+    _right("walks: two executors, nobody has it", replace(_FREE, loops=LOOPS), walks=400, free="at once by who starts"),
     _right("walks: two executors", replace(_TWO, loops=LOOPS), walks=400),
     _right("walks: grants of a former primary are late", _LATE_GRANT, walks=400),
     _right("walks: a former primary renews", _RENEWS_THERE, walks=400),

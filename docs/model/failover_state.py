@@ -210,7 +210,8 @@ class Protocol:
     met_by_renewal: str = "replaced"  # "ignored": the new server answers a renewal
     expiry: str = "after a lease"  # "at once": when expiry times are believed
     first_met: str = "if it is no younger"  # "at once": expiry times on the first timeline that is met
-    free: str = "after a lease, or what was held"  # "at once": origins that nobody has, as the code does
+    # "at once by who starts", as the code does; "at once": origins that nobody has
+    free: str = "after a lease, or what was held"
     noticed: str = "forgets all"  # "what waits": in memory
     connections: str = "opened anew"  # "as they are": when another timeline is noticed
     acquired: str = "is not released any more"  # "may be": a release that was refused is repeated
