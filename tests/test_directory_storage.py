@@ -1,6 +1,7 @@
 """The port behind a directory: one suite for memory and SQLite, then what only a file can do."""
 
 import asyncio
+import multiprocessing
 import random
 import shutil
 import signal
@@ -19,6 +20,7 @@ from sidings.kafka.directory import Memory, SQLite, Storage
 from sidings.kafka.directory.rows import BadRecord, Rows
 from sidings.kafka.directory.storage import Batch, Identity, Mark, Plan
 from sidings.kafka.message import StoredRecord
+from sidings.schema import load_sql
 
 from .directory_support import Acquirer, row
 from .support import SECONDS
@@ -225,6 +227,46 @@ async def test_a_file_has_one_user(tmp_path: Path):
     second: SQLite[Any] = SQLite(path)
     assert (await second.open(plan_of(rows_by()))).identity == IDENTITY
     await second.close()
+
+
+async def test_a_forked_process_does_not_use_the_file(tmp_path: Path):
+    """It kept the file from the next service, where this one was killed."""
+    first: SQLite[Any] = SQLite(tmp_path / "terminals.db")
+    await begin(first, rows_by())
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(SECONDS,), daemon=True)
+    child.start()
+    try:
+        with pytest.raises(StorageError, match="in use"):  # it is the parent's as before
+            await SQLite(tmp_path / "terminals.db").open(plan_of(rows_by()))
+        await first.close()
+        deadline = time.monotonic() + SECONDS / 2
+        second: SQLite[Any] = SQLite(tmp_path / "terminals.db")
+        while True:
+            try:
+                await second.open(plan_of(rows_by()))
+                break
+            except StorageError:  # the child comes to it soon after the fork
+                assert time.monotonic() < deadline, "the child has the file"
+                await second.close()
+        await second.close()
+    finally:
+        child.kill()
+        child.join()
+
+
+async def test_keys_are_counted_without_sorting_them(tmp_path: Path):
+    """Each look at the metrics counts them, and who reads waits: a second with a million rows, while it sorted."""
+    path, rows = tmp_path / "terminals.db", rows_by("acquirer_id")
+    storage: SQLite[Any] = SQLite(path)
+    await begin(storage, rows)
+    await storage.apply(a_batch(rows, ("T-1", row("T-1", "a")), ("T-2", row("T-2", "a")), ("T-3", row("T-3", "b"))))
+    assert len(storage) == 2
+    await storage.close()
+    query = "EXPLAIN QUERY PLAN " + load_sql("sidings.kafka.directory", "count_keys")
+    with closing(sqlite3.connect(path)) as connection:
+        plan = str(connection.execute(query).fetchall())
+    assert "COVERING INDEX entry_key" in plan
+    assert "TEMP B-TREE" not in plan
 
 
 @pytest.mark.parametrize("damage", [b"this is no database, and long enough to be read as one" * 20, None])

@@ -9,14 +9,17 @@ import asyncio
 import fcntl
 import json
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
+from io import FileIO
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from pydantic_core import to_json
 
@@ -38,6 +41,18 @@ _BUSY_SECONDS = 10.0
 _BATCH_PAGES = 4  # that a batch writes, beside one for each row, or so
 _CHECKPOINT_PAGES = 4_000  # written, before they are brought from the -wal into the file itself
 
+_locks: WeakSet[FileIO] = WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked process shares the lock: one that outlives a killed service, as those of a `ProcessPoolExecutor` do, would
+    keep the file from the next one."""
+    for lock in list(_locks):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
 
 class SQLite(Generic[T]):
     """Holds the rows in the file `path`, which is made if it is not there; beside it are ``-wal``, ``-shm`` and
@@ -53,7 +68,7 @@ class SQLite(Generic[T]):
         self._path = Path(path)
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
-        self._lock: IO[str] | None = None
+        self._lock: FileIO | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._written = 0  # pages since the last checkpoint, about
         self._plan: Plan[T] | None = None
@@ -99,8 +114,8 @@ class SQLite(Generic[T]):
     def __len__(self) -> int:
         if self._plan is None or self._reader is None:
             return 0
-        what = "DISTINCT key" if self._plan.derived else "*"
-        return self._reader.execute(f"SELECT count({what}) FROM entry").fetchone()[0]
+        query = load_sql(__package__, "count_keys") if self._plan.derived else "SELECT count(*) FROM entry"
+        return self._reader.execute(query).fetchone()[0]
 
     def items(self) -> list[tuple[Hashable, T]]:
         """All keys and values: all of the file is read and decoded, while the event loop waits."""
@@ -163,7 +178,8 @@ class SQLite(Generic[T]):
 
     def _open(self) -> Kept:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = self._path.with_name(self._path.name + ".lock").open("w")
+        self._lock = self._path.with_name(self._path.name + ".lock").open("wb", buffering=0)
+        _locks.add(self._lock)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
