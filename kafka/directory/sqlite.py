@@ -45,8 +45,8 @@ _locks: WeakSet[FileIO] = WeakSet()
 
 
 def _close_in_child() -> None:
-    """A forked process shares the lock: one that outlives a killed service, as those of a `ProcessPoolExecutor` do, would
-    keep the file from the next one."""
+    """A forked process shares the lock: one that outlives a killed service, as those of a `ProcessPoolExecutor` do,
+    would keep the file from the next one."""
     for lock in list(_locks):
         lock.close()
 
