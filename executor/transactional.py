@@ -10,7 +10,19 @@ from uuid import UUID
 import asyncpg
 
 from ..errors import Fenced, PostgresUnavailable
-from ..jobs import Again, Committed, ErrorInfo, Job, JobType, Outcome, OutcomeName, Transaction
+from ..jobs import (
+    Again,
+    Committed,
+    Discard,
+    ErrorInfo,
+    Job,
+    JobType,
+    Outcome,
+    OutcomeName,
+    RetryAfter,
+    Snooze,
+    Transaction,
+)
 from ..jobs.middleware import Call, Middleware, call_through, completed
 from .clock import now
 from .forks import end_if_forked, forks_so_far
@@ -25,7 +37,10 @@ log = logging.getLogger("sidings.executor")
 _SUPERSEDED, _OVER = "SD001", "SD002"
 _IDLE_SECONDS, _MOST_SECONDS = 300.0, 2_147_483.0  # the most that PostgreSQL takes
 _AWAY_SECONDS = 1.0  # until a job is tried again that the server did not let begin or end
+_MAX_CUTS = 2  # connections that may be lost under one job before it is taken for the cause, as under a message
+_MOST_CUTS = 10_000  # jobs of which that is remembered
 _KEEP_SECONDS = 5.0  # how long a connection is kept that no job has needed; the server has not many
+_DECIDED = (Discard, Snooze, RetryAfter)
 _NOT_NOW = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InsufficientResourcesError)
 # What a handler has left in its session is not for the next one. DISCARD ALL would also forget the statements that
 # asyncpg has prepared.
@@ -37,6 +52,13 @@ _CLEAN = (
 
 class Superseded(Fenced):
     """The database says so. A handler's own `Fenced`, say of a receiver elsewhere, is a failure like any other."""
+
+
+class _Lost(Exception):
+    """The connection was gone before the transaction had its end, or that has had no answer: `__cause__` says more."""
+
+    def __init__(self, started: float) -> None:
+        super().__init__(f"the connection of the job's transaction was lost, {now() - started:.1f} s after its begin")
 
 
 class _Guard:
@@ -86,6 +108,7 @@ class Transactional:
         self._on_fenced = on_fenced
         self._on_committed = on_committed
         self._abort_seconds = abort_seconds
+        self._cuts: dict[int, int] = {}  # by job: connections that were lost under it
         self._idle: list[asyncpg.Connection] = []
         self._spare = 0  # so many of them, the first ones, nobody has needed since the timer was set
         self._timer: asyncio.TimerHandle | None = None
@@ -113,6 +136,8 @@ class Transactional:
             return await self._run(connection, transaction, job_type, job, entry, started, limit)
         except BaseException as error:
             if not guard.has_cut:
+                if isinstance(error, _Lost):
+                    return self._put_off(entry, error)
                 raise
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # for a reason that the worker knows
@@ -152,6 +177,8 @@ class Transactional:
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its job")
         except BaseException as error:
             end_if_forked(forks, error)
+            if connection.is_closed() and isinstance(error, Exception) and not isinstance(error, _DECIDED):
+                raise _Lost(started) from error
             # What it has left running may go on with asyncpg's own object, which then must lead nowhere.
             if job.transaction is not None and job.transaction.lent:
                 connection.terminate()
@@ -159,6 +186,18 @@ class Transactional:
                 await self._roll_back(connection, transaction)
             raise
         return await self._finish(connection, transaction, job_type, job.transaction, entry, started)
+
+    def _put_off(self, entry: Entry, lost: _Lost) -> Outcome:
+        """No failure of the handler's: Postgres may have been restarted. Where it happens again and again it is one,
+        for the retry policy: the handler may bring the server down, or something ends what takes as long as it does."""
+        if len(self._cuts) >= _MOST_CUTS:
+            self._cuts.clear()
+        cuts = self._cuts[entry.id] = self._cuts.get(entry.id, 0) + 1
+        error = PostgresUnavailable(f"{lost}: {lost.__cause__!r}")
+        if cuts > _MAX_CUTS:
+            raise error from lost.__cause__
+        log.warning("job %s %s runs again: %s", entry.id, entry.type, error)
+        return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
 
     async def close(self) -> None:
         """Close the idle connections."""
@@ -262,8 +301,7 @@ class Transactional:
                 raise RuntimeError(f"a handler has to await all that it starts in its transaction: {error}") from error
             # It may have committed. If it has, the job is gone, and this outcome will match nothing.
             connection.terminate()
-            unknown = PostgresUnavailable(f"the end of the transaction is unknown: {error!r}")
-            return Again(OutcomeName.SNOOZED, 0.0, ErrorInfo.of(unknown))
+            raise _Lost(started) from error
         except asyncpg.PostgresError as error:
             await self._roll_back(connection, transaction)
             if error.sqlstate == _SUPERSEDED:
@@ -281,6 +319,8 @@ class Transactional:
             connection.terminate()
             raise
         self._keep(connection)
+        if self._cuts:
+            self._cuts.pop(entry.id, None)
         if tx.enqueued:
             self._on_committed(tx.enqueued)
         return Committed()

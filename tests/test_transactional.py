@@ -285,12 +285,12 @@ async def test_a_job_that_somebody_else_has_ended_leaves_no_effect(
     assert await outcomes(connection) == ["succeeded"]
 
 
-async def test_a_connection_that_dies_in_the_handler_is_replaced(
+async def test_a_connection_that_dies_in_the_handler_is_replaced_and_that_is_no_failure(
     connection: asyncpg.Connection, database: str, start: Start
 ) -> None:
     registry, killer = Registry(), await asyncpg.connect(database)
 
-    @registry.job(transactional=True, retry=Retry(wait=wait_fixed(0.01)))
+    @registry.job(transactional=True, retry=Retry(stop=stop_after_attempt(1)))
     async def cut(job: Job[dict[str, str]]) -> None:
         await job.tx.execute("INSERT INTO effect VALUES ($1, '')", job.id)
         if job.attempt == 1:
@@ -302,7 +302,35 @@ async def test_a_connection_that_dies_in_the_handler_is_replaced(
         await cut.enqueue(connection, {}, origin="t/0")
     await until(connection, NOTHING_WAITS)
     assert await connection.fetchval("SELECT count(*) FROM effect") == 1
-    assert await outcomes(connection) == ["retried", "succeeded"]
+    assert await outcomes(connection) == ["snoozed", "succeeded"]
+    await killer.close()
+
+
+async def test_a_handler_whose_connection_is_lost_each_time_has_failed(
+    connection: asyncpg.Connection, database: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under a server's `transaction_timeout`, or a proxy that ends what is idle: it ran again at once, for ever."""
+    monkeypatch.setattr("sidings.executor.transactional._AWAY_SECONDS", 0.01)
+    registry, killer = Registry(), await asyncpg.connect(database)
+    gone: set[int] = set()
+
+    @registry.job(transactional=True, retry=Retry(stop=stop_after_attempt(1)))
+    async def slow(job: Job[dict[str, str]]) -> None:
+        lost, inner = asyncio.Event(), job.tx.connection
+        inner.add_termination_listener(lambda _: lost.set())
+        gone.add(inner.get_server_pid())
+        await killer.execute("SELECT pg_terminate_backend($1)", inner.get_server_pid())
+        await lost.wait()
+
+    await start(registry)
+    async with connection.transaction():
+        await slow.enqueue(connection, {}, origin="t/0")
+    await until(connection, NOTHING_WAITS)
+    assert await outcomes(connection) == ["snoozed", "snoozed", "discarded"]
+    assert len(gone) == 3
+    [error] = await connection.fetch("SELECT error_class, error_message FROM sidings.job_history WHERE attempt = 3")
+    assert error["error_class"] == "sidings.errors.PostgresUnavailable"
+    assert "the connection of the job's transaction was lost" in error["error_message"]
     await killer.close()
 
 
