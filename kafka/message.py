@@ -18,6 +18,7 @@ __all__ = ["Message", "Record", "StoredMessage", "check_topic", "group_of_key", 
 T = TypeVar("T")
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_END_MS = 253_402_300_800_000  # of the year 9999
 _MAX_GROUP_BYTES = 500  # longer keys are hashed: origin and group stand in one index entry
 
 
@@ -74,8 +75,9 @@ class Message(Generic[T]):
 
     @property
     def timestamp(self) -> datetime | None:
-        """When the message was sent (or appended, as the topic is configured), in UTC."""
-        return None if self.timestamp_ms < 0 else datetime.fromtimestamp(self.timestamp_ms / 1000, UTC)
+        """When the message was sent (or appended, as the topic is configured), in UTC. None where there is none, and
+        where it lies behind the year 9999: producers may send any number, and no `datetime` can be that one."""
+        return datetime.fromtimestamp(self.timestamp_ms / 1000, UTC) if 0 <= self.timestamp_ms < _END_MS else None
 
     @property
     def key_text(self) -> str | None:

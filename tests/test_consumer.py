@@ -102,6 +102,13 @@ async def test_a_message_shows_what_kafka_knows_of_it(effects, topic, sidings_ka
     assert message.timestamp == datetime.fromtimestamp(1_700_000_000, UTC)
 
 
+def test_a_message_whose_timestamp_is_no_date_has_none():
+    """Producers may send any number; the handler that asked for the time failed, and its key stood still for ever."""
+    years = {253_402_300_799_999: 9999, 253_402_300_800_000: None, 2**63 - 1: None, -1: None, 0: 1970}
+    told = {sent: Message(None, timestamp_ms=sent).timestamp for sent in years}
+    assert {sent: at and at.year for sent, at in told.items()} == years
+
+
 async def test_a_handler_behind_a_wrapper_that_does_not_await_it_is_awaited(effects, topic, sidings_kafka):
     """Its messages passed for handled, and nothing had run."""
     name = await topic()

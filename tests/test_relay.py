@@ -24,7 +24,7 @@ from sidings.kafka.outbox import (
 )
 
 from .outbox_support import a_relay, emptied, firsts, publish, publishing, records, relay_process, relaying, sending
-from .support import connected, eventually, fetch, value
+from .support import SECONDS, connected, eventually, fetch, value
 
 UNREACHABLE = "127.0.0.1:1"
 
@@ -162,11 +162,14 @@ async def test_a_missing_topics_messages_are_parked_when_patience_ends(
     missing = f"{await topic('etas')}-missing"
     await publish(database, missing, [(f"k{n}", b"x") for n in range(50)])
     options = {"topic_patience_seconds": 0.0, "backoff_seconds": 60.0}  # it is tried once
-    async with relaying(database, sidings_kafka, **options), publishing(database) as (outbox, _):
+    async with relaying(database, sidings_kafka, **options) as relay, publishing(database) as (outbox, _):
         await emptied(database)
         parked = await outbox.parked(missing)
         assert len(parked) == 50
         assert "does not exist" in parked[0].error
+        assert await relay.drain(SECONDS), "nothing waits any more; its stop said that something did"
+        await publish(database, missing, [("k", b"y")])
+        assert not await relay.drain(SECONDS)
 
 
 async def test_messages_whose_topic_can_have_no_such_name_are_parked_and_disturb_no_other(

@@ -154,10 +154,15 @@ class Relay:
                     ):
                         await asyncio.sleep(0.005)
                     if not self.reader.hungry():
-                        return not any(lane.paused and lane.behind for lane in self.backlog.lanes.values())
-        except TimeoutError:
+                        return not await self._waits([n for n, lane in self.backlog.lanes.items() if lane.paused])
+        except (TimeoutError, PostgresUnavailable, asyncpg.PostgresError):
             return False
         return False
+
+    async def _waits(self, topics: list[str]) -> bool:
+        """Whether messages for these wait in our slots. Of topics that fail only the database knows: all may be parked
+        by now."""
+        return bool(topics) and (await self._recorder.call("waits", list(self.backlog.slots), topics))[0]["waits"]
 
     async def stop(self) -> None:
         """Send what waits, then give the slots back, all within `shutdown_seconds`. Safe to call twice, and when never

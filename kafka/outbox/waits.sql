@@ -1,0 +1,3 @@
+-- Whether messages for these topics wait in these slots. Index: outbox_pkey, up to the first one that is found.
+-- $1 slots, $2 topics
+SELECT EXISTS (SELECT FROM sidings.outbox m WHERE m.slot = ANY ($1::smallint[]) AND m.topic = ANY ($2::text[])) AS waits
