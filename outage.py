@@ -12,10 +12,12 @@ _LONGEST_PAUSE_SECONDS = 600.0
 class Outage:
     """Something that fails again and again for one reason. Tries that fail in between are told at level DEBUG.
 
-    what: the end of "... could not be ...", for example "the outbox could not be read".
+    what: the end of "... could not be ...", for example "the outbox could not be read". Any thread may ask for `error`
+    and `seconds`.
     """
 
     def __init__(self, log: logging.Logger, what: str) -> None:
+        self.error: object | None = None  # of the last try; None: it has succeeded
         self._log = log
         self._what = what
         self._since: float | None = None
@@ -26,6 +28,7 @@ class Outage:
         """One more try has failed."""
         now = time.monotonic()
         self._tries += 1
+        self.error = error
         if self._since is None:
             self._since, self._pause = now, _FIRST_PAUSE_SECONDS
             self._log.warning("%s, trying again: %s", self._what, error)
@@ -39,8 +42,13 @@ class Outage:
             )
         self._next = now + self._pause
 
+    def seconds(self) -> float:
+        """How long it has been failing; 0 where the last try has succeeded."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
     def over(self) -> None:
         """A try has succeeded."""
         if self._since is not None:
             self._log.warning("%s for %.1f s, and works again", self._what, time.monotonic() - self._since)
-            self._since, self._tries = None, 0
+            self._since, self._tries, self.error = None, 0, None

@@ -96,7 +96,7 @@ class CycleLoop:
         self._ahead = 0.0
         self._tried_again = 0  # outcomes that were put off, and go out with the cycle that is under way
         self._uncounted: list[list[Finished]] = []
-        self._unanswered = Outage(log, "what became of jobs could not be recorded")
+        self.outage = Outage(log, "what became of jobs could not be recorded")
         self._named: dict[int, Entry] = {}
         self._expected = Expected(scheduler)
         self._barriers: list[asyncio.Future[None]] = []
@@ -384,7 +384,7 @@ class CycleLoop:
         while True:
             try:
                 row = await answer
-                self._unanswered.over()
+                self.outage.over()
                 if applied(row):
                     self._count_unmatched(batch, row)
                     return number
@@ -394,7 +394,7 @@ class CycleLoop:
                 number = following
             except PostgresUnavailable as error:
                 # Whether it has committed is unknown. The same number goes out again: only one of the two can apply.
-                self._unanswered.failed(error)
+                self.outage.failed(error)
                 await backoff.sleep()
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                 await self._leave_out_locked(batch, backoff)
@@ -402,8 +402,8 @@ class CycleLoop:
                 self._metrics.database_errors.inc()
                 if batch.finished and isinstance(error, _REFUSED):
                     self._bisect(batch, error)
-                else:  # perhaps a trigger that somebody has put on the executor's row
-                    log.error("cycle %s failed: %s: %s", number, type(error).__name__, error)
+                else:  # perhaps a full disk, or a trigger that somebody has put on the executor's row
+                    self.outage.failed(f"{type(error).__name__}: {error}")
                     await backoff.sleep()
             answer = self._ask(self._link, batch, number, now())
 

@@ -392,9 +392,11 @@ class Executor:
             )
         if self.scheduler.origins and now() - self._leases.last_renewed > self.settings.lease_seconds:
             found.append(f"leases were last renewed {now() - self._leases.last_renewed:.1f} s ago")
-        for name, busy in (("cycle", self.cycles.busy_seconds()), ("read", self.reader.busy_seconds())):
-            if busy > limit:
-                found.append(f"a {name} has been under way for {busy:.1f} s")
+        if (busy := self.cycles.busy_seconds()) > limit:
+            error = self.cycles.outage.error
+            found.append(f"a cycle has been under way for {busy:.1f} s" + (f": {error}" if error is not None else ""))
+        if (busy := self.reader.busy_seconds()) > limit:
+            found.append(f"a read has been under way for {busy:.1f} s")
         if self.cycles.stuck():
             found.append(
                 "no job starts, since the outcomes of thousands cannot be recorded: a transaction keeps their rows "
@@ -408,6 +410,9 @@ class Executor:
         ):
             if (failing := backoff.failing_seconds()) > limit:
                 found.append(f"{what}, for {failing:.1f} s: {backoff.error}")
+        for name, outage in list(self._periodic.outages.items()):
+            if (failing := outage.seconds()) > limit:
+                found.append(f"{name} cannot be fired, for {failing:.1f} s: {outage.error}")
         if self._registered.is_set() and now() - self.reader.last_answer > limit:
             found.append(f"the last read was answered {now() - self.reader.last_answer:.1f} s ago")
         return found

@@ -88,6 +88,7 @@ class PeriodicLoop:
         self._skew = 0.0  # the server's epoch seconds minus the executor's clock
         self._started: set[str] = set()  # names whose schedule this process has put into force
         self.backoff = Backoff()
+        self.outages: dict[str, Outage] = {}  # by name: of those that a try has failed for
         self._look_at = 0.0
         self._prune_at = now() + _PRUNE_SECONDS
 
@@ -208,8 +209,10 @@ class PeriodicLoop:
                 else:
                     for start in range(0, len(of_name), _AT_ONCE):
                         await self._fire_origins(name, of_name[start : start + _AT_ONCE])
+                if name in self.outages:
+                    self.outages[name].over()
             except asyncpg.PostgresError as error:  # e.g. somebody has locked its row: no reason to keep others waiting
-                log.warning("%s: a tick could not be fired, trying again: %s", name, error)
+                self.outages.setdefault(name, Outage(log, f"{name}: a tick could not be fired")).failed(error)
                 for row, _ in of_name:
                     row.try_at = now() + _BUSY_SECONDS
 

@@ -32,7 +32,9 @@ def test_an_outage_is_told_of_when_it_begins_ever_more_seldom_and_when_it_ends(c
         told += [second] * len(caplog.records)
     assert told == [0, 10, 30, 70, 150, 310, 630, 1230, 1830, 2430, 3030]
     assert caplog.records == []
+    assert (outage.seconds(), outage.error) == (3_599.0, "it is away")
     outage.over()
+    assert (outage.seconds(), outage.error) == (0.0, None)
     outage.over()
     outage.failed("again")
     assert [record.getMessage() for record in caplog.records] == [

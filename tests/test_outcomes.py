@@ -944,7 +944,11 @@ async def test_an_executor_whose_own_row_is_refused_waits_and_goes_on(database: 
         await eventually(lambda: "no partition of relation" in caplog.text)
         gate.set()
         await eventually(lambda: not executor.workers.running())
-        assert "the executor does not run" not in executor.problems()
+        executor.cycles._flights[0].sent -= 60
+        [problem] = executor.problems()
+        assert problem.startswith("a cycle has been under way for 6")
+        assert "no partition of relation" in problem
+        assert caplog.text.count("could not be recorded") == 1
         await connection.execute("DROP TRIGGER note ON sidings.executor")
         rows = await ended(database, 2)
     assert [row["outcome"] for row in rows] == ["succeeded"] * 2

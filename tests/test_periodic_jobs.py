@@ -187,7 +187,7 @@ async def test_one_that_cannot_be_fired_keeps_no_other_waiting(database: str, ca
     ticks = Ticks()
     ticks.declare("first", every=0.2)
     ticks.declare("second", every=0.2)
-    async with connected(database) as connection, running(database, ticks.registry):
+    async with connected(database) as connection, running(database, ticks.registry) as executor:
         await connection.execute(
             """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
                CREATE TRIGGER refuse BEFORE INSERT ON sidings.job FOR EACH ROW WHEN (NEW.type = 'first')
@@ -196,9 +196,15 @@ async def test_one_that_cannot_be_fired_keeps_no_other_waiting(database: str, ca
         await eventually(lambda: "first: a tick could not be fired, trying again: not this one" in caplog.text)
         count = len(ticks.jobs["second"])
         await ticks.ran("second", count + 3)
+        executor._periodic.outages["first"]._since -= 60
+        [problem] = executor.problems()
+        assert problem.startswith("first cannot be fired, for 6")
+        assert "not this one" in problem
+        assert caplog.text.count("first: a tick could not be fired") == 1
         count = len(ticks.jobs["first"])
         await connection.execute("DROP TRIGGER refuse ON sidings.job")
         assert_one_row_of_ticks(await ticks.ran("first", count + 2))
+        assert executor.problems() == []
 
 
 # -- death and takeover -------------------------------------------------------------------------------------------
