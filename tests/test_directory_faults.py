@@ -128,15 +128,35 @@ async def test_who_waits_while_it_is_read_again_waits_for_the_end_of_that(topic,
         assert len(terminals) == 500
 
 
-async def test_rows_whose_newest_record_is_bad_stay_while_it_is_read_again(topic, sidings_kafka):
+async def test_rows_whose_newest_record_is_bad_stay_while_it_is_read_again(topic, sidings_kafka, tmp_path):
     name = await topic("terminals", config=COMPACTED)
+    path = tmp_path / "terminals.db"
     for key, value in [("T-1", row("T-1")), ("T-2", row("T-2")), ("T-3", row("T-3"))]:
         await put(sidings_kafka, name, {key: value})
-    async with a_directory(name, sidings_kafka) as terminals:
+    async with a_directory(name, sidings_kafka, storage=SQLite(path)) as terminals:
         meanwhile(make_anew(sidings_kafka, name, [("T-1", b"{broken"), ("T-2", row("T-2", "b"))]))
         await eventually(lambda: set(terminals) == {"T-1", "T-2"})
         assert terminals["T-1"].acquirer_id == "a"
         assert [error.key for error in terminals.errors()] == ["T-1"]
+        meanwhile(make_anew(sidings_kafka, name, [("T-2", b"{broken")]))
+        await eventually(lambda: set(terminals) == {"T-2"}, "what was bad in the former topic to go with it")
+    async with a_directory(name, sidings_kafka, storage=SQLite(path)) as terminals:
+        assert terminals._follower.rebuilds == 0, "the file is of the new topic"
+        assert terminals["T-2"].acquirer_id == "b"
+        assert [error.key for error in terminals.errors()] == ["T-2"]
+
+
+async def test_keys_of_two_kinds_are_told_once(topic, sidings_kafka, caplog):
+    """After a change from Kafka Connect to a directory table, say: compaction keeps the record of the former key."""
+    name = await topic("terminals", config=COMPACTED)
+    await put(sidings_kafka, name, {"T-1": row("T-1"), "T-2": row("T-2")})
+    async with a_directory(name, sidings_kafka) as terminals:
+        assert "with keys of one kind" not in caplog.text
+        for n, acquirer in enumerate(("b", "c")):
+            await put(sidings_kafka, name, {'{"terminal_id": "T-1"}': row("T-1", acquirer)})
+            await terminals.wait_until(2 + n, timeout=SECONDS)
+        assert terminals["T-1"].acquirer_id == "c"
+        assert caplog.text.count("with keys of one kind") == 1
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------

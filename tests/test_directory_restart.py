@@ -78,6 +78,7 @@ async def test_a_store_that_may_be_wrong_is_built_anew(topic, sidings_kafka, tmp
     with monkeypatch.context() as later:
         later.setattr("sidings.kafka.directory.follower.time.time", lambda: now() + 86_401)
         await again("delete.retention.ms")
+        assert await load(name, sidings_kafka, path) == (everything, 0, 0), "once is enough"
 
     quick_to_forget = await topic("quick", config=COMPACTED | {"delete.retention.ms": "0"})
     await put(sidings_kafka, quick_to_forget, {"T-1": row("T-1", "c")})

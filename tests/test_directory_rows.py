@@ -102,6 +102,24 @@ def test_the_key_is_the_text_of_the_message_key(key: str, text: str):
     assert one(rows_of(), key, None) == (text, None)
 
 
+@pytest.mark.parametrize(
+    ("keys", "mixed"),
+    [
+        (["T-1", "{not json", "17"], False),
+        (['{"id": "T-1"}', '"T-2"', '{"a": 1, "b": 2}'], False),
+        (["T-1", '{"id": "T-2"}'], True),
+        (['"T-1"', "T-1"], True),
+    ],
+)
+def test_keys_of_two_kinds_are_told_from_those_of_one(keys: list[str], mixed: bool):
+    rows = rows_of()
+    for key in keys:
+        rows.read_all([a_record(key, row("T"))])
+        rows.read_all([a_record(key, None)])
+    assert rows.mixed == mixed
+    assert not rows_of(key="terminal_id").mixed
+
+
 @pytest.mark.parametrize("model", [Acquirer, Flagged, Optional])
 @pytest.mark.parametrize(
     "value",

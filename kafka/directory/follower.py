@@ -91,6 +91,7 @@ class Follower(Generic[T]):
         self._tombstone_seconds = _TOMBSTONE_SECONDS
         self._reported_at = time.monotonic()
         self._failures = 0
+        self._warned = False  # of keys of two kinds
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -236,6 +237,7 @@ class Follower(Generic[T]):
 
     async def _apply(self, reader: Reader, fetched: Mapping[int, Sequence[Record]]) -> None:
         changes, bad = self._rows.read_all(chain.from_iterable(fetched.values()))
+        self._warn_of_mixed_keys()
         positions = await self._look_at_positions(reader)
         moved = positions != self.progress.positions
         if not (moved or fetched or time.monotonic() - self._noted_at > _NOTE_SECONDS):
@@ -255,6 +257,16 @@ class Follower(Generic[T]):
         self.stored += len(changes) - deleted
         if moved:
             self._wake()
+
+    def _warn_of_mixed_keys(self) -> None:
+        if self._rows.mixed and not self._warned:
+            self._warned = True
+            log.warning(
+                "directory %r: some message keys are JSON, others plain text. To Kafka these are different keys: "
+                "records of the former kind stay for ever, and may win over newer ones at each start. Publish all rows "
+                "into a new topic, with keys of one kind",
+                self.topic,
+            )
 
     async def _change(self, batch: Batch[T]) -> None:
         before = self._callbacks.before(self._storage, batch.changes) if self._loaded else {}

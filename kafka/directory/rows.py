@@ -110,6 +110,13 @@ class Rows(Generic[T]):
         self._validate_json: Any = adapter and adapter.validator.validate_json
         self._validate_python: Any = adapter and adapter.validator.validate_python
         self._shapes: dict[tuple[str, ...], Callable[[bytes], Any]] = {(): self._validate_json}
+        self._read = self._unwrapped = 0  # changes, and keys that were inside of JSON
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some keys were inside of JSON and others were not: to Kafka these are different ones, also where the
+        text is the same, so that compaction keeps both, and no order holds between them."""
+        return 0 < self._unwrapped < self._read
 
     def describe(self) -> str:
         """How this reads, for comparison: a store that was read in another way is of no use."""
@@ -146,6 +153,7 @@ class Rows(Generic[T]):
                     add((row, row if key_of is None else _hashable(key_of(value)), value, record))
             except Exception as error:  # noqa: BLE001 - a decoder may raise anything; whatever it is, it is kept
                 bad.append((len(changes), self._row_or_none(record), _bad(record, error)))
+        self._read += len(changes)
         return changes, bad
 
     def read(self, record: Record) -> Change[T]:
@@ -209,7 +217,11 @@ class Rows(Generic[T]):
     def _row_of(self, key: bytes | None) -> Row:
         if key is None:
             raise _Refused("it has no key, so nothing tells its row: a compacted topic needs keys")
-        return key if self._key_of is not None else _text(key)
+        if self._key_of is not None:
+            return key
+        text = _text(key)
+        self._unwrapped += len(text.encode()) != len(key)
+        return text
 
     def _row_or_none(self, record: Record) -> Row | None:
         try:
