@@ -72,9 +72,7 @@ class Reconciler:
         self._unreleased: dict[str, int] = {}  # let go of in memory, not yet in the database
         self.backoff = Backoff()
         self._on_replaced = on_replaced
-        self._timeline: str | None = None  # of the server that was asked last
-        self._trust_from = 0.0  # from when on expiry times on that timeline are believed
-        self._free_from = 0.0  # from when on what nobody has there may be had
+        self._trust_from = 0.0  # from when on expiry times are believed
         self._former: dict[str, float] = {}  # deadlines of what was lost: until then nobody else could have it
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
@@ -252,13 +250,12 @@ class Reconciler:
         names = [name for name in names if name in self.desired - self._yielded]  # the assignment may have changed
         lease = timedelta(seconds=self._settings.lease_seconds)
         sent = now()
-        believed = self._timeline if sent >= self._trust_from else None
-        free_on = None if self._timeline is None else [self._timeline] if sent >= self._free_from else []
+        believed = sent >= self._trust_from
         ours = [name for name in names if sent < self._former.get(name, 0.0)]
         rows = await self._link.fetch(
-            self._acquire_sql, self.executor_id, names, self.generation, lease, believed, free_on, ours
+            self._acquire_sql, self.executor_id, names, self.generation, lease, believed, ours
         )
-        self._meet(rows[0]["timeline"], settled=rows[0]["settled"])
+        self._meet(rows[0]["timeline"])
         if not rows[0]["registered"]:
             raise Deposed
         taken: list[OriginQueue] = []
@@ -268,7 +265,6 @@ class Reconciler:
             queue = self._scheduler.add_origin(row["acquired"], row["acquired_epoch"])
             queue.deadline = sent + self._settings.lease_seconds - self._settings.margin_seconds
             self._former.pop(queue.name, None)
-            self._unreleased.pop(queue.name, None)  # refused; after a failover this lease may have the same epoch
             taken.append(queue)
             if row["former"] is not None and row["former"] != self.executor_id:
                 self._metrics.takeovers.inc()
@@ -284,15 +280,9 @@ class Reconciler:
             log.info("acquired %s", ", ".join(queue.name for queue in taken))
             self._reader.wake()
 
-    def _meet(self, timeline: str, *, settled: bool) -> None:
+    def _meet(self, timeline: str) -> None:
         """Leases are worth something on the server from which jobs are read. Raises `PostgresUnavailable` where this
         answer is another's: one of the two is a former primary."""
-        if timeline != self._timeline:
-            if self._timeline is not None or not settled:
-                self._trust_from = now() + self._settings.lease_seconds
-            if self._timeline is not None:
-                self._free_from = now() + self._settings.lease_seconds
-            self._timeline = timeline
         known = self._scheduler.timeline
         if known not in (None, timeline):
             self._link.drop()

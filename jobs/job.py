@@ -16,7 +16,8 @@ JobId = NewType("JobId", int)
 
 
 class Fence(NamedTuple):
-    """A fencing token for effects outside the database: of two tokens of one origin the larger epoch is right.
+    """A fencing token for effects outside the database: of two tokens of one origin the larger epoch is right, also
+    after a failover of Postgres that has lost takeovers.
 
     Example: send it along, and let the receiver refuse an epoch smaller than the largest it has seen.
     """

@@ -1,6 +1,7 @@
 """Postgres fails over to an asynchronous standby that has lost commits: ids are handed out a second time there."""
 
 import asyncio
+import importlib
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -21,6 +22,7 @@ from sidings.devstack.process import clean_environment
 from sidings.errors import PostgresUnavailable
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings, now
 from sidings.jobs import Job, Registry
+from sidings.schema import migrate, migrations
 
 from .consumer_support import Number, a_service, produce
 from .faulty_proxy import FaultyProxy, Moment, proxied
@@ -29,6 +31,7 @@ from .support import SECONDS, connected, drained, enqueue, eventually, fetch, va
 
 ORIGINS = ["t/0", "t/1"]
 LOST = 60  # more than the 32 values by which a sequence is ahead on a standby, so that ids of lost commits come again
+migrate_module = importlib.import_module("sidings.schema.migrate")  # the package's `migrate` is the function
 SETTINGS = {"fsync": "off", "shared_buffers": "32MB"}
 
 
@@ -138,6 +141,8 @@ async def failover(line: Line) -> AsyncIterator[Failover]:
         async with connected(there.old) as connection:
             await connection.execute("CREATE TABLE effect (token text)")
             await connection.execute("CREATE TABLE ledger (job bigint, token text, type text)")
+            # The template is of a former timeline: the primary is the server that was promoted in the last test.
+            await connection.execute("UPDATE sidings.service SET timeline = sidings.timeline()")
         yield there
         await asyncio.to_thread((standby if line.primary is there.former else there.former).kill)
 
@@ -356,8 +361,69 @@ async def test_what_another_may_have_under_a_lease_that_got_lost_is_not_acquired
         assert now() > granted + 3.0
 
 
+async def test_who_starts_after_a_failover_waits_once_for_leases_that_may_have_got_lost(failover: Failover):
+    """On the new server the origin was free to who started, and ran beside its owner's jobs at once."""
+    await failover.lose_what_follows()
+    acquire = "SELECT acquired FROM sidings.acquire(gen_random_uuid(), ARRAY[$1], 9, '3 s', true)"
+    assert await value(failover.old, acquire, ORIGINS[0])
+    granted = now()
+    await failover.happen()
+    failover.proxy.heal()
+    async with failover.executor(Registry(), ORIGINS[:1], lease_seconds=3.0):
+        assert now() > granted + 3.0
+    started = now()
+    async with failover.executor(Registry(), ORIGINS[:1], lease_seconds=3.0):
+        assert now() < started + 2.0
+
+
+async def test_a_timeline_known_since_a_time_to_come_makes_nobody_wait_for_that(failover: Failover):
+    """The clock was wrong, and has been set back."""
+    async with connected(failover.old) as connection:
+        ahead = "UPDATE sidings.service SET timeline_since = clock_timestamp() + interval '1 hour'"
+        await connection.execute(ahead)
+    async with failover.executor(Registry(), ORIGINS, lease_seconds=0.5) as executor:
+        assert executor.held
+
+
+async def test_where_a_schema_is_made_after_a_failover_nobody_waits_and_where_it_is_upgraded_once(
+    failover: Failover, monkeypatch: pytest.MonkeyPatch
+):
+    await failover.happen()
+    database = await create_database(failover.line.dsn(failover.standby), f"later_{token_hex(4)}")
+    await migrate(database, service="test", schema="made")
+    with monkeypatch.context() as patched:
+        patched.setattr(migrate_module, "migrations", lambda: migrations()[:25])
+        await migrate(database, service="test", schema="upgraded")
+    await migrate(database, service="test", schema="upgraded")
+    for schema, waits in (("made", False), ("upgraded", True)):
+        since = f"SELECT timeline_since > now() - interval '15 s' FROM {schema}.service"
+        assert await value(database, f"{since} WHERE timeline = {schema}.timeline()") == waits
+
+
+async def test_the_fencing_token_grows_although_the_new_server_lacks_takeovers(failover: Failover):
+    """Else a receiver refuses who holds the origin there, or believes both."""
+    registry, tokens = Registry(), []
+
+    @registry.job()
+    async def step(job: Job[str]) -> None:
+        tokens.append(job.fence)
+
+    async with failover.executor(registry, ORIGINS[:1], lease_seconds=2.0) as executor:
+        await failover.lose_what_follows()
+        for generation in range(2, 6):
+            executor.assign(ORIGINS[:1] if generation % 2 else [], generation)
+            await executor.settled(SECONDS)
+        await enqueue(failover.old, step, ["lost"], origin=ORIGINS[0])
+        await eventually(lambda: tokens)
+        await failover.happen()
+        await enqueue(failover.new, step, ["late"], origin=ORIGINS[0])
+        failover.proxy.heal()
+        await eventually(lambda: len(tokens) == 2)
+    assert tokens[0] < tokens[1]
+
+
 async def test_leases_are_renewed_where_they_were_granted(failover: Failover):
-    """The former primary has granted the same one, in an answer that got lost, and goes on renewing it."""
+    """The former primary has granted it, too, in an answer that got lost, and says that it is none of ours."""
     registry = Registry()
     async with failover.executor(registry, ORIGINS[:1], lease_seconds=1.0) as executor:
         first = await value(failover.old, "SELECT lease_until FROM sidings.origin")
@@ -370,8 +436,6 @@ async def test_leases_are_renewed_where_they_were_granted(failover: Failover):
         await executor.settled(SECONDS)
         await failover.lose_what_follows()
         await failover.switch()
-        # Somebody has had it there meanwhile: the epochs are equal when the new server has granted ours twice.
-        await fetch(failover.old, "INSERT INTO sidings.origin (origin, epoch) VALUES ($1, 1)", ORIGINS[1])
         failover.proxy.arm("acquire", Moment.AFTER)
         executor.assign(ORIGINS[1:], 3)
         await executor.settled(SECONDS)
@@ -381,7 +445,9 @@ async def test_leases_are_renewed_where_they_were_granted(failover: Failover):
         async def renewed_there() -> bool:
             return await value(failover.new, lease, ORIGINS[1]) > at_first
 
+        granted = executor.held
         await eventually(renewed_there, "the lease is renewed on the new server")
+        assert executor.held == granted
 
 
 async def test_renewals_may_be_the_first_to_meet_the_new_server(failover: Failover):
@@ -523,10 +589,10 @@ async def test_a_consumer_leaves_a_former_primary_and_does_there_anew_what_was_l
         await failover.lose_what_follows()
         await produce(sidings_kafka, name, range(4, 7))
         await eventually(lambda: recorded(failover.old, range(1, 7)))
+        before = service.executor.held[f"{name}/0"]
         await failover.switch()
         await meets_the_new_server(failover, "THE READ")
-        there = "SELECT bool_or(owner IS NOT NULL AND epoch > 1) FROM sidings.origin"
-        await eventually(lambda: value(failover.new, there), "the executor goes on there")
+        await eventually(lambda: service.executor.held.get(f"{name}/0", 0) > before, "the executor goes on there")
         await produce(sidings_kafka, name, range(7, 9))
         await eventually(lambda: recorded(failover.new, range(1, 9)), "all of them have their effects there, once")
 

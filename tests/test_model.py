@@ -32,5 +32,7 @@ def test_every_seeded_bug_is_caught_and_the_right_protocols_hold(quick: subproce
 
 
 def test_the_readme_explains_every_seeded_bug(quick: subprocess.CompletedProcess[str]) -> None:
-    table = re.findall(r"^\| ([^|]+?) \| (?:I\d|R1|FE|RN|NM|LO|LV) \|", (MODEL / "README.md").read_text(), re.MULTILINE)
+    table = re.findall(
+        r"^\| ([^|]+?) \| (?:I\d|R1|FE|FT|RN|NM|LO|LV) \|", (MODEL / "README.md").read_text(), re.MULTILINE
+    )
     assert sorted(table) == sorted(caught(quick.stdout))

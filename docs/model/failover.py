@@ -9,6 +9,7 @@ I2  no job of the new server is ended by the outcome of another job, which had i
 I3  no two executors that look at their clocks run jobs at once; but for one whose lease a former primary has granted or
     renewed after the promotion, and that has had no answer of the new server since
 I5  the effects of a transactional handler are committed on the new server for its own job only
+FT  the epoch of a lease of the new server, its fencing token, is larger than that of others under which jobs have run
 FE  on the new server nobody ends a job of an origin that is another's there
 RN  what runs under a lease of the new server stands in the running set there
 LV  all jobs of the new server can still be ended: from every state, if the former primary is dead, else from every
@@ -47,6 +48,7 @@ from failover_state import (
     Scenario,
     Server,
     State,
+    Token,
     canonical,
     swap,
 )
@@ -77,8 +79,6 @@ class Failover:
         executors = tuple(
             Executor(
                 timeline=None if i in sc.fresh else OLD,
-                asked=None if i in sc.fresh else OLD,
-                distrust=0,
                 reader=None,
                 hold=Hold(1, OLD, LEASE) if sc.start == i else None,
                 memory=(None,) * len(jobs),
@@ -92,7 +92,7 @@ class Failover:
             )
             for i in range(2)
         )
-        state = State(FOLLOWS, server, None, 0, executors, sc.budget)
+        state = State(FOLLOWS, server, None, None, executors, sc.budget)
         if sc.let_go:  # A has acquired and drained it since the standby receives nothing more
             a = executors[0]._replace(unreleased=2)
             old = server._replace(origin=Origin(0, 2, LEASE))
@@ -103,18 +103,23 @@ class Failover:
         if state.broken:
             return
         for label, after in self._steps(state):
+            for i, e in enumerate(after.executors):
+                if _runs(e) and e.hold and e.hold.timeline == OLD and e.hold.epoch >= after.token.epoch:
+                    after = after._replace(token=Token(e.hold.epoch, i))
             yield label, canonical(after)
 
     def broken(self, state: State) -> str:
         if state.broken:
             return state.broken
-        runs = [e for e in state.executors if any(m and m.state == RUNNING for m in e.memory)]
+        runs = [e for e in state.executors if _runs(e)]
         if len(runs) == 2 and not any(e.hold and e.hold.late and not e.hold.met for e in runs):
             return "I3: A and B run jobs of one group at once"
         if state.new is not None and state.phase == PROMOTED:
             origin = state.new.origin
             for i, e in enumerate(state.executors):
                 if e.hold and e.hold.timeline == NEW and (origin.owner, origin.epoch) == (i, e.hold.epoch):
+                    if _runs(e) and not (e.hold.epoch > state.token.epoch or state.token == (e.hold.epoch, i)):
+                        return f"FT: {'AB'[i]}'s fencing token is not larger than those of the former timeline"
                     for n, m in enumerate(e.memory):
                         if m and m.state == RUNNING and n not in state.new.rows[i].running:
                             return f"RN: {'AB'[i]} runs x{n}, which does not stand in its running set on the new server"
@@ -146,7 +151,7 @@ class Failover:
         if s.phase == FOLLOWS:
             yield "the standby receives nothing more", s._replace(phase=CUT, new=old)
         if s.phase == CUT:
-            after = s._replace(phase=PROMOTED, young=LEASE)
+            after = s._replace(phase=PROMOTED)
             stay = tuple(loop in self.scenario.stay for loop in LOOPS)
             if self.scenario.lives:
                 executors = tuple(
@@ -173,13 +178,14 @@ class Failover:
             x and x._replace(origin=x.origin._replace(lease=max(0, x.origin.lease - 1))) for x in (s.old, s.new)
         )
         executors = tuple(self._tick(e) for e in s.executors)
-        after = s._replace(old=old, new=new, young=max(0, s.young - 1), executors=executors)
+        noted = s.noted and s.noted - 1
+        after = s._replace(old=old, new=new, noted=noted, executors=executors)
         if after != s:
             yield "time passes", after
 
     def _tick(self, e: Executor) -> Executor:
         pending = tuple(p and p._replace(age=min(LEASE, p.age + 1)) for p in e.pending)
-        e = e._replace(distrust=max(0, e.distrust - 1), lately=max(0, e.lately - 1), pending=pending)
+        e = e._replace(lately=max(0, e.lately - 1), pending=pending)
         if e.hold is None or e.hold.left == 0:
             return e
         e = e._replace(hold=e.hold._replace(left=e.hold.left - 1))
@@ -229,10 +235,12 @@ class Failover:
                 yield from self._send(s, i, _CYCLES, what, run)
 
     def _acquire(self, server: Server, where: int, i: int, e: Executor, s: State) -> on.Ran:
-        known = e.asked == where and (e.distrust == 0 or self.protocol.expiry == "at once")
-        free = self.protocol.free
-        asks = known or e.lately > 0 or free == "at once" or (free == "at once by who starts" and e.asked is None)
-        return on.acquire(self.protocol, server, where, i, e, s.young if where == NEW else 0, asks)
+        asks = where == OLD or s.noted == 0 or e.lately > 0
+        if self.protocol.asks == "where it is noted":
+            asks = asks or s.noted is not None
+        elif self.protocol.asks == "who starts":
+            asks = asks or (i in self.scenario.fresh and e.timeline is None)
+        return on.acquire(self.protocol, server, where, i, asks=asks)
 
     def _leads(self, s: State, i: int, loop: int) -> int:
         if s.phase != PROMOTED or (s.old is not None and s.executors[i].stays[loop]):
@@ -249,6 +257,8 @@ class Failover:
         there = "" if s.phase != PROMOTED else " on the former primary" if where == OLD else " on the new server"
         if e.batch and loop == _CYCLES:
             e = e._replace(batch=e.batch._replace(state="wait"))
+        if loop == _CONTROL and answer.kind == "acquire" and where == NEW and s.noted is None:
+            s = s._replace(noted=LEASE)
         ran = s._replace(old=server) if where == OLD else s._replace(new=server)
         ran = ran._replace(broken=broken)
         label = f"{'AB'[i]}: {what} runs{there}"
@@ -313,23 +323,17 @@ class Failover:
         return e
 
     def _granted(self, e: Executor, p: Pending) -> Executor:
-        _, settled, epoch = p.answer
+        epoch = p.answer[1]
         if self.protocol.acquisition == "tells the timeline":
-            if e.asked != p.server:
-                trusted = e.asked is None and (settled or self.protocol.first_met == "at once")
-                e = e._replace(asked=p.server, distrust=e.distrust if trusted else LEASE)
             if e.timeline not in (None, p.server):
                 known = e.timeline
                 e = e._replace(stays=swap(e.stays, _CONTROL, False))
                 return self._replaced(e) if p.server > known else e
             e = e._replace(timeline=p.server)
-        else:
-            e = e._replace(asked=p.server)
         if not isinstance(epoch, int) or e.hold is not None:
             return e
         hold = Hold(epoch, e.timeline, max(0, LEASE - p.age), draining=not e.wants, late=p.late)
-        kept = e.unreleased if self.protocol.acquired == "may be" else None
-        return e._replace(hold=hold, unreleased=kept, lately=0)
+        return e._replace(hold=hold, lately=0)
 
     def _renewed(self, e: Executor, p: Pending) -> Executor:
         hold = e.hold
@@ -350,7 +354,7 @@ class Failover:
             e = e._replace(reader=p.server)
             if moved:
                 return self._replaced(e)
-            return _forget_waiting(e._replace(distrust=LEASE))
+            return _forget_waiting(e)
         if self.protocol.read == "tells the timeline" or e.timeline is None:
             hold = e.hold and e.hold._replace(timeline=p.server if e.timeline is None else e.hold.timeline)
             e = e._replace(reader=p.server, timeline=p.server, hold=hold)
@@ -430,7 +434,7 @@ class Failover:
         e = _forget_waiting(e) if self.protocol.noticed == "what waits" else _lost(e)
         stays = tuple(s and loop == _RENEWALS for loop, s in enumerate(e.stays))
         e = e._replace(stays=stays if self.protocol.connections == "opened anew" else e.stays)
-        return e._replace(timeline=None, distrust=LEASE, lately=lately)
+        return e._replace(timeline=None, lately=lately)
 
     # -- what it does by itself ----------------------------------------------------------------------------------
 
@@ -475,6 +479,10 @@ class Failover:
         if not (ends or chosen or barrier):
             return None
         return Batch(e.cycle + 1, e.timeline, ends, chosen, barrier)
+
+
+def _runs(e: Executor) -> bool:
+    return any(m and m.state == RUNNING for m in e.memory)
 
 
 def _with(s: State, i: int, e: Executor) -> State:

@@ -1,6 +1,7 @@
 """The statements of the failover model: each runs at once on the server that its connection leads to."""
 
 from failover_state import (
+    ABOVE,
     AGAIN,
     COMMITTED,
     LEASE,
@@ -20,11 +21,10 @@ __all__ = ["Ran", "acquire", "cycle", "finish", "look", "read", "release", "rene
 Ran = tuple[Server, Pending, str]  # the server afterwards, the answer, and the property that is violated
 
 
-def acquire(p: Protocol, server: Server, where: int, i: int, e: Executor, young: int, asks: bool) -> Ran:
+def acquire(p: Protocol, server: Server, where: int, i: int, *, asks: bool) -> Ran:
     """`acquire_origins.sql`. asks: for the origin; else only whose answer this is."""
     origin, epoch = server.origin, None
-    believed = (e.distrust == 0 and e.asked == where) or p.expiry == "at once"
-    if asks and (origin.owner in (None, i) or (believed and origin.lease == 0)):
+    if asks and (origin.owner in (None, i) or origin.lease == 0):
         former = origin.owner
         if former is not None and former != i:
             row = server.rows[former]
@@ -35,8 +35,10 @@ def acquire(p: Protocol, server: Server, where: int, i: int, e: Executor, young:
             rows = swap(server.rows, former, row._replace(fence=row.fence + 1, running=()))
             server = server._replace(rows=rows, jobs=jobs)
         epoch = origin.epoch + 1
+        if where == NEW and p.epoch == "above those of former timelines":
+            epoch = max(epoch, ABOVE)
         server = server._replace(origin=origin._replace(owner=i, epoch=epoch, lease=LEASE))
-    return server, Pending("acquire", where, ("answered", young == 0, epoch)), ""
+    return server, Pending("acquire", where, ("answered", epoch)), ""
 
 
 def release(server: Server, where: int, i: int, epoch: int) -> Ran:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
+    "ABOVE",
     "AGAIN",
     "CHOSEN",
     "COMMITTED",
@@ -35,6 +36,7 @@ __all__ = [
     "Scenario",
     "Server",
     "State",
+    "Token",
     "canonical",
     "swap",
 ]
@@ -50,6 +52,7 @@ QUEUED, CHOSEN, RUNNING, DONE, AGAIN, COMMITTED = "queued", "chosen", "running",
 LOOPS = ("control", "renewals", "reads", "cycles", "handlers")
 LOST = "lost"  # the answer never comes
 LEASE = 2  # ticks
+ABOVE = 100  # where the epochs of the new timeline begin, far above those of the former
 
 T = TypeVar("T")
 
@@ -141,16 +144,13 @@ class Pending(NamedTuple):
 
 
 class Executor(NamedTuple):
-    """A process. `timeline`: all in memory was acquired and read on it (`Scheduler.timeline`). `asked`: the timeline
-    that has answered the last acquisition; `distrust`: ticks until expiry times on it are believed. `reader`: the
-    server that the last read came from. `stays`: of each loop, whether its connection leads to the former primary
-    still. `lately`: ticks left of the lease that it gave up when it noticed the failover. `unreleased`: the epoch of a
-    lease that it has let go of in memory only. Not in the code: `met`, whether any loop has had an answer of the new
+    """A process. `timeline`: all in memory was acquired and read on it (`Scheduler.timeline`). `reader`: the server
+    that the last read came from. `stays`: of each loop, whether its connection leads to the former primary still.
+    `lately`: ticks left of the lease that it gave up when it noticed the failover. `unreleased`: the epoch of a lease
+    that it has let go of in memory only. Not in the code: `met`, whether any loop has had an answer of the new
     server."""
 
     timeline: int | None
-    asked: int | None
-    distrust: int
     reader: int | None
     hold: Hold | None
     memory: tuple[Entry | None, ...]
@@ -166,6 +166,13 @@ class Executor(NamedTuple):
     met: bool = False
 
 
+class Token(NamedTuple):
+    """The fencing token of a lease, and whose it was."""
+
+    epoch: int
+    owner: int | None
+
+
 class Budget(NamedTuple):
     """How often something may still happen."""
 
@@ -178,18 +185,21 @@ class Budget(NamedTuple):
 
 
 _NOTHING_MORE = Budget()
+_NO_TOKEN = Token(0, None)
 
 
 class State(NamedTuple):
-    """Everything. `old` is None when it is dead. `young`: ticks until the new server is known to be none that was
-    promoted within a lease. `broken`: the property that the last step has violated."""
+    """Everything. `old` is None when it is dead. `noted`: ticks until its timeline is known on the new server for a
+    lease; None: nobody has asked it for an origin yet. `token`: of the former timeline's last lease under which a job
+    has run. `broken`: the property that the last step has violated."""
 
     phase: str
     old: Server | None
     new: Server | None
-    young: int
+    noted: int | None
     executors: tuple[Executor, ...]
     budget: Budget
+    token: Token = _NO_TOKEN
     broken: str = ""
 
 
@@ -208,13 +218,11 @@ class Protocol:
     acquisition: str = "tells the timeline"  # "does not"
     renewal: str = "where it was granted"  # "anywhere"
     met_by_renewal: str = "replaced"  # "ignored": the new server answers a renewal
-    expiry: str = "after a lease"  # "at once": when expiry times are believed
-    first_met: str = "if it is no younger"  # "at once": expiry times on the first timeline that is met
-    # "at once by who starts", as the code does; "at once": origins that nobody has
-    free: str = "after a lease, or what was held"
+    # "where it is noted"; "who starts": at once
+    asks: str = "where the timeline is known for a lease, or for what was held"
+    epoch: str = "above those of former timelines"  # "goes on": that of a lease
     noticed: str = "forgets all"  # "what waits": in memory
     connections: str = "opened anew"  # "as they are": when another timeline is noticed
-    acquired: str = "is not released any more"  # "may be": a release that was refused is repeated
 
 
 @dataclass(frozen=True)
@@ -258,12 +266,15 @@ def _alike(numbers: dict[int | None, int | None]) -> bool:
 def canonical(s: State) -> State:
     """The state with its growing numbers moved together."""
     servers = [server for server in (s.old, s.new) if server is not None]
-    epochs = _together(
+    numbers = (
+        s.token.epoch,
         *(server.origin.epoch for server in servers),
         *(e.hold.epoch for e in s.executors if e.hold is not None),
         *(e.unreleased for e in s.executors),
         *(_epoch(p) for e in s.executors for p in e.pending if p is not None),
     )
+    epochs = _together(*(n for n in numbers if n is not None and n < ABOVE))
+    epochs |= _together(*(n for n in numbers if n is not None and n >= ABOVE), start=ABOVE)
     s = _few_attempts(s)
     executors: list[Executor] = []
     moved = not _alike(epochs)
@@ -300,7 +311,7 @@ def canonical(s: State) -> State:
         )
         for server in (s.old, s.new)
     )
-    return s._replace(old=old, new=new, executors=tuple(executors))
+    return s._replace(old=old, new=new, executors=tuple(executors), token=s.token._replace(epoch=epochs[s.token.epoch]))
 
 
 def _few_attempts(s: State) -> State:
@@ -339,7 +350,7 @@ def _with_attempts(e: Executor, maps: Any) -> Executor:
 def _epoch(p: Pending) -> int | None:
     if p.answer[0] == LOST or p.kind not in ("acquire", "look"):
         return None
-    return p.answer[2]  # type: ignore[return-value]
+    return p.answer[-1]  # type: ignore[return-value]
 
 
 def _moved(e: Executor, epochs: Any, cycles: Any, fences: Any) -> Executor:
@@ -347,7 +358,7 @@ def _moved(e: Executor, epochs: Any, cycles: Any, fences: Any) -> Executor:
     for p in e.pending:
         if p is not None and p.answer[0] != LOST:
             if p.kind == "acquire":
-                p = p._replace(answer=(*p.answer[:2], epochs[p.answer[2]]))
+                p = p._replace(answer=(p.answer[0], epochs[p.answer[1]]))
             elif p.kind == "read":
                 p = p._replace(answer=(fences[p.answer[0]], *p.answer[1:]))
             elif p.kind == "look":
