@@ -433,6 +433,9 @@ ROW = json.loads(WRAPPED[0])
         (b"[" * 100_000, "nested too deeply"),
         (json.dumps(GOOD | {"data": json.loads("[" * 300 + "]" * 300)}).encode(), "nested too deeply"),
         (json.dumps(GOOD).replace('"INSERT"', r'"\ud800"').encode(), "lone surrogate"),
+        # A character beyond U+FFFF in two halves, as Java and Oracle write it into what they call UTF-8.
+        (json.dumps(GOOD).encode().replace(b'"t"', b'"\xed\xa0\xbd\xed\xb8\x80"'), "not JSON"),
+        (json.dumps(GOOD).replace('"t"', r'"\ud800"').encode("utf-16"), "not JSON"),
         (json.dumps(GOOD | {"data": CUSTOMER | {"x": float("inf")}}).encode(), "JSON compliant"),
         (json.dumps(GOOD).replace("7}", '7, "x": 1e999}').encode(), "JSON compliant"),
         (b"[1]", "not an object"),

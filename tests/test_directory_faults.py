@@ -14,8 +14,9 @@ from aiokafka.errors import KafkaError
 from sidings import DirectoryBehind, DirectoryNotReady, SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.kafka.directory.faults import Faults
-from sidings.kafka.directory.reader import Reader
+from sidings.kafka.directory.reader import Reader, Standing
 from sidings.kafka.directory.rows import BadRecord
+from sidings.kafka.directory.storage import Identity
 
 from .directory_support import COMPACTED, Acquirer, a_directory, put, quick, row
 from .support import SECONDS, eventually
@@ -189,6 +190,48 @@ async def test_a_clock_that_was_ahead_hides_no_absence(topic, sidings_kafka, tmp
         noted = terminals._follower._noted_at
         await eventually(lambda: terminals._follower._noted_at > noted, "the file to say so")
     await a_life(0)
+
+
+async def test_completeness_is_of_the_partition_that_kafka_has_told_of_least_lately():
+    """What Kafka has not said, nobody knows: a partition that was silent for too long may have lost tombstones."""
+    follower = a_directory("terminals", "127.0.0.1:1")._follower
+    follower._identity, follower._loaded = Identity("terminals", "cluster", "reading"), True
+    follower._tombstone_seconds, follower._complete_at = 100.0, 1_000.0
+    follower.progress.positions = {0: 5, 1: 5}
+
+    class Told:
+        partitions = (0, 1)
+
+        def __init__(self, *standings: Standing) -> None:
+            self._standings = dict(enumerate(standings))
+
+        async def standings(self) -> dict[int, Standing]:
+            return self._standings
+
+        async def begins(self) -> dict[int, int]:
+            return {0: 0, 1: 0}
+
+        async def ends(self) -> dict[int, int]:
+            return {0: 5, 1: 9}
+
+        def seek(self, partition: int, offset: int) -> None: ...
+
+    told: Any = None
+    for first, second, complete_at, rebuilds in [
+        (Standing(5, 5, 1_050.0), Standing(5, 5, 1_010.0), 1_010.0, 0),
+        (Standing(5, 5, 1_105.0), Standing(4, 5, 1_105.0), 1_105.0, 0),  # read again after a pause: it has been applied
+        (Standing(5, 5, 1_300.0), Standing(5, 9, 1_300.0), 1_105.0, 0),  # behind: the next one may be missing
+        (Standing(5, 5, 1_301.0), Standing(9, 9, 1_301.0), None, 1),
+    ]:
+        told = Told(first, second)
+        follower.progress.positions = await follower._look_at_positions(told)
+        await follower._remember_completeness(told)
+        assert follower.rebuilds == rebuilds
+        assert complete_at is None or follower._complete_at == complete_at
+    follower._again, follower._tombstone_seconds, follower._complete_at = None, 10.0, 1_000.0
+    follower._complete = {0: 1_050.0, 1: 1_050.0}
+    await follower._remember_completeness(told)
+    assert follower.rebuilds == 1, "a moment is no absence, whatever delete.retention.ms says"
 
 
 # -- the records ------------------------------------------------------------------------------------------------------

@@ -131,7 +131,8 @@ def _alert(
 
 def _object(value: bytes) -> Json:
     try:
-        body = json.loads(value)
+        # Strictly: of bytes, `json.loads` also takes UTF-16, and halves of characters, which nothing takes afterwards.
+        body = json.loads(value.decode("utf-8-sig"))
     except ValueError as error:  # also UnicodeDecodeError
         raise Malformed(f"the value is not JSON: {error}") from error
     except RecursionError as error:
