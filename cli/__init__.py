@@ -2,8 +2,8 @@
 
 Reading order: `app` (the tree of commands), `command` (what all commands share), `session` (the connection), `output`
 (tables, JSON, times), `consent` (what is asked before many things are touched), `filters` (times and states as people
-write them); then a module for each group of commands. What is looked at and done is `sidings.jobs.admin`'s and the
-outbox's; the few ``.sql`` files here only look.
+write them); then a module for each group of commands; `pages` shows their tables in a browser. What is looked at and
+done is `sidings.jobs.admin`'s and the outbox's; the few ``.sql`` files here only look.
 """
 
 import sys

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from . import audit, consumers, dev, groups, job_actions, job_types, migrations, origins, outbox, status
+from . import audit, consumers, dev, groups, job_actions, job_types, migrations, origins, outbox, status, web
 
 __all__ = ["app"]
 
@@ -36,6 +36,7 @@ def _root(  # pyright: ignore[reportUnusedFunction] - typer calls it
 
 
 status.add_to(app)
+web.add_to(app)
 app.add_typer(job_actions.app, name="jobs")
 app.add_typer(groups.app, name="groups")
 app.add_typer(job_types.app, name="types")

@@ -1,15 +1,20 @@
 """`sidings audit` and `sidings pauses`: what people did, and what is paused."""
 
 import json
-from typing import Annotated
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .command import Json, Limit, command
-from .output import age, document, note, print_json, table
+from .output import Table, age, document, note, print_json, table
 from .session import Session
 
-__all__ = ["add_to"]
+if TYPE_CHECKING:
+    from ..jobs.admin import AuditRow, PauseRow
+
+__all__ = ["add_to", "audit_table", "pauses_table"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -35,10 +40,17 @@ async def audit(
     if not rows:
         note("nothing was done")
         return
+    table(*audit_table(rows, session.now))
+    if more:
+        note(f"there may be more: add --before {more}")
+
+
+def audit_table(rows: "Sequence[AuditRow]", now: datetime) -> Table:
+    """A row for each action."""
     shown = [
         (
             r.id,
-            age(r.at, session.now),
+            age(r.at, now),
             r.actor,
             r.action,
             _pairs(document(r.target)),
@@ -47,9 +59,7 @@ async def audit(
         )
         for r in rows
     ]
-    table(["id", "ago", "by", "action", "what", "because", "detail"], shown)
-    if more:
-        note(f"there may be more: add --before {more}")
+    return ["id", "ago", "by", "action", "what", "because", "detail"], shown
 
 
 async def pauses(session: Session, as_json: Json = False) -> None:
@@ -58,10 +68,15 @@ async def pauses(session: Session, as_json: Json = False) -> None:
     if as_json:
         print_json(session.now, pauses=rows)
     elif rows:
-        shown = [(r.type, r.origin, r.group, r.paused_by, age(r.paused_at, session.now), r.reason) for r in rows]
-        table(["type", "origin", "group", "by", "ago", "because"], shown)
+        table(*pauses_table(rows, session.now))
     else:
         note("nothing is paused")
+
+
+def pauses_table(rows: "Sequence[PauseRow]", now: datetime) -> Table:
+    """A row for each pause."""
+    shown = [(r.type, r.origin, r.group, r.paused_by, age(r.paused_at, now), r.reason) for r in rows]
+    return ["type", "origin", "group", "by", "ago", "because"], shown
 
 
 def _pairs(values: dict[str, object]) -> str:

@@ -1,5 +1,6 @@
 """`sidings consumers`: stored offsets, and moving them."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,13 +9,15 @@ from ..errors import ActionRefused, ConfigurationError
 from .command import Because, By, Json, Yes, command, group
 from .consent import ask
 from .filters import a_time
-from .output import counted, note, print_json, table
+from .output import Table, counted, note, print_json, table
 from .session import Session, whoever_runs_this
 
 if TYPE_CHECKING:
+    import asyncpg
+
     from ..kafka import KafkaSettings, ResetTo
 
-__all__ = ["app"]
+__all__ = ["app", "offsets_table"]
 
 app = group("Consumers: stored offsets, and moving them.")
 
@@ -30,9 +33,14 @@ async def list_offsets(
     if as_json:
         print_json(session.now, offsets=[dict(row) for row in rows])
     elif rows:
-        table(["topic", "partition", "next offset", "resets"], [tuple(row) for row in rows])
+        table(*offsets_table(rows))
     else:
         note("no offsets are stored")
+
+
+def offsets_table(rows: "Sequence[asyncpg.Record]") -> Table:
+    """A row for each partition."""
+    return ["topic", "partition", "next offset", "resets"], [tuple(row) for row in rows]
 
 
 @command(app, "reset")
@@ -63,7 +71,7 @@ async def reset(
             "consumer are in Kafka, reset the group there"
         )
     meant = [row for row in rows if partition is None or row["partition"] in partition]
-    table(["topic", "partition", "next offset", "resets"], [tuple(row) for row in meant])
+    table(*offsets_table(meant))
     ask(f"let the consumer of {topic} go on from {to} in {counted(len(meant), 'partition')}", yes=yes)
     done = await reset_offsets(
         settings,

@@ -1,6 +1,8 @@
 """`sidings groups`: groups that wait for their head, and what to do about them."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,10 +10,13 @@ from .command import Because, By, Json, Limit, Yes, command, group
 from .consent import ask
 from .job_details import pause_text
 from .jobs import print_jobs, without_cursor
-from .output import age, at_most, counted, note, plain, print_json, table, until
+from .output import Table, age, at_most, counted, note, plain, print_json, table, until
 from .session import Session
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from ..jobs.admin import BlockedGroup
+
+__all__ = ["app", "groups_table"]
 
 app = group("Groups that wait for their head: list, release, skip, clear, pause, resume.")
 
@@ -36,7 +41,14 @@ async def list_groups(
     if not found:
         note("no group is blocked")
         return
-    now = session.now
+    table(*groups_table(found, session.now))
+    if len(found) == limit:
+        note(f"these are the first {limit}; there may be more: raise --limit")
+
+
+def groups_table(found: "Sequence[BlockedGroup]", now: datetime) -> Table:
+    """A row for each group."""
+    columns = ["origin", "group", "state", "for", "job", "type", "failures", "next in", "behind", "cause"]
     rows = [
         (
             row.origin,
@@ -52,9 +64,7 @@ async def list_groups(
         )
         for row in found
     ]
-    table(["origin", "group", "state", "for", "job", "type", "failures", "next in", "behind", "cause"], rows)
-    if len(found) == limit:
-        note(f"these are the first {limit}; there may be more: raise --limit")
+    return columns, rows
 
 
 @command(app, "show")

@@ -1,24 +1,45 @@
 """One job on the screen."""
 
 import json
+from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import typer
 
-from .output import age, plain, span, table, until
+from .output import Table, age, plain, span, table, until
 from .session import Session
 
 if TYPE_CHECKING:
-    from ..jobs.admin import JobDetails, PauseRow
+    from ..jobs.admin import AttemptRow, AuditRow, JobDetails, PauseRow
 
-__all__ = ["pause_text", "show_details"]
+__all__ = ["actions_table", "attempts_table", "facts", "pause_text", "payload_text", "show_details"]
 
 
 def show_details(session: Session, details: "JobDetails") -> None:
     """Everything that is known of it, as text."""
-    now, row = session.now, details.row
+    now = session.now
+    for name, value in facts(details, now).items():
+        typer.echo(f"{name + ':':<17} {plain(str(value))}")
+    for pause in details.pauses:
+        typer.echo(f"{'paused:':<17} {plain(pause_text(pause))}, {age(pause.paused_at, now)} ago")
+    for name, value in details.headers.items():
+        typer.echo(f"{'header:':<17} {plain(f'{name}={value}')}")
+    if details.payload is not None:
+        typer.echo("payload:")
+        for line in payload_text(details.payload).splitlines():
+            typer.echo(f"  {plain(line)}")
+    if details.attempts:
+        table(*attempts_table(details.attempts, now), title="attempts")
+    if details.actions:
+        table(*actions_table(details.actions, now), title="what people did")
+
+
+def facts(details: "JobDetails", now: datetime) -> dict[str, object]:
+    """What is known of it in a word or two, by name."""
+    row = details.row
     if row is not None:
-        facts: dict[str, object] = {
+        found: dict[str, object] = {
             "job": row.id,
             "type": row.type,
             "origin": row.origin,
@@ -37,42 +58,41 @@ def show_details(session: Session, details: "JobDetails") -> None:
         }
     else:
         last = details.attempts[-1]
-        facts = {
+        found = {
             "job": details.id,
             "type": last.type,
             "origin": last.origin,
             "group": last.group,
             "state": f"ended: {last.outcome} {age(last.finished_at, now)} ago",
         }
-    for name, value in facts.items():
-        if value is not None:
-            typer.echo(f"{name + ':':<17} {plain(str(value))}")
-    for pause in details.pauses:
-        typer.echo(f"{'paused:':<17} {plain(pause_text(pause))}, {age(pause.paused_at, now)} ago")
-    for name, value in details.headers.items():
-        typer.echo(f"{'header:':<17} {plain(f'{name}={value}')}")
-    if details.payload is not None:
-        payload = json.dumps(json.loads(details.payload), indent=2, ensure_ascii=False)
-        typer.echo("payload:")
-        for line in payload.splitlines():
-            typer.echo(f"  {plain(line)}")
-    if details.attempts:
-        columns = ["attempt", "outcome", "ended ago", "ran", "executor", "error"]
-        attempts = [
-            (
-                a.attempt,
-                a.outcome,
-                age(a.finished_at, now),
-                span(a.started_at, a.finished_at),
-                a.executor,
-                ": ".join(text for text in (a.error_class, a.error_message) if text),
-            )
-            for a in details.attempts
-        ]
-        table(columns, attempts, title="attempts")
-    if details.actions:
-        done = [(a.action, a.actor, age(a.at, now), a.reason) for a in details.actions]
-        table(["action", "by", "ago", "because"], done, title="what people did")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def payload_text(payload: str) -> str:
+    """Indented."""
+    return json.dumps(json.loads(payload), indent=2, ensure_ascii=False)
+
+
+def attempts_table(attempts: "Sequence[AttemptRow]", now: datetime) -> Table:
+    """A row for each."""
+    columns = ["attempt", "outcome", "ended ago", "ran", "executor", "error"]
+    rows = [
+        (
+            a.attempt,
+            a.outcome,
+            age(a.finished_at, now),
+            span(a.started_at, a.finished_at),
+            a.executor,
+            ": ".join(text for text in (a.error_class, a.error_message) if text),
+        )
+        for a in attempts
+    ]
+    return columns, rows
+
+
+def actions_table(actions: "Sequence[AuditRow]", now: datetime) -> Table:
+    """A row for each thing that was done to it."""
+    return ["action", "by", "ago", "because"], [(a.action, a.actor, age(a.at, now), a.reason) for a in actions]
 
 
 def pause_text(pause: "PauseRow") -> str:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .command import Because, By, Json, command, group
-from .output import age, note, print_json, table
+from .output import Table, age, note, print_json, table
 from .session import Session
 
 if TYPE_CHECKING:
     from ..jobs.admin import JobCount, JobState, PauseRow
 
-__all__ = ["Backlog", "app", "backlogs", "print_types"]
+__all__ = ["Backlog", "app", "backlogs", "print_types", "types_table"]
 
 app = group("Types of jobs: list, pause, resume.")
 
@@ -80,11 +80,14 @@ def backlogs(
 
 
 def print_types(session: Session, types: Sequence[Backlog]) -> None:
-    """A table of them. Zeroes are left out: what matters stands out."""
+    """A table of them."""
+    table(*types_table(types, session.now)) if types else note("no jobs")
+
+
+def types_table(types: Sequence[Backlog], now: datetime) -> Table:
+    """A row for each. Zeroes are left out: what matters stands out."""
     from ..jobs.admin import JobState
 
     columns = ["type", *JobState, "oldest", "paused"]
-    rows = [
-        [t.name, *(t.states[state] or None for state in JobState), age(t.oldest, session.now), t.paused] for t in types
-    ]
-    table(columns, rows) if rows else note("no jobs")
+    rows = [[t.name, *(t.states[state] or None for state in JobState), age(t.oldest, now), t.paused] for t in types]
+    return columns, rows

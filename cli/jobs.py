@@ -12,7 +12,7 @@ from ..errors import ActionRefused, ConfigurationError
 from .command import Json, Limit, command, group
 from .filters import NAMES, a_state, a_time, check_group, check_words, outcome_names, state_names
 from .job_details import show_details
-from .output import age, note, print_json, table, until
+from .output import Table, age, note, print_json, table, until
 from .session import Session
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ __all__ = [
     "Type",
     "app",
     "ended_filter",
+    "ended_table",
+    "jobs_table",
     "print_ended",
     "print_jobs",
     "without_cursor",
@@ -148,13 +150,17 @@ def ended_filter(session: Session, outcome: Sequence[str] | None, since: str) ->
 
 def print_jobs(session: Session, jobs: "Sequence[JobRow]") -> None:
     """A table of jobs."""
-    now = session.now
+    table(*jobs_table(jobs, session.now)) if jobs else note("no jobs")
+
+
+def jobs_table(jobs: "Sequence[JobRow]", now: datetime) -> Table:
+    """A row for each."""
     columns = ["id", "type", "origin", "group", "state", "attempt", "age", "next in", "cause"]
     rows = [
         (j.id, j.type, j.origin, j.group, j.state, j.attempt, age(j.enqueued_at, now), _next(j, now), _cause(j))
         for j in jobs
     ]
-    table(columns, rows) if rows else note("no jobs")
+    return columns, rows
 
 
 def _next(job: "JobRow", now: datetime) -> str | None:
@@ -167,12 +173,16 @@ def _cause(job: "JobRow") -> str | None:
 
 def print_ended(session: Session, rows: "Sequence[AttemptRow]") -> None:
     """A table of jobs that have ended."""
+    table(*ended_table(rows, session.now)) if rows else note("no jobs")
+
+
+def ended_table(rows: "Sequence[AttemptRow]", now: datetime) -> Table:
+    """A row for each."""
     columns = ["id", "type", "origin", "group", "outcome", "attempt", "ended ago", "cause"]
     shown = [
-        (r.job_id, r.type, r.origin, r.group, r.outcome, r.attempt, age(r.finished_at, session.now), _error(r))
-        for r in rows
+        (r.job_id, r.type, r.origin, r.group, r.outcome, r.attempt, age(r.finished_at, now), _error(r)) for r in rows
     ]
-    table(columns, shown) if shown else note("no jobs")
+    return columns, shown
 
 
 def _error(row: "AttemptRow") -> str | None:

@@ -1,16 +1,21 @@
 """`sidings origins`: who holds which, what waits there; pausing one, and moving the jobs of an orphan."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import ActionRefused
 from .command import Because, By, Json, Yes, command, group
 from .consent import ask
-from .output import age, at_most, counted, note, print_json, span, table
+from .output import Table, age, at_most, counted, note, print_json, span, table
 from .session import Session
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from ..jobs.admin import OriginRow
+
+__all__ = ["app", "in_order", "origins_table"]
 
 app = group("Origins: who holds them and what waits there; pause, resume, move.")
 
@@ -25,7 +30,7 @@ async def list_origins(
     as_json: Json = False,
 ) -> None:
     """Origins with their holder, epoch, lease, and jobs by state; groups whose head fails."""
-    rows = sorted(await session.admin().origins(), key=lambda row: _by_partition(row.origin))
+    rows = in_order(await session.admin().origins())
     if orphans:
         rows = [row for row in rows if row.jobs and not row.leased]
     if as_json:
@@ -34,7 +39,16 @@ async def list_origins(
     if not rows:
         note("no orphans" if orphans else "no origins: no executor has run, and no job waits")
         return
-    now = session.now
+    table(*origins_table(rows, session.now))
+
+
+def in_order(origins: "Sequence[OriginRow]") -> "list[OriginRow]":
+    """By topic, and by the partition's number."""
+    return sorted(origins, key=lambda row: _by_partition(row.origin))
+
+
+def origins_table(rows: "Sequence[OriginRow]", now: datetime) -> Table:
+    """A row for each."""
     counts = ["waiting", "running", "failing", "delayed", "held"]
     columns = ["origin", "held by", "epoch", "lease", *counts, "oldest", "groups", "paused"]
     shown = [
@@ -54,7 +68,7 @@ async def list_origins(
         )
         for row in rows
     ]
-    table(columns, shown)
+    return columns, shown
 
 
 @command(app, "pause")

@@ -10,13 +10,13 @@ import typer
 from ..errors import ConfigurationError
 from .command import Because, By, Json, Limit, Yes, command, fail, group
 from .consent import ask
-from .output import age, counted, document, note, print_json, table, until
+from .output import Table, age, counted, document, note, print_json, table, until
 from .session import Session, whoever_runs_this
 
 if TYPE_CHECKING:
     from ..kafka.outbox.publish import FailingTopic, ParkedMessage
 
-__all__ = ["OutboxTopic", "app", "print_topics", "topics"]
+__all__ = ["OutboxTopic", "app", "parked_table", "print_topics", "topics", "topics_table"]
 
 app = group("The outbox: what waits, fails or is parked, by topic; retry, release, discard.")
 
@@ -144,7 +144,11 @@ async def topics(session: Session) -> list[OutboxTopic]:
 
 def print_topics(session: Session, found: Sequence[OutboxTopic]) -> None:
     """A table of them."""
-    now = session.now
+    table(*topics_table(found, session.now))
+
+
+def topics_table(found: Sequence[OutboxTopic], now: datetime) -> Table:
+    """A row for each."""
     rows = [
         (
             row.topic,
@@ -156,12 +160,16 @@ def print_topics(session: Session, found: Sequence[OutboxTopic]) -> None:
         )
         for row in found
     ]
-    table(["topic", "waiting", "oldest", "parked", "next try in", "error"], rows)
+    return ["topic", "waiting", "oldest", "parked", "next try in", "error"], rows
 
 
 def _print_parked(session: Session, found: "Sequence[ParkedMessage]") -> None:
+    table(*parked_table(found, session.now)) if found else note("no parked messages")
+
+
+def parked_table(found: "Sequence[ParkedMessage]", now: datetime) -> Table:
+    """A row for each."""
     columns = ["id", "topic", "key", "bytes", "published ago", "parked ago", "error"]
-    now = session.now
     rows = [
         (
             m.id,
@@ -174,4 +182,4 @@ def _print_parked(session: Session, found: "Sequence[ParkedMessage]") -> None:
         )
         for m in found
     ]
-    table(columns, rows) if rows else note("no parked messages")
+    return columns, rows

@@ -9,9 +9,26 @@ from typing import Any, cast
 
 import typer
 
-__all__ = ["age", "at_most", "counted", "document", "duration", "note", "plain", "print_json", "span", "table", "until"]
+__all__ = [
+    "STYLES",
+    "Table",
+    "age",
+    "at_most",
+    "counted",
+    "document",
+    "duration",
+    "note",
+    "plain",
+    "print_json",
+    "span",
+    "table",
+    "until",
+]
 
-_STYLES = {
+Table = tuple[Sequence[str], Sequence[Sequence[object]]]  # columns, rows
+
+
+STYLES = {
     "blocked": "red",
     "held": "red",
     "discarded": "red",
@@ -54,7 +71,7 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
     for name in (columns[at] for at in kept):
         grid.add_column(name, overflow="fold", no_wrap=name in _WHOLE)
     for row in rows:  # Text: what is data is no markup
-        grid.add_row(*(Text(row[at], style=_STYLES.get(row[at], "")) for at in kept))
+        grid.add_row(*(Text(row[at], style=STYLES.get(row[at], "")) for at in kept))
     Console().print(grid)
 
 

@@ -1,7 +1,9 @@
 """`sidings status`: everything that matters on one screen, and whether something needs a person."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,13 +12,13 @@ from .command import Code, Json, command
 from .job_details import pause_text
 from .job_types import Backlog, backlogs, print_types
 from .outbox import OutboxTopic, print_topics, topics
-from .output import age, counted, plain, print_json, span, table
+from .output import Table, age, counted, plain, print_json, span, table
 from .session import Session
 
 if TYPE_CHECKING:
     from ..jobs.admin import ExecutorRow, Orphan, PauseRow
 
-__all__ = ["add_to"]
+__all__ = ["Overview", "add_to", "executors_table", "look"]
 
 _FEW = 5  # names in one line
 
@@ -143,11 +145,7 @@ def _print(session: Session, overview: Overview, as_json: bool) -> None:
         f"held by {counted(len(overview.executors), 'executor')}: {counted(overview.origins_held, 'origin')}{free}"
     )
     if overview.executors:
-        rows = [
-            (f"{e.host}:{e.pid}", e.origins, e.running or None, span(now, e.lease_until), age(e.started_at, now))
-            for e in overview.executors
-        ]
-        table(["executor", "origins", "running", "lease", "up"], rows, title="executors")
+        table(*executors_table(overview.executors, now), title="executors")
     if overview.types:
         print_types(session, overview.types)
     else:
@@ -160,3 +158,12 @@ def _print(session: Session, overview: Overview, as_json: bool) -> None:
         print_topics(session, overview.outbox)
     for problem in overview.problems:
         typer.echo(f"! {plain(problem)}")
+
+
+def executors_table(executors: "Sequence[ExecutorRow]", now: datetime) -> Table:
+    """A row for each."""
+    rows = [
+        (f"{e.host}:{e.pid}", e.origins, e.running or None, span(now, e.lease_until), age(e.started_at, now))
+        for e in executors
+    ]
+    return ["executor", "origins", "running", "lease", "up"], rows

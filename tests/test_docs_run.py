@@ -32,6 +32,7 @@ RUN_BY = {
     "README.md": {"The first five minutes": HERE},
     "docs/administration.md": {"In a few lines": "test_admin.py", "From SQL": "test_admin.py"},
     "docs/cdc-transactions.md": {"What goes out": HERE},
+    "docs/cli.md": {"In a browser": "test_web.py"},
     "docs/consumer.md": {
         "": HERE,
         "A job for each message": "test_consumer_guide.py",

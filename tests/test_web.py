@@ -1,0 +1,230 @@
+"""The pages: what they show, where their links lead, and `sidings web` itself."""
+
+import asyncio
+import re
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from html import unescape
+
+import httpx
+import pytest
+from sidings import PostgresSettings
+from sidings.cli.pages import pages
+from starlette.applications import Starlette
+
+from .admin_support import STATES, a_holder, a_job, some_jobs
+from .cli_support import EXECUTABLE, cli, executed, refused
+from .guide import block
+from .support import ORIGIN, a_role, connected
+from .test_cli import execute
+
+EVIL = "<script>alert('x')</script> & 100%/é"
+
+
+@pytest.fixture
+async def browser(database: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with _browser(pages(PostgresSettings(dsn=database))) as client:
+        yield client
+
+
+def _browser(application: Starlette) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://pages")
+
+
+async def _of_everything(dsn: str) -> dict[str, int]:
+    """One of each kind that a page has something of, with a group, an error and a key that are HTML."""
+    quoted = EVIL.replace("'", "''")
+    ids = {state: await a_job(dsn, state, group=f"{EVIL} {state}") for state in STATES}
+    await execute(dsn, f"UPDATE sidings.job SET error = '{quoted}' WHERE id = {ids['backing off']}")
+    await a_holder(dsn, ORIGIN)
+    await cli(dsn, "types", "pause", "ride", "--because", EVIL)
+    gone = await a_job(dsn, group=EVIL)
+    await cli(dsn, "jobs", "discard", gone, "--because", EVIL)
+    await execute(
+        dsn,
+        "INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, key, value, error) "
+        f"VALUES (7, now(), 0, 'etas', convert_to('{quoted}', 'utf8'), '', '{quoted}')",
+        "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ('positions', 3, 41)",
+    )
+    return {**ids, "ended": gone}
+
+
+async def _page(browser: httpx.AsyncClient, address: str, code: int = 200) -> str:
+    answer = await browser.get(address)
+    assert answer.status_code == code, (address, answer.status_code, answer.text)
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["cache-control"] == "no-store"
+    return answer.text
+
+
+def _cells(page: str) -> list[str]:
+    return [unescape(re.sub(r"<[^>]*>", "", cell)) for cell in re.findall(r"<td>(.*?)</td>", page, re.DOTALL)]
+
+
+async def test_every_link_leads_to_a_page_and_nothing_from_the_database_becomes_html(database: str):
+    ids = await _of_everything(database)
+    seen: dict[str, str] = {}
+    todo = {"/"}
+    async with a_role(database) as (role, dsn):
+        await execute(  # docs/operations.md, Rights: to look
+            database,
+            f"REVOKE ALL ON SCHEMA sidings FROM {role}; GRANT USAGE ON SCHEMA sidings TO {role}",
+            f"REVOKE ALL ON ALL TABLES IN SCHEMA sidings FROM {role}",
+            f"GRANT SELECT ON ALL TABLES IN SCHEMA sidings TO {role}",
+            f"REVOKE ALL ON ALL SEQUENCES IN SCHEMA sidings FROM {role}",
+        )
+        browser = _browser(pages(PostgresSettings(dsn=dsn)))
+        while todo:
+            address = todo.pop()
+            seen[address] = await _page(browser, address)
+            assert "<script" not in seen[address], address
+            found = {unescape(link) for link in re.findall(r'href="(/[^"]*)"', seen[address])}
+            todo |= found - set(seen)
+    assert {f"/jobs/{id}" for id in ids.values()} <= set(seen)
+    assert {"/groups", "/origins", "/ended", "/outbox", "/outbox?topic=etas", "/consumers", "/audit"} <= set(seen)
+    of_group = [address for address in seen if address.startswith("/jobs?origin=") and "group=" in address]
+    assert len(of_group) == len(STATES) + 1  # each leads to that group alone, however it is called
+    assert sorted(_cells(seen[address]).count("ride") for address in of_group) == [0] + [1] * len(STATES)
+
+
+async def test_the_pages_show_what_the_commands_show(database: str, browser: httpx.AsyncClient):
+    ids = await _of_everything(database)
+    status = await _page(browser, "/")
+    for problem in (await cli(database, "status", exit_code=4)).stdout.splitlines():
+        if problem.startswith("! "):
+            assert problem.removeprefix("! ") in unescape(status)
+    assert 'href="/jobs?state=held"' in status
+    cells = _cells(await _page(browser, "/jobs?state=held"))
+    assert cells[:5] == [str(ids["held"]), "ride", ORIGIN, f"{EVIL} held", "held"]
+    blocked = _cells(await _page(browser, "/groups"))[4::10]
+    assert blocked == [str(ids["backing off"]), str(ids["blocked"])]
+    assert str(ids["ended"]) in _cells(await _page(browser, "/ended"))
+    assert str(ids["ended"]) not in _cells(await _page(browser, "/ended?since=2020-01-01T00:00Z&outcome=cancelled"))
+    assert _cells(await _page(browser, "/consumers")) == ["positions", "3", "41", "0"]
+    assert EVIL in _cells(await _page(browser, "/outbox"))
+    assert "host-of-the-holder:4711" in _cells(await _page(browser, "/origins"))
+
+
+@pytest.mark.parametrize(
+    ("state", "commands"),
+    [("held", ["release", "discard"]), ("blocked", ["retry", "cancel", "discard"]), ("ended", ["requeue"])],
+)
+async def test_a_job_is_shown_whole_with_the_commands_that_it_takes(
+    database: str, browser: httpx.AsyncClient, state: str, commands: list[str]
+):
+    id = (await _of_everything(database))[state]
+    page = await _page(browser, f"/jobs/{id}")
+    assert re.findall(r"<code>(.*?)</code>", page) == [f"sidings jobs {verb} {id}" for verb in commands]
+    await cli(database, "jobs", commands[0], id, "--yes")
+    if state == "ended":
+        assert EVIL in _cells(page)  # what people did, and why
+    else:
+        assert "&#34;transport&#34;: &#34;a&#34;" in page
+
+
+async def test_lists_go_on_where_the_page_ends(database: str, browser: httpx.AsyncClient):
+    ids = await some_jobs(database, 150)
+    first = await _page(browser, "/jobs?type=ride")
+    (more,) = re.findall(r'<a href="([^"]*)">more</a>', first)
+    second = await _page(browser, unescape(more))
+    assert [int(cell) for page in (first, second) for cell in _cells(page)[::9]] == ids
+    assert ">more</a>" not in second
+    await cli(database, "jobs", "cancel", "--type", "ride", "--limit", 150, "--yes")
+    for address, column in (("/ended", 8), ("/audit", 7)):
+        page = await _page(browser, address)
+        (more,) = re.findall(r'<a href="([^"]*)">more</a>', page)
+        rest = await _page(browser, unescape(more))
+        found = [*_cells(page)[::column], *_cells(rest)[::column]]
+        assert len(found) == len(set(found)) == 150, address
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "words"),
+    [
+        ("/jobs/4711", 404, "4711"),
+        ("/jobs?state=lost", 400, "give waiting, backing-off"),
+        ("/jobs?group=g", 400, "needs --origin"),
+        ("/jobs?after=x", 400, "x"),
+        ("/ended?since=yesterday", 400, "30m, 2h or 7d"),
+        ("/ended?outcome=won", 400, "discarded, cancelled"),
+        ("/outbox?after=x", 400, "the id of a message"),
+        ("/audit?before=x", 400, "the id of an entry"),
+        ("/audit?before=99999999999999999999", 400, "out of"),
+        ("/jobs/99999999999999999999", 400, "out of"),
+        ("/jobs?type=%00", 400, "0x00"),
+    ],
+)
+async def test_what_is_asked_wrongly_is_said(browser: httpx.AsyncClient, address: str, code: int, words: str):
+    assert words in unescape(await _page(browser, address, code))
+
+
+async def test_while_postgres_is_away_the_page_says_so_and_then_goes_on(database: str, browser: httpx.AsyncClient):
+    away = _browser(pages(PostgresSettings(dsn="postgresql://nobody:secret@127.0.0.1:1/x")))
+    page = await _page(away, "/jobs", 503)
+    assert "no connection to postgresql://127.0.0.1:1/x" in page
+    assert "secret" not in page
+    assert "No jobs." in await _page(browser, "/")
+
+
+async def test_pages_can_be_mounted_and_their_links_stay_there(database: str):
+    id = await a_job(database)
+    mounted = Starlette()
+    text = block("cli.md", "In a browser", "python").replace("postgresql://localhost/tracker", database)
+    exec(text, {"application": mounted})
+    page = await _page(_browser(mounted), "/sidings/jobs?refresh=on")
+    links = re.findall(r'href="([^"]*)"', page)
+    assert f"/sidings/jobs/{id}" in links
+    assert all(link.startswith(("/sidings/", "?")) for link in links)
+    assert '<meta http-equiv="refresh"' in page
+    for link in links:
+        if not link.startswith("?"):
+            await _page(_browser(mounted), unescape(link))
+
+
+async def test_more_pages_at_once_take_no_more_than_two_connections(database: str, browser: httpx.AsyncClient):
+    await some_jobs(database, 1)
+    opened: list[int] = []
+    others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+    async def count() -> None:
+        while True:
+            opened.append(await admin.fetchval(others))
+
+    async with connected(database) as admin:
+        counting = asyncio.create_task(count())
+        await asyncio.gather(*(_page(browser, "/jobs") for _ in range(20)))
+        counting.cancel()
+    assert 1 <= max(opened) <= 3  # one may be just ending
+
+
+# -- the command ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_command_serves_them_to_this_machine_alone(database: str):
+    id = await a_job(database)
+    serving = await asyncio.create_subprocess_exec(
+        EXECUTABLE, "web", "--port", "0", "--postgres", database, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert serving.stdout is not None
+    assert serving.stderr is not None
+    told = (await serving.stdout.readline()).decode()
+    address = re.match(r"(http://127\.0\.0\.1:\d+) shows postgresql://", told)
+    assert address, told
+    async with httpx.AsyncClient(base_url=address[1]) as browser:
+        assert f"/jobs/{id}" in await _page(browser, "/jobs")
+        elsewhere = await browser.get("/jobs", headers={"Host": "elsewhere.example"})
+        assert (elsewhere.status_code, str(id) in elsewhere.text) == (400, False)  # a name that was led to this machine
+    serving.send_signal(signal.SIGINT)
+    _, errors = await serving.communicate()
+    assert (serving.returncode, errors) == (130, b"")
+
+
+async def test_what_keeps_it_from_serving_is_said_at_once(database: str):
+    with_port = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = with_port.sockets[0].getsockname()[1]
+    assert "cannot listen there" in await refused(database, "web", "--port", port, exit_code=2)
+    with_port.close()
+    assert "no connection to" in await refused("postgresql://127.0.0.1:1/x", "web", exit_code=3)
+    missing = await executed("web", "--help")
+    assert "Whoever can reach it reads all" in re.sub(r"[\s│]+", " ", missing.stdout)
