@@ -244,7 +244,7 @@ class Consumer(ConsumerRebalanceListener):
             self.vitals.backlog = backlog
             self.spawn(backlog.run())
         if self._topic_table is not None:
-            self.spawn(self._topic_table.watch(client, self._topics))
+            self.spawn(self._topic_table.watch(client, self._topics, self.place))
 
     # -- the roof of the topics' loops ------------------------------------------------------------------------------
 
@@ -353,4 +353,6 @@ class Consumer(ConsumerRebalanceListener):
         self.vitals.rebalance_ends()
         self._outage.over()
         self.joined = True
+        if self._topic_table is not None:
+            self._topic_table.look()
         self.place()

@@ -149,7 +149,8 @@ class Placer:
         self._wanted.clear()
 
     def _early(self, tp: TopicPartition) -> bool:
-        """A partition that was added a moment ago: keys of it may have jobs elsewhere; not everybody knows that yet."""
+        """A partition of a topic that is not known yet, or one that was added a moment ago: keys of it may have jobs
+        elsewhere, and not everybody knows that."""
         return self._topics is not None and not self._topics.covers(tp)
 
     def _waiting(self) -> dict[TopicPartition, Partition]:

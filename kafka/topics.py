@@ -20,6 +20,7 @@ from ..errors import MissingOrigin, PostgresUnavailable
 from ..executor import Link, PostgresSettings
 from ..outage import Outage
 from ..schema import load_sql
+from ..waiting import set_within
 from .message import origin_of
 
 __all__ = ["Partitioner", "Topics", "partition_for"]
@@ -67,6 +68,7 @@ class Topics:
         self._loaded_at: float | None = None  # when the load was begun that `_known` comes from
         self._unread = Outage(log, "the partition counts could not be read, and what is known counts")
         self._unwritten = Outage(log, "the partition counts could not be written")
+        self._woken = asyncio.Event()
         self._shrunk: dict[str, float] = {}  # topics that have fewer partitions than is known, since when
 
     def has_grown(self, topic: str) -> bool:
@@ -86,9 +88,10 @@ class Topics:
         return [origin_of(topic, partition_for(key, count, known.partitioner)) for count in dict.fromkeys(counts)]
 
     def covers(self, tp: TopicPartition) -> bool:
-        """Whether messages of this partition may be handled: not before everybody knows that the topic has grown."""
+        """Whether messages of this partition may be handled: not before its topic is known, so that they can have jobs
+        at home in it, and everybody knows that the topic has grown."""
         known = self._known.get(tp.topic)
-        return self._loaded_at is not None and (known is None or tp.partition < known.partitions)
+        return known is not None and tp.partition < known.partitions
 
     def was_added(self, tp: TopicPartition) -> bool:
         """Whether this partition has come since the topic was first seen."""
@@ -127,7 +130,11 @@ class Topics:
             }
             self._loaded_at = began
 
-    async def watch(self, client: AIOKafkaConsumer, topics: Collection[str]) -> None:
+    def look(self) -> None:
+        """The metadata may say something new."""
+        self._woken.set()
+
+    async def watch(self, client: AIOKafkaConsumer, topics: Collection[str], on_written: Callable[[], None]) -> None:
         """Write down what this client's metadata says of `topics`, whenever it says something new. For ever."""
         written: dict[str, _Topic] = {}
         while True:
@@ -138,8 +145,10 @@ class Topics:
             }
             if (seen != written or self._is_behind(seen)) and await self._remember(seen):
                 written = seen
+                on_written()
             self._look_for_shrunk(seen)
-            await asyncio.sleep(_LOOK_SECONDS)
+            await set_within(self._woken, _LOOK_SECONDS)
+            self._woken.clear()
 
     def _is_behind(self, seen: Mapping[str, _Topic]) -> bool:
         """Whether the table lacks some of these, as where a person has deleted a row, or partitions of them."""

@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaProducer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from sidings import Job, KafkaSettings, Service, Transaction
+from sidings import Job, KafkaSettings, Message, Service, Transaction
 from sidings.devstack.fixtures import TopicFactory
 from sidings.errors import ConfigurationError, MissingOrigin
 from sidings.executor import PostgresSettings
@@ -132,6 +132,29 @@ async def test_a_service_remembers_partitions_and_agrees_with_aiokafkas_producer
             await ride.enqueue(tx, Ride(transport="a"))
         await eventually(lambda: seen, "the job at home runs")
     assert seen == [(f"{home}/{zlib.crc32(b'a') % 3}", "a")]
+
+
+async def test_the_first_message_of_all_can_have_a_job_at_home(database: str, sidings_kafka: str, topic: TopicFactory):
+    """It failed once, and was told of as a failure: nobody had written down yet how many partitions the topic has."""
+    name, home = await topic("positions"), await topic("transports", partitions=3)
+    service = Service("test", postgres=database, kafka=sidings_kafka, prometheus=None)
+    calls, enqueued = 0, asyncio.Event()
+
+    @service.job(group="transport", home=home)
+    async def ride(job: Job[Ride]) -> None: ...
+
+    @service.consumer(name, model=bytes)
+    async def handle(message: Message[bytes], tx: Transaction) -> None:
+        nonlocal calls
+        calls += 1
+        await ride.enqueue(tx, Ride(transport="a"))
+        enqueued.set()
+
+    async with AIOKafkaProducer(bootstrap_servers=sidings_kafka) as producer:
+        await producer.send_and_wait(name, b"x")
+    async with asyncio.timeout(SECONDS), service:
+        await enqueued.wait()
+    assert calls == 1
 
 
 # -- home ---------------------------------------------------------------------------------------------------------

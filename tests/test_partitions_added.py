@@ -312,7 +312,7 @@ async def test_a_new_count_is_announced_before_it_takes_effect_and_an_old_one_ne
     metadata: Any = Metadata(OLD)
     late: Any = Metadata(OLD)
     watching = [
-        asyncio.create_task(topics.watch(client, ["positions"]))
+        asyncio.create_task(topics.watch(client, ["positions"], lambda: None))
         for topics, client in ((ahead, metadata), (behind, late))
     ]
     try:
@@ -362,7 +362,7 @@ async def test_a_topic_that_was_made_anew_smaller_is_told_of(grown, monkeypatch,
     topics = Topics(PostgresSettings(dsn=grown), {})
     await topics.load()
     client: Any = Metadata(2)
-    watching = asyncio.create_task(topics.watch(client, ["positions"]))
+    watching = asyncio.create_task(topics.watch(client, ["positions"], lambda: None))
     try:
         await eventually(lambda: "'positions' has 2 partitions, and had 6" in caplog.text)
     finally:
