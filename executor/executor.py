@@ -410,6 +410,9 @@ class Executor:
         ):
             if (failing := backoff.failing_seconds()) > limit:
                 found.append(f"{what}, for {failing:.1f} s: {backoff.error}")
+        refused = self._transactional.connections
+        if (failing := refused.outage.seconds()) > limit and now() - refused.refused_at <= limit:
+            found.append(f"transactional jobs get no connection, for {failing:.1f} s: {refused.outage.error}")
         for name, outage in list(self._periodic.outages.items()):
             if (failing := outage.seconds()) > limit:
                 found.append(f"{name} cannot be fired, for {failing:.1f} s: {outage.error}")

@@ -29,6 +29,7 @@ from .forks import end_if_forked, forks_so_far
 from .link import BROKEN, connect
 from .queues import Entry, OriginQueue
 from .settings import PostgresSettings
+from .spare import SpareConnections
 
 __all__ = ["Superseded", "Transactional"]
 
@@ -39,7 +40,6 @@ _IDLE_SECONDS, _MOST_SECONDS = 300.0, 2_147_483.0  # the most that PostgreSQL ta
 _AWAY_SECONDS = 1.0  # until a job is tried again that the server did not let begin or end
 _MAX_CUTS = 2  # connections that may be lost under one job before it is taken for the cause, as under a message
 _MOST_CUTS = 10_000  # jobs of which that is remembered
-_KEEP_SECONDS = 5.0  # how long a connection is kept that no job has needed; the server has not many
 _DECIDED = (Discard, Snooze, RetryAfter)
 _NOT_NOW = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InsufficientResourcesError)
 # What a handler has left in its session is not for the next one. DISCARD ALL would also forget the statements that
@@ -109,9 +109,7 @@ class Transactional:
         self._on_committed = on_committed
         self._abort_seconds = abort_seconds
         self._cuts: dict[int, int] = {}  # by job: connections that were lost under it
-        self._idle: list[asyncpg.Connection] = []
-        self._spare = 0  # so many of them, the first ones, nobody has needed since the timer was set
-        self._timer: asyncio.TimerHandle | None = None
+        self.connections = SpareConnections(self._connect)
 
     async def run(
         self,
@@ -129,7 +127,7 @@ class Transactional:
         try:
             connection, transaction = await self._begin(min(max(job_type.timeout or 0.0, _IDLE_SECONDS), _MOST_SECONDS))
         except PostgresUnavailable as error:  # no failure of the handler's, which has not run
-            log.warning("job %s %s does not start yet: %s", entry.id, entry.type, error)
+            log.debug("job %s %s does not start yet: %s", entry.id, entry.type, error)
             return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
         guard = _Guard(connection, entry.origin, self._abort_seconds)
         try:
@@ -201,48 +199,22 @@ class Transactional:
 
     async def close(self) -> None:
         """Close the idle connections."""
-        self.forget_connections()
-        if self._timer is not None:
-            self._timer.cancel()
+        self.connections.close()
 
     def forget_connections(self) -> None:
-        """The server was replaced: those that wait here may still lead to the former one. Or the executor itself has
-        lost one of its connections, and may not get another while the server has no more to give."""
-        while self._idle:
-            self._idle.pop().terminate()
+        """Those that wait for a job; see `SpareConnections.forget`."""
+        self.connections.forget()
 
-    def _keep(self, connection: asyncpg.Connection) -> None:
-        """For the next job; one that comes soon."""
-        self._idle.append(connection)
-        if self._timer is None:
-            self._spare = len(self._idle)
-            self._timer = asyncio.get_running_loop().call_later(_KEEP_SECONDS, self._let_go)
-
-    def _let_go(self) -> None:
-        """Of as many as have not been needed: the last ones are taken first, so it is the first ones."""
-        spare = min(self._spare, len(self._idle))
-        for connection in self._idle[:spare]:
-            connection.terminate()
-        del self._idle[:spare]
-        self._spare, self._timer = len(self._idle), None
-        if self._idle:
-            self._timer = asyncio.get_running_loop().call_later(_KEEP_SECONDS, self._let_go)
-
-    async def _connection(self) -> tuple[asyncpg.Connection, str]:
-        """A connection, and what it is to be told first."""
-        while self._idle:
-            connection = self._idle.pop()
-            self._spare = min(self._spare, len(self._idle))
-            if not connection.is_closed():
-                return connection, _CLEAN
+    async def _connect(self) -> asyncpg.Connection:
         try:
-            return await connect(self._postgres, for_handlers=True), ""
+            return await connect(self._postgres, for_handlers=True)
         except asyncpg.PostgresError as error:  # e.g. the password has been changed
             raise PostgresUnavailable(f"no connection to Postgres: {error!r}") from error
 
     async def _begin(self, idle_seconds: float) -> tuple[asyncpg.Connection, Any]:
         """A connection, and the transaction that is open on it. Raises `PostgresUnavailable`."""
-        connection, clean = await self._connection()
+        connection, used = await self.connections.take()
+        clean = _CLEAN if used else ""
         transaction = connection.transaction()
         # A paused client must not hold its locks for ever; PostgreSQL ends the transaction then.
         limit = f"idle_in_transaction_session_timeout = '{int(idle_seconds * 1000)}ms'"
@@ -266,7 +238,7 @@ class Transactional:
         try:
             async with asyncio.timeout(self._postgres.call_seconds):
                 await transaction.rollback()
-            self._keep(connection)
+            self.connections.keep(connection)
         except (*BROKEN, asyncpg.PostgresError):
             connection.terminate()  # which rolls back as well
         except BaseException:
@@ -318,7 +290,7 @@ class Transactional:
         except BaseException:
             connection.terminate()
             raise
-        self._keep(connection)
+        self.connections.keep(connection)
         if self._cuts:
             self._cuts.pop(entry.id, None)
         if tx.enqueued:

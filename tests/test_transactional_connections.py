@@ -2,10 +2,12 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
-from sidings.executor import transactional
+from sidings.executor import spare, transactional
 from sidings.jobs import Job, Registry, Retry
 from tenacity import stop_after_attempt, wait_fixed
 
@@ -135,7 +137,7 @@ async def test_connections_that_handlers_need_no_more_are_given_back(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many were kept as had ever been needed at once; other instances, which may have none, could not begin."""
-    monkeypatch.setattr(transactional, "_KEEP_SECONDS", 0.2)
+    monkeypatch.setattr(spare, "_KEEP_SECONDS", 0.2)
     registry, gate, started = Registry(), asyncio.Event(), list[int]()
 
     @registry.job(transactional=True)
@@ -163,7 +165,7 @@ async def test_handlers_that_reconnect_first_do_not_keep_the_executor_from_it(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a restart of the server. The executor was without a lease then, and without any work, for ever."""
-    monkeypatch.setattr(transactional, "_KEEP_SECONDS", 3_600.0)
+    monkeypatch.setattr(spare, "_KEEP_SECONDS", 3_600.0)
     registry, gate, started = Registry(), asyncio.Event(), list[int]()
 
     @registry.job(transactional=True)
@@ -182,3 +184,63 @@ async def test_handlers_that_reconnect_first_do_not_keep_the_executor_from_it(
                 "AND usename <> current_user"
             )
         await drained(database)
+
+
+async def test_where_the_server_gives_no_more_connections_jobs_take_turns_and_few_ask_for_one(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each job asked, was put off for a second, and asked again: hundreds of refused connections and lines of the log a
+    second, and few of those that there were had any work."""
+    registry, gate, asked, started = Registry(), asyncio.Event(), list[object](), list[int]()
+    connect = transactional.connect
+
+    async def counted(*args: Any, **options: Any) -> asyncpg.Connection:
+        asked.append(args)
+        return await connect(*args, **options)
+
+    @registry.job(transactional=True)
+    async def wait(job: Job[dict[str, str]]) -> None:
+        started.append(job.id)
+        await gate.wait()
+
+    @registry.job()
+    async def first(job: Job[dict[str, str]]) -> None: ...
+
+    monkeypatch.setattr(transactional, "connect", counted)
+    async with a_role(database, "CONNECTION LIMIT 12") as (_, dsn), running(dsn, registry) as executor:
+        await enqueue(database, first, [{}])
+        await drained(database)  # by now the executor has its own connections
+        await enqueue(database, wait, [{}] * 300)
+        await eventually(lambda: started and len(asked) >= 100, "all workers have asked")
+        refused = executor._transactional.connections
+        await eventually(lambda: refused.outage.error, "there are no more")
+        refused.outage._since -= 60
+        [problem] = executor.problems()
+        assert problem.startswith("transactional jobs get no connection, for 6")
+        gate.set()
+        await drained(database)
+        assert len(started) == 300
+        assert len(asked) < 100 + 30  # all workers at first, then one at a time
+        assert caplog.text.count("could not be had, trying again") == 1
+
+
+async def test_where_the_server_gives_no_more_connections_the_executor_gets_one_before_its_handlers(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What one job gives back another takes, so that the thread that renews leases came too late."""
+    registry, started = Registry(), list[int]()
+
+    @registry.job(transactional=True)
+    async def quick(job: Job[dict[str, str]]) -> None:
+        started.append(job.id)
+        await asyncio.sleep(0.1)
+
+    async with a_role(database, "CONNECTION LIMIT 9") as (_, dsn), running(dsn, registry, lease_seconds=4) as executor:
+        begun = executor._leases.last_renewed
+        await enqueue(database, quick, [{}] * 300)
+        refused = executor._transactional.connections
+        await eventually(lambda: started and refused.outage.error, "all connections are taken")
+        await eventually(lambda: executor._leases.last_renewed > begun + 0.5, "a renewal")
+        assert "cannot be renewed" not in caplog.text
+        assert executor.held
+        await eventually(lambda: len(started) > 20, "handlers run")
