@@ -31,6 +31,7 @@ __all__ = ["pages"]
 _ROWS = 100  # of a list, on one page
 _AT_ONCE = 2  # pages that are being made; others wait, so that a hundred tabs take no more connections
 _REFRESH_SECONDS = 10
+_TEXT = 200_000  # characters of a payload; a browser is slow with megabytes
 
 Row = Mapping[str, object]
 Link = Callable[[Row], str | None]
@@ -186,12 +187,17 @@ async def _job(session: Session, request: Request) -> Page:
     ]
     sections = [Section(columns=("", ""), rows=cells, act=_acts(details.id, row and row.state))]
     if details.payload is not None:
-        sections.append(Section("Payload", text=job_details.payload_text(details.payload)))
+        sections.append(Section("Payload", text=_cut(job_details.payload_text(details.payload))))
     if details.attempts:
         sections.append(_section("Attempts", job_details.attempts_table(details.attempts, now), {}))
     if details.actions:
         sections.append(_section("What people did", job_details.actions_table(details.actions, now), {}))
     return Page(f"Job {details.id}", sections)
+
+
+def _cut(text: str) -> str:
+    more = len(text) - _TEXT
+    return text if more <= 0 else f"{text[:_TEXT]}\n… and {more:,} characters more, which `sidings jobs show` has"
 
 
 def _acts(id: int, state: JobState | None) -> list[str]:

@@ -123,6 +123,13 @@ async def test_a_job_is_shown_whole_with_the_commands_that_it_takes(
         assert "&#34;transport&#34;: &#34;a&#34;" in page
 
 
+async def test_of_a_payload_of_megabytes_a_part_is_shown(database: str, browser: httpx.AsyncClient):
+    id = await a_job(database, payload="""json_build_object('long', repeat('x', 3000000))""")
+    page = await _page(browser, f"/jobs/{id}")
+    assert 200_000 < len(page) < 210_000
+    assert "characters more, which `sidings jobs show` has" in page
+
+
 async def test_lists_go_on_where_the_page_ends(database: str, browser: httpx.AsyncClient):
     ids = await some_jobs(database, 150)
     first = await _page(browser, "/jobs?type=ride")
