@@ -232,6 +232,10 @@ async def test_completeness_is_of_the_partition_that_kafka_has_told_of_least_lat
     follower._complete = {0: 1_050.0, 1: 1_050.0}
     await follower._remember_completeness(told)
     assert follower.rebuilds == 1, "a moment is no absence, whatever delete.retention.ms says"
+    follower._complete_at = time.time() - 30
+    assert follower._why_not({0: 0, 1: 0}, {0: 5, 1: 9}) is None, "nor is it after a connection was lost"
+    follower._loaded = False
+    assert "delete.retention.ms" in (follower._why_not({0: 0, 1: 0}, {0: 5, 1: 9}) or ""), "but of a file it is"
 
 
 # -- the records ------------------------------------------------------------------------------------------------------

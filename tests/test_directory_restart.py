@@ -2,7 +2,9 @@
 
 import asyncio
 import signal
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -67,6 +69,10 @@ async def test_a_store_that_may_be_wrong_is_built_anew(topic, sidings_kafka, tmp
     assert await load(name, sidings_kafka, path) == (everything, 5, 0)
     await again("model=, key=, active= or decoder=", model=Renamed)
     await again("model=, key=, active= or decoder=")
+
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE note SET value = 'elsewhere' WHERE name = 'cluster'")
+    await again("of another Kafka cluster, elsewhere")
 
     other = await topic("other", config=COMPACTED)
     await put(sidings_kafka, other, {"T-1": row("T-1", "b")})
