@@ -19,7 +19,7 @@ def table(first: str) -> list[list[str]]:
 
 def test_the_page_lists_what_a_directory_exports() -> None:
     registry = CollectorRegistry()
-    DirectoryMetrics.of(registry).add(lambda: Figures("s", "t", False, 0.0, 0, 0, 0, 0, 0, 0, 0, {0: 1}, {0: 1}))
+    DirectoryMetrics.of(registry).add(lambda: Figures("s", "t", False, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, {0: 1}, {0: 1}))
     families = list(registry.collect())
     exported = {f"{family.name}{'_total' * (family.type == 'counter')}": family for family in families}
     documented = {row[0]: row for row in table("name")}
@@ -33,7 +33,7 @@ def test_the_page_lists_what_a_directory_exports() -> None:
 def test_several_directories_are_one_collector() -> None:
     registry = CollectorRegistry()
     for topic in ("a", "b"):
-        figures = Figures("s", topic, True, 0.0, 0, 0, 0, 0, 0, 0, 0, {}, {})
+        figures = Figures("s", topic, True, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, {}, {})
         DirectoryMetrics.of(registry).add(lambda figures=figures: figures)
     names = [family.name for family in registry.collect()]
     assert len(names) == len(set(names))

@@ -11,6 +11,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.errors import KafkaError
+from prometheus_client import CollectorRegistry
 from sidings import DirectoryBehind, DirectoryNotReady, SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.kafka.directory.faults import Faults
@@ -345,6 +346,29 @@ async def test_a_connection_is_taken_for_sound_when_it_has_lasted(topic, sidings
         assert terminals.problems()
         monkeypatch.setattr("sidings.kafka.directory.follower._STEADY_SECONDS", 0.0)
         await eventually(lambda: not terminals.problems())
+
+
+async def test_a_directory_that_cannot_follow_says_how_stale_it_is(topic, sidings_kafka, monkeypatch):
+    """With Kafka away it is ready, and as far as it knows nothing is behind."""
+    name = await topic("terminals", partitions=2, config=COMPACTED)
+    await put(sidings_kafka, name, {"T-1": row("T-1")})
+    registry = CollectorRegistry()
+
+    def stale() -> float:
+        return registry.get_sample_value("sidings_directory_stale_seconds", {"service": "", "topic": name}) or 0.0
+
+    async def refused(*_: Any, **__: Any) -> None:
+        raise KafkaError("no answer")
+
+    terminals = a_directory(name, sidings_kafka, prometheus=registry)
+    assert terminals._follower.stale_seconds == 0.0, "it is not ready"
+    async with terminals:
+        await eventually(lambda: 0.0 < stale() < 1.0)
+        with monkeypatch.context() as away:
+            away.setattr(Reader, "connect", refused)
+            away.setattr(Reader, "fetch", refused)
+            await eventually(lambda: stale() > 1.5)
+        await eventually(lambda: stale() < 1.0)
 
 
 async def test_a_partition_of_which_nothing_has_ever_come_counts_as_silent():

@@ -290,6 +290,7 @@ class Directory(Generic[T]):
             self.topic,
             self.ready,
             self.start_seconds,
+            follower.stale_seconds,
             len(self._storage),
             follower.stored,
             follower.deleted,

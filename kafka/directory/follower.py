@@ -95,6 +95,11 @@ class Follower(Generic[T]):
 
     # -- life -------------------------------------------------------------------------------------------------------
 
+    @property
+    def stale_seconds(self) -> float:
+        """How long ago Kafka last said that nothing was missing; 0 until the load has ended."""
+        return max(0.0, time.time() - self._complete_at) if self._loaded else 0.0
+
     async def run(self) -> None:
         """Follow until `stop`; Kafka may come and go. Raises `StorageError`."""
         try:

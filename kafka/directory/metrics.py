@@ -23,6 +23,7 @@ class Figures(NamedTuple):
     topic: str
     ready: bool
     start_seconds: float
+    stale_seconds: float
     entries: int
     stored: int
     deleted: int
@@ -37,6 +38,7 @@ class Figures(NamedTuple):
 _WHOLE: list[tuple[str, str, Callable[[Figures], float]]] = [
     ("ready", "1 when all is applied that was in the topic at the start.", lambda f: f.ready),
     ("start_seconds", "From the start until it was ready, or until now.", lambda f: f.start_seconds),
+    ("stale_seconds", "Since Kafka has last said that nothing was missing.", lambda f: f.stale_seconds),
     ("entries", "Keys in the directory.", lambda f: f.entries),
     ("errors", "Rows whose newest record could not be applied.", lambda f: f.errors),
 ]
