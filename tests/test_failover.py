@@ -361,6 +361,21 @@ async def test_what_another_may_have_under_a_lease_that_got_lost_is_not_acquired
         assert now() > granted + 3.0
 
 
+async def test_what_had_run_out_before_the_failover_may_be_anothers_although_the_new_server_has_it_as_ones_own(
+    failover: Failover,
+):
+    async with failover.executor(Registry(), ORIGINS[:1], lease_seconds=2.0) as executor:
+        await failover.lose_what_follows()
+        failover.proxy.cut()
+        acquire = "SELECT acquired FROM sidings.acquire(gen_random_uuid(), ARRAY[$1], 9, '2 s', true)"
+        await eventually(lambda: value(failover.old, acquire, ORIGINS[0]), "the lease has run out, and is another's")
+        granted = now()
+        await failover.happen()
+        failover.proxy.heal()
+        await eventually(lambda: executor.held)
+        assert now() > granted + 2.0
+
+
 async def test_who_starts_after_a_failover_waits_once_for_leases_that_may_have_got_lost(failover: Failover):
     """On the new server the origin was free to who started, and ran beside its owner's jobs at once."""
     await failover.lose_what_follows()

@@ -80,7 +80,7 @@ RIGHT_OF_FAILOVER = [
     _right("any loop meets it first, transactional", _given(replace(_LIVES, transactional=(0,)), moves=1)),
     _right("two executors, one starts afterwards", _STARTS),
     _right("walks: two executors, nobody has it", replace(_FREE, loops=LOOPS), walks=400),
-    _right("two executors, one starts afterwards, nobody has it", _STARTS_FREE, QUICK),
+    _right("two executors, one starts afterwards, nobody has it", _STARTS_FREE),
     _right("walks: one starts afterwards, nobody has it", replace(_STARTS_FREE, loops=LOOPS), walks=400),
     _right("walks: two executors", replace(_TWO, loops=LOOPS), walks=400),
     _right("walks: grants of a former primary are late", _LATE_GRANT, walks=400),

@@ -1,0 +1,32 @@
+"""The supervisor of a service: what ends its parts, and with what."""
+
+import asyncio
+
+from sidings.supervision import Supervisor, only_error
+
+from .support import SECONDS
+
+
+async def ended(supervisor: Supervisor, *failures: Exception) -> BaseException:
+    """What comes out of a block that fails with these, and waits for ever."""
+    try:
+        async with asyncio.timeout(SECONDS), supervisor:
+            for failure in failures:
+                supervisor.fail(failure)
+            await asyncio.Event().wait()
+    except ExceptionGroup as group:
+        return only_error(group)
+    raise AssertionError("it has not ended")
+
+
+async def test_what_has_failed_before_the_start_ends_the_service_at_its_start():
+    """An assignment may be refused to a consumer of one's own before the service runs."""
+    supervisor, refused = Supervisor(), ValueError("refused")
+    supervisor.fail(refused)
+    assert await ended(supervisor) is refused
+
+
+async def test_of_two_failures_the_first_ends_the_service():
+    """A second assignment is refused before the first refusal has ended all."""
+    first, second = ValueError("the first"), ValueError("the second")
+    assert await ended(Supervisor(), first, second) is first
