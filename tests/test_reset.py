@@ -42,7 +42,7 @@ async def test_the_place_may_be_named_in_any_way_while_no_instance_runs(effects,
     assert await reset(3, partitions=[0]) == [(0, None, 3, 0)]
     assert await reset("earliest") == [(0, 3, 0, 0), (1, None, 0, 0)]
     assert await reset("latest") == [(0, 0, 5, 0), (1, 0, 1, 0)]
-    assert await reset(start + timedelta(hours=1, minutes=30), partitions=[0]) == [(0, 5, 2, 0)]
+    assert await reset(start + timedelta(hours=1, milliseconds=1), partitions=[0]) == [(0, 5, 2, 0)]
     assert await reset(start + timedelta(days=1), partitions=[0]) == [(0, 2, 5, 0)]  # nothing is so young
     assert await reset(datetime(1960, 1, 1, tzinfo=UTC), partitions=[0]) == [(0, 5, 0, 0)]
     assert await reset("latest", partitions=[0]) == [(0, 0, 5, 0)]
