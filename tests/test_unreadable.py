@@ -109,8 +109,9 @@ async def test_a_reset_says_where_the_batch_of_such_a_record_ends(effects, topic
     async with service:
         await eventually(lambda: any("the record at offset 5 cannot be read" in p for p in service.problems()))
         assert await numbers(effects) == [0, 1, -3, -2, -1]
-        with pytest.raises(OffsetOutOfRange, match=r"record at 6 cannot be read.* next that can is 46"):
-            await service.reset_offsets(name, 6, partitions=[0], actor="alice")
+        for offset in (6, 44, 45):
+            with pytest.raises(OffsetOutOfRange, match=rf"record at {offset} cannot be read.* next that can is 46"):
+                await service.reset_offsets(name, offset, partitions=[0], actor="alice")
         await service.reset_offsets(name, 46, partitions=[0], actor="alice")
         await eventually(offset_reaches(effects, name, 48))
     assert await numbers(effects) == [0, 1, -3, -2, -1, 100, 101]
