@@ -1,6 +1,8 @@
 """The supervisor of a service: what ends its parts, and with what."""
 
 import asyncio
+import subprocess
+import sys
 
 from sidings.supervision import Supervisor, only_error
 
@@ -30,3 +32,22 @@ async def test_of_two_failures_the_first_ends_the_service():
     """A second assignment is refused before the first refusal has ended all."""
     first, second = ValueError("the first"), ValueError("the second")
     assert await ended(Supervisor(), first, second) is first
+
+
+FORK = """
+import os, signal, sys
+import sidings.supervision
+
+def own(*_): ...
+
+signal.signal(signal.SIGTERM, own)
+signal.signal(signal.SIGINT, own)
+if os.fork() == 0:
+    os._exit(0 if signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is own else 1)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_where_no_service_runs_what_is_forked_keeps_its_signal_handlers():
+    """Those of a server that forks its workers, say."""
+    assert subprocess.run([sys.executable, "-c", FORK], check=False, timeout=SECONDS).returncode == 0
