@@ -13,7 +13,7 @@ from sidings.executor.attempts import job_of
 from sidings.executor.clock import now
 from sidings.executor.queues import Entry, OriginQueue
 from sidings.executor.transactional import Transactional
-from sidings.jobs import Again, Job, OutcomeName, Registry, Retry
+from sidings.jobs import Again, Discard, Job, OutcomeName, Registry, Retry
 from tenacity import stop_after_attempt, wait_fixed
 
 from .faulty_proxy import Moment, proxied
@@ -331,6 +331,27 @@ async def test_a_handler_whose_connection_is_lost_each_time_has_failed(
     [error] = await connection.fetch("SELECT error_class, error_message FROM sidings.job_history WHERE attempt = 3")
     assert error["error_class"] == "sidings.errors.PostgresUnavailable"
     assert "the connection of the job's transaction was lost" in error["error_message"]
+    await killer.close()
+
+
+async def test_what_a_handler_decides_counts_although_its_connection_was_lost(
+    connection: asyncpg.Connection, database: str, start: Start
+) -> None:
+    registry, killer = Registry(), await asyncpg.connect(database)
+
+    @registry.job(transactional=True)
+    async def over(job: Job[dict[str, str]]) -> None:
+        lost, inner = asyncio.Event(), job.tx.connection
+        inner.add_termination_listener(lambda _: lost.set())
+        await killer.execute("SELECT pg_terminate_backend($1)", inner.get_server_pid())
+        await lost.wait()
+        raise Discard("nobody needs it any more")
+
+    await start(registry)
+    async with connection.transaction():
+        await over.enqueue(connection, {}, origin="t/0")
+    await until(connection, NOTHING_WAITS)
+    assert await outcomes(connection) == ["discarded"]
     await killer.close()
 
 
