@@ -5,7 +5,16 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sidings import ConfigurationError, Job, KafkaUnavailable, Message, OffsetOutOfRange, Retry, Transaction
+from sidings import (
+    ConfigurationError,
+    Job,
+    KafkaUnavailable,
+    Message,
+    OffsetOutOfRange,
+    PostgresUnavailable,
+    Retry,
+    Transaction,
+)
 from tenacity import wait_fixed
 
 from .consumer_support import (
@@ -344,6 +353,41 @@ async def test_an_offset_beyond_the_end_is_put_right_by_a_reset(effects, topic, 
         await service.reset_offsets(name, "earliest", actor="alice")
         await eventually(offset_reaches(effects, name, 3))
         assert await numbers(effects) == [0, 1, 2]
+
+
+async def test_a_lock_that_is_not_free_is_waited_for_and_then_told_of(effects, topic, sidings_kafka):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    await service.reset_offsets(name, "earliest", actor="alice")
+    await fetch(effects, "ALTER FUNCTION sidings.reset_offsets SET lock_timeout = '250ms'")
+    seen: set[int] = set()
+
+    async def waiting() -> set[int]:  # each time over another connection
+        query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        now = {row["pid"] for row in await fetch(effects, query)}
+        seen.update(now)
+        return now
+
+    async def has_tried_again() -> bool:
+        return bool(await waiting()) and len(seen) >= 2
+
+    def reset() -> asyncio.Task[object]:
+        return asyncio.create_task(service.reset_offsets(name, "latest", actor="alice"))
+
+    async with connected(effects) as other:
+        async with other.transaction():
+            await other.execute("SELECT FROM sidings.consumer_offset FOR UPDATE")
+            with pytest.raises(PostgresUnavailable, match="a lock that is needed was not free, try again"):
+                await asyncio.wait_for(reset(), SECONDS)
+            cut = reset()
+            for pid in await eventually(waiting):
+                await other.fetchval("SELECT pg_terminate_backend($1)", pid)
+            with pytest.raises(PostgresUnavailable, match="not known whether the reset has committed"):
+                await asyncio.wait_for(cut, SECONDS)
+            seen.clear()
+            resetting = reset()
+            await eventually(has_tried_again)
+        assert await asyncio.wait_for(resetting, SECONDS) == [(0, 0, 0, 0)]
 
 
 async def test_wrong_orders_are_refused_with_the_remedy(effects, topic, sidings_kafka):
