@@ -66,6 +66,15 @@ async def test_the_place_may_be_named_in_any_way_while_no_instance_runs(effects,
     assert await numbers(effects) == [1, 2, 3, 4]
 
 
+async def test_the_latest_place_is_before_what_an_open_transaction_may_yet_commit(effects, topic, sidings_kafka):
+    name = await topic()
+    await produce(sidings_kafka, name, [0, 1])
+    service = a_service(effects, sidings_kafka)
+    async with producing(sidings_kafka, transactional_id=name) as producer, producer.transaction():
+        await asyncio.wait_for(producer.send_and_wait(name, as_json(2)), SECONDS)
+        assert await service.reset_offsets(name, "latest", actor="alice") == [(0, None, 2, 0)]
+
+
 async def test_an_idle_instance_notices_and_reads_on_from_there(effects, topic, sidings_kafka):
     name = await topic(partitions=2)
     service = a_service(effects, sidings_kafka)
