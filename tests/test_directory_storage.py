@@ -254,6 +254,51 @@ async def test_a_forked_process_does_not_use_the_file(tmp_path: Path):
         child.join()
 
 
+THREADS = """
+import asyncio, sys, threading
+from sidings import StorageError
+from sidings.tests.test_directory_storage import SQLite, a_batch, begin, plan_of, row, rows_by
+
+async def main(path):
+    rows, over, told = rows_by("acquirer_id"), threading.Event(), []
+    storage = SQLite(path)
+    await begin(storage, rows)
+    await storage.apply(a_batch(rows, *[(f"T-{n}", row(f"T-{n}", f"a{n}")) for n in range(2_000)]))
+
+    def read():
+        while not over.is_set():
+            try:
+                len(storage), storage.get("a1")
+            except StorageError:
+                pass  # it is closed just now
+            except Exception as error:
+                told.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+        await storage.close()
+        await storage.open(plan_of(rows))
+    over.set()
+    for thread in threads:
+        thread.join()
+    await storage.close()
+    assert told == []
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_it_can_be_closed_while_threads_read(tmp_path: Path):
+    """That of the metrics, for example: it ended the process with a segmentation fault, in a graceful stop."""
+    command = (sys.executable, "-c", THREADS, str(tmp_path / "terminals.db"))
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, told = await asyncio.wait_for(process.communicate(), 2 * SECONDS)
+    assert (process.returncode, told.decode()[-500:]) == (0, "")
+
+
 async def test_keys_are_counted_without_sorting_them(tmp_path: Path):
     """Each look at the metrics counts them, and who reads waits: a second with a million rows, while it sorted."""
     path, rows = tmp_path / "terminals.db", rows_by("acquirer_id")

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ R = TypeVar("R")
 _FORMAT = 1  # of the file; one of another format is built anew
 _BUSY_SECONDS = 10.0
 _BATCH_PAGES = 4  # that a batch writes, beside one for each row, or so
+_PIECE = 1_000  # rows that are read at once, while other threads wait
 _CHECKPOINT_PAGES = 4_000  # written, before they are brought from the -wal into the file itself
 
 _locks: WeakSet[FileIO] = WeakSet()
@@ -68,6 +70,8 @@ class SQLite(Generic[T]):
         self._path = Path(path)
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        # The metrics' thread counts, and those of plain handlers read: to close what one of them uses ends the process.
+        self._reading = threading.RLock()
         self._lock: FileIO | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._written = 0  # pages since the last checkpoint, about
@@ -106,62 +110,73 @@ class SQLite(Generic[T]):
 
     def get(self, key: Hashable) -> T | None:
         """The value of a key. Raises `StorageError`, as all reading does, when it is closed."""
-        plan, reader = self._open_reader()
-        query = load_sql(__package__, "get_key" if plan.derived else "get_row")
-        found = reader.execute(query, (_column(key),)).fetchone()
+        with self._reads() as (plan, reader):
+            query = load_sql(__package__, "get_key" if plan.derived else "get_row")
+            found = reader.execute(query, (_column(key),)).fetchone()
         return None if found is None else plan.decode(_record(plan.topic, found))
 
     def __len__(self) -> int:
-        if self._plan is None or self._reader is None:
-            return 0
-        query = load_sql(__package__, "count_keys") if self._plan.derived else "SELECT count(*) FROM entry"
-        return self._reader.execute(query).fetchone()[0]
+        with self._reading:
+            if self._plan is None or self._reader is None:
+                return 0
+            query = load_sql(__package__, "count_keys") if self._plan.derived else "SELECT count(*) FROM entry"
+            return self._reader.execute(query).fetchone()[0]
 
     def items(self) -> list[tuple[Hashable, T]]:
         """All keys and values: all of the file is read and decoded, while the event loop waits."""
-        plan, reader = self._open_reader()
         found: dict[Hashable, T] = {}
-        for entry in reader.execute(load_sql(__package__, "list_entries")):
-            value = plan.decode(_record(plan.topic, entry))
-            if value is not None:
-                found[plan.key_of(entry[6], value)] = value
+        with self._reads() as (plan, reader):
+            cursor = reader.execute(load_sql(__package__, "list_entries"))
+        while entries := self._next_of(cursor):
+            for entry in entries:
+                value = plan.decode(_record(plan.topic, entry))
+                if value is not None:
+                    found[plan.key_of(entry[6], value)] = value
         return list(found.items())
+
+    def _next_of(self, cursor: sqlite3.Cursor) -> list[Any]:
+        with self._reads():
+            return cursor.fetchmany(_PIECE)
 
     def rows(self) -> Iterable[Row]:
         """All rows."""
-        return [] if self._reader is None else [row for (row,) in self._reader.execute("SELECT row FROM entry")]
+        with self._reading:
+            return [] if self._reader is None else [row for (row,) in self._reader.execute("SELECT row FROM entry")]
 
     def keys_of(self, rows: Iterable[Row]) -> Iterable[Hashable]:
         """The keys that these rows have now."""
-        plan, reader = self._open_reader()
-        if not plan.derived:
-            return rows
-        keys: list[Hashable] = []
-        for row in rows:
-            found = reader.execute(load_sql(__package__, "get_row"), (row,)).fetchone()
-            if found is not None and (value := plan.decode(_record(plan.topic, found))) is not None:
-                keys.append(plan.key_of(row, value))
-        return keys
+        with self._reads() as (plan, reader):
+            if not plan.derived:
+                return rows
+            keys: list[Hashable] = []
+            for row in rows:
+                found = reader.execute(load_sql(__package__, "get_row"), (row,)).fetchone()
+                if found is not None and (value := plan.decode(_record(plan.topic, found))) is not None:
+                    keys.append(plan.key_of(row, value))
+            return keys
 
-    def _open_reader(self) -> tuple[Plan[T], sqlite3.Connection]:
+    @contextmanager
+    def _reads(self) -> Generator[tuple[Plan[T], sqlite3.Connection]]:
         """A file that is closed is no empty one."""
-        if self._plan is None or self._reader is None:
-            raise StorageError(f"the store {str(self._path)!r} is not open")
-        return self._plan, self._reader
+        with self._reading:
+            if self._plan is None or self._reader is None:
+                raise StorageError(f"the store {str(self._path)!r} is not open")
+            yield self._plan, self._reader
 
     @contextmanager
     def _as_it_was(self) -> Generator[None]:
         """Whoever reads in here reads what was there before."""
-        _, reader = self._open_reader()
         try:
-            reader.execute("BEGIN")
-            reader.execute("SELECT count(*) FROM position").fetchone()  # only now it stands
+            with self._reads() as (_, reader):
+                reader.execute("BEGIN")
+                reader.execute("SELECT count(*) FROM position").fetchone()  # only now it stands
         except sqlite3.Error as error:
             raise self._unusable(error) from error
         try:
             yield
         finally:
-            reader.execute("COMMIT")
+            with self._reading:
+                reader.execute("COMMIT")
 
     # -- in the thread ----------------------------------------------------------------------------------------------
 
@@ -277,10 +292,13 @@ class SQLite(Generic[T]):
             writer.executemany("REPLACE INTO note (name, value) VALUES (?, ?)", notes.items())
 
     def _close(self) -> None:
-        for connection in (self._reader, self._writer):
-            if connection is not None:
-                connection.close()
-        self._reader = self._writer = None
+        with self._reading:
+            if self._reader is not None:
+                self._reader.close()
+            self._reader = None
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
         if self._lock is not None:
             self._lock.close()
             self._lock = None
