@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+import asyncpg
 import pytest
 import pytest_asyncio
 from sidings import Admin, Discard, Job, JobNotFound, Registry, Retry
@@ -471,3 +472,41 @@ async def test_a_person_who_leaves_a_transaction_open_stops_nothing_for_long(dat
         await eventually(lambda: outcomes(database), "the outcome is recorded")
         assert (await jobs_left(database), trips.cancelled) == (1, [])
         assert await value(database, "SELECT count(*) FROM sidings.audit") == 0
+
+
+async def test_jobs_whose_lease_runs_out_before_they_start_run_later_although_somebody_acts_meanwhile(database: str):
+    """Between the question what has happened, and its answer; they passed for running, for ever."""
+    registry, asked, called = Registry(), asyncio.Event(), list[int]()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        called.append(job.payload.number)
+        if len(called) != 10:
+            return
+        await connection.execute("UPDATE sidings.executor SET fence = fence + 1")
+        await asked.wait()
+        assert executor.workers.claimed
+        [queue] = executor.scheduler.origins.values()
+        deadline, queue.deadline = queue.deadline, 0.0
+
+        def go_on() -> None:  # the worker has come to all the others
+            queue.deadline = deadline
+            answer.set()
+
+        asyncio.get_running_loop().call_soon(go_on)
+
+    async with connected(database) as connection, running(database, registry, concurrency=1) as executor:
+        standing, answer = executor.cycles.standing, asyncio.Event()
+        fetchrow = standing._link.fetchrow
+
+        async def ask(query: str, *args: object) -> asyncpg.Record | None:
+            row = await fetchrow(query, *args)
+            if query == standing._standing_sql:
+                asked.set()
+                await answer.wait()
+            return row
+
+        standing._link.fetchrow = ask
+        await enqueue(database, ride, [Ride(number=n) for n in range(100)])
+        await drained(database)
+    assert sorted(called) == list(range(100))

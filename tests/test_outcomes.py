@@ -909,7 +909,7 @@ async def test_an_outcome_that_postgres_refuses_in_any_form_stalls_only_its_own_
     async with connected(database) as connection:
         await connection.execute("ALTER TABLE sidings.job_history ADD CONSTRAINT picky CHECK (\"group\" <> 'bad')")
         groups = ("a", "bad", "b", "bad", "c")
-        await enqueue(database, ride, [Ride(transport=name, number=n) for n, name in enumerate(groups)])
+        ids = await enqueue(database, ride, [Ride(transport=name, number=n) for n, name in enumerate(groups)])
         async with running(database, registry) as executor:
             await ended(database, 3)
             await enqueue(database, ride, [Ride(transport="d", number=5)])
@@ -917,6 +917,8 @@ async def test_an_outcome_that_postgres_refuses_in_any_form_stalls_only_its_own_
             assert "bad" not in [row["group"] for row in rows]
             assert sorted(called) == [0, 1, 2, 4, 5]  # the second of "bad" waits for the outcome of the first
             assert executor.problems() == []
+            # Until it is recorded, a death of the process would be a loss of it.
+            assert await connection.fetchval("SELECT running FROM sidings.executor") == [ids[1]]
             await connection.execute("ALTER TABLE sidings.job_history DROP CONSTRAINT picky")
             rows = await ended(database, 6)
     assert sorted(row["group"] for row in rows) == ["a", "b", "bad", "bad", "c", "d"]
