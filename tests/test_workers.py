@@ -311,3 +311,15 @@ def test_a_worker_that_python_closes_ends():
         loop.run_until_complete(a.workers.stop())
         a.workers.all[0].task.exception()  # type: ignore[union-attr] - of what was done to it here
         loop.close()
+
+
+@pytest.mark.parametrize("mark", ["failures", "losses"])
+async def test_a_job_that_has_failed_or_was_lost_is_in_no_batch_with_others(mark: str):
+    """Which may be its fault, and would cost them an attempt as well, or count as a loss of theirs."""
+    yard = Yard()
+    yard.workers.batch_sizes = {"quick": 10}
+    origin = OriginQueue("t/0", 1, None)
+    first, *others = [Entry(id, origin, "quick", None, id) for id in range(1, 5)]
+    setattr(others[1], mark, 1)
+    yard.workers.claim([first, *others])
+    assert list(yard.workers.claimed) == [[first, others[0], others[2]], [others[1]]]
