@@ -15,7 +15,7 @@ from sidings.executor import PostgresSettings
 from sidings.executor.queues import Entry, OriginQueue
 from sidings.executor.transactional import Transactional
 from sidings.executor.workers import Workers
-from sidings.jobs import Job, Registry
+from sidings.jobs import SUCCEEDED, Job, Registry
 
 WORKERS = 100
 
@@ -323,3 +323,28 @@ async def test_a_job_that_has_failed_or_was_lost_is_in_no_batch_with_others(mark
     setattr(others[1], mark, 1)
     yard.workers.claim([first, *others])
     assert list(yard.workers.claimed) == [[first, others[0], others[2]], [others[1]]]
+
+
+async def test_a_batch_goes_on_when_somebody_ends_one_of_its_jobs():
+    """The others of it have not been ended; they would wait for the audit."""
+    registry, gate, began = Registry(), asyncio.Event(), asyncio.Event()
+
+    @registry.job(batch=10)
+    async def listed(jobs: list[Job[Empty]]) -> None:
+        began.set()
+        await gate.wait()
+
+    nowhere = PostgresSettings(dsn="postgresql://nobody@localhost/nothing")
+    workers = Workers(registry, 1, Transactional(nowhere, lambda _: None, lambda _: None))
+    origin = OriginQueue("t/0", 1, None)
+    origin.deadline = inf
+    workers.start()
+    try:
+        workers.claim([Entry(id, origin, "listed", None, id, payload="{}") for id in (1, 2, 3)])
+        await asyncio.wait_for(began.wait(), 30)
+        workers.cancel_jobs({1})
+        gate.set()
+        await asyncio.wait_for(workers.changed.wait(), 30)
+        assert [outcome for _, outcome, _, _ in workers.finished] == [SUCCEEDED] * 3
+    finally:
+        await workers.stop()
