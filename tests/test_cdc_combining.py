@@ -392,6 +392,12 @@ def test_an_update_that_moves_a_row_is_told_to_both_roots():
     assert sorted(message.key for message in sent) == ["1", "2"]
 
 
+def test_an_update_that_moves_no_row_is_told_once():
+    body = json.loads(header_row(UPDATE, transaction="t", ordinal=1, last=True))
+    (event,), _ = run(decoded([json.dumps(body | {"before": CUSTOMER}).encode()]))
+    assert [row["before"] for row in json.loads(event.value)["rows"]] == [CUSTOMER]
+
+
 def test_rows_of_tables_in_no_group_count_but_tell_nothing_unless_asked():
     values = header_rows("t", [Row("Audit", "INSERT", {}), Row("Customers", "UPDATE", CUSTOMER)])
     sent, opened = run(decoded(values))
@@ -661,6 +667,8 @@ def test_a_snapshot_has_each_row_once_and_the_root_first():
     assert {row["data"].get("name") for row in body["rows"]} == {None, "new", "x"}
     (again,) = combine_snapshot(CONFIG, "Customer", "7", reversed(parts.values()))
     assert again == sent
+    (sooner,) = combine_snapshot(CONFIG, "Customer", "7", [*parts.values()][:2])
+    assert sooner.headers["sidings-id"] != sent.headers["sidings-id"], "else who looks at ids would pass over the whole"
 
 
 def test_rows_of_a_snapshot_that_differ_in_anything_are_all_kept():
