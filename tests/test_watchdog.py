@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from sidings.jobs import Job, Registry
 
 from .faulty_proxy import proxied
 from .fleet import Fleet, Member, until
-from .support import SECONDS, enqueue, eventually, outcomes, running
+from .support import SECONDS, enqueue, eventually, fetch, outcomes, running
 
 ORIGINS = ["t/0", "t/1"]
 
@@ -23,6 +24,24 @@ def logged(member: Member, *texts: str) -> bool:
 
 async def lease_ends(fleet: Fleet):
     return await fleet.fetchval("SELECT min(lease_until) FROM sidings.origin")
+
+
+async def test_after_a_stall_the_leases_are_renewed_at_once_and_the_next_one_is_told(
+    database: str, caplog: pytest.LogCaptureFixture
+):
+    stalls = {"stall_warn_seconds": 0.2, "stall_seconds": 0.4}
+    async with running(database, Registry(), origins=ORIGINS, lease_seconds=60.0, **stalls):
+
+        async def renewed() -> bool:
+            ends = await fetch(database, "SELECT lease_until FROM sidings.origin")
+            return all(end[0] > before for end in ends)
+
+        for told in (1, 2):
+            before = max(end[0] for end in await fetch(database, "SELECT lease_until FROM sidings.origin"))
+            time.sleep(1.0)  # noqa: ASYNC251 - that is what it is about
+            await eventually(renewed, "their next turn is in 20 s", seconds=10.0)
+            assert sum("it is blocked here" in record.message for record in caplog.records) == told
+            assert sum("are not renewed any more" in record.message for record in caplog.records) == told
 
 
 async def test_a_blocked_event_loop_is_reported_with_its_stack_and_keeps_its_leases(database: str, tmp_path: Path):
