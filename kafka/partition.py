@@ -66,7 +66,7 @@ class Partition:
     outside: an offset that Kafka has just refused to read from;
     beyond: a stored offset that lay beyond the end of the log, and how often it had been reset: a person has to decide;
     suspect: it may have a record that cannot be read, and is read alone; careful: so many records of it one by one;
-    unreadable: what is to be told of that record."""
+    unreadable: what is to be told of what cannot be read."""
 
     __slots__ = (
         "beyond",

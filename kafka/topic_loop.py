@@ -14,7 +14,13 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from aiokafka.errors import (
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+)
 
 from ..errors import PostgresUnavailable, UndecodableMessage
 from ..executor import Backoff
@@ -33,7 +39,7 @@ __all__ = ["FetchLoop", "Roof", "TopicLoop"]
 log = logging.getLogger("sidings.consumer")
 
 _POLL_SECONDS = 0.2  # a partition that has just become ready waits for the end of a poll that does not ask for it
-LOOK_AGAIN_SECONDS = 10.0  # at a record that could not be read
+LOOK_AGAIN_SECONDS = 10.0  # at a record that could not be read, or at a topic that may not be
 _SUSPECT_POLL_SECONDS = 0.02  # of one partition alone, for which the others wait
 _REBALANCE_SECONDS = 10.0  # how long to sit in a poll while the group rebalances, before looking around
 
@@ -155,6 +161,10 @@ class FetchLoop(ABC):
         except UNREADABLE as error:
             self._isolate(ready, error)
             return
+        except TopicAuthorizationFailedError:  # of this topic: it concerns no other
+            for partition in ready:
+                self._refuse(partition, f"there is no right to read the topic {self.topic!r}: grant it")
+            return
         except KafkaError:
             raise
         except Exception as error:  # a mistake inside of the client: a new one is sure to be in order
@@ -208,7 +218,9 @@ class FetchLoop(ABC):
         if len(polled) > 1:
             log.warning("%s: some record cannot be read, looking for it: %r", self.topic, error)
         elif polled[0].careful:
-            self._refuse(polled[0], error)
+            end = polled[0].end
+            why = f"the record at offset {end} cannot be read ({error!r}); where that cannot be mended, pass it over: "
+            self._refuse(polled[0], why + self.how_to_pass)
             return
         else:
             polled[0].careful = self._max_records
@@ -229,12 +241,9 @@ class FetchLoop(ABC):
         if sound:
             partition.trust()
 
-    def _refuse(self, partition: Partition, error: Exception) -> None:
-        """Its next record cannot be read: nothing more of it is, and nothing else waits for that."""
-        told = (
-            f"{partition.origin} stands still: the record at offset {partition.end} cannot be read ({error!r}); where "
-            f"that cannot be mended, pass it over: {self.how_to_pass}"
-        )
+    def _refuse(self, partition: Partition, why: str) -> None:
+        """Nothing more of it can be read, and nothing else waits for that."""
+        told = f"{partition.origin} stands still: {why}"
         if partition.unreadable is None:
             log.error("%s", told)
         partition.unreadable = told
@@ -260,6 +269,16 @@ class FetchLoop(ABC):
                 continue
             if not self._roof.paused and partition.state is State.READY and position > partition.end:
                 partition.end = position
+            if partition.unreadable is not None and not partition.suspect and self._has_answered(partition):
+                partition.unreadable = None
+
+    def _has_answered(self, partition: Partition) -> bool:
+        """Whether Kafka has let us read of it since it was placed, be it that there is nothing."""
+        try:
+            answered: int | None = self._client.last_poll_timestamp(partition.tp)
+        except (AssertionError, AttributeError):
+            return False  # revoked
+        return answered is not None and time.time() - answered / 1000 < time.monotonic() - partition.since
 
     async def _in_place(self, partition: Partition) -> bool:
         """Whether the client goes on reading where we are: the compare-and-set trusts that what comes next in the log

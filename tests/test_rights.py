@@ -1,0 +1,79 @@
+"""Rights that are taken away while everything runs, by a broker with an authorizer: what they concern stands still and
+says so, nothing else does, and it goes on when they are given back."""
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
+from sidings import Message, Transaction
+from sidings.devstack.topics import create_topic
+from sidings.kafka import placing, topic_loop
+
+from .consumer_support import Number, a_service, produce
+from .support import eventually
+
+AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
+_TOPIC, _LITERAL, _ALL, _READ, _DENY, _ALLOW = 2, 3, 2, 3, 2, 3
+
+
+@asynccontextmanager
+async def forbidden(bootstrap: str, topic: str, operation: int):
+    """Nobody has the right to do this with the topic."""
+    rules = [(_TOPIC, topic, _LITERAL, "User:ANONYMOUS", "*", *what) for what in ((_ALL, _ALLOW), (operation, _DENY))]
+    admin: Any = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        for rule in rules:
+            assert (await admin._send_to_controller(CreateAclsRequest(*rule))).creation_responses[0][0] == 0
+        yield
+        for rule in reversed(rules):
+            assert len((await admin._send_to_controller(DeleteAclsRequest(*rule))).filter_responses[0][2]) == 1
+    finally:
+        await admin.close()
+
+
+@pytest.mark.timeout(90)
+async def test_a_topic_that_may_not_be_read_any_more_stops_no_other(effects, own_kafka, monkeypatch):
+    monkeypatch.setattr(topic_loop, "LOOK_AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr("sidings.kafka.stateless_loop.LOOK_AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr(placing, "_REFUSED_SECONDS", 0.5)
+    kafka = await asyncio.to_thread(lambda: own_kafka(settings=AUTHORIZER))
+    topics = ("tables", "stateless", "other", "other-stateless")
+    for topic in topics:
+        await create_topic(kafka.bootstrap, topic, partitions=2)
+    service = a_service(effects, kafka.bootstrap)
+    handled = Counter[str]()
+
+    for topic in ("tables", "other"):
+
+        @service.consumer(topic)
+        async def handle(message: Message[Number], tx: Transaction) -> None:
+            handled[message.topic] += 1
+
+    for topic in ("stateless", "other-stateless"):
+
+        @service.consumer(topic, stateless=True, dead_letter="dead")
+        async def handle_too(message: Message[Number]) -> None:
+            handled[message.topic] += 1
+
+    async def one_more(*of: str) -> None:
+        before = handled.copy()
+        for topic in of:
+            await produce(kafka.bootstrap, topic, [1], partition=handled[topic] % 2)
+        await eventually(lambda: all(handled[topic] == before[topic] + 1 for topic in of), lambda: (of, handled))
+
+    async with service:
+        await one_more(*topics)
+        for topic in topics[:2]:
+            async with forbidden(kafka.bootstrap, topic, _READ):
+                await eventually(lambda: f"no right to read the topic {topic!r}" in str(service.problems()))  # noqa: B023
+                await one_more(*topics[2:])
+            await eventually(lambda: service.problems() == [], service.problems)
+            await one_more(*topics)
