@@ -58,7 +58,7 @@ class Executor:
         prometheus: CollectorRegistry | None = REGISTRY,
     ) -> None:
         self.id: UUID = uuid4()  # until it registers
-        self.on_replaced: Callable[[], None] = lambda: None  # called when another server is the primary
+        self.on_replaced: list[Callable[[], None]] = []  # called when another server is the primary
         self.settings = settings or ExecutorSettings()
         self.postgres = postgres
         self.metrics = ExecutorMetrics(service, prometheus, registry)
@@ -359,7 +359,8 @@ class Executor:
             self.scheduler.timeline = None
             self._renew_links()  # some may still lead to the former server
             self._transactional.forget_connections()
-            self.on_replaced()
+            for tell in self.on_replaced:
+                tell()
         self._reconciler.distrust_expiry()
 
     def _reread(self, queue: OriginQueue) -> None:

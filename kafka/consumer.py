@@ -134,6 +134,12 @@ class Consumer(ConsumerRebalanceListener):
             log.warning("a batch was still under way after %s s: it is rolled back", timeout)
             self.cancel()
 
+    def renew(self) -> None:
+        """Postgres was replaced: read stored offsets of the new one. A former primary that lives on would go on telling
+        where it was."""
+        if self._link is not None:
+            self._link.renew()
+
     def cancel(self) -> None:
         """Roll back what is under way: the firm part of a stop."""
         self._stopping.set()

@@ -51,12 +51,14 @@ class OffsetStore:
         self._resets_sql = load_sql(__package__, "load_resets", schema)
         # How often each partition had been reset when its offset was loaded; the compare-and-set expects it as well.
         self._resets: dict[TopicPartition, int] = {}
+        self._timelines: dict[TopicPartition, str] = {}  # that each was loaded from
         self._topic_ids: dict[TopicPartition, UUID | None] = {}
 
     async def load(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """The stored offsets; a partition that has none is absent. Raises `PostgresUnavailable`."""
         rows = await self._fetch(self._load_sql, [p.topic for p in partitions], [p.partition for p in partitions])
         self._resets |= {TopicPartition(row["topic"], row["partition"]): row["resets"] for row in rows}
+        self._timelines |= {TopicPartition(row["topic"], row["partition"]): row["timeline"] for row in rows}
         self._topic_ids |= {TopicPartition(row["topic"], row["partition"]): row["topic_id"] for row in rows}
         return {TopicPartition(row["topic"], row["partition"]): row["next_offset"] for row in rows}
 
@@ -76,10 +78,13 @@ class OffsetStore:
         self._topic_ids |= ids
 
     async def find_reset(self) -> list[TopicPartition]:
-        """The partitions that have been reset since they were loaded. Raises `PostgresUnavailable`."""
+        """The partitions whose stored offsets may be others since they were loaded: reset by a person, or by a failover
+        that has lost commits. Raises `PostgresUnavailable`."""
         rows = await self._fetch(self._resets_sql)
-        found = {TopicPartition(row["topic"], row["partition"]): row["resets"] for row in rows}
-        return [tp for tp, resets in found.items() if self._resets.get(tp, resets) != resets]
+        timeline: str = rows[0]["timeline"]
+        found = {TopicPartition(row["topic"], row["partition"]): row["resets"] for row in rows if row["topic"]}
+        reset = {tp for tp, resets in found.items() if self._resets.get(tp, resets) != resets}
+        return [*reset, *(tp for tp, its in self._timelines.items() if its != timeline and tp not in reset)]
 
     async def create(self, starts: Mapping[TopicPartition, int]) -> None:
         """Store where to start, unless another process was faster. Raises `PostgresUnavailable`."""

@@ -198,8 +198,9 @@ async def _store(postgres: PostgresSettings, sql: str, *arguments: object) -> li
 
 
 class ResetWatch:
-    """Notices resets of the partitions that are assigned here, and lets reading go on at the new offset. An offset that
-    is reset under a batch undoes the batch in any case; this is for the partitions in which nothing happens.
+    """Notices resets of the partitions that are assigned here, by a person or a failover that has lost commits, and
+    lets reading go on at the stored offset. An offset that is reset under a batch undoes the batch in any case; this is
+    for the partitions in which nothing happens.
 
     displace: called with those that have been reset.
     """
@@ -225,5 +226,6 @@ class ResetWatch:
                 continue
             found = [self._partitions[tp] for tp in reset if tp in self._partitions]
             if found:
-                log.warning("reset by order: %s", ", ".join(partition.origin for partition in found))
+                names = ", ".join(partition.origin for partition in found)
+                log.warning("reset by order, or Postgres was replaced: %s: going on at the stored offset", names)
                 self._displace(found)

@@ -69,7 +69,7 @@ class Parts:
         joined = {*self._configuration.topics, *homes}  # with no member for its topic, nobody would run these jobs
         if not (subscriptions.topics or (joined and database is not None)):
             return None
-        return Consumer(
+        consumer = Consumer(
             self._configuration.name,
             messaging.settings,
             subscriptions.stored,
@@ -81,6 +81,9 @@ class Parts:
             topic_table=None if database is None else database.topics,
             prometheus=self._configuration.prometheus,
         )
+        if database is not None:
+            database.executor.on_replaced.append(consumer.renew)
+        return consumer
 
 
 def _messaging(configuration: Configuration) -> Messaging | None:
@@ -105,7 +108,7 @@ def _database(configuration: Configuration, registry: Registry, messaging: Messa
     registry.schema = postgres.schema_name
     executor = KafkaExecutor(name, registry, postgres, configuration.executor, prometheus=prometheus)
     transactions = Transactions(postgres, executor.committed)
-    executor.on_replaced = transactions.renew
+    executor.on_replaced.append(transactions.renew)
     topics = Topics(postgres, {} if messaging is None else messaging.settings.partitioners)
     registry.has_grown = topics.has_grown
     outbox_settings = configuration.outbox or OutboxSettings()

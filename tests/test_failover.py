@@ -612,6 +612,42 @@ async def test_a_consumer_leaves_a_former_primary_and_does_there_anew_what_was_l
         await eventually(lambda: recorded(failover.new, range(1, 9)), "all of them have their effects there, once")
 
 
+@pytest.mark.parametrize("former", ["dies", "lives on"])
+async def test_a_consumer_does_anew_what_was_lost_of_a_partition_in_which_nothing_happens_any_more(
+    failover: Failover, topic: Any, sidings_kafka: str, former: str
+):
+    """It went on where it was, until the next message came, and left out what the new server lacks till then."""
+    name = await topic()
+    service = a_service(
+        failover.proxy.dsn,
+        sidings_kafka,
+        settings={"fetch_seconds": 0.05, "group": name},
+        executor={"lease_seconds": 3.0},
+    )
+
+    @service.consumer(name)
+    async def record(message: Message[Number], tx: Transaction) -> None:
+        await tx.execute("INSERT INTO effect VALUES ($1)", str(message.value.n))
+
+    async def recorded(dsn: str, numbers: range) -> bool:
+        rows = await fetch(dsn, "SELECT token FROM effect ORDER BY token")
+        return [row["token"] for row in rows] == [str(number) for number in numbers]
+
+    async with service:
+        await produce(sidings_kafka, name, range(1, 4))
+        await eventually(lambda: recorded(failover.old, range(1, 4)))
+        await failover.lose_what_follows()
+        await produce(sidings_kafka, name, range(4, 7))
+        await eventually(lambda: recorded(failover.old, range(1, 7)))
+        if former == "dies":
+            await failover.happen()
+            failover.proxy.heal()
+        else:
+            await failover.switch()
+            await meets_the_new_server(failover, "THE READ")
+        await eventually(lambda: recorded(failover.new, range(1, 7)), "all of them have their effects there, once")
+
+
 async def test_an_executor_that_starts_on_a_server_just_promoted_believes_no_expiry(failover: Failover):
     """The standby has an old lease: its renewals got lost. The handler goes on under the last of them."""
     registry, seen = Registry(), []
