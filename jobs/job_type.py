@@ -146,8 +146,9 @@ class JobType(Generic[P]):
         transaction commits; jobs of one group run in the order of their commits where writers lock the entity's row
         before they enqueue.
 
-        Raises `InvalidPayload`, `MissingOrigin`, `MissingGroup`, `NotInTransaction`; nothing is written then. Where
-        Sidings' tables are missing or old: `SchemaError`, with the remedy; the transaction has to be rolled back then.
+        Raises `InvalidPayload`, `MissingOrigin`, `MissingGroup`, `NotInTransaction`, and `EnqueueError` itself for
+        what else cannot be stored; nothing is written then. Where Sidings' tables are missing or old: `SchemaError`,
+        with the remedy; the transaction has to be rolled back then.
         """
         statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
         rows = await store(tx, statement)

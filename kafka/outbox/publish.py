@@ -119,7 +119,8 @@ class Outbox:
         same header ``sidings-id``.
 
         Raises `InvalidMessage` and `NotInTransaction`; nothing is written then. Where Sidings' tables are missing or
-        old: `SchemaError`, with the remedy; the transaction has to be rolled back then.
+        old: `SchemaError`, with the remedy; the transaction has to be rolled back then. Where the topic's route is
+        direct: as `Producer.send`.
         """
         message = self._message(topic, key, value, headers, partition_key, timestamp)
         if self._is_direct(topic):
@@ -164,8 +165,9 @@ class Outbox:
         """Return when Kafka has acknowledged all messages of `receipt`. Call it after the transaction has committed.
 
         timeout: seconds. Raises `TimeoutError` when it is over (the messages may still leave later), `RolledBack` when
-        the transaction did not commit, `MessageParked` when Kafka refused one of them, `PostgresUnavailable` when
-        Postgres was replaced meanwhile (a failover), so that nobody can tell whether they were kept.
+        the transaction did not commit, `MessageParked` when Kafka refused one of them, `NotPublished` when it is so
+        long ago that Postgres does not know any more what came of the transaction, `PostgresUnavailable` when Postgres
+        was replaced meanwhile (a failover), so that nobody can tell whether they were kept.
         """
         left = dict(zip(receipt.ids, receipt.slots, strict=True))
         backoff = Backoff()
