@@ -88,7 +88,7 @@ class PeriodicLoop:
         self._skew = 0.0  # the server's epoch seconds minus the executor's clock
         self._started: set[str] = set()  # names whose schedule this process has put into force
         self.backoff = Backoff()
-        self.outages: dict[str, Outage] = {}  # by name: of those that a try has failed for
+        self.outages: dict[str, Outage] = {}  # by name: of those that have a tick due here which could not be fired
         self._look_at = 0.0
         self._prune_at = now() + _PRUNE_SECONDS
 
@@ -200,6 +200,8 @@ class PeriodicLoop:
                     due.append((row, ticks))
                 else:
                     self._plan(row)
+        if self.outages:
+            self._forget_outages(time)
         due.sort(key=lambda item: item[0].job_type.name)
         for name, group in groupby(due, key=lambda item: item[0].job_type.name):
             of_name = list(group)
@@ -215,6 +217,13 @@ class PeriodicLoop:
                 self.outages.setdefault(name, Outage(log, f"{name}: a tick could not be fired")).failed(error)
                 for row, _ in of_name:
                     row.try_at = now() + _BUSY_SECONDS
+
+    def _forget_outages(self, time: datetime) -> None:
+        """Those of names that have nothing due here: another holds the origin now, or another schedule is in force."""
+        rows = self._rows.values()
+        late = {row.job_type.name for row in rows if row.in_force and row.periodic.due(row.last, time)}
+        for name in self.outages.keys() - late:
+            del self.outages[name]
 
     async def _fire_service(self, row: _Row, ticks: list[datetime]) -> None:
         sent = now()

@@ -207,6 +207,23 @@ async def test_one_that_cannot_be_fired_keeps_no_other_waiting(database: str, ca
         assert executor.problems() == []
 
 
+async def test_what_cannot_be_fired_in_an_origin_that_goes_away_is_no_problem_here_any_more(database: str) -> None:
+    ticks = Ticks()
+    ticks.declare("sweep", every=0.2, per="origin")
+    async with connected(database) as connection:
+        await connection.execute(
+            """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not here'; END $$;
+               CREATE TRIGGER refuse BEFORE INSERT ON sidings.job FOR EACH ROW EXECUTE FUNCTION refuse()"""
+        )
+        async with running(database, ticks.registry, ["t/0"]) as executor:
+            await eventually(lambda: "sweep" in executor._periodic.outages)
+            executor._periodic.outages["sweep"]._since -= 60
+            assert any("sweep cannot be fired" in problem for problem in executor.problems())
+            executor.assign([], 2)
+            await executor.settled(20)
+            await eventually(lambda: executor.problems() == [], lambda: executor.problems())
+
+
 # -- death and takeover -------------------------------------------------------------------------------------------
 
 
