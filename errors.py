@@ -3,7 +3,7 @@
 ::
 
     SidingsError
-    ├── ConfigurationError        a setting or a declaration is wrong; the message names the field and the remedy
+    ├── ConfigurationError        a setting, declaration or argument is wrong; the message names it and the remedy
     ├── SchemaError               the database cannot be used as it is
     │   ├── SchemaMissing         no migration has run: call migrate()
     │   ├── SchemaTooOld          migrations are missing: call migrate()
@@ -18,9 +18,9 @@
     │   ├── MissingGroup          a serial type got no group
     │   └── NotInTransaction      the connection is in autocommit
     ├── ConsumerError             a message cannot be consumed as it is
-    │   ├── UndecodableMessage    its value does not fit the model; it is kept as a held job
+    │   ├── UndecodableMessage    its value does not fit the model; it is kept as a held job, or a dead letter
     │   ├── UnknownMessageType    its type has no handler, and its topic says unknown="fail"
-    │   ├── OffsetOutOfRange      the stored offset lies beyond the end of the log: the topic was made anew
+    │   ├── OffsetOutOfRange      the offset is none of this log: beyond its end, or of a topic that was made anew
     │   └── OffsetUnknown         there is no stored offset, and start="fail" forbids to choose one
     ├── DirectoryError            a directory cannot give what is asked
     │   ├── DirectoryNotReady     it has not applied yet what was in its topic at the start
@@ -77,7 +77,7 @@ class SidingsError(Exception):
 
 
 class ConfigurationError(SidingsError):
-    """A setting or a declaration is wrong. Raised at start or at import, never while jobs run."""
+    """A setting, a declaration or an argument is wrong. Raised where it is given: at import, at start, by a call."""
 
 
 class SchemaError(SidingsError):
@@ -121,7 +121,8 @@ class InvalidPayload(EnqueueError):
 
 
 class MissingOrigin(EnqueueError):
-    """No origin was given, and the call does not stand inside a consumer or a job that has one."""
+    """No origin was given, and the call does not stand inside a consumer or a job that has one; or how many partitions
+    the topic of a home has is not known yet."""
 
 
 class MissingGroup(EnqueueError):
@@ -138,7 +139,8 @@ class ConsumerError(SidingsError):
 
 
 class UndecodableMessage(ConsumerError):
-    """A message's value does not fit its model, or the decoder refused it. The message is kept as a held job."""
+    """A message's value does not fit its model, or the decoder refused it. The message is kept as a held job, or
+    as the dead letter of a stateless consumer."""
 
 
 class UnknownMessageType(ConsumerError):
@@ -146,7 +148,8 @@ class UnknownMessageType(ConsumerError):
 
 
 class OffsetOutOfRange(ConsumerError):
-    """The stored offset lies beyond the end of the log, as after a topic was deleted and made anew."""
+    """The stored offset, or one to be reset to, is none of this log: it lies outside of it, belongs to a topic that was
+    deleted and made anew, or to a record that cannot be read."""
 
 
 class OffsetUnknown(ConsumerError):

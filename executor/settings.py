@@ -16,7 +16,8 @@ class PostgresSettings(BaseModel):
 
     dsn: ``postgresql://...``. schema_name: where Sidings' tables live. pgbouncer: set it when connections go through
     PgBouncer in transaction mode; prepared statements and start-up parameters are not used then.
-    call_seconds: how long any single statement of ours may take before its connection is given up.
+    connect_seconds: how long to wait for a connection. call_seconds: how long any single statement of ours may take
+    before its connection is given up. pool_size: connections for consumers and ``service.transaction()``.
     password: in place of the DSN's; or, for one that expires, as a cloud's tokens do, a plain function that gives that
     of the moment. Each new connection calls it, in the event loop or in the thread that renews leases: let it answer
     from memory. What it raises counts as Postgres being away.
@@ -75,7 +76,8 @@ class ExecutorSettings(BaseModel):
     its leases are no longer renewed.
     notify: tell other instances at once of jobs for their origins (`LISTEN`/`NOTIFY`, coalesced) instead of leaving
     them to their polling; not through PgBouncer in transaction mode.
-    history_days: how long `job_history` keeps attempts.
+    history_days: how long `job_history` keeps attempts. audit_seconds: how often all waiting jobs are compared with
+    what the reader has found.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -29,7 +29,8 @@ Assign = Callable[[Collection[str], int], None]
 class StaticAssignment:
     """Origins for a service without Kafka: ``StaticAssignment(["orders/0", "orders/1"])``.
 
-    Several instances may be given the same origins: one has the lease, the others take over when it is gone.
+    Several instances may be given the same origins: one has the lease, the others take over when it is gone. Raises
+    `ConfigurationError`.
     """
 
     origins: tuple[str, ...]

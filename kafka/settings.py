@@ -32,11 +32,12 @@ class KafkaSettings(BaseModel):
     """How to reach Kafka, and how the consumer behaves towards it.
 
     bootstrap: ``host:port``, several separated by commas. group: the consumer group; default: the service's name.
+    client_id: shown in the brokers' logs; default: aiokafka's.
 
     TLS and SASL go to aiokafka as they are. security_protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
     ssl_context: one of your own; otherwise it is made from cafile (default: the system's authorities), certfile,
-    keyfile and keyfile_password. sasl_username and sasl_password serve PLAIN and SCRAM;
-    sasl_oauth_token_provider serves OAUTHBEARER: while it raises, Kafka is away. The kerberos names serve GSSAPI.
+    keyfile and keyfile_password. sasl_mechanism: PLAIN and SCRAM take sasl_username and sasl_password, OAUTHBEARER
+    sasl_oauth_token_provider (while that raises, Kafka is away), GSSAPI the kerberos names.
 
     isolation_level: ``read_committed`` leaves out messages of aborted transactions.
     session_seconds: without a heartbeat for so long, Kafka gives the partitions to others; it is a part of the time
