@@ -20,7 +20,7 @@ from ..schema import load_sql
 from . import membership
 from .message import check_topic
 from .offsets import OffsetStore
-from .partition import Partition
+from .partition import Partition, State
 from .settings import KafkaSettings
 from .topic_ids import ask_topic_ids
 
@@ -224,7 +224,8 @@ class ResetWatch:
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 log.debug("resets could not be looked for: %s", error)
                 continue
-            found = [self._partitions[tp] for tp in reset if tp in self._partitions]
+            # Of those that have no place yet the stored offset is read in any case, when Kafka answers.
+            found = [p for tp in reset if (p := self._partitions.get(tp)) is not None and p.state is not State.UNPLACED]
             if found:
                 names = ", ".join(partition.origin for partition in found)
                 log.warning("reset by order, or Postgres was replaced: %s: going on at the stored offset", names)

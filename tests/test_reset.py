@@ -5,6 +5,7 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from aiokafka import TopicPartition
 from sidings import (
     ConfigurationError,
     Job,
@@ -15,6 +16,8 @@ from sidings import (
     Retry,
     Transaction,
 )
+from sidings.kafka.partition import Partition, State
+from sidings.kafka.reset import ResetWatch
 from tenacity import wait_fixed
 
 from .consumer_support import (
@@ -91,6 +94,28 @@ async def test_an_idle_instance_notices_and_reads_on_from_there(effects, topic, 
         await eventually(offset_reaches(effects, name, 5))
     assert await numbers(effects, "partition = 0") == [*range(5), 4]
     assert await numbers(effects, "partition = 1") == [*range(10, 15), 13, 14]
+
+
+async def test_a_partition_that_waits_for_its_place_is_told_of_once_and_not_at_each_look(monkeypatch, caplog):
+    """Its stored offset is read when Kafka has said where its log begins and ends, which may take long."""
+    monkeypatch.setattr("sidings.kafka.reset._LOOK_SECONDS", 0.001)
+    partition = Partition(TopicPartition("rides", 0))
+    partition.place(5)
+    looks = 0
+
+    class Offsets:
+        async def find_reset(self) -> list[TopicPartition]:
+            nonlocal looks
+            looks += 1
+            return [partition.tp]
+
+    watch = ResetWatch({partition.tp: partition}, Offsets(), lambda found: [each.displace() for each in found])
+    watching = asyncio.create_task(watch.run())
+    await eventually(lambda: looks > 3)
+    watching.cancel()
+    assert partition.state is State.UNPLACED
+    assert partition.placement == 1
+    assert caplog.text.count("rides/0") == 1
 
 
 async def test_a_transaction_that_was_under_way_cannot_commit_not_even_back_at_its_own_offset(
