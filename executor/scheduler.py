@@ -24,7 +24,7 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import inf
 
@@ -552,13 +552,6 @@ class Scheduler:
     def waiting(self) -> int:
         """Jobs in memory that have not been chosen."""
         return len(self._known) - sum(len(queue.running) for queue in self.origins.values())
-
-    def stuck_lanes(self) -> Iterator[Lane]:
-        """Lanes that back off or are blocked by a head of an unknown type."""
-        for queue in self.origins.values():
-            for lane in queue.lanes.values():
-                if lane.due is not None:
-                    yield lane
 
     # -- inside -------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 import asyncpg
 from pydantic import BaseModel
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
+from sidings.executor.queues import Lane
+from sidings.executor.scheduler import Scheduler
 from sidings.jobs import Job, Registry
 
 SECONDS = 30.0  # the deadline of everything that is waited for; reached only when something is broken
@@ -124,6 +126,11 @@ async def drained(dsn: str) -> None:
         return await jobs_left(dsn) == 0
 
     await eventually(empty, "the job table is empty")
+
+
+def stuck_lanes(scheduler: Scheduler) -> list[Lane]:
+    """Lanes that back off or are blocked by a head of an unknown type."""
+    return [lane for queue in scheduler.origins.values() for lane in queue.lanes.values() if lane.due is not None]
 
 
 async def history(dsn: str, columns: str = "*") -> list[asyncpg.Record]:

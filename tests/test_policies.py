@@ -25,6 +25,7 @@ from .support import (
     jobs_left,
     outcomes,
     running,
+    stuck_lanes,
     value,
 )
 
@@ -155,7 +156,7 @@ async def test_the_newest_job_inherits_the_failures_of_those_it_supersedes(datab
         for number in range(2):
             await enqueue(database, locate, [Ride(transport="a", number=number)])
             await eventually(lambda number=number: (number, number) in failures)
-            await eventually(lambda: list(executor.scheduler.stuck_lanes()))
+            await eventually(lambda: stuck_lanes(executor.scheduler))
             if not number:  # the next one waits behind the head that backs off; both are due now
                 await enqueue(database, locate, [Ride(transport="a", number=1)])
                 await fetch(database, "UPDATE sidings.job SET run_at = now() WHERE run_at IS NOT NULL")

@@ -374,7 +374,8 @@ async def reads_little(database: str, relay: Relay) -> None:
     """The relay's next read."""
     async with connected(database) as looking:
         rows = await looking.fetch(
-            "EXPLAIN (ANALYZE, BUFFERS, FORMAT TEXT) " + relay.reader.sql, *relay.reader.plan_arguments()
+            "EXPLAIN (ANALYZE, BUFFERS, FORMAT TEXT) " + relay.reader.sql,
+            *relay.reader._arguments(relay.reader._plan()),
         )
     lines = [row[0] for row in rows]
     touched = max(int(line.split("shared hit=")[1].split()[0]) for line in lines if "shared hit=" in line)

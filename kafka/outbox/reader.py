@@ -155,10 +155,6 @@ class Reader:
             return False
         return any(s.backlogged and not s.draining for s in backlog.slots.values()) or bool(backlog.hungry())
 
-    def plan_arguments(self) -> tuple[object, ...]:
-        """What the next read would ask for; for tests of its plan."""
-        return self._arguments(self._plan())
-
     async def _wait(self) -> None:
         if self._woken.is_set():
             await asyncio.sleep(0)
