@@ -16,11 +16,11 @@ def a_time(option: str, text: str | None, now: datetime) -> datetime | None:
     """'90s', '30m', '2h' or '7d' ago, or an ISO time with its zone. Raises `ConfigurationError`."""
     if text is None:
         return None
-    if found := re.fullmatch(r"(\d{1,6})\s*([smhd])", text.strip()):
-        return now - timedelta(**{_UNITS[found[2]]: int(found[1])})
     try:
+        if found := re.fullmatch(r"(\d{1,6})\s*([smhd])", text.strip()):
+            return now - timedelta(**{_UNITS[found[2]]: int(found[1])})
         time = datetime.fromisoformat(text.strip())
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter: before the year 1
         time = None
     if time is None or time.tzinfo is None:
         raise ConfigurationError(f"{option} {text!r}: give 30m, 2h or 7d (ago), or a time such as 2026-05-01T03:00Z")

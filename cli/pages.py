@@ -257,7 +257,7 @@ async def _ended(session: Session, request: Request) -> Page:
 async def _outbox(session: Session, request: Request) -> Page:
     asked, now = _asked(request, "topic"), session.now
     after = _one(request, "after") or "0"
-    if not after.isdigit():
+    if not after.isdecimal():
         raise ConfigurationError(f"after {after!r}: give the id of a message")
     async with session.outbox() as box:
         parked = await box.parked(asked["topic"], after=int(after), limit=_ROWS)
@@ -288,7 +288,7 @@ async def _consumers(session: Session, request: Request) -> Page:
 async def _audit(session: Session, request: Request) -> Page:
     asked = _asked(request, "by", "action")
     before = _one(request, "before")
-    if before is not None and not before.isdigit():
+    if before is not None and not before.isdecimal():
         raise ConfigurationError(f"before {before!r}: give the id of an entry")
     admin = session.admin()
     rows = await admin.audit(

@@ -72,15 +72,25 @@ class Session:
 
     async def rows(self, query: str, *arguments: object) -> "list[asyncpg.Record]":
         """The rows of a ``.sql`` file of this package. Raises `PostgresUnavailable`."""
-        import asyncpg
-
         from ..schema import load_sql
 
-        sql = load_sql(__package__ or "", query, self.settings.schema_name)
+        return await self._fetch(load_sql(__package__ or "", query, self.settings.schema_name), *arguments)
+
+    async def look_at_clock(self) -> None:
+        """Let `now` be now. Raises `PostgresUnavailable`."""
+        self.now = (await self._fetch("SELECT clock_timestamp()"))[0][0]
+
+    async def _fetch(self, sql: str, *arguments: object) -> "list[asyncpg.Record]":
+        import asyncpg
+
         try:
             return await self.connection.fetch(sql, *arguments, timeout=_STATEMENT_SECONDS)
         except (OSError, TimeoutError, asyncpg.PostgresConnectionError) as error:
-            raise PostgresUnavailable(f"Postgres did not answer ({type(error).__name__}: {error})") from error
+            raise _no_answer(error) from error
+
+
+def _no_answer(error: BaseException) -> PostgresUnavailable:
+    return PostgresUnavailable(f"Postgres did not answer ({type(error).__name__}: {error})")
 
 
 def whoever_runs_this() -> str:
@@ -122,9 +132,12 @@ async def open_session(settings: "PostgresSettings", *, checked: bool = True) ->
 
     Raises `PostgresUnavailable`, `SchemaError`, and what Postgres says of the account.
     """
+    import asyncio
+
     import asyncpg
 
     from ..executor import connect
+    from ..executor.link import BROKEN
     from ..schema import check
 
     try:
@@ -139,14 +152,17 @@ async def open_session(settings: "PostgresSettings", *, checked: bool = True) ->
         reason = str(error).removeprefix("no connection to Postgres: ")
         raise PostgresUnavailable(f"no connection to {_where(settings.dsn)}: {reason}") from error
     try:
-        service = await _owner(connection, settings)
-        if checked:
-            try:
-                await check(connection, service=service, schema=settings.schema_name)
-            except SchemaTooOld as error:
-                text = str(error).partition(": call ")[0]
-                raise SchemaTooOld(f"{text}: run `sidings migrate apply`") from None
-        now: datetime = await connection.fetchval("SELECT clock_timestamp()")
+        try:
+            async with asyncio.timeout(_STATEMENT_SECONDS):
+                service = await _owner(connection, settings)
+                if checked:
+                    await check(connection, service=service, schema=settings.schema_name)
+                now: datetime = await connection.fetchval("SELECT clock_timestamp()")
+        except SchemaTooOld as error:
+            text = str(error).partition(": call ")[0]
+            raise SchemaTooOld(f"{text}: run `sidings migrate apply`") from None
+        except BROKEN as error:
+            raise _no_answer(error) from error
         yield Session(settings, connection, service, now)
     finally:
         connection.terminate()

@@ -66,7 +66,7 @@ async def status(
         if watch is None:
             raise typer.Exit(Code.ATTENTION if overview.problems else Code.DONE)
         await asyncio.sleep(watch)
-        session.now = await session.connection.fetchval("SELECT clock_timestamp()")
+        await session.look_at_clock()
 
 
 def _clear() -> None:

@@ -13,12 +13,15 @@ import termios
 from pathlib import Path
 
 import pytest
-from sidings.cli.session import postgres_settings
+from sidings import PostgresSettings, PostgresUnavailable
+from sidings.cli.session import open_session, postgres_settings
+from sidings.cli.status import status
 from sidings.schema import migrations
 
 from .admin_support import some_jobs
 from .cli_support import EXECUTABLE, cli, cli_json, executed, refused
-from .support import SECONDS, connected, jobs_left, value
+from .faulty_proxy import proxied
+from .support import SECONDS, connected, eventually, jobs_left, value
 from .test_cli import execute
 
 LAST = len(migrations())
@@ -110,6 +113,18 @@ async def test_a_watch_in_a_pipe_is_a_document_each_time(database: str):
     process.send_signal(signal.SIGINT)
     _, errors = await asyncio.wait_for(process.communicate(), SECONDS)
     assert (process.returncode, errors) == (130, b"")
+
+
+async def test_a_watch_ends_where_the_server_ceases_to_answer(
+    database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("sidings.cli.session._STATEMENT_SECONDS", 2.0)
+    async with proxied(database) as proxy, open_session(PostgresSettings(dsn=proxy.dsn)) as session:
+        shows = asyncio.create_task(status(session, watch=1.0))
+        await eventually(lambda: "service test" in capsys.readouterr().out)  # it waits for its next look
+        proxy.silence()
+        with pytest.raises(PostgresUnavailable, match="Postgres did not answer"):
+            await asyncio.wait_for(shows, 15)
 
 
 async def test_whoever_reads_only_the_beginning_ends_it_without_a_word(database: str):

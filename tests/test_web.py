@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from .admin_support import STATES, a_holder, a_job, some_jobs
 from .cli_support import EXECUTABLE, cli, executed, refused
+from .faulty_proxy import Moment, proxied
 from .guide import block
 from .support import ORIGIN, a_role, connected
 from .test_cli import execute
@@ -157,6 +158,7 @@ async def test_lists_go_on_where_the_page_ends(database: str, browser: httpx.Asy
         ("/ended?outcome=won", 400, "discarded, cancelled"),
         ("/outbox?after=x", 400, "the id of a message"),
         ("/audit?before=x", 400, "the id of an entry"),
+        ("/audit?before=%C2%B2", 400, "the id of an entry"),
         ("/audit?before=99999999999999999999", 400, "out of"),
         ("/jobs/99999999999999999999", 400, "out of"),
         ("/jobs?type=%00", 400, "0x00"),
@@ -172,6 +174,18 @@ async def test_while_postgres_is_away_the_page_says_so_and_then_goes_on(database
     assert "no connection to postgresql://127.0.0.1:1/x" in page
     assert "secret" not in page
     assert "No jobs." in await _page(browser, "/")
+
+
+async def test_a_server_that_ceases_to_answer_is_told_and_keeps_no_further_page_waiting(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sidings.cli.session._STATEMENT_SECONDS", 2.0)
+    async with proxied(database) as proxy, _browser(pages(PostgresSettings(dsn=proxy.dsn))) as client:
+        for moment in (Moment.BEFORE, Moment.SILENT_BEFORE):
+            proxy.arm("check", moment)
+            async with asyncio.timeout(20):
+                assert "Postgres did not answer" in await _page(client, "/jobs", 503)
+        await _page(client, "/jobs")
 
 
 async def test_pages_can_be_mounted_and_their_links_stay_there(database: str):
