@@ -198,10 +198,6 @@ class Backlog:
         """Whether the slot is still ours, as far as this object has been told."""
         return self.slots.get(slot.number) is slot
 
-    def held(self) -> int:
-        """Messages in memory."""
-        return sum(len(lane.queue) + lane.unaccounted for lane in self.lanes.values())
-
     def room(self) -> int:
         """How many messages more may be read."""
         held = sum(len(lane.queue) + lane.unaccounted for lane in self.lanes.values() if not lane.paused)

@@ -117,14 +117,6 @@ class Relay:
             found.append(f"the outbox was last read {now() - self.reader.last_answer:.1f} s ago")
         return found
 
-    def warnings(self) -> list[str]:
-        """What a person should know and a restart would not cure."""
-        found: list[str] = []
-        if self._senders.error is not None:
-            found.append(f"the relay does not reach Kafka: {self._senders.error}")
-        found.extend(f"messages for {topic} cannot be sent" for topic in sorted(self.metrics.failing))
-        return found
-
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:

@@ -137,7 +137,6 @@ class Senders:
         self._retired: set[Sender] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self.connections = 0
-        self.error: str | None = "not connected yet"
 
     @property
     def connected(self) -> bool:
@@ -154,12 +153,10 @@ class Senders:
                 await sender.start()
             except KafkaUnavailable as error:
                 outage.failed(error)
-                self.error = str(error)
                 await backoff.sleep()
                 continue
             backoff.reset()
             outage.over()
-            self.error = None
             self.connections += 1
             self._main = sender
             self._missing.clear()
