@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from ..errors import ConfigurationError
 from ..executor import ExecutorSettings, PostgresSettings
@@ -52,7 +52,7 @@ def environment() -> dict[str, Any]:
     if http := os.environ.get("SIDINGS_HTTP"):
         given["http"] = http
     if topics := os.environ.get("SIDINGS_TOPICS"):
-        given["topics"] = [topic.strip() for topic in topics.split(",")]
+        given["topics"] = [name for topic in topics.split(",") if (name := topic.strip())]
     _warn_of_typos()
     return given
 
@@ -60,6 +60,8 @@ def environment() -> dict[str, Any]:
 def _filled(settings: type[BaseSettings]) -> BaseSettings:
     try:
         return settings()
+    except SettingsError as error:
+        raise ConfigurationError(f"environment: {error}: give JSON") from None
     except ValidationError as error:
         found = ((_variable(settings, str(e["loc"][0])), e["msg"]) for e in error.errors(include_input=False))
         what = "; ".join(f"{name}: {message}" for name, message in found)

@@ -149,7 +149,7 @@ def test_settings_come_from_the_environment_and_arguments_win(monkeypatch):
         "EXECUTOR_CONCURRENCY": "7",
         "EXECUTOR_LEASE_SECONDS": "",
         "HTTP": ":0",
-        "TOPICS": "a, b",
+        "TOPICS": "a, b,",
     }.items():
         monkeypatch.setenv(f"SIDINGS_{name}", text)
     service: Any = Service.from_env("tracker", prometheus=CollectorRegistry(), topics=["c"])
@@ -164,9 +164,13 @@ def test_settings_come_from_the_environment_and_arguments_win(monkeypatch):
     assert service.executor.settings.concurrency == 7
     assert service.executor.settings.lease_seconds == ExecutorSettings().lease_seconds
     assert configuration.topics == ("c",)
+    assert Service.from_env("tracker", prometheus=CollectorRegistry())._life._configuration.topics == ("a", "b")
     assert service.registry.schema == "tracking"
     monkeypatch.setenv("SIDINGS_EXECUTOR_CONCURRENCY", "many")
     with pytest.raises(ConfigurationError, match="environment: SIDINGS_EXECUTOR_CONCURRENCY"):
+        Service.from_env("tracker", prometheus=CollectorRegistry())
+    monkeypatch.setenv("SIDINGS_KAFKA_PARTITIONERS", "crc32")
+    with pytest.raises(ConfigurationError, match=r'environment: .*"partitioners".* JSON'):
         Service.from_env("tracker", prometheus=CollectorRegistry())
 
 
