@@ -60,6 +60,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen()
     except OSError as error:
         raise ConfigurationError(f"--host {host} --port {port}: cannot listen there: {error}") from error
     return listening

@@ -56,7 +56,7 @@ FAULTS = (
 NAMES = [f"outbox/{number}" for number in range(16)]
 _OUTBOX = (
     *("read", "record", "attend", "acquire", "leave", "inherited"),
-    *("topic_fails", "topic_works", "park_topic", "waiting", "doubt"),
+    *("topic_fails", "topic_works", "park_topic", "waiting", "waits", "doubt"),
 )
 
 
@@ -289,6 +289,9 @@ class Postgres(Database):
 
     def _waiting(self, slots: list[int]):
         return []
+
+    def _waits(self, slots: list[int], topics: list[str]):
+        return [{"waits": any(row.slot in slots and row.topic in topics for row in self.committed())}]
 
     def _doubt(self, topic: str, keys: list[bytes]):
         if topic in self.world.directories:
