@@ -228,16 +228,18 @@ async def test_the_command_serves_them_to_this_machine_alone(database: str):
         EXECUTABLE, "web", "--port", "0", "--postgres", database, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert serving.stdout is not None
-    assert serving.stderr is not None
-    told = (await serving.stdout.readline()).decode()
-    address = re.match(r"(http://127\.0\.0\.1:\d+) shows postgresql://", told)
-    assert address, told
-    async with httpx.AsyncClient(base_url=address[1]) as browser:
-        assert f"/jobs/{id}" in await _page(browser, "/jobs")
-        elsewhere = await browser.get("/jobs", headers={"Host": "elsewhere.example"})
-        assert (elsewhere.status_code, str(id) in elsewhere.text) == (400, False)  # a name that was led to this machine
-    serving.send_signal(signal.SIGINT)
-    _, errors = await serving.communicate()
+    try:
+        told = (await serving.stdout.readline()).decode()
+        address = re.match(r"(http://127\.0\.0\.1:\d+) shows postgresql://", told)
+        assert address, told
+        async with httpx.AsyncClient(base_url=address[1]) as browser:
+            assert f"/jobs/{id}" in await _page(browser, "/jobs")
+            # A site elsewhere whose name leads to this machine.
+            elsewhere = await browser.get("/jobs", headers={"Host": "elsewhere.example"})
+            assert (elsewhere.status_code, str(id) in elsewhere.text) == (400, False)
+    finally:
+        serving.send_signal(signal.SIGINT)
+        _, errors = await serving.communicate()
     assert (serving.returncode, errors) == (130, b"")
 
 
