@@ -28,6 +28,7 @@ Offsets = Mapping[TopicPartition, int]
 log = logging.getLogger("sidings.consumer")
 
 _EARLY_SECONDS = 0.5  # how often to look again at one that may not be placed yet
+_EARLY = "the number of their topic's partitions is not in sidings.topic yet"
 _AGAIN_SECONDS = 1.0
 _TOGETHER_SECONDS = 5.0  # for an answer about all partitions, before each is asked for by itself
 _REFUSED_SECONDS = 10.0  # how often to look again at a partition whose offset is not one of its log
@@ -102,7 +103,7 @@ class Placer:
         backoff, outage = Backoff(), Outage(log, "partitions could not be placed yet")
         while True:
             await self._wait()
-            waiting = {tp: p for tp, p in self._waiting().items() if not self._early(tp)}
+            waiting = {tp: partition for tp, partition in self._waiting().items() if not self._tell_early(partition)}
             try:
                 await self._place_all(waiting, min(self._request_seconds, _TOGETHER_SECONDS))
                 backoff.reset()
@@ -147,6 +148,13 @@ class Placer:
             seconds = _EARLY_SECONDS
         await set_within(self._wanted, seconds)
         self._wanted.clear()
+
+    def _tell_early(self, partition: Partition) -> bool:
+        """`_early`, and a health check gets to know it."""
+        early = self._early(partition.tp)
+        if partition.state is State.UNPLACED and early != (partition.reason == _EARLY):
+            partition.reason = _EARLY if early else ""
+        return early
 
     def _early(self, tp: TopicPartition) -> bool:
         """A partition of a topic that is not known yet, or one that was added a moment ago: keys of it may have jobs

@@ -134,6 +134,31 @@ async def test_a_service_remembers_partitions_and_agrees_with_aiokafkas_producer
     assert seen == [(f"{home}/{zlib.crc32(b'a') % 3}", "a")]
 
 
+async def test_while_partition_counts_cannot_be_written_health_says_that_they_are_waited_for(
+    database: str, sidings_kafka: str, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.5)
+    name, handled = await topic("positions"), asyncio.Event()
+    service = Service("test", postgres=database, kafka=sidings_kafka, prometheus=None)
+
+    @service.consumer(name, model=bytes)
+    async def handle(message: Message[bytes], tx: Transaction) -> None:
+        handled.set()
+
+    async with AIOKafkaProducer(bootstrap_servers=sidings_kafka) as producer:
+        await producer.send_and_wait(name, b"x")
+    async with connected(database) as admin, service:
+        transaction = admin.transaction()
+        await transaction.start()
+        await admin.execute("LOCK sidings.topic IN SHARE MODE")  # it can be read, and not written
+        await eventually(lambda: "sidings.topic" in str(service.problems()), service.problems)
+        assert not handled.is_set()
+        await transaction.rollback()
+        async with asyncio.timeout(SECONDS):
+            await handled.wait()
+        await eventually(lambda: service.problems() == [], service.problems)
+
+
 async def test_the_first_message_of_all_can_have_a_job_at_home(database: str, sidings_kafka: str, topic: TopicFactory):
     """It failed once, and was told of as a failure: nobody had written down yet how many partitions the topic has."""
     name, home = await topic("positions"), await topic("transports", partitions=3)
