@@ -582,21 +582,28 @@ async def test_a_services_transactions_leave_a_former_primary(failover: Failover
     assert [row["token"] for row in rows] == ["early", "late"]
 
 
+def a_recorder(failover: Failover, kafka: str, topic: str, *, lease_seconds: float) -> Service:
+    """A service whose messages each leave their number in `effect`."""
+    settings = {"fetch_seconds": 0.05, "group": topic}
+    service = a_service(failover.proxy.dsn, kafka, settings=settings, executor={"lease_seconds": lease_seconds})
+
+    @service.consumer(topic)
+    async def record(message: Message[Number], tx: Transaction) -> None:
+        await tx.execute("INSERT INTO effect VALUES ($1)", str(message.value.n))
+
+    return service
+
+
+async def recorded(dsn: str, numbers: range) -> bool:
+    rows = await fetch(dsn, "SELECT token FROM effect ORDER BY token")
+    return [row["token"] for row in rows] == [str(number) for number in numbers]
+
+
 async def test_a_consumer_leaves_a_former_primary_and_does_there_anew_what_was_lost(
     failover: Failover, topic: Any, sidings_kafka: str
 ):
     name = await topic()
-    settings = {"fetch_seconds": 0.05, "group": name}
-    service = a_service(failover.proxy.dsn, sidings_kafka, settings=settings, executor={"lease_seconds": 60.0})
-
-    @service.consumer(name)
-    async def record(message: Message[Number], tx: Transaction) -> None:
-        await tx.execute("INSERT INTO effect VALUES ($1)", str(message.value.n))
-
-    async def recorded(dsn: str, numbers: range) -> bool:
-        rows = await fetch(dsn, "SELECT token FROM effect ORDER BY token")
-        return [row["token"] for row in rows] == [str(number) for number in numbers]
-
+    service = a_recorder(failover, sidings_kafka, name, lease_seconds=60.0)
     async with service:
         await produce(sidings_kafka, name, range(1, 4))
         await eventually(lambda: recorded(failover.old, range(1, 4)))
@@ -618,21 +625,7 @@ async def test_a_consumer_does_anew_what_was_lost_of_a_partition_in_which_nothin
 ):
     """It went on where it was, until the next message came, and left out what the new server lacks till then."""
     name = await topic()
-    service = a_service(
-        failover.proxy.dsn,
-        sidings_kafka,
-        settings={"fetch_seconds": 0.05, "group": name},
-        executor={"lease_seconds": 3.0},
-    )
-
-    @service.consumer(name)
-    async def record(message: Message[Number], tx: Transaction) -> None:
-        await tx.execute("INSERT INTO effect VALUES ($1)", str(message.value.n))
-
-    async def recorded(dsn: str, numbers: range) -> bool:
-        rows = await fetch(dsn, "SELECT token FROM effect ORDER BY token")
-        return [row["token"] for row in rows] == [str(number) for number in numbers]
-
+    service = a_recorder(failover, sidings_kafka, name, lease_seconds=3.0)
     async with service:
         await produce(sidings_kafka, name, range(1, 4))
         await eventually(lambda: recorded(failover.old, range(1, 4)))
