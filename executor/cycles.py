@@ -21,6 +21,7 @@ from ..errors import PostgresUnavailable
 from ..jobs import SUCCEEDED, Again, Committed, ErrorInfo, Hold, Registry
 from ..outage import Outage
 from ..schema import load_sql
+from ..waiting import set_within
 from .attempts import Finished
 from .clock import now
 from .deferral import Deferral
@@ -196,14 +197,7 @@ class CycleLoop:
 
     async def _wait(self) -> None:
         due = self._scheduler.next_due()
-        if due is None or self._flights:
-            await self._signal.wait()
-            return
-        try:
-            async with asyncio.timeout(max(0.0, due - now())):
-                await self._signal.wait()
-        except TimeoutError:
-            pass
+        await set_within(self._signal, None if due is None or self._flights else max(0.0, due - now()))
 
     # -- what goes into a cycle -----------------------------------------------------------------------------------
 

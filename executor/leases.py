@@ -16,6 +16,7 @@ import asyncpg
 from ..errors import PostgresUnavailable
 from ..outage import Outage
 from ..schema import load_sql
+from ..waiting import set_within
 from .clock import now
 from .link import Link
 from .settings import ExecutorSettings, PostgresSettings
@@ -144,11 +145,7 @@ class LeaseThread:
         outage = Outage(log, "leases could not be renewed")
         pause = self._settings.lease_seconds / 3
         while not self._stopping:
-            try:
-                async with asyncio.timeout(pause):
-                    await self._poke.wait()
-            except TimeoutError:
-                pass
+            await set_within(self._poke, pause)
             self._poke.clear()
             if self.suspended or self._stopping or self._stalled():
                 continue

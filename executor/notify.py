@@ -12,6 +12,7 @@ from typing import NoReturn
 import asyncpg
 
 from ..errors import PostgresUnavailable
+from ..waiting import set_within
 from .clock import now
 from .link import BROKEN, Backoff, Link, connect
 from .scheduler import Scheduler
@@ -108,7 +109,7 @@ class Notifier:
             self._on_notified({})  # something may have been sent while nobody listened
             backoff.reset()
             while True:
-                await _wait(ended, _CHECK_SECONDS)
+                await set_within(ended, _CHECK_SECONDS)
                 async with self._turn:  # a connection that has died silently is found out
                     await connection.execute("SELECT 1", timeout=self._postgres.call_seconds)
         finally:
@@ -129,14 +130,6 @@ class Notifier:
         if (time := now()) >= self._foreign_from:
             self._foreign_from = time + _FOREIGN_SECONDS
             log.warning("a notification on %s is not one of ours: %.100r", self._channel, payload)
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        pass
 
 
 def _payload(jobs: Mapping[str, Sequence[int]]) -> str:

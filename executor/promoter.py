@@ -13,6 +13,7 @@ import asyncpg
 from ..errors import PostgresUnavailable
 from ..outage import Outage
 from ..schema import load_sql
+from ..waiting import set_within
 from .clock import now
 from .glance import GLANCE_FROM, Glance
 from .link import Backoff, Link
@@ -129,9 +130,6 @@ class Promoter:
 
     async def _pause(self) -> None:
         while (left := self._next - now()) > 0:
-            try:
-                async with asyncio.timeout(left):
-                    await self._sooner.wait()
-                self._sooner.clear()
-            except TimeoutError:
+            if not await set_within(self._sooner, left):
                 break
+            self._sooner.clear()

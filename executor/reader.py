@@ -14,6 +14,7 @@ import asyncpg
 from ..errors import PostgresUnavailable
 from ..outage import Outage
 from ..schema import load_sql
+from ..waiting import set_within
 from .clock import now
 from .glance import GLANCE_FROM, Glance
 from .link import Backoff, Link
@@ -198,11 +199,7 @@ class Reader:
         if self._woken.is_set():
             await asyncio.sleep(0)
             return
-        try:
-            async with asyncio.timeout(self._poll_seconds * random.uniform(0.8, 1.2)):
-                await self._woken.wait()
-        except TimeoutError:
-            pass
+        await set_within(self._woken, self._poll_seconds * random.uniform(0.8, 1.2))
 
     async def _advance(self, top: int) -> None:
         """The sequence of positions is behind the jobs: move it on, and read what may stand behind our marks."""

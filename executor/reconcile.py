@@ -17,6 +17,7 @@ import asyncpg
 from ..errors import PostgresUnavailable
 from ..outage import Outage
 from ..schema import load_sql
+from ..waiting import set_within
 from .clock import now
 from .cycles import CycleLoop
 from .leases import LeaseThread
@@ -146,11 +147,7 @@ class Reconciler:
                 self._changed.clear()
                 await self.backoff.sleep(error)
                 continue
-            try:
-                async with asyncio.timeout(pause):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await set_within(self._changed, pause)
             self._changed.clear()
 
     async def _reconcile(self) -> float:
