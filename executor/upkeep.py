@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import asyncpg
 
 from ..errors import PostgresUnavailable
 from ..outage import Outage
 from ..schema import load_sql
+from .clock import now
 from .link import Link
 from .metrics import ExecutorMetrics
 from .queues import OriginQueue
@@ -24,6 +25,7 @@ _MAINTAIN_SECONDS = 3_600.0
 _MOST_GATHERED = 1_000_000_000  # bytes, as in sidings.maintain
 _ARCHIVE_SECONDS = 60.0
 _ORPHANS_SECONDS = 60.0
+_AGAIN_SECONDS = 60.0  # a task that has failed, unless its turn comes sooner
 _PAGE = 1_000
 _SECOND_LOOK_SECONDS = 2.0
 
@@ -48,6 +50,7 @@ class Upkeep:
         self.unarchived = 0.0
         self.orphans: list[str] = []
         self._suspects: set[str] = set()  # nobody held them at the last look
+        self._warn_at = 0.0  # of days that are not archived, again
         self._link = link
         self._scheduler = scheduler
         self._metrics = metrics
@@ -61,40 +64,25 @@ class Upkeep:
         self._orphans_sql = load_sql(__package__, "orphans", schema)
 
     async def run(self) -> None:
-        """Do each of the tasks in its time, for ever. A failed one is logged and tried at its next turn."""
-        loop, outage = asyncio.get_running_loop(), Outage(log, "upkeep could not be done")
-        audit_at = loop.time() + self._settings.audit_seconds
-        orphans_at = loop.time() + _ORPHANS_SECONDS
-        ages_at = maintain_at = archive_at = warn_at = loop.time()
+        """Do each of the tasks in its time, for ever. One that fails keeps no other waiting."""
+        loop = asyncio.get_running_loop()
+        start, audit_seconds = loop.time(), self._settings.audit_seconds
+        tasks = [
+            _Task(self._maintain, _MAINTAIN_SECONDS, start, "the history could not be maintained"),
+            _Task(self._look_at_archive, _ARCHIVE_SECONDS, start, "what is not archived could not be looked for"),
+            _Task(self.look_for_orphans, _ORPHANS_SECONDS, start + _ORPHANS_SECONDS, "orphans could not be looked for"),
+            _Task(self._look_at_ages, _AGES_SECONDS, start, "how long jobs have waited could not be looked at"),
+            _Task(self.audit, audit_seconds, start + audit_seconds, "the reader could not be audited"),
+        ]
         while True:
-            await asyncio.sleep(max(0.0, min(audit_at, ages_at, maintain_at, archive_at, orphans_at) - loop.time()))
-            time = loop.time()
-            try:
-                if time >= maintain_at:
-                    maintain_at = time + 60.0  # if it fails
-                    await self._link.fetch(self._maintain_sql, self._settings.history_days)
-                    maintain_at = time + _MAINTAIN_SECONDS
-                    await self.look_at_history()
-                if time >= archive_at:
-                    archive_at = time + _ARCHIVE_SECONDS
-                    late = await self._look_at_archive()
-                    if time >= warn_at:
-                        warn_at = time + _MAINTAIN_SECONDS
-                        self._warn_of(late)
-                if time >= orphans_at:
-                    orphans_at = time + _ORPHANS_SECONDS
-                    await self.look_for_orphans()
-                if time >= ages_at:
-                    ages_at = time + _AGES_SECONDS
-                    await self._look_at_ages()
-                if time >= audit_at:
-                    audit_at = time + self._settings.audit_seconds
-                    await self.audit()
-                outage.over()
-            except PostgresUnavailable as error:
-                outage.failed(error)
-            except asyncpg.PostgresError as error:
-                log.warning("upkeep failed, trying again: %s", error)
+            await asyncio.sleep(max(0.0, min(task.at for task in tasks) - loop.time()))
+            for task in tasks:
+                if (time := loop.time()) >= task.at:
+                    task.at = time + await task.turn()
+
+    async def _maintain(self) -> None:
+        await self._link.fetch(self._maintain_sql, self._settings.history_days)
+        await self.look_at_history()
 
     async def look_at_history(self) -> None:
         """Say what maintenance could not do, which it leaves for another time without an error."""
@@ -114,15 +102,13 @@ class Upkeep:
                 found["gathered"] // 1_000_000,
             )
 
-    async def _look_at_archive(self) -> asyncpg.Record:
-        """What the archive does not have, though the day is over."""
+    async def _look_at_archive(self) -> None:
+        """Note what the archive does not have, though the day is over, and say now and then which days of the history
+        are kept for longer than `history_days` because of that."""
         [late] = await self._link.fetch(self._unarchived_sql, self._settings.history_days)
         self.unarchived = late["seconds"]
-        return late
-
-    def _warn_of(self, late: asyncpg.Record) -> None:
-        """Say which days of the history are kept for longer than `history_days`, because they are not archived."""
-        if late["days"]:
+        if late["days"] and now() >= self._warn_at:
+            self._warn_at = now() + _MAINTAIN_SECONDS
             log.warning(
                 "%s days of the history, from %s on, are over history_days=%s and kept until they are archived: run "
                 "`python -m sidings.spark_analytics.history archive`, or see what keeps it from running",
@@ -202,3 +188,24 @@ class Upkeep:
             after = rows[-1]["position"]
             await asyncio.sleep(0.01)
         return set()
+
+
+class _Task:
+    """A part of the upkeep. seconds: from one turn to the next; at: the next, by the event loop's clock; what: as of
+    `Outage`."""
+
+    def __init__(self, work: Callable[[], Awaitable[object]], seconds: float, at: float, what: str) -> None:
+        self.at = at
+        self._work = work
+        self._seconds = seconds
+        self._outage = Outage(log, what)
+
+    async def turn(self) -> float:
+        """Do it, and return the seconds till its next turn."""
+        try:
+            await self._work()
+        except (PostgresUnavailable, asyncpg.PostgresError) as error:
+            self._outage.failed(error)
+            return min(self._seconds, _AGAIN_SECONDS)
+        self._outage.over()
+        return self._seconds

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from sidings.errors import SchemaMissing
 from sidings.executor import suspects
 from sidings.executor.deferral import Deferral
+from sidings.executor.upkeep import Upkeep
 from sidings.jobs import Job, OutcomeName, Registry, Retry
 from sidings.schema import load_sql, migrate
 from tenacity import wait_fixed, wait_none
@@ -973,18 +974,17 @@ async def test_the_audit_finds_nothing_while_jobs_come_and_go(database: str, mon
         if job.payload.number % 3 == 0 and job.attempt == 1:
             raise ValueError("x")
 
-    audits = 0
+    audits, real = 0, Upkeep.audit
+
+    async def counted(upkeep: Upkeep) -> int:
+        nonlocal audits
+        found = await real(upkeep)
+        audits += 1
+        return found
+
+    monkeypatch.setattr(Upkeep, "audit", counted)
     async with running(database, registry, audit_seconds=0.02) as executor:
         executor.scheduler._max_keep = 4
-        real = executor._upkeep.audit
-
-        async def counted() -> int:
-            nonlocal audits
-            found = await real()
-            audits += 1
-            return found
-
-        monkeypatch.setattr(executor._upkeep, "audit", counted)
 
         async def write() -> None:
             for number in range(30):

@@ -1,5 +1,7 @@
 """What the slow work in the background sees of the jobs that wait, on a real Postgres."""
 
+import logging
+
 import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
@@ -125,6 +127,29 @@ async def test_orphans_are_looked_for(database: str, monkeypatch):
     async with running(database, Registry()) as executor, connected(database) as connection:
         await connection.execute(STORE, "a/0", 100)
         await eventually(lambda: executor._upkeep.orphans == ["a/0"], "it is found")
+
+
+async def test_a_task_that_fails_for_long_is_told_of_once_and_keeps_no_other_waiting(database, caplog, monkeypatch):
+    """One that Postgres refuses was told of at each try; one that works made the log say that all did."""
+    monkeypatch.setattr(upkeep_module, "_ARCHIVE_SECONDS", 0.02)
+    monkeypatch.setattr(upkeep_module, "_AGES_SECONDS", 0.02)
+    caplog.set_level(logging.DEBUG, "sidings")
+
+    def lines(lowest: int) -> list[str]:
+        found = [one for one in caplog.records if one.levelno >= lowest]
+        return [text for one in found if (text := one.getMessage()).startswith("what is not archived could not be")]
+
+    async with connected(database) as connection, running(database, Registry()) as executor:
+        await connection.execute("ALTER FUNCTION sidings.history_archived(date) RENAME TO elsewhere")
+        await eventually(lambda: len(lines(logging.DEBUG)) > 3)
+        await connection.execute(STORE, ORIGIN, 100)
+        await eventually(lambda: executor._upkeep.oldest.get(ORIGIN), "the others have their turns")
+        more = len(lines(logging.DEBUG)) + 3
+        await eventually(lambda: len(lines(logging.DEBUG)) > more)
+        [told] = lines(logging.WARNING)
+        assert "trying again: function sidings.history_archived(date) does not exist" in told
+        await connection.execute("ALTER FUNCTION sidings.elsewhere(date) RENAME TO history_archived")
+        await eventually(lambda: "and works again" in lines(logging.WARNING)[-1])
 
 
 async def test_what_retention_cannot_drop_is_told_of(database: str, caplog, monkeypatch):
