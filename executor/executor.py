@@ -313,8 +313,6 @@ class Executor:
                 sql = load_sql(__package__, "register", self.postgres.schema_name)
                 await self._links["control"].fetch(sql, self.id, socket.gethostname(), os.getpid())
                 break
-            except asyncpg.UniqueViolationError:
-                break  # an earlier sending has committed although its answer was lost
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 self._refusal = None if isinstance(error, PostgresUnavailable) else str(error)
                 outage.failed(error)

@@ -169,6 +169,12 @@ def test_what_no_topic_can_be_called_is_refused(topic):
             declare(topic)
 
 
+@pytest.mark.parametrize("topic", ["", "positions/3", "a topic", 5])
+def test_a_topic_to_join_that_cannot_be_is_refused(topic: Any):
+    with pytest.raises(ConfigurationError, match=r"topics\(.*\): name one topic, of 1 to 249 letters"):
+        Service("test", kafka="localhost:9092", topics=["positions", topic], prometheus=CollectorRegistry())
+
+
 def test_a_dead_letter_topic_that_cannot_be_is_refused():
     async def handle(message: Message[Number]) -> None: ...
 
@@ -390,6 +396,22 @@ async def test_a_role_without_rights_is_told_of(database):
         finally:
             await connection.execute(f"DROP OWNED BY {role}")
             await connection.execute(f"DROP ROLE {role}")
+
+
+async def test_an_executor_whose_row_somebody_elses_trigger_refuses_says_so(database):
+    """It was taken for a row that is there already; without it the executor began anew again and again."""
+    async with connected(database) as connection:
+        await connection.execute("""
+            CREATE TABLE seen (host text CONSTRAINT once UNIQUE);
+            CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+                BEGIN INSERT INTO seen VALUES (''); RETURN NULL; END $$;
+            CREATE TRIGGER noted AFTER INSERT ON sidings.executor FOR EACH ROW EXECUTE FUNCTION note();
+            INSERT INTO seen VALUES ('')""")
+        async with a_service(database, assignment=StaticAssignment([ORIGIN])) as service:
+            refused = 'Postgres refuses the executor: duplicate key value violates unique constraint "once"'
+            await eventually(lambda: refused in "".join(service.problems()), service.problems)
+            await connection.execute("DROP TRIGGER noted ON sidings.executor")
+            await eventually(lambda: service.problems() == [], service.problems)
 
 
 def test_the_devstack_without_its_extra_names_the_extra():
