@@ -111,7 +111,7 @@ def pages(settings: PostgresSettings) -> Starlette:
         routes=[
             route("/", _overview),
             route("/jobs", _jobs),
-            route("/jobs/{id:int}", _job),
+            route("/jobs/{id}", _job),
             route("/groups", _groups),
             route("/origins", _origins),
             route("/ended", _ended),
@@ -175,7 +175,7 @@ async def _jobs(session: Session, request: Request) -> Page:
 
 
 async def _job(session: Session, request: Request) -> Page:
-    details = await session.admin().show(request.path_params["id"])
+    details = await session.admin().show(_number("job", request.path_params["id"], "a job"))
     now, row = session.now, details.row
     known = [(name, str(value)) for name, value in job_details.facts(details, now).items()]
     known += [("paused", job_details.pause_text(pause)) for pause in details.pauses]
@@ -256,11 +256,9 @@ async def _ended(session: Session, request: Request) -> Page:
 
 async def _outbox(session: Session, request: Request) -> Page:
     asked, now = _asked(request, "topic"), session.now
-    after = _one(request, "after") or "0"
-    if not after.isdecimal():
-        raise ConfigurationError(f"after {after!r}: give the id of a message")
+    after = _number("after", _one(request, "after") or "0", "a message")
     async with session.outbox() as box:
-        parked = await box.parked(asked["topic"], after=int(after), limit=_ROWS)
+        parked = await box.parked(asked["topic"], after=after, limit=_ROWS)
     more = _address("/outbox", {**asked, "after": str(parked[-1].id)}) if len(parked) == _ROWS else None
     found = await outbox.topics(session)
     return Page(
@@ -288,11 +286,12 @@ async def _consumers(session: Session, request: Request) -> Page:
 async def _audit(session: Session, request: Request) -> Page:
     asked = _asked(request, "by", "action")
     before = _one(request, "before")
-    if before is not None and not before.isdecimal():
-        raise ConfigurationError(f"before {before!r}: give the id of an entry")
     admin = session.admin()
     rows = await admin.audit(
-        limit=_ROWS, before=None if before is None else int(before), actor=asked["by"], action=asked["action"]
+        limit=_ROWS,
+        before=None if before is None else _number("before", before, "an entry"),
+        actor=asked["by"],
+        action=asked["action"],
     )
     more = _address("/audit", {**asked, "before": str(rows[-1].id)}) if len(rows) == _ROWS else None
     paused = audit.pauses_table(await admin.pauses(), session.now)
@@ -316,6 +315,13 @@ def _asked(request: Request, *names: str) -> dict[str, str | None]:
 
 def _one(request: Request, name: str) -> str | None:
     return request.query_params.get(name) or None  # a form sends what was left empty, too
+
+
+def _number(name: str, text: str, of: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # so says Python of more than 4,300 digits, too
+        raise ConfigurationError(f"{name} {text[:40]!r}: give the id of {of}") from None
 
 
 def _filled(asked: Mapping[str, str | None]) -> dict[str, str]:

@@ -161,6 +161,10 @@ async def test_lists_go_on_where_the_page_ends(database: str, browser: httpx.Asy
         ("/audit?before=%C2%B2", 400, "the id of an entry"),
         ("/audit?before=99999999999999999999", 400, "out of"),
         ("/jobs/99999999999999999999", 400, "out of"),
+        ("/jobs/x", 400, "job 'x': give the id of a job"),
+        pytest.param("/jobs/" + 5_000 * "9", 400, "the id of a job", id="more digits than Python reads"),
+        pytest.param("/outbox?after=" + 5_000 * "9", 400, "the id of a message", id="after as many"),
+        pytest.param("/audit?before=" + 5_000 * "9", 400, "the id of an entry", id="before as many"),
         ("/jobs?type=%00", 400, "0x00"),
     ],
 )
