@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from ..errors import ConfigurationError
 from ..executor import ExecutorSettings, PostgresSettings
-from ..kafka import KafkaSettings, OutboxSettings, StaticAssignment
+from ..kafka import KafkaSettings, OutboxSettings, StaticAssignment, check_topic
 
 __all__ = ["Configuration"]
 
@@ -47,6 +47,8 @@ class Configuration:
             raise ConfigurationError(f"topics={topics!r}: give a list of topics")
         if topics and kafka is None:
             raise ConfigurationError("topics= needs kafka=: it is Kafka that assigns their partitions")
+        for topic in topics:
+            check_topic(topic, "topics")
         self.name = name
         self.postgres = _postgres(postgres, schema)
         self.kafka = KafkaSettings(bootstrap=kafka) if isinstance(kafka, str) else kafka

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 from sidings import Message, Transaction
@@ -50,6 +51,7 @@ async def test_a_topic_that_may_not_be_read_any_more_stops_no_other(effects, own
         await create_topic(kafka.bootstrap, topic, partitions=2)
     service = a_service(effects, kafka.bootstrap)
     handled = Counter[str]()
+    gates = {2: asyncio.Event(), 3: asyncio.Event()}
 
     for topic in ("tables", "other"):
 
@@ -59,9 +61,11 @@ async def test_a_topic_that_may_not_be_read_any_more_stops_no_other(effects, own
 
     for topic in ("stateless", "other-stateless"):
 
-        @service.consumer(topic, stateless=True, dead_letter="dead")
+        @service.consumer(topic, stateless=True, concurrency=2, dead_letter="dead")
         async def handle_too(message: Message[Number]) -> None:
             handled[message.topic] += 1
+            if message.value.n in gates:
+                await gates[message.value.n].wait()
 
     async def one_more(*of: str) -> None:
         before = handled.copy()
@@ -77,3 +81,18 @@ async def test_a_topic_that_may_not_be_read_any_more_stops_no_other(effects, own
                 await one_more(*topics[2:])
             await eventually(lambda: service.problems() == [], service.problems)
             await one_more(*topics)
+
+        # What is done of a topic that may not be read cannot be committed, either; that of the others can.
+        partitions = service._life.consumer._stateless.partitions
+        for n in gates:
+            await produce(kafka.bootstrap, "stateless", [n], key=f"key-{n}", partition=0)
+        refused, other = partitions[TopicPartition("stateless", 0)], partitions[TopicPartition("other-stateless", 0)]
+        await eventually(lambda: len(refused.workers) == 2)
+        async with forbidden(kafka.bootstrap, "stateless", _READ):
+            gates[2].set()
+            await eventually(lambda: refused.uncommitted_since is not None)
+            await produce(kafka.bootstrap, "other-stateless", [1], partition=0)
+            await eventually(lambda: other.committed == other.end == handled["other-stateless"] // 2 + 1)
+            assert other.uncommitted_since is None
+            gates[3].set()
+        await eventually(lambda: service.problems() == [], service.problems)
