@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 import json
 import time
 from collections.abc import Iterator
@@ -184,7 +185,9 @@ async def test_a_token_that_cannot_be_had_is_waited_for_like_kafka(database: str
         await eventually(lambda: directory.get("k") == {})
 
 
-async def test_kafka_is_down_for_a_while_under_load(database: str, guarded: Kafka) -> None:
+async def test_kafka_is_down_for_a_while_under_load(
+    database: str, guarded: Kafka, caplog: pytest.LogCaptureFixture
+) -> None:
     kafka = guarded
     await create_topic(kafka.bootstrap, "trips", partitions=3)
     options = {"delivery_seconds": 1.0, "max_backoff_seconds": 0.3}
@@ -201,3 +204,5 @@ async def test_kafka_is_down_for_a_while_under_load(database: str, guarded: Kafk
         await emptied(database)
         assert relay.metrics.failing == set()
     assert_complete(await records(kafka.bootstrap, "trips"), writer.count)
+    gc.collect()
+    assert "never retrieved" not in caplog.text

@@ -31,6 +31,7 @@ __all__ = ["Relay"]
 
 log = logging.getLogger("sidings.outbox")
 
+_UNREACHABLE_SECONDS = 15.0  # without Kafka, before the health check complains
 _STALL_SECONDS = 30.0  # an event loop that has not answered for so long keeps no slots
 
 
@@ -115,6 +116,8 @@ class Relay:
             found.append("the relay does not run")
         if now() - self.reader.last_answer > max(5.0, self.settings.lease_seconds):
             found.append(f"the outbox was last read {now() - self.reader.last_answer:.1f} s ago")
+        if (outage := self._senders.outage).seconds() > _UNREACHABLE_SECONDS:
+            found.append(f"the relay has no connection to Kafka: {outage.error}")
         return found
 
     # -- life -------------------------------------------------------------------------------------------------------

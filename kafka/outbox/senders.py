@@ -74,13 +74,11 @@ class Sender:
     async def send(self, batch: Any, topic: str, partition: int) -> "asyncio.Future[object]":
         """Hand a batch over. The future ends with the acknowledgement or the refusal."""
         batch.close()
-        sent: asyncio.Future[object] = await cast(Any, self._producer).send_batch(batch, topic, partition=partition)
-        return sent
+        return _heard(await cast(Any, self._producer).send_batch(batch, topic, partition=partition))
 
     async def append(self, topic: str, **message: Any) -> "asyncio.Future[object]":
         """Hand one message over, to go with others; arguments as of aiokafka's ``send``."""
-        sent: asyncio.Future[object] = await cast(Any, self._producer).send(topic, **message)
-        return sent
+        return _heard(await cast(Any, self._producer).send(topic, **message))
 
     async def close(self) -> None:
         """Close in good order; what is under way has a moment to end."""
@@ -123,6 +121,12 @@ class Sender:
             task.cancel()
 
 
+def _heard(sent: "asyncio.Future[object]") -> "asyncio.Future[object]":
+    """Nobody waits for an answer any more that has not come in time; asyncio would log each one that fails later."""
+    sent.add_done_callback(lambda future: future.cancelled() or future.exception())
+    return sent
+
+
 class Senders:
     """The producer that the topics share, and its successors. `changed`: called when a connection was made or given
     up."""
@@ -137,6 +141,7 @@ class Senders:
         self._retired: set[Sender] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self.connections = 0
+        self.outage = Outage(log, "the relay's producer could not be connected")
 
     @property
     def connected(self) -> bool:
@@ -145,7 +150,7 @@ class Senders:
 
     async def run(self) -> None:
         """Keep a producer connected, for ever."""
-        backoff, outage = Backoff(), Outage(log, "the relay's producer could not be connected")
+        backoff, outage = Backoff(), self.outage
         while True:
             await self._missing.wait()
             sender = self.alone(idempotent=True)
