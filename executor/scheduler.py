@@ -19,6 +19,9 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 - A job of policy `latest` starts when the database has said that it is the newest of its kind in its lane (`crowded`).
 - A job of policy `parallel` is in no lane, whatever its group.
 - What is paused is not kept in memory: a resumption reads everything anew.
+- What has run before and what has not are chosen in turns, and of the lanes whose time has come only some are read
+  again at once. More may come back than the workers can run, as where a carrier is away: it would fill the memory, and
+  nothing else would be read or run any more.
 """
 
 import heapq
@@ -42,6 +45,17 @@ _FIRST_ROOM = 256  # rows of a read of which nothing is known yet
 _LEAST_ROOM = 64  # runnable jobs to have in memory, however large they are
 _UNKNOWN_SECONDS = 60.0  # a group behind a job of an unknown type is looked at again: somebody may have removed the job
 _HEAVY = 256  # rows dropped from one lane before the server is asked to leave the lane out
+
+
+class _Level:
+    """What could run of one priority: first attempts, and what runs again. agains_turn: where there are both."""
+
+    __slots__ = ("again", "agains_turn", "first")
+
+    def __init__(self) -> None:
+        self.first: deque[Entry | Lane] = deque()
+        self.again: deque[Entry | Lane] = deque()
+        self.agains_turn = False
 
 
 class Scheduler:
@@ -84,9 +98,12 @@ class Scheduler:
         self._known: dict[int, Entry] = {}
         self._ended: dict[int, int] = {}  # id -> attempt, of jobs that ended while a read was under way
         self._early: dict[int, Entry] = {}  # next attempts, read before the last one's outcome was acknowledged
-        self._levels: dict[int, deque[Entry | Lane]] = {}
+        self._levels: dict[int, _Level] = {}
         self._order: list[int] = []  # priorities, highest first
         self._timers: list[tuple[float, int, Lane | Entry]] = []
+        self._overdue: deque[tuple[float, Lane]] = deque()  # their time has come: they come back as there is room
+        self._back: set[Lane] = set()  # are read again, or ready to run again
+        self._most_back = max(1, window // 4)
         self._serial = 0
 
     # -- origins ------------------------------------------------------------------------------------------------
@@ -130,16 +147,18 @@ class Scheduler:
         """Drop the waiting jobs of these origins, to be read from position 0 again; what runs stays known."""
         gone = set(queues)
         for level in self._levels.values():
-            stay = [item for item in level if item.origin not in gone]
-            self.ready -= len(level) - len(stay)
-            level.clear()
-            level.extend(stay)
+            for items in (level.first, level.again):
+                stay = [item for item in items if item.origin not in gone]
+                self.ready -= len(items) - len(stay)
+                items.clear()
+                items.extend(stay)
         self.suspects.forget(gone)
         for entry in [e for e in self._known.values() if e.origin in gone and e not in e.origin.running]:
             self._unlearn(entry)
         self._early = {id: entry for id, entry in self._early.items() if entry.origin not in gone}
         self._timers = [timer for timer in self._timers if timer[2].origin not in gone]  # else they pile up till then
         heapq.heapify(self._timers)
+        self._overdue = deque(item for item in self._overdue if item[1].origin not in gone)
         for queue in queues:
             queue.version += 1
             queue.high = queue.first = 0
@@ -156,6 +175,7 @@ class Scheduler:
         self.hungry.pop(lane, None)
         self.heavy.pop(lane, None)
         self.crowded.pop(lane, None)
+        self._back.discard(lane)
         if lane.running is None:
             del lane.origin.lanes[lane.group]
 
@@ -190,11 +210,11 @@ class Scheduler:
             self._payload += len(entry.payload)
         if entry.due is not None and entry.due > now:
             self._set_timer(entry.due, entry)
-        elif entry.priority in self._levels:
-            self._levels[entry.priority].append(entry)
+        elif entry.attempt == 1 and entry.priority in self._levels:
+            self._levels[entry.priority].first.append(entry)
             self.ready += 1
         else:
-            self._push(entry, entry.priority)
+            self._push(entry, entry)
 
     def _insert_grouped(self, entry: Entry, now: float) -> None:
         lanes = entry.origin.lanes
@@ -299,7 +319,8 @@ class Scheduler:
         return self.ready > 0 or self.suspects.ready()
 
     def choose(self, limit: int, now: float) -> list[Entry]:
-        """Take up to `limit` jobs that may run now, the highest priority first, lanes in turn."""
+        """Take up to `limit` jobs that may run now, the highest priority first, lanes in turn, and in turns with first
+        attempts what runs again."""
         chosen: list[Entry] = []
         if self.suspects.ready() and limit > 0:
             entry = self.suspects.start(now)
@@ -307,8 +328,16 @@ class Scheduler:
             chosen.append(entry)
         for priority in self._order:
             level = self._levels[priority]
-            while level and len(chosen) < limit:
-                item = level.popleft()
+            first, again = level.first, level.again
+            while len(chosen) < limit:
+                if again and (level.agains_turn or not first):
+                    item = again.popleft()
+                    level.agains_turn = False
+                elif first:
+                    item = first.popleft()
+                    level.agains_turn = True
+                else:
+                    break
                 self.ready -= 1
                 entry = self._take(item, now) if isinstance(item, Lane) else item
                 if entry is None or (entry.losses and not self.suspects.admit(entry, now)):
@@ -346,14 +375,13 @@ class Scheduler:
         """Take up to `limit` more jobs, and of each origin and type no more than `wanted`. None that has failed or may
         have killed an executor: such a one runs alone."""
         chosen: list[Entry] = []
-        for priority in self._order:
-            level = self._levels[priority]
-            for _ in range(len(level)):
-                item = level.popleft()
+        for items in [items for priority in self._order for items in self._items(priority)]:
+            for _ in range(len(items)):
+                item = items.popleft()
                 head = item if isinstance(item, Entry) else item.queue[0] if item.queue else None
                 left = 0 if head is None else wanted.get((head.origin, head.type), 0)
                 if head is None or not left or head.failures or head.losses or len(chosen) == limit:
-                    level.append(item)
+                    items.append(item)
                     continue
                 self.ready -= 1
                 entry = self._take(item, now) if isinstance(item, Lane) else item
@@ -365,6 +393,7 @@ class Scheduler:
 
     def _take(self, lane: Lane, now: float) -> Entry | None:
         lane.queued = False
+        self._back.discard(lane)
         if not lane.queue:
             self._drop_if_empty(lane)
             return None
@@ -424,7 +453,7 @@ class Scheduler:
             if self.withholds(entry.type, entry.origin.name, entry.group):
                 self._unlearn(entry)
             else:
-                self._push(entry, entry.priority)
+                self._push(entry, entry)
             return
         lane.running, lane.ending = lane.ending, None
         if lane.more and entry.position > lane.last:  # jobs before it have been left in the database meanwhile
@@ -504,17 +533,21 @@ class Scheduler:
         return min((due for due in dues if due is not None), default=None)
 
     def wake_due(self, now: float) -> None:
-        """Let lanes and jobs go on whose time has come; a lane asks for a refill."""
+        """Let lanes and jobs go on whose time has come; a lane asks for a refill, as soon as there is room for it."""
         self.suspects.wake_due(now)
         while self._timers and self._timers[0][0] <= now:
             due, _, item = heapq.heappop(self._timers)
             if isinstance(item, Lane):
-                if item.due == due:
-                    item.due = None
-                    self._check_hunger(item)
-                    self._arm(item, now)
+                self._overdue.append((due, item))
             elif self._known.get(item.id) is item:
-                self._push(item, item.priority)
+                self._push(item, item)
+        while self._overdue and len(self._back) < self._most_back:
+            due, lane = self._overdue.popleft()
+            if lane.due == due:
+                lane.due = None
+                self._back.add(lane)
+                self._check_hunger(lane)
+                self._arm(lane, now)
 
     def holds(self, entry: Entry) -> bool:
         """Whether the origin that this entry was read under is still the one that is held."""
@@ -566,22 +599,32 @@ class Scheduler:
             if entry.payload is not None:
                 self._payload -= len(entry.payload)
 
-    def _push(self, item: Entry | Lane, priority: int) -> None:
-        level = self._levels.get(priority)
+    def _push(self, item: Entry | Lane, head: Entry) -> None:
+        level = self._levels.get(head.priority)
         if level is None:
-            level = self._levels[priority] = deque()
+            level = self._levels[head.priority] = _Level()
             self._order = sorted(self._levels, reverse=True)
-        level.append(item)
+        (level.first if head.attempt == 1 else level.again).append(item)
         self.ready += 1
+
+    def _items(self, priority: int) -> "tuple[deque[Entry | Lane], deque[Entry | Lane]]":
+        level = self._levels[priority]
+        return level.first, level.again
 
     def _arm(self, lane: Lane, now: float) -> None:
         """Put a lane into the ready queue if its head may run."""
         if lane.running is not None or lane.queued or lane.due is not None or lane.crowded or not lane.queue:
             return
         head = lane.queue[0]
-        if self._may_run(lane, head, now):
-            lane.queued = True
-            self._push(lane, head.priority)
+        if not self._may_run(lane, head, now):
+            return
+        if head.attempt > 1 and lane not in self._back:
+            if len(self._back) >= self._most_back:
+                self._stick(lane, head.position, now)
+                return
+            self._back.add(lane)
+        lane.queued = True
+        self._push(lane, head)
 
     def _may_run(self, lane: Lane, head: Entry, now: float) -> bool:
         """Whether the head of a lane may run now; if not, the lane waits."""
@@ -626,6 +669,7 @@ class Scheduler:
         lane.last = position - 1
         lane.version += 1
         self.hungry.pop(lane, None)
+        self._back.discard(lane)
 
     def _check_hunger(self, lane: Lane) -> None:
         if lane.more and lane.due is None and len(lane.queue) <= self.keep // 4:
@@ -636,6 +680,7 @@ class Scheduler:
             return
         if not lane.more and not lane.queued and not lane.crowded and lane.due is None:
             lane.origin.lanes.pop(lane.group, None)
+            self._back.discard(lane)
 
     def _discard_waiting(self, entry: Entry) -> None:
         """Take a waiting job out, because a read has brought it with another position."""
@@ -645,10 +690,10 @@ class Scheduler:
         if entry.lane is not None:
             entry.lane.queue.remove(entry)
         else:
-            level = self._levels.get(entry.priority)
-            if level is not None and entry in level:
-                level.remove(entry)
-                self.ready -= 1
+            for items in self._items(entry.priority) if entry.priority in self._levels else ():
+                if entry in items:
+                    items.remove(entry)
+                    self.ready -= 1
 
     def _set_timer(self, due: float, item: Lane | Entry) -> None:
         if due == inf:

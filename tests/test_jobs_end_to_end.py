@@ -432,6 +432,25 @@ async def test_a_locked_row_is_recorded_although_others_never_stop_finishing(
             await drained(database)
 
 
+async def test_thousands_of_groups_that_fail_leave_a_healthy_one_its_turn(database: str):
+    registry = Registry()
+
+    @registry.job(group="transport", retry=Retry(wait=wait_fixed(0.5)))
+    async def failing(job: Job[Ride]) -> None:
+        await asyncio.sleep(0.05)
+        raise ConnectionError("the carrier is away")
+
+    @registry.job(group="transport")
+    async def healthy(job: Job[Ride]) -> None: ...
+
+    await enqueue(database, failing, [Ride(transport=f"failing {number}") for number in range(4_500)])
+    async with connected(database) as connection:  # all that could run is more than fits into memory
+        await connection.execute("UPDATE sidings.job SET attempt = 2, failures = 1, run_at = clock_timestamp()")
+    await enqueue(database, healthy, rides(1, "healthy"))
+    async with running(database, registry, concurrency=4) as executor:  # which runs 80 of them a second
+        await eventually(lambda: executor.metrics.count(OutcomeName.SUCCEEDED), "it has run", 10.0)
+
+
 # -- suspects and unknown types -----------------------------------------------------------------------------------
 
 

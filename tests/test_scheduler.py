@@ -393,6 +393,56 @@ def test_a_head_that_is_read_before_its_time_waits_for_it():
     assert rig.scheduler.next_due() is None
 
 
+def test_first_attempts_and_what_runs_again_take_turns():
+    rig = Rig()
+    rig.put([1, 2, 3], group=None, attempt=2)
+    rig.put(4, attempt=2)
+    rig.put([11, 12], group=None)
+    rig.put(13, group="b")
+    assert rig.run() == [11, 1, 12, 2, 13, 3, 4]
+
+
+def test_of_groups_that_come_back_in_crowds_some_are_read_again_at_once_and_the_rest_when_these_have_run():
+    rig = Rig(window=40)
+    for number in range(1, 36):
+        rig.put(number, group=f"group {number}")
+    for head in rig.choose():
+        rig.scheduler.again(head, due=5.0)
+    rig.wait(5.0)
+    back: list[int] = []
+    while rig.scheduler.hungry:
+        assert len(rig.scheduler.hungry) <= 10  # a quarter of the window
+        for lane in list(rig.scheduler.hungry):
+            del rig.scheduler.hungry[lane]
+            row = rig.entry(lane.last + 1, lane.group, attempt=2)
+            rig.scheduler.refilled(lane, [row], size=4, upto=rig.queue.high, left_out=False, now=rig.now)
+        rig.wait(0.0)
+        assert rig.scheduler.hungry == {}
+        for head in rig.choose():
+            back.append(head.position)
+            rig.scheduler.again(head, due=50.0)
+        rig.wait(0.0)
+    assert back == list(range(1, 36))
+    rig.wait(50.0)
+    rig.scheduler.forget_waiting(rig.queue)
+    rig.wait(0.0)
+    assert rig.scheduler.hungry == {}
+    rig.put([1], group="group 1", attempt=3)
+    assert rig.run() == [1]
+
+
+def test_a_read_from_the_beginning_gets_past_crowds_of_groups_that_have_failed():
+    rig = Rig(window=40)
+    for number in range(1, 36):
+        rig.put(number, group=f"group {number}", attempt=2)
+    assert rig.in_memory == 10
+    assert rig.scheduler.room() == 30
+    rig.put(36, group="healthy")
+    assert positions(rig.choose(2)) == [36, 1]
+    rig.wait(0.0)
+    assert [lane.group for lane in rig.scheduler.hungry] == ["group 11"]
+
+
 # -- suspects -----------------------------------------------------------------------------------------------------
 
 
