@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import PostgresUnavailable
@@ -109,13 +109,13 @@ class Handling:
         self, items: Sequence[Item], work: Callable[[Transaction], Awaitable["_Done"]]
     ) -> "_Done":
         """Run `work` on `items` and, last, store the offsets of those that it has done."""
-        placements = {item.partition: item.partition.placement for item in items}
+        placements = {item.partition: item.placement for item in items}
         self.in_flight += 1
         try:
+            _check(placements)
             async with self._transactions.open() as tx:
                 done = await work(tx)
-                if void := [p.tp for p, placement in placements.items() if p.placement != placement]:
-                    raise OffsetsMoved(void)  # before anything is asked of partitions that stand elsewhere by now
+                _check(placements)  # before anything is asked of partitions that stand elsewhere by now
                 steps = _steps(done.items)
                 await self._offsets.advance(tx, [step.move for step in steps])
         except (BatchFailed, OffsetsMoved, PostgresUnavailable):
@@ -228,6 +228,12 @@ class Handling:
         self._metrics.messages(topic, "skipped", skipped)
         self._metrics.messages(topic, "held", held)
         self._metrics.messages(topic, "isolated" if self._subscription.isolate else "parked", len(done.aside) - held)
+
+
+def _check(placements: Mapping[Partition, int]) -> None:
+    """Raises `OffsetsMoved` where a partition has been displaced: no message of before may move its offset."""
+    if void := [partition.tp for partition, placement in placements.items() if partition.placement != placement]:
+        raise OffsetsMoved(void)
 
 
 class _Done(NamedTuple):

@@ -25,9 +25,10 @@ class State(Enum):
 
 class Item:
     """A message at hand. `message` is None where `error` says why it cannot be decoded, or where it is passed over;
-    `id` tells repeats, as `short_id` makes it, where its consumer looks for them."""
+    `id` tells repeats, as `short_id` makes it, where its consumer looks for them. `placement`: the partition's, when it
+    was fetched."""
 
-    __slots__ = ("error", "id", "message", "partition", "record")
+    __slots__ = ("error", "id", "message", "partition", "placement", "record")
 
     def __init__(
         self,
@@ -38,10 +39,16 @@ class Item:
         id: bytes | None = None,
     ) -> None:
         self.partition = partition
+        self.placement = partition.placement
         self.record = record
         self.message = message
         self.error = error
         self.id = id
+
+    @property
+    def void(self) -> bool:
+        """Whether its partition has been displaced since: it is none of those that stand there now."""
+        return self.placement != self.partition.placement
 
     @property
     def group(self) -> str | None:

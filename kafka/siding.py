@@ -49,7 +49,7 @@ class Siding:
         """Try the first message until it leaves the partition, or the partition leaves this process."""
         item = partition.items[0]
         try:
-            while partition.state is State.ASIDE and partition.items and partition.items[0] is item:
+            while partition.items and partition.items[0] is item:
                 try:
                     await self._attempt(partition, item)
                 except BatchFailed as failure:  # not by the handler, but by what parks or discards
@@ -58,13 +58,13 @@ class Siding:
         except OffsetsMoved as moved:
             log.warning("%s; undone", moved)
             self._metrics.conflict(self._subscription.topic)
-            partition.displace()
+            _displace(item)
         except PostgresUnavailable as error:
             log.warning("%s: %s", partition.origin, error)
             self._metrics.postgres_error()
             await Backoff().sleep()
-            partition.displace()
-        if partition.state is State.ASIDE:
+            _displace(item)
+        if not item.void:  # else it may stand aside by now for another message
             partition.enter(State.READY)
         self._settled(partition)
 
@@ -77,6 +77,8 @@ class Siding:
             return
         except BatchFailed as failure:
             error = failure.error
+        if item.void:  # by now; it comes again, or another process has it
+            return
         where = f"{partition.origin} offset {item.record.offset}"
         if isinstance(error, Discard):
             log.warning("%s: discarded: %s", where, error)
@@ -101,3 +103,9 @@ class Siding:
             return
         log.error("%s: parked after %s attempts: %s", where, partition.failures, told)
         await self._handling.park(item, told)
+
+
+def _displace(item: Item) -> None:
+    """Where that has not been done meanwhile; what has been read since is sound."""
+    if not item.void:
+        item.partition.displace()

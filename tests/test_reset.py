@@ -8,17 +8,19 @@ import pytest
 from aiokafka import TopicPartition
 from sidings import (
     ConfigurationError,
+    Discard,
     Job,
     KafkaUnavailable,
     Message,
     OffsetOutOfRange,
+    PostgresSettings,
     PostgresUnavailable,
     Retry,
     Transaction,
 )
 from sidings.kafka.partition import Partition, State
 from sidings.kafka.reset import ResetWatch
-from tenacity import wait_fixed
+from tenacity import stop_after_attempt, wait_fixed
 
 from .consumer_support import (
     TWICE_AND_PARK,
@@ -145,6 +147,82 @@ async def test_a_transaction_that_was_under_way_cannot_commit_not_even_back_at_i
         await eventually(lambda: sample(service, "sidings_consumer_conflicts_total") == 1)
     assert await numbers(effects, "via = 'before'") == []
     assert await numbers(effects, "via = 'after'") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("error", [Discard("not wanted"), ValueError("no")], ids=["discarded", "parked"])
+async def test_a_message_that_is_tried_alone_when_its_partition_is_reset_takes_none_of_the_new_place_with_it(
+    effects, topic, sidings_kafka, error
+):
+    """Its end moved the offset past the first message of the new place, which nobody had handled."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    tries, alone, fail, again, go_on = 0, *(asyncio.Event() for _ in range(4))
+
+    @service.consumer(name, retry=Retry(wait=wait_fixed(0), stop=stop_after_attempt(1)))
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        nonlocal tries
+        if message.value.n == 3 and not fail.is_set():
+            tries += 1
+            if tries == 2:  # the first was in the main line
+                alone.set()
+                await fail.wait()
+            raise error
+        if message.value.n == 0 and alone.is_set():
+            again.set()
+            await go_on.wait()
+        await record(message, tx)
+
+    await produce(sidings_kafka, name, range(5))
+    async with service:
+        await asyncio.wait_for(alone.wait(), SECONDS)
+        await service.reset_offsets(name, "earliest", actor="alice")
+        await asyncio.wait_for(again.wait(), SECONDS)
+        fail.set()
+        await eventually(lambda: not _running("Siding.settle"))
+        go_on.set()
+        await eventually(offset_reaches(effects, name, 5))
+    assert await numbers(effects) == [0, 1, 2, *range(5)]
+    assert await fetch(effects, "SELECT FROM sidings.job") == []
+
+
+async def test_a_message_that_waits_for_its_turn_alone_when_its_partition_is_reset_takes_none_with_it(
+    effects, topic, sidings_kafka
+):
+    name = await topic(partitions=2)
+    service = a_service(PostgresSettings(dsn=effects, pool_size=2), sidings_kafka)  # one is tried alone at once
+    tries, alone, reset, fail, again, go_on = {100: 0, 3: 0}, *(asyncio.Event() for _ in range(5))
+
+    @service.consumer(name, retry=Retry(wait=wait_fixed(0)))
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        n = message.value.n
+        if n in tries and not fail.is_set():
+            tries[n] += 1
+            if tries[n] == 2:
+                alone.set()
+                await fail.wait()
+            raise ValueError("no")
+        if n == 0 and reset.is_set():
+            again.set()
+            await go_on.wait()
+        await record(message, tx)
+
+    await produce(sidings_kafka, name, [100], partition=1)
+    async with service:
+        await asyncio.wait_for(alone.wait(), SECONDS)
+        await produce(sidings_kafka, name, range(5))
+        await eventually(lambda: len(_running("Siding.settle")) == 2)
+        reset.set()
+        await service.reset_offsets(name, "earliest", partitions=[0], actor="alice")
+        await asyncio.wait_for(again.wait(), SECONDS)
+        fail.set()
+        await eventually(lambda: not _running("Siding.settle"))
+        go_on.set()
+        await eventually(offset_reaches(effects, name, 5))
+    assert await numbers(effects, "partition = 0") == [0, 1, 2, *range(5)]
+
+
+def _running(what: str) -> list[str]:
+    return [name for task in asyncio.all_tasks() if what in (name := task.get_name())]
 
 
 async def test_under_load_every_message_from_the_new_offset_on_counts_once(effects, topic, sidings_kafka):
