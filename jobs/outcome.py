@@ -58,7 +58,8 @@ class ErrorInfo:
         except BaseException:  # noqa: BLE001 - an error that cannot be named is still to be recorded
             name = type.__getattribute__(kind, "__name__")
         try:
-            message = "".join(str(error))  # a plain one, where a subclass of it comes back
+            # Of a subclass as well, a plain one; without a look at each of millions of characters.
+            message = str.__getitem__(str(error), slice(_MESSAGE_CHARACTERS))
         except KeyboardInterrupt:
             raise
         except BaseException as broken:  # noqa: BLE001 - so is one that cannot be shown

@@ -2,7 +2,7 @@
 
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID
 
 import pytest
@@ -290,6 +290,23 @@ def test_a_message_of_a_megabyte_is_cut_and_keeps_its_beginning():
     info = ErrorInfo.of(ValueError("begin " + "\ud800\0" * 500_000))
     assert info.message.startswith("begin ")
     assert len(info.message) == 4_000
+
+
+def test_of_a_text_of_millions_of_characters_only_the_first_thousands_are_looked_at():
+    class Text(str):
+        def __iter__(self) -> NoReturn:
+            raise AssertionError("each character was looked at, while the event loop waited")
+
+        def __getitem__(self, key: object) -> NoReturn:
+            raise AssertionError("an error's own class says what its text is")
+
+    class Talkative(Exception):
+        def __str__(self) -> str:
+            return Text("x" * 5_000_000)
+
+    info = ErrorInfo.of(Talkative())
+    assert info.message == "x" * 4_000
+    assert type(info.message) is str
 
 
 @settings(max_examples=300, deadline=None)
