@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import asyncpg
 
@@ -145,17 +146,17 @@ class Transactions:
         connection = await self._acquire()
         try:
             transaction = connection.transaction()
-            await self._call(transaction.start(), connection)
+            await self._call(transaction.start, connection)
             if self.settings.pgbouncer:  # it does not pass settings on at the start of a session
                 limits = "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in self._session().items())
-                await self._call(connection.execute(limits), connection)
+                await self._call(partial(connection.execute, limits), connection)
             tx = Transaction(connection)
             try:
                 yield tx
             except BaseException as error:
-                await self._undo(error, transaction.rollback(), connection)
+                await self._undo(error, transaction.rollback, connection)
                 raise
-            await self._call(transaction.commit(), connection)
+            await self._call(transaction.commit, connection)
             if tx.enqueued:
                 self._on_committed(tx.enqueued)
             if tx.published and self.on_published is not None:
@@ -163,13 +164,14 @@ class Transactions:
         finally:
             await self._release(connection)
 
-    async def _undo(self, error: BaseException, rollback: Coroutine[Any, Any, None], connection: Connection) -> None:
+    async def _undo(
+        self, error: BaseException, rollback: Callable[[], Awaitable[None]], connection: Connection
+    ) -> None:
         """Roll back after `error`, and say so where it was the server's."""
         of_postgres = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError)
         gone = of_postgres and server_is_gone(error, connection)
         if gone or isinstance(error, PostgresUnavailable):
             # Also where it still answers: a demoted primary must not come back from the pool.
-            rollback.close()
             terminate(connection)
         else:
             await self._roll_back(rollback, connection)
@@ -191,11 +193,12 @@ class Transactions:
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise PostgresUnavailable(f"no connection to Postgres: {error!r}") from error
 
-    async def _call(self, call: Awaitable[T], connection: Connection) -> T:
-        """BEGIN or COMMIT, in time."""
+    async def _call(self, call: Callable[[], Awaitable[T]], connection: Connection) -> T:
+        """BEGIN or COMMIT, in time. Where the connection is closed, asyncpg refuses them before there is anything to
+        await."""
         try:
             async with asyncio.timeout(self.settings.call_seconds):
-                return await call
+                return await call()
         except BaseException as error:
             if isinstance(error, OSError | asyncpg.InterfaceError) or server_is_gone(error, connection):
                 terminate(connection)  # TimeoutError is an OSError
@@ -204,14 +207,13 @@ class Transactions:
                 terminate(connection)
             raise
 
-    async def _roll_back(self, rollback: Coroutine[Any, Any, None], connection: Connection) -> None:
+    async def _roll_back(self, rollback: Callable[[], Awaitable[None]], connection: Connection) -> None:
         """Undo the transaction; where that is not quick, let the server find out by itself."""
         if is_closed(connection):
-            rollback.close()
             return
         try:
             async with asyncio.timeout(_ROLLBACK_SECONDS):
-                await rollback
+                await rollback()
         except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             log.warning("a rollback was not answered, closing the connection: %r", error)
             terminate(connection)

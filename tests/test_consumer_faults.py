@@ -13,6 +13,7 @@ from sidings.kafka.offsets import Move, OffsetsMoved
 from sidings.kafka.partition import Partition
 from sidings.kafka.patience import Patience
 from sidings.kafka.seen import SeenUpkeep
+from sidings.kafka.transactions import is_closed
 from tenacity import stop_after_delay, wait_none
 
 from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, offset_reaches, produce, record, sample
@@ -32,13 +33,18 @@ async def test_a_connection_that_breaks_under_a_message_that_stands_aside_ends_n
             raise ValueError("it fails in the main line")
         await record(message, tx)
         if message.value.n == 0 and len(tried) == 2:
-            await tx.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            try:
+                await tx.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            finally:
+                await eventually(lambda: is_closed(tx.connection))
 
     async with service:
         await produce(sidings_kafka, name, [0, 1])
         await eventually(offset_reaches(effects, name, 2))
         assert sample(service, "sidings_consumer_messages_total", result="parked") == 0
         assert sample(service, "sidings_consumer_errors_total", server="kafka") == 0, "its client was given up"
+        assert sample(service, "sidings_consumer_errors_total", server="postgres") == 1
+        assert sample(service, "sidings_consumer_failures_total") == 0, "it is none of the message's"
     assert await numbers(effects) == [0, 1]
 
 

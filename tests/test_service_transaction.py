@@ -4,11 +4,13 @@ import asyncio
 
 import asyncpg
 import pytest
+from sidings import PostgresUnavailable
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry
 from sidings.kafka import Outbox, Transactions
+from sidings.kafka.transactions import is_closed
 
-from .support import ORIGIN, SECONDS, Ride
+from .support import ORIGIN, SECONDS, Ride, eventually, fetch
 
 
 def transactions(database: str) -> Transactions:
@@ -80,3 +82,23 @@ async def test_others_are_told_of_what_has_been_committed_and_of_nothing_else(da
     assert told == [{ORIGIN: [id]}, "published"]
     await pool.stop()
     await outbox.close()
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["by a statement", "by the commit"])
+async def test_a_connection_that_is_closed_by_then_is_told_of_as_what_it_is(database: str, asked: bool) -> None:
+    """asyncpg refuses to begin a ROLLBACK or COMMIT on it, with an error of its own that hid the other."""
+    pool = transactions(database)
+    await pool.start()
+
+    async def work() -> None:
+        async with pool.open() as tx:
+            await fetch(database, f"SELECT pg_terminate_backend({await tx.fetchval('SELECT pg_backend_pid()')})")
+            await eventually(lambda: is_closed(tx.connection))
+            if asked:
+                await tx.fetchval("SELECT 1")
+
+    with pytest.raises(PostgresUnavailable):
+        await work()
+    async with pool.open() as tx:
+        assert await tx.fetchval("SELECT 1") == 1
+    await pool.stop()
