@@ -1,8 +1,11 @@
 """The consumer's main line: effects once, whatever is delivered twice, fails, hangs or is missing."""
 
 import asyncio
+import time
+from collections import defaultdict
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -464,25 +467,27 @@ async def test_a_failing_list_is_handled_message_by_message(effects, topic, sidi
 async def test_discard_snooze_and_retry_after_steer_a_message(effects, topic, sidings_kafka):
     name = await topic()
     service = a_service(effects, sidings_kafka)
-    attempts: dict[int, int] = {}
+    attempts: dict[int, list[float]] = defaultdict(list)
 
     @service.consumer(name, retry=Retry(wait=lambda _: 600.0))  # type: ignore[arg-type]
     async def handle(message: Message[Number], tx: Transaction) -> None:
         n = message.value.n
-        attempts[n] = attempts.get(n, 0) + 1
+        attempts[n].append(time.monotonic())
         await record(message, tx)
         if n == 1:
             raise Discard("not wanted")
-        if n == 2 and attempts[n] < 4:
-            raise Snooze(0.01)
-        if n == 3 and attempts[n] < 4:
-            raise Retry.after(0.01)
+        if n == 2 and len(attempts[n]) < 4:
+            raise Snooze(0.1)
+        if n == 3 and len(attempts[n]) < 4:
+            raise Retry.after(0.1)
 
     await produce(sidings_kafka, name, range(5))
     async with service:
         await eventually(offset_reaches(effects, name, 5))
         await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="discarded") == 1)
     assert await numbers(effects) == [0, 2, 3, 4]
+    # The first attempt is the main line's, behind which the second follows at once.
+    assert all(later - earlier >= 0.1 for n in (2, 3) for earlier, later in pairwise(attempts[n][1:])), attempts
 
 
 # -- gaps, and the ends of the log ------------------------------------------------------------------------------------

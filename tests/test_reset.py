@@ -16,6 +16,7 @@ from sidings import (
     PostgresSettings,
     PostgresUnavailable,
     Retry,
+    Snooze,
     Transaction,
 )
 from sidings.kafka.partition import Partition, State
@@ -214,11 +215,58 @@ async def test_a_message_that_waits_for_its_turn_alone_when_its_partition_is_res
         reset.set()
         await service.reset_offsets(name, "earliest", partitions=[0], actor="alice")
         await asyncio.wait_for(again.wait(), SECONDS)
+        assert tries == {100: 2, 3: 1}
         fail.set()
         await eventually(lambda: not _running("Siding.settle"))
         go_on.set()
         await eventually(offset_reaches(effects, name, 5))
+        assert sample(service, "sidings_consumer_conflicts_total") == 1, "what was read since is sound"
     assert await numbers(effects, "partition = 0") == [0, 1, 2, *range(5)]
+
+
+async def test_a_message_that_is_tried_alone_when_its_partition_is_reset_counts_for_none_that_stands_aside_by_then(
+    effects, topic, sidings_kafka
+):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    tries, alone, fail = 0, asyncio.Event(), asyncio.Event()
+
+    @service.consumer(name, retry=Retry(wait=wait_fixed(600), stop=stop_after_attempt(2)))
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            alone.set()
+            await fail.wait()
+        raise ValueError("no")
+
+    await produce(sidings_kafka, name, [0])
+    async with service:
+        await asyncio.wait_for(alone.wait(), SECONDS)
+        await service.reset_offsets(name, "earliest", actor="alice")
+        await eventually(lambda: sample(service, "sidings_consumer_retries_total") == 1)
+        fail.set()
+        await eventually(lambda: len(_running("Siding.settle")) == 1)
+        assert (tries, sample(service, "sidings_consumer_paused_partitions")) == (4, 1), "it waits for its next attempt"
+        assert sample(service, "sidings_consumer_failures_total") == 1
+
+
+async def test_a_message_that_waits_for_its_next_attempt_waits_no_more_when_its_partition_is_reset(
+    effects, topic, sidings_kafka
+):
+    name = await topic(partitions=2)
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=Retry(wait=wait_fixed(600)))
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        raise Snooze(600) if message.value.n == 1 else ValueError("no")
+
+    await produce(sidings_kafka, name, [0])
+    await produce(sidings_kafka, name, [1], partition=1)
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_paused_partitions") == 2)
+        await service.reset_offsets(name, "latest", actor="alice")
+        await eventually(lambda: not _running("Siding.settle"))
 
 
 def _running(what: str) -> list[str]:
