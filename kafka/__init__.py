@@ -1,9 +1,9 @@
 """Everything that speaks to Kafka: the assignment, and the consumer whose effects happen exactly once.
 
-Reading order: `settings`, `message`, `subscription` and `typed_subscription` (what a service author declares),
-`assignment` (from a consumer group to the executor's origins), `topics` (which partition a key belongs to), then the
-consumer from the inside out: `transactions`, `offsets` with ``advance_offsets.sql`` (the compare-and-set), `parking`,
-`seen` (dedup), `partition`, `handling` (one batch, one transaction; `patience` limits each call), `backlog`
+Reading order: `settings` with `tls`, `message`, `subscription` and `typed_subscription` (what a service author
+declares), `assignment` (from a consumer group to the executor's origins), `topics` (which partition a key belongs to),
+then the consumer from the inside out: `transactions`, `offsets` with ``advance_offsets.sql`` (the compare-and-set),
+`parking`, `seen` (dedup), `partition`, `handling` (one batch, one transaction; `patience` limits each call), `backlog`
 (back-pressure), `reset` (offsets moved by order), `topic_loop` (the main line), `siding` (what fails, and is tried
 alone), `placing` (where to read on), `topic_ids` (of which topic), `lag`, `membership`, `vitals` and `metrics`, and
 `consumer`, which puts them together. Its other half needs no Postgres: `stateless_subscription`, `stateless_window`

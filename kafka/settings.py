@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaConnectionError
-from aiokafka.helpers import create_ssl_context
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -19,6 +18,7 @@ from pydantic import (
 )
 
 from ..errors import ConfigurationError
+from .tls import context_of
 
 __all__ = ["KafkaSettings"]
 
@@ -36,8 +36,9 @@ class KafkaSettings(BaseModel):
 
     TLS and SASL go to aiokafka as they are. security_protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
     ssl_context: one of your own; otherwise it is made from cafile (default: the system's authorities), certfile,
-    keyfile and keyfile_password. sasl_mechanism: PLAIN and SCRAM take sasl_username and sasl_password, OAUTHBEARER
-    sasl_oauth_token_provider (while that raises, Kafka is away), GSSAPI the kerberos names.
+    keyfile and keyfile_password. Files that are replaced are read again for the next connection.
+    sasl_mechanism: PLAIN and SCRAM take sasl_username and sasl_password, OAUTHBEARER sasl_oauth_token_provider (while
+    that raises, Kafka is away), GSSAPI the kerberos names.
 
     isolation_level: ``read_committed`` leaves out messages of aborted transactions.
     session_seconds: without a heartbeat for so long, Kafka gives the partitions to others; it is a part of the time
@@ -166,10 +167,8 @@ class KafkaSettings(BaseModel):
             return self.ssl_context
         password = self.keyfile_password.get_secret_value() if self.keyfile_password else None
         try:
-            return create_ssl_context(
-                cafile=self.cafile, certfile=self.certfile, keyfile=self.keyfile, password=password
-            )
-        except (OSError, ssl.SSLError) as error:
+            return context_of(self.cafile, self.certfile, self.keyfile, password)
+        except OSError as error:  # ssl.SSLError is one
             raise ConfigurationError(f"the TLS files cannot be used: {error}") from error
 
 

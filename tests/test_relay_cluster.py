@@ -4,6 +4,7 @@ import asyncio
 import base64
 import gc
 import json
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest
 from sidings.devstack.fixtures import ServerDirectory
 from sidings.devstack.kafka import Kafka
+from sidings.devstack.tls import make_certificates
 from sidings.devstack.topics import create_topic
 from sidings.errors import KafkaUnavailable
 from sidings.kafka import Directory
@@ -183,6 +185,31 @@ async def test_a_token_that_cannot_be_had_is_waited_for_like_kafka(database: str
     async with relaying(database, reached), Directory("tokens", kafka=reached, model=dict[str, Any]) as directory:
         await emptied(database)
         await eventually(lambda: directory.get("k") == {})
+
+
+async def test_files_for_tls_that_are_replaced_are_read_again_by_clients_that_live(
+    database: str, own_kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client of before believed the former authority only, for as long as it met one of the brokers that it knew."""
+    kafka = await asyncio.to_thread(lambda: own_kafka(secure=True))
+    await create_topic(kafka.bootstrap, "terminals", partitions=1, config={"cleanup.policy": "compact"})
+    caplog.set_level(logging.INFO, "sidings.kafka")
+    async with Directory("terminals", kafka=secured(kafka), model=dict[str, Any]) as directory:
+        for turn, told in enumerate(["", "cannot be used, going on with those of before", "and read again"]):
+            if turn == 1:
+                kept = kafka.ca_file.read_bytes()
+                kafka.ca_file.write_text("half of it")
+            elif turn == 2:
+                kafka.ca_file.write_bytes(kept)
+                password = await asyncio.to_thread(lambda: make_certificates(kafka.ca_file.parent).password)
+                kafka._state.update(store_password=password)
+                await asyncio.to_thread(kafka.kill)
+                await asyncio.to_thread(kafka.start)
+            await publish(database, "terminals", [("k", b'{"turn": %d}' % turn)])
+            async with relaying(database, secured(kafka)):
+                await emptied(database)
+            await eventually(lambda: directory.get("k") == {"turn": turn}, directory.problems)  # noqa: B023
+            assert told in caplog.text
 
 
 async def test_kafka_is_down_for_a_while_under_load(
