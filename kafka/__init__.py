@@ -5,10 +5,10 @@ declares), `assignment` (from a consumer group to the executor's origins), `topi
 then the consumer from the inside out: `transactions`, `offsets` with ``advance_offsets.sql`` (the compare-and-set),
 `parking`, `seen` (dedup), `partition`, `handling` (one batch, one transaction; `patience` limits each call), `backlog`
 (back-pressure), `reset` (offsets moved by order), `topic_loop` (the main line), `siding` (what fails, and is tried
-alone), `placing` (where to read on), `topic_ids` (of which topic), `lag`, `membership`, `vitals` and `metrics`, and
-`consumer`, which puts them together. Its other half needs no Postgres: `stateless_subscription`, `stateless_window`
-(what may start, what may be committed), `stateless_partition`, `stateless_offsets`, `dead_letters`,
-`stateless_handling`, `stateless_loop`, and `stateless`, which puts these together.
+alone), `placing` (where to read on), `topic_ids` (of which topic), `leader_epochs` (of a log that still holds what was
+read), `lag`, `membership`, `vitals` and `metrics`, and `consumer`, which puts them together. Its other half needs no
+Postgres: `stateless_subscription`, `stateless_window` (what may start, what may be committed), `stateless_partition`,
+`stateless_offsets`, `dead_letters`, `stateless_handling`, `stateless_loop`, and `stateless`, which puts these together.
 `directory` holds live replicas of compacted topics.
 The way out: `outbox` (messages that leave when a transaction has committed), `producer` (those that leave at once).
 """

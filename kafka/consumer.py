@@ -20,6 +20,7 @@ from .backlog import Backlog
 from .dead_letters import DeadLetters
 from .handling import Handling
 from .lag import LagCommitter
+from .leader_epochs import LeaderEpochs
 from .message import origin_of
 from .metrics import ConsumerMetrics
 from .offsets import OffsetStore
@@ -170,11 +171,12 @@ class Consumer(ConsumerRebalanceListener):
         self._connected_at = time.monotonic()
         if self._assignment is not None:
             self._assignment.follow(client)
+        epochs = LeaderEpochs(client)
         async with asyncio.TaskGroup() as self._group:
             if self._transactions is not None and self._link is not None:
-                self._build(client, self._transactions, self._link)
+                self._build(client, epochs, self._transactions, self._link)
             if self._stateless is not None:
-                self._stateless.start(client)
+                self._stateless.start(client, epochs)
             self.vitals.connected(client, self._all_loops())
             client.subscribe(self._topics, listener=self)
             self.spawn(membership.watch(client))
@@ -194,15 +196,16 @@ class Consumer(ConsumerRebalanceListener):
         self._drained.set()
         await self._leaving.wait()
 
-    def _build(self, client: AIOKafkaConsumer, transactions: Transactions, link: Link) -> None:
+    def _build(self, client: AIOKafkaConsumer, epochs: LeaderEpochs, transactions: Transactions, link: Link) -> None:
         """Make the parts that work with this client and with Postgres, and start them."""
         settings = self._settings
-        offsets = OffsetStore(link, transactions.settings)
+        offsets = OffsetStore(link, transactions.settings, epochs)
         self._placer = Placer(
             client,
             self.partitions,
             self._subscriptions,
             offsets,
+            epochs,
             self.metrics,
             request_seconds=settings.request_seconds,
             on_placed=self._wake,

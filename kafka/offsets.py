@@ -11,6 +11,7 @@ from aiokafka import TopicPartition
 from ..executor import Link, PostgresSettings
 from ..jobs import Transaction
 from ..schema import load_sql
+from .leader_epochs import LeaderEpochs
 
 __all__ = ["Move", "OffsetStore", "OffsetsMoved"]
 
@@ -34,14 +35,16 @@ class Move(NamedTuple):
 
 
 class OffsetStore:
-    """Reads and writes ``consumer_offset``. `link` serves the calls outside of handlers' transactions."""
+    """Reads and writes ``consumer_offset``: with each offset goes the leader's epoch of the record before it. `link`
+    serves the calls outside of handlers' transactions."""
 
     how_to_set = "insert the row into consumer_offset"
     how_to_delete = "delete the partition's row from consumer_offset"
 
-    def __init__(self, link: Link, settings: PostgresSettings) -> None:
+    def __init__(self, link: Link, settings: PostgresSettings, epochs: LeaderEpochs) -> None:
         schema = settings.schema_name
         self._link = link
+        self._leader_epochs = epochs
         self._seconds = settings.call_seconds
         self._lock = asyncio.Lock()
         self._load_sql = load_sql(__package__, "load_offsets", schema)
@@ -53,6 +56,7 @@ class OffsetStore:
         self._resets: dict[TopicPartition, int] = {}
         self._timelines: dict[TopicPartition, str] = {}  # that each was loaded from
         self._topic_ids: dict[TopicPartition, UUID | None] = {}
+        self._epochs: dict[TopicPartition, int | None] = {}
 
     async def load(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """The stored offsets; a partition that has none is absent. Raises `PostgresUnavailable`."""
@@ -60,6 +64,7 @@ class OffsetStore:
         self._resets |= {TopicPartition(row["topic"], row["partition"]): row["resets"] for row in rows}
         self._timelines |= {TopicPartition(row["topic"], row["partition"]): row["timeline"] for row in rows}
         self._topic_ids |= {TopicPartition(row["topic"], row["partition"]): row["topic_id"] for row in rows}
+        self._epochs |= {TopicPartition(row["topic"], row["partition"]): row["leader_epoch"] for row in rows}
         return {TopicPartition(row["topic"], row["partition"]): row["next_offset"] for row in rows}
 
     def resets(self, partition: TopicPartition) -> int:
@@ -69,6 +74,10 @@ class OffsetStore:
     def topic_id(self, partition: TopicPartition) -> UUID | None:
         """The id of the topic that the stored offset belonged to when it was loaded, None where it is not known."""
         return self._topic_ids.get(partition)
+
+    def epoch(self, partition: TopicPartition) -> int | None:
+        """The leader's epoch of the record before the offset that was loaded, None where it is not known."""
+        return self._epochs.get(partition)
 
     async def adopt(self, ids: Mapping[TopicPartition, UUID]) -> None:
         """Store which topic the offsets belong to, where that is not known. Raises `PostgresUnavailable`."""
@@ -112,6 +121,7 @@ class OffsetStore:
             [move.expected for move in ordered],
             [move.next for move in ordered],
             [self._resets[move.tp] for move in ordered],
+            [self._leader_epochs.before(move.tp, move.next) for move in ordered],
         )
 
     async def _fetch(self, query: str, *arguments: object) -> list[asyncpg.Record]:

@@ -14,6 +14,7 @@ from ..errors import OffsetOutOfRange, OffsetUnknown, PostgresUnavailable
 from ..executor import Backoff
 from ..outage import Outage
 from ..waiting import set_within
+from .leader_epochs import LeaderEpochs
 from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved
 from .partition import Partition, State
@@ -56,6 +57,10 @@ class StoredOffsets(Protocol):
         """How often a person had reset the offset when it was loaded."""
         ...
 
+    def epoch(self, partition: TopicPartition) -> int | None:
+        """The leader's epoch of the record before the offset that was loaded, None where it is not known."""
+        ...
+
 
 class _NoAnswer(Exception):
     """Kafka does not say where the logs of these partitions begin and end."""
@@ -73,6 +78,7 @@ class Placer:
         partitions: Mapping[TopicPartition, Partition],
         subscriptions: Mapping[str, Subscription[object]],
         offsets: StoredOffsets,
+        epochs: LeaderEpochs,
         metrics: ConsumerMetrics,
         *,
         request_seconds: float,
@@ -85,6 +91,7 @@ class Placer:
         self._partitions = partitions
         self._subscriptions = subscriptions
         self._offsets = offsets
+        self._epochs = epochs
         self._metrics = metrics
         self._request_seconds = request_seconds
         self._on_placed = on_placed
@@ -252,8 +259,11 @@ class Placer:
             self._refuse_beyond(partition, stored, end)
             return
         if stored < first:
+            self._epochs.begin(tp, first, None)
             await self._jump(partition, stored, first)
             stored = first
+        else:
+            self._epochs.begin(tp, stored, self._offsets.epoch(tp))
         try:
             self._client.seek(tp, stored)
             self._client.resume(tp)
@@ -272,9 +282,13 @@ class Placer:
 
     def _refuse_beyond(self, partition: Partition, stored: int, end: int) -> None:
         where = "lies beyond the end of the log" if stored > end else "lay beyond the end of the log, which has grown"
-        self._refuse(
-            partition, f"the stored offset {stored} {where} ({end}), as after the topic was deleted and made anew"
-        )
+        why = f"the stored offset {stored} {where} ({end}), as after the topic was deleted and made anew"
+        if (cut := self._epochs.cut(partition.tp)) is not None:
+            why = (
+                f"the log was cut off at {cut}, before the stored offset {stored}, as after an unclean leader "
+                f"election, and what it has got since, from {cut} to {end}, was not handled (reset the offset to do so)"
+            )
+        self._refuse(partition, why)
 
     def _refuse_another(self, partition: Partition, stored: int) -> None:
         self._refuse(

@@ -12,6 +12,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from .dead_letters import DeadLetters
+from .leader_epochs import LeaderEpochs
 from .metrics import ConsumerMetrics
 from .placing import Placer
 from .settings import KafkaSettings
@@ -50,19 +51,20 @@ class Stateless:
         self._offsets: GroupOffsets | None = None
         self._placer: Placer | None = None
 
-    def start(self, client: AIOKafkaConsumer) -> None:
+    def start(self, client: AIOKafkaConsumer, epochs: LeaderEpochs) -> None:
         """Make the parts that work with this client, and start them."""
         settings = self._settings
         self.loops = []
         if not self.subscriptions:
             return
-        offsets = GroupOffsets(client, self._metrics, seconds=min(5.0, settings.rebalance_seconds / 4))
+        offsets = GroupOffsets(client, epochs, self._metrics, seconds=min(5.0, settings.rebalance_seconds / 4))
         self._offsets = offsets
         self._placer = Placer(
             client,
             self.partitions,
             self.subscriptions,
             offsets,
+            epochs,
             self._metrics,
             request_seconds=settings.request_seconds,
             on_placed=self._wake,

@@ -2,26 +2,35 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import cast
+from typing import Any, cast
+from uuid import UUID
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka.structs import OffsetAndMetadata
 
 from ..outage import Outage
+from .leader_epochs import LeaderEpochs
 from .metrics import ConsumerMetrics
 from .offsets import Move
 from .stateless_partition import StatelessPartition
+from .topic_ids import ask_topic_ids
 
 __all__ = ["GroupOffsets"]
 
 log = logging.getLogger("sidings.consumer")
 
+_METADATA = "leader epoch {} of topic {}"
+_FOUND = re.compile(_METADATA.format(r"(\d+)", r"(\S+)"))
+
 
 class GroupOffsets:
-    """Reads and commits the group's offsets. seconds: how long one commit may take.
+    """Reads and commits the group's offsets, and as the metadata of each the leader's epoch of the record before it.
+    seconds: how long one commit may take.
 
     Kafka takes commits from the partition's owner only; one that arrives late can set an offset back, which repeats
     messages, but not forward past an unfinished one, since no such offset is ever sent.
@@ -30,8 +39,13 @@ class GroupOffsets:
     how_to_set = "commit one for the group while no instance runs (kafka-consumer-groups --reset-offsets)"
     how_to_delete = "delete the group's offset while no instance runs (kafka-consumer-groups --delete-offsets)"
 
-    def __init__(self, client: AIOKafkaConsumer, metrics: ConsumerMetrics, *, seconds: float) -> None:
+    def __init__(
+        self, client: AIOKafkaConsumer, epochs: LeaderEpochs, metrics: ConsumerMetrics, *, seconds: float
+    ) -> None:
         self._client = client
+        self._leader_epochs = epochs
+        self._topic_ids: dict[str, UUID] = {}
+        self._epochs: dict[TopicPartition, int | None] = {}
         self._metrics = metrics
         self._seconds = seconds
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by topic
@@ -39,9 +53,24 @@ class GroupOffsets:
 
     async def load(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """The committed offsets; a partition that has none is absent. Raises `KafkaError`, `TimeoutError`."""
+        # What aiokafka 0.14 tells in public is the offset alone.
+        coordinator: Any = self._client._coordinator  # pyright: ignore[reportPrivateUsage]
         async with asyncio.timeout(self._seconds):
-            offsets = await asyncio.gather(*[self._committed(tp) for tp in partitions])
-        return {tp: offset for tp, offset in zip(partitions, offsets, strict=True) if offset is not None}
+            self._topic_ids |= await ask_topic_ids(self._client, partitions)
+            committed = cast(
+                Mapping[TopicPartition, OffsetAndMetadata], await coordinator.fetch_committed_offsets(list(partitions))
+            )
+        for tp in partitions:
+            self._epochs[tp] = self._epoch_in(tp, committed[tp].metadata) if tp in committed else None
+        return {tp: found.offset for tp, found in committed.items()}
+
+    def epoch(self, partition: TopicPartition) -> int | None:
+        """The leader's epoch of the record before the offset that was loaded, None where it is not known."""
+        return self._epochs.get(partition)
+
+    def _epoch_in(self, tp: TopicPartition, metadata: str) -> int | None:
+        found = _FOUND.fullmatch(metadata)
+        return int(found[1]) if found and found[2] == str(self._topic_ids.get(tp.topic)) else None
 
     async def create(self, starts: Mapping[TopicPartition, int]) -> None:
         """Commit where to start, before anything is read: ``start="latest"`` must mean the same place the next time.
@@ -50,7 +79,7 @@ class GroupOffsets:
 
     async def jump(self, move: Move) -> None:
         """Commit one offset. Raises `KafkaError`, `TimeoutError`."""
-        await self._commit({move.tp: move.next})
+        await self._commit({move.tp: move.next})  # to what has not been read: of no epoch that is known
 
     def resets(self, partition: TopicPartition) -> int:
         """None that is counted: it takes that no instance runs."""
@@ -74,7 +103,7 @@ class GroupOffsets:
         if topic not in self._outages:
             self._outages[topic] = Outage(log, f"the offsets of {topic!r} could not be committed")
         try:
-            await self._commit_one(topic, due)
+            await self._commit_one(topic, {tp: self._with_epoch(tp, offset) for tp, offset in due.items()})
         except (CommitFailedError, IllegalStateError) as error:  # what was done since the last commit is done again
             log.warning("the offsets of %s partitions came too late for this generation: %r", len(due), error)
         except (KafkaError, OSError) as error:  # TimeoutError is an OSError
@@ -89,14 +118,15 @@ class GroupOffsets:
                 partition.uncommitted_since = None
                 partition.committed = due[partition.tp]
 
-    async def _committed(self, tp: TopicPartition) -> int | None:
-        return cast(int | None, await self._client.committed(tp))
+    def _with_epoch(self, tp: TopicPartition, offset: int) -> int | tuple[int, str]:
+        epoch, id = self._leader_epochs.before(tp, offset), self._topic_ids.get(tp.topic)
+        return offset if epoch is None or id is None else (offset, _METADATA.format(epoch, id))
 
     async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         for topic in {tp.topic for tp in offsets}:
             await self._commit_one(topic, {tp: offset for tp, offset in offsets.items() if tp.topic == topic})
 
-    async def _commit_one(self, topic: str, offsets: Mapping[TopicPartition, int]) -> None:
+    async def _commit_one(self, topic: str, offsets: Mapping[TopicPartition, int | tuple[int, str]]) -> None:
         """Of one topic: aiokafka tries some refusals again for as long as it is let, and raises one error for all."""
         try:
             async with asyncio.timeout(self._seconds), self._locks[topic]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from prometheus_client import CollectorRegistry
 from sidings import InvalidMessage, KafkaUnavailable, Message, Retry
 from sidings.kafka.dead_letters import DeadLetters
+from sidings.kafka.leader_epochs import LeaderEpochs
 from sidings.kafka.metrics import ConsumerMetrics
 from sidings.kafka.offsets import Move
 from sidings.kafka.outbox import NotPublished
@@ -244,6 +246,7 @@ class Client:
         self.ends = list(ends)
         self.told: list[dict[TopicPartition, int]] = []
         self.meanwhile: Any = lambda: None
+        self._client = SimpleNamespace(send=None)
 
     async def commit(self, offsets: dict[TopicPartition, int]) -> None:
         self.told.append(offsets)
@@ -254,7 +257,8 @@ class Client:
 
 
 def offsets_of(client: Any) -> GroupOffsets:
-    return GroupOffsets(client, ConsumerMetrics("test", CollectorRegistry(), {"positions"}), seconds=5)
+    metrics = ConsumerMetrics("test", CollectorRegistry(), {"positions"})
+    return GroupOffsets(client, LeaderEpochs(client), metrics, seconds=5)
 
 
 def placed(offset: int = 0) -> StatelessPartition:

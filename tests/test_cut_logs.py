@@ -1,0 +1,301 @@
+"""Logs that were cut off, as after an unclean leader election, and have grown again past what was read of them: nothing
+that came in between is passed over. And a leader that only changes is no reason to stand still."""
+
+import asyncio
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, KafkaError
+from aiokafka.protocol.fetch import FetchRequest
+from sidings import Message, PostgresSettings
+from sidings.devstack import Kafka
+from sidings.devstack.topics import create_topic
+from sidings.executor import Link
+from sidings.kafka.leader_epochs import LeaderEpochs
+from sidings.kafka.offsets import Move, OffsetStore
+
+from .consumer_support import Number, a_service, as_json, numbers, offset_reaches, producing, record
+from .support import SECONDS, connected, eventually
+
+SETTINGS = {"fetch_seconds": 0.05, "session_seconds": 30}
+CUT, CLEAN = "cut", "clean"
+
+
+def lose(kafka: Kafka, topic: str, offset: int) -> None:
+    """The broker dies, and with it what it had not written to its disk yet: all from `offset` on. It goes on as the
+    leader of a new epoch."""
+    [segment] = kafka.directory.glob(f"broker-1/data/{topic}-0/*.log")
+    kafka.kill()
+    raw, at = segment.read_bytes(), 0
+    while struct.unpack_from(">q", raw, at)[0] < offset:
+        at += 12 + struct.unpack_from(">i", raw, at + 8)[0]
+    with segment.open("r+b") as file:
+        file.truncate(at)
+    kafka.start()
+
+
+async def send(bootstrap: str, topic: str, sent: range, partition: int = 0) -> None:
+    """Each number is a batch of its own, as far as the log goes."""
+    async with producing(bootstrap) as producer:
+        for number in sent:
+            await producer.send_and_wait(topic, as_json(number), key=b"k", partition=partition)
+
+
+def ordinary(dsn: str, kafka: str, *topics: str) -> Any:
+    service = a_service(dsn, kafka, settings=SETTINGS)
+    for topic in topics:
+        service.consumer(topic, model=Number)(record)
+    return service
+
+
+def stateless(kafka: str, name: str, handled: list[int]) -> Any:
+    service = a_service(None, kafka, name=name, settings=SETTINGS)
+
+    @service.consumer(CUT, stateless=True, dead_letter=CLEAN)
+    async def handle(message: Message[Number]) -> None:
+        handled.append(message.value.n)
+
+    return service
+
+
+def refuses(service: Any, topic: str = CUT) -> Any:
+    return lambda: any(f"{topic}/0: the log was cut off at 6, before" in problem for problem in service.problems())
+
+
+async def test_what_a_log_has_got_since_it_was_cut_off_is_not_passed_over(effects, own_kafka):
+    kafka = await asyncio.to_thread(own_kafka)
+    for topic in (CUT, CLEAN):
+        await create_topic(kafka.bootstrap, topic, partitions=1)
+        await send(kafka.bootstrap, topic, range(10))
+    async with producing(kafka.bootstrap, transactional_id="t") as producer, producer.transaction():
+        await producer.send(CLEAN, as_json(10), partition=0)  # a marker ends the log
+    before: list[int] = []
+    async with ordinary(effects, kafka.bootstrap, CUT, CLEAN), stateless(kafka.bootstrap, "stopped", before):
+        await eventually(offset_reaches(effects, CUT, 10))
+        await eventually(offset_reaches(effects, CLEAN, 12))
+        await eventually(lambda: len(before) == 10)
+    live: list[int] = []
+    running = stateless(kafka.bootstrap, "live", live)
+    async with running:
+        await eventually(lambda: len(live) == 10)
+        # Nothing of this process runs meanwhile, so that it does not see the log while that is shorter.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lose, kafka, CUT, 6).result()
+            for topic in (CUT, CLEAN):
+                pool.submit(asyncio.run, send(kafka.bootstrap, topic, range(100, 110))).result()
+        await eventually(refuses(running))
+    assert live == [*range(10)]
+    async with connected(effects) as connection:  # an earlier release has gone on, and knows nothing of epochs
+        await connection.execute("UPDATE sidings.consumer_offset SET next_offset = 15 WHERE topic = 'clean'")
+    after: list[int] = []
+    service, second = ordinary(effects, kafka.bootstrap, CUT, CLEAN), stateless(kafka.bootstrap, "stopped", after)
+    async with service, second:
+        await eventually(refuses(service))
+        await eventually(refuses(second))
+        await eventually(offset_reaches(effects, CLEAN, 22))
+        assert await numbers(effects, "topic = 'clean'") == [*range(11), *range(103, 110)]
+        assert await numbers(effects, "topic = 'cut'") == [*range(10)]
+        await service.reset_offsets(CUT, 6, partitions=[0], actor="alice")
+        await eventually(offset_reaches(effects, CUT, 16))
+        assert await numbers(effects, "topic = 'cut'") == [*range(10), *range(100, 110)]
+        assert service.problems() == []
+    assert after == []
+
+
+async def placement(bootstrap: str, topic: str) -> list[Any]:
+    """Where Kafka has the partitions of a topic."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        [described] = await admin.describe_topics([topic])
+        return sorted(described["partitions"], key=lambda partition: partition["partition"])
+    finally:
+        await admin.close()
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+async def test_what_an_unclean_leader_has_got_is_not_passed_over(effects, own_kafka):
+    kafka = await asyncio.to_thread(own_kafka, brokers=3)
+    config = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+    await create_topic(kafka.bootstrap, CUT, partitions=3, replicas=2, config=config)
+    for partition in range(3):
+        await send(kafka.bootstrap, CUT, range(6), partition)
+    first = (await placement(kafka.bootstrap, CUT))[0]
+    [behind] = set(first["replicas"]) - {first["leader"]}
+
+    async def state(**expected: Any) -> bool:
+        try:
+            now = (await placement(kafka.bootstrap, CUT))[0]
+        except (KafkaError, IndexError, ValueError):
+            return False
+        return expected.items() <= now.items()
+
+    await asyncio.to_thread(kafka.broker(behind).kill)
+    await eventually(lambda: state(leader=first["leader"], isr=[first["leader"]]))
+    await send(kafka.bootstrap, CUT, range(6, 12))
+    service = ordinary(effects, kafka.bootstrap, CUT)
+    async with service:
+        await eventually(offset_reaches(effects, CUT, 12))
+    await asyncio.to_thread(kafka.broker(first["leader"]).kill)
+    await asyncio.to_thread(kafka.broker(behind).start)
+    await eventually(lambda: state(leader=behind), seconds=2 * SECONDS)
+    await send(kafka.bootstrap, CUT, range(100, 120))
+    service = ordinary(effects, kafka.bootstrap, CUT)
+    async with service:
+        await eventually(refuses(service), lambda: service.problems(), seconds=2 * SECONDS)
+        await asyncio.to_thread(kafka.broker(first["leader"]).start)  # it follows the new leader
+        assert await numbers(effects, "partition = 0") == [*range(12)]
+        await service.reset_offsets(CUT, 6, partitions=[0], actor="alice")
+        await eventually(offset_reaches(effects, CUT, 26))
+        assert service.problems() == []
+    assert await numbers(effects, "partition = 0") == [*range(12), *range(100, 120)]
+    assert await numbers(effects, "partition = 1") == await numbers(effects, "partition = 2") == [*range(6)]
+
+
+# -- one partition, and a leader that says what it is told to ----------------------------------------------------------
+
+TP = TopicPartition(CUT, 0)
+OUT_OF_RANGE, NOT_LEADER = 1, 6
+
+
+class Leader:
+    """Where its epochs end, or what it answers else; and what it was asked."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, Any] = {}
+        self.asked: list[int] = []
+        self.batches = b""
+        self.meanwhile: Any = lambda: None
+        self._client: Any = self  # what a client has
+        self.epochs = LeaderEpochs(self)  # pyright: ignore[reportArgumentType]
+
+    async def send(self, _node: int, request: Any, **_: Any) -> Any:
+        if isinstance(request, FetchRequest):
+            self.meanwhile()
+            return SimpleNamespace(topics=[(CUT, [(0, 0, 100, 100, 0, [], -1, self.batches)])])
+        [(_, [(_, _, epoch)])] = request._topics.items()
+        self.asked.append(epoch)
+        end = self.ends[epoch]
+        if isinstance(end, Exception):
+            raise end
+        return SimpleNamespace(topics=[(CUT, [(end, 0, -1, -1) if end == NOT_LEADER else (0, 0, epoch, end)])])
+
+    async def fetch(self, offset: int, *batches: tuple[int, int], form: int = 2) -> int:
+        """Fetch from `offset` on; there are these batches, an offset and an epoch each. The error that comes of it."""
+        self.batches = b"".join(struct.pack(">qiib", start, 60, epoch, form) + bytes(55) for start, epoch in batches)
+        request = FetchRequest(0, 0, 0, 0, [(CUT, [(0, offset, 1)])])
+        response = await self._client.send(1, request)
+        [(_, [(_, error, *_, records)])] = response.topics
+        assert bool(records) == (not error)
+        return error
+
+
+async def test_a_leader_is_asked_where_an_epoch_begins_and_only_there():
+    leader = Leader()
+    leader.ends = {3: 12, 4: 13}
+    leader.epochs.begin(TP, 10, 3)
+    assert await leader.fetch(10, (8, 3), (11, 3)) == 0
+    assert await leader.fetch(12, (12, 4)) == 0
+    assert await leader.fetch(13, (13, 5), (14, 6)) == 0
+    assert await leader.fetch(15, (15, 6)) == 0
+    assert leader.asked == [3, 4]
+    assert [leader.epochs.before(TP, offset) for offset in (9, 12, 13, 14, 15)] == [3, 3, 4, 5, 6]
+
+
+async def test_a_log_that_ends_before_what_was_read_is_read_no_further():
+    leader = Leader()
+    leader.ends = {3: 9}
+    leader.epochs.begin(TP, 10, 3)
+    assert await leader.fetch(10, (10, 5)) == OUT_OF_RANGE
+    assert leader.epochs.cut(TP) == 9
+    assert leader.epochs.before(TP, 11) == 3, "nothing of it counts as read"
+    leader.epochs.begin(TP, 9, None)
+    assert leader.epochs.cut(TP) is None
+    assert await leader.fetch(9, (9, 5)) == 0
+
+
+@pytest.mark.parametrize("failure", [NOT_LEADER, KafkaConnectionError("gone")])
+async def test_where_the_leader_does_not_say_nothing_is_read_until_it_does(failure):
+    leader = Leader()
+    leader.ends = {3: failure}
+    leader.epochs.begin(TP, 10, 3)
+    if failure == NOT_LEADER:
+        assert await leader.fetch(10, (10, 5)) == NOT_LEADER
+    else:
+        with pytest.raises(KafkaConnectionError):
+            await leader.fetch(10, (10, 5))
+    leader.ends = {3: 10}
+    assert await leader.fetch(10, (10, 5)) == 0
+    assert leader.asked == [3, 3]
+
+
+@pytest.mark.parametrize("error", [IncompatibleBrokerVersion("too old"), NotImplementedError("too new")])
+async def test_brokers_that_do_not_know_the_question_are_read_as_before(error):
+    leader = Leader()
+    leader.ends = {3: error}
+    leader.epochs.begin(TP, 10, 3)
+    assert await leader.fetch(10, (10, 5)) == 0
+
+
+async def test_what_a_former_leader_answers_late_takes_nothing_back():
+    leader = Leader()
+    leader.ends = {3: 12}
+    leader.epochs.begin(TP, 10, 3)
+    assert await leader.fetch(10, (10, 3), (12, 4)) == 0
+    assert await leader.fetch(10, (10, 3)) == 0
+    assert leader.epochs.before(TP, 13) == 4
+    assert await leader.fetch(13, (13, 4)) == 0
+    assert leader.asked == []
+
+
+async def test_an_answer_to_what_is_no_longer_asked_for_says_nothing():
+    leader = Leader()
+    leader.epochs.begin(TP, 10, 3)
+    leader.meanwhile = lambda: leader.epochs.begin(TP, 5, 2)
+    assert await leader.fetch(10, (10, 4)) == 0
+    assert leader.asked == []
+    assert leader.epochs.before(TP, 11) == 2
+
+
+async def test_batches_of_before_kafka_0_11_have_no_epoch():
+    leader = Leader()
+    leader.epochs.begin(TP, 10, None)
+    assert await leader.fetch(10, (10, 77), form=1) == 0
+    assert leader.epochs.before(TP, 11) is None
+
+
+async def test_an_epoch_is_believed_beside_the_offset_and_the_topic_that_it_was_stored_with(database):
+    leader, settings = Leader(), PostgresSettings(dsn=database)
+    link = Link(settings, lambda: None)
+    offsets = OffsetStore(link, settings, leader.epochs)
+
+    async def epoch_after(change: str) -> int | None:
+        async with connected(database) as connection:
+            await connection.execute("DELETE FROM sidings.consumer_offset")
+            await offsets.create({TP: 10})
+            await offsets.load([TP])
+            await offsets.adopt({TP: uuid4()})
+            leader.epochs.begin(TP, 12, 7)
+            await offsets.jump(Move(TP, 10, 12))
+            await connection.execute(change)
+        await offsets.load([TP])
+        return offsets.epoch(TP)
+
+    try:
+        assert await epoch_after("SELECT 1") == 7
+        assert await epoch_after("UPDATE sidings.consumer_offset SET next_offset = 13") is None, "an earlier release"
+        same = "SELECT sidings.reset_offsets(topic, '{0}', '{12}', 'alice', '', topic_id) FROM sidings.consumer_offset"
+        assert await epoch_after(same) is None
+        assert await epoch_after("UPDATE sidings.consumer_offset SET topic_id = NULL") is None, "another cluster"
+        await offsets.adopt({TP: uuid4()})
+        await offsets.load([TP])
+        assert offsets.epoch(TP) is None
+    finally:
+        await link.close()
