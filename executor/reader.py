@@ -277,6 +277,9 @@ class Reader:
             busy_page, idle_page = min(busy_page, page), min(idle_page, page)
             size, most_late = min(size, self._most), min(most_late, self._most + 1)
             refills = max(1, self._most // size)
+        fitting = max(1, scheduler.fitting())  # payloads may be large, and there may be as many lanes as that
+        size = min(size, max(1, fitting // max(1, min(refills, len(scheduler.hungry)))))
+        refills = min(refills, max(1, fitting // size))
         lanes: list[tuple[Lane, int, int]] = []
         for lane in list(scheduler.hungry)[:refills]:
             del scheduler.hungry[lane]

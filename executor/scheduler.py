@@ -291,11 +291,14 @@ class Scheduler:
 
     def space(self) -> int:
         """How many more rows there is room for, by their number and by the size of their payloads."""
+        return max(0, min(self.window - self.ready, self.fitting()))
+
+    def fitting(self) -> int:
+        """How many more rows there is room for by the size of their payloads."""
         known = len(self._known)
-        room = self.window - self.ready
         size = self._payload / known if known else self._size_ahead
         fitting = int((self._payload_budget - self._payload) / max(1.0, size))
-        return max(0, min(room, max(fitting, _LEAST_ROOM - self.ready)))
+        return max(fitting, _LEAST_ROOM - self.ready)
 
     def passed(self, payloads: Iterable[str | None]) -> None:
         """These have been read forward. Where none is kept, as of what is paused, those that follow may be as large:

@@ -3,15 +3,17 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
 from sidings import Admin, Retry
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings, promoter, reader
-from sidings.jobs import Job, Registry
+from sidings.jobs import Job, OutcomeName, Registry
 from tenacity import wait_fixed
 
-from .support import ORIGIN, SECONDS, Ride, a_role, connected, enqueue, eventually, running
+from .support import ORIGIN, SECONDS, Ride, a_role, an_executor, connected, drained, enqueue, eventually, running
 
 PAUSED = 6_000
 BEHIND = 2_000
@@ -39,6 +41,42 @@ async def test_jobs_behind_many_paused_ones_are_found_within_a_few_reads(databas
     async with running(database, registry, poll_seconds=60, prometheus=prometheus):
         await eventually(lambda: started)
         assert 2 <= prometheus.get_sample_value("sidings_read_seconds_count", {"service": "test"}) <= 6
+
+
+async def test_groups_that_come_back_with_large_payloads_do_so_as_memory_holds_them(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Fifteen rows of each of 500 groups were read again at once, whatever their size: gigabytes, where each job has
+    some hundred kilobytes."""
+    registry, away, refilled = Registry(), True, list[int]()
+
+    @registry.job(group="transport", retry=Retry(wait=wait_fixed(0.3)))
+    async def large(job: Job[Ride]) -> None:
+        if away:
+            raise ConnectionError("the carrier is away")
+
+    await enqueue(database, large, (Ride(transport=f"{group}", number=n) for n in range(8) for group in range(150)))
+    async with connected(database) as connection:
+        form = "('{\"form\": \"' || repeat('x', 2000) || '\",' || substr(payload::text, 2))::json"
+        await connection.execute(f"UPDATE sidings.job SET payload = {form}")
+    deliver = reader.Reader._deliver
+
+    def counted(self: reader.Reader, plan: Any, rows: list[asyncpg.Record], sent: float) -> None:
+        refilled.append(sum(row["part"] == 2 for row in rows))
+        deliver(self, plan, rows, sent)
+
+    monkeypatch.setattr(reader.Reader, "_deliver", counted)
+    executor = an_executor(database, registry)
+    executor.scheduler._payload_budget = 200_000
+    await executor.start()
+    try:
+        executor.assign([ORIGIN])
+        await eventually(lambda: executor.metrics.count(OutcomeName.RETRIED) >= 300, "they have failed twice")
+        away = False
+        await drained(database)
+    finally:
+        await executor.stop()
+    assert max(refilled) <= 256  # as many as are read while their size is not known
 
 
 @asynccontextmanager
