@@ -1,13 +1,21 @@
 """A process that hangs, and handlers that outlive their lease."""
 
 import asyncio
+import logging
 import threading
 import time
 from contextlib import suppress
+from logging.handlers import MemoryHandler
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
+from sidings.executor import ExecutorSettings
+from sidings.executor.clock import now
+from sidings.executor.watchdog import Watchdog
+from sidings.executor.worker import CancelReason
 from sidings.jobs import Job, Registry
 
 from .faulty_proxy import proxied
@@ -254,3 +262,70 @@ async def test_a_handler_that_goes_on_after_its_timeout_is_told_of(
             await eventually(lambda: (deaf(), executor.problems()) == (0, []), "nothing is told of it any more")
     finally:
         go_on.set()
+
+
+class Working:
+    """A worker, as far as the watchdog looks at it. entries: what it works on, at one look after the other."""
+
+    def __init__(self, *entries: object, cancelled: float = 0.0) -> None:
+        self.entries = list(entries)
+        self.reason, self.started, self.cancelled = CancelReason.TIMEOUT, 0.0, cancelled
+
+    @property
+    def entry(self) -> object:
+        return self.entries[0] if len(self.entries) == 1 else self.entries.pop(0)
+
+
+def a_watchdog(worker: Working, exits: list[int]) -> Watchdog:
+    workers: Any = SimpleNamespace(all=[worker])
+    return Watchdog(ExecutorSettings(), cast(Any, None), workers, exits.append)
+
+
+def an_entry(id: int, *, deadline: float) -> Any:
+    return SimpleNamespace(id=id, type="ride", origin=SimpleNamespace(name="t/0", deadline=deadline))
+
+
+def test_the_watchdog_ends_the_process_also_where_there_are_no_threads_left_to_say_so(monkeypatch):
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    exits: list[int] = []
+    watchdog = a_watchdog(Working(an_entry(1, deadline=0.0)), exits)
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    watchdog._look_at_deadlines()
+    assert exits == [70]
+
+
+def test_the_watchdogs_last_words_do_not_stay_in_a_buffer():
+    told: list[str] = []
+    target = logging.Handler()
+    target.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    buffer = MemoryHandler(1_000, flushLevel=logging.CRITICAL + 1, target=target)
+    logging.getLogger().addHandler(buffer)
+    try:
+        a_watchdog(Working(an_entry(1, deadline=0.0)), [])._look_at_deadlines()
+    finally:
+        logging.getLogger().removeHandler(buffer)
+    assert ["which cannot be stopped" in line for line in told] == [True]
+
+
+def test_a_worker_that_goes_on_to_another_job_between_two_looks_is_blamed_for_neither():
+    exits: list[int] = []
+    ended, next_one = an_entry(1, deadline=0.0), an_entry(2, deadline=float("inf"))
+    a_watchdog(Working(ended, next_one), exits)._look_at_deadlines()
+    assert exits == []
+    assert a_watchdog(Working(ended, next_one), exits).deaf() == []
+
+
+def test_a_handler_that_was_cancelled_a_moment_ago_is_not_deaf_yet():
+    entry = an_entry(1, deadline=float("inf"))
+    assert a_watchdog(Working(entry, cancelled=now() - 1.0), []).deaf() == []
+    assert len(a_watchdog(Working(entry, cancelled=now() - 6.0), []).deaf()) == 1
+
+
+def test_a_loop_that_is_closed_does_not_stall():
+    watchdog = a_watchdog(Working(None), [])
+    watchdog._loop = asyncio.new_event_loop()
+    watchdog._loop.close()
+    watchdog._look_at_loop()
+    assert not watchdog._asked
