@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError
+from aiokafka.errors import CommitFailedError, IllegalStateError
 
 from ..errors import PostgresUnavailable
+from ..outage import Outage
 from .offsets import Move, OffsetsMoved, OffsetStore
 from .partition import Partition, State
 
@@ -38,6 +39,7 @@ class LagCommitter:
         self._offsets = offsets
         self._resting = resting
         self._positions: dict[Partition, int] = {}  # of idle partitions, at the last look
+        self._outage = Outage(log, "Kafka could not be told of the offsets, which are stored in Postgres")
 
     async def run(self) -> None:
         """Commit for ever."""
@@ -55,8 +57,12 @@ class LagCommitter:
         try:
             async with asyncio.timeout(_COMMIT_SECONDS):
                 await self._client.commit(offsets)
-        except Exception:  # whatever it is: nothing depends on it
-            log.info("offsets were not committed to Kafka (they are stored in Postgres)", exc_info=True)
+        except (CommitFailedError, IllegalStateError) as error:  # a rebalance has begun
+            log.debug("offsets were not committed to Kafka: %r", error)
+        except Exception as error:  # noqa: BLE001 - whatever it is: nothing depends on it
+            self._outage.failed(repr(error))
+        else:
+            self._outage.over()
 
     async def _pass_gaps(self) -> None:
         """Move the stored offsets of idle partitions behind a gap at their end, such as a transaction's marker: else

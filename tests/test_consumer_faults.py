@@ -1,12 +1,14 @@
 """Consumers where Postgres is away, or slow, beside their main line: that ends none of them, and loses nothing."""
 
 import asyncio
+import logging
 import time
 from typing import Any
 
 import asyncpg
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.errors import CommitFailedError, KafkaError
 from sidings import Message, PostgresSettings, PostgresUnavailable, Retry, Transaction
 from sidings.kafka.lag import LagCommitter
 from sidings.kafka.offsets import Move, OffsetsMoved
@@ -84,7 +86,8 @@ async def test_days_of_ids_that_could_not_be_made_are_made_soon_after(monkeypatc
 class Client:
     """A client that stands at 9, and notes what is committed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *ends: Exception) -> None:
+        self.ends = list(ends)
         self.told: list[dict[TopicPartition, Any]] = []
 
     async def position(self, tp: TopicPartition) -> int:
@@ -92,6 +95,8 @@ class Client:
 
     async def commit(self, offsets: dict[TopicPartition, Any]) -> None:
         self.told.append(offsets)
+        if self.ends:
+            raise self.ends.pop(0)
 
 
 class Offsets:
@@ -140,6 +145,17 @@ async def test_a_gap_is_passed_only_where_nothing_has_come_between_two_looks():
     await committer._pass_gaps()
     assert offsets.moves == [Move(TP, 5, 9)]
     assert partition.next_offset == 7
+
+
+async def test_an_outage_of_kafka_is_told_of_once_where_nothing_but_lag_tools_misses_it(caplog):
+    """It left a traceback every few seconds."""
+    caplog.set_level(logging.INFO, "sidings.consumer")
+    committer = a_committer(Offsets(), Client(CommitFailedError(), *[KafkaError("away")] * 3), placed(5))
+    for _ in range(5):
+        await committer.commit()
+    assert [(r.levelname, r.exc_info) for r in caplog.records] == [("WARNING", None)] * 2
+    assert "trying again: KafkaError" in caplog.text
+    assert "works again" in caplog.text
 
 
 async def test_patience_leaves_no_timer_behind():
