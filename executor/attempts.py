@@ -45,7 +45,10 @@ def job_of(job_type: JobType[Any], entry: Entry) -> Job[Any]:
 
 def invalid(entry: Entry, error: Exception) -> Outcome:
     info = ErrorInfo.of(error)
-    log.error("job %s %s: its payload does not validate, held: %s", entry.id, entry.type, info.message)
+    log.error(
+        "job %s %s: its payload does not validate, held until `sidings jobs release %s`, when the model takes it: %s",
+        *(entry.id, entry.type, entry.id, info.message),
+    )
     return Hold("the payload does not validate", info)
 
 

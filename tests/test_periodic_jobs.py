@@ -398,6 +398,7 @@ async def test_ticks_wait_for_a_job_in_an_origin_that_nobody_holds(
         )
     async with running(database, ticks.registry, ["t/0"]) as executor:
         await eventually(lambda: "an earlier job of it waits in t/7, which no executor holds" in caplog.text)
+        assert "`sidings origins move t/7 TO`" in caplog.text
         assert await jobs_left(database) == 1
         executor.assign(["t/7"], 2)
         jobs = await ticks.ran("often", 2)
