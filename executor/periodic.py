@@ -264,8 +264,8 @@ class PeriodicLoop:
                 why = f"the partitions of its home {row.job_type.home!r} are not known yet"
         elif answer["busy"] and not answer["leased"]:
             why = (
-                f"an earlier job of it waits in {answer['origin']}, which no executor holds: consume its topic, name it "
-                f"in topics=, or move what waits there (`sidings origins move {answer['origin']} TO`)"
+                f"an earlier job of it waits in {answer['origin']}, which no executor holds: consume its topic, name "
+                f"it in topics=, or move what waits there (`sidings origins move {answer['origin']} TO`)"
             )
         if why and now() >= row.warn_at:
             row.warn_at = now() + _WARN_SECONDS
