@@ -150,7 +150,9 @@ async def test_a_transaction_that_was_under_way_cannot_commit_not_even_back_at_i
     assert await numbers(effects, "via = 'after'") == [0, 1, 2]
 
 
-@pytest.mark.parametrize("error", [Discard("not wanted"), ValueError("no")], ids=["discarded", "parked"])
+@pytest.mark.parametrize(
+    "error", [None, Discard("not wanted"), ValueError("no")], ids=["handled", "discarded", "parked"]
+)
 async def test_a_message_that_is_tried_alone_when_its_partition_is_reset_takes_none_of_the_new_place_with_it(
     effects, topic, sidings_kafka, error
 ):
@@ -164,10 +166,12 @@ async def test_a_message_that_is_tried_alone_when_its_partition_is_reset_takes_n
         nonlocal tries
         if message.value.n == 3 and not fail.is_set():
             tries += 1
-            if tries == 2:  # the first was in the main line
-                alone.set()
-                await fail.wait()
-            raise error
+            if tries == 1:
+                raise ValueError("in the main line")
+            alone.set()
+            await fail.wait()
+            if error is not None:
+                raise error
         if message.value.n == 0 and alone.is_set():
             again.set()
             await go_on.wait()
@@ -192,6 +196,7 @@ async def test_a_message_that_waits_for_its_turn_alone_when_its_partition_is_res
     name = await topic(partitions=2)
     service = a_service(PostgresSettings(dsn=effects, pool_size=2), sidings_kafka)  # one is tried alone at once
     tries, alone, reset, fail, again, go_on = {100: 0, 3: 0}, *(asyncio.Event() for _ in range(5))
+    meanwhile: list[int] = []
 
     @service.consumer(name, retry=Retry(wait=wait_fixed(0)))
     async def handle(message: Message[Number], tx: Transaction) -> None:
@@ -202,6 +207,8 @@ async def test_a_message_that_waits_for_its_turn_alone_when_its_partition_is_res
                 alone.set()
                 await fail.wait()
             raise ValueError("no")
+        if reset.is_set() and not go_on.is_set():
+            meanwhile.append(n)
         if n == 0 and reset.is_set():
             again.set()
             await go_on.wait()
@@ -218,6 +225,7 @@ async def test_a_message_that_waits_for_its_turn_alone_when_its_partition_is_res
         assert tries == {100: 2, 3: 1}
         fail.set()
         await eventually(lambda: not _running("Siding.settle"))
+        assert meanwhile == [0, 100]
         go_on.set()
         await eventually(offset_reaches(effects, name, 5))
         assert sample(service, "sidings_consumer_conflicts_total") == 1, "what was read since is sound"

@@ -75,6 +75,7 @@ async def get(service: Any, path: str) -> tuple[int, str]:
         ({"topics": ["a"]}, "needs kafka="),
         ({"kafka": "a:1", "topics": "a"}, "give a list of topics"),
         ({"http": "somewhere"}, "give 'host:port' or a port"),
+        ({"http": 65_536}, "give 'host:port' or a port"),
         ({"postgres": PostgresSettings(dsn="postgresql://x"), "schema": "other"}, "contradicts"),
         ({"postgres": "postgresql://x", "schema": "No Good"}, "schema='No Good' is not usable"),
     ],
@@ -90,6 +91,23 @@ def test_arguments_that_cannot_work_are_refused_with_the_remedy(options, text):
 )
 def test_the_http_address_is_a_host_and_a_port_or_a_port(given, address):
     assert address_of(given) == address
+
+
+async def test_a_client_that_says_nothing_keeps_no_monitor_from_stopping_and_its_address_is_free_then():
+    monitor = Monitor("127.0.0.1:0", CollectorRegistry(), problems=list, not_ready=lambda: ["not yet"])
+    monitor.start()
+    assert monitor.address is not None
+    listening = SimpleNamespace(http_address=monitor.address)
+    with socket.create_connection(monitor.address, timeout=SECONDS):
+        assert await get(listening, "/health?verbose=1") == (200, '{"status": "ok"}')
+        assert (await get(listening, "/ready"))[0] == 503
+        async with asyncio.timeout(5.0):  # it would hear of the client's silence after 10 s
+            await asyncio.to_thread(monitor.stop)
+    monitor.stop()
+    host, port = listening.http_address
+    another = Monitor(f"{host}:{port}", CollectorRegistry(), problems=list, not_ready=list)
+    another.start()
+    another.stop()
 
 
 @pytest.mark.parametrize("http", ["[::1]:0", "[::]:0"])

@@ -139,6 +139,10 @@ async def test_a_task_that_fails_for_long_is_told_of_once_and_keeps_no_other_wai
         found = [one for one in caplog.records if one.levelno >= lowest]
         return [text for one in found if (text := one.getMessage()).startswith("what is not archived could not be")]
 
+    async def audit(_: Upkeep) -> None:
+        pytest.fail("its turn is in minutes")
+
+    monkeypatch.setattr(Upkeep, "audit", audit)
     async with connected(database) as connection, running(database, Registry()) as executor:
         await connection.execute("ALTER FUNCTION sidings.history_archived(date) RENAME TO elsewhere")
         await eventually(lambda: len(lines(logging.DEBUG)) > 3)

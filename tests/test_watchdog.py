@@ -276,7 +276,7 @@ class Working:
         return self.entries[0] if len(self.entries) == 1 else self.entries.pop(0)
 
 
-def a_watchdog(worker: Working, exits: list[int]) -> Watchdog:
+def a_watchdog(worker: Working, exits: list[Any]) -> Watchdog:
     workers: Any = SimpleNamespace(all=[worker])
     return Watchdog(ExecutorSettings(), cast(Any, None), workers, exits.append)
 
@@ -296,17 +296,23 @@ def test_the_watchdog_ends_the_process_also_where_there_are_no_threads_left_to_s
     assert exits == [70]
 
 
-def test_the_watchdogs_last_words_do_not_stay_in_a_buffer():
-    told: list[str] = []
+def test_the_watchdogs_last_words_do_not_stay_in_a_buffer_and_are_waited_for():
+    told: list[Any] = []
+
+    def slowly(record: logging.LogRecord) -> None:
+        time.sleep(0.1)
+        told.append(record.getMessage())
+
     target = logging.Handler()
-    target.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    target.emit = slowly  # type: ignore[method-assign]
     buffer = MemoryHandler(1_000, flushLevel=logging.CRITICAL + 1, target=target)
     logging.getLogger().addHandler(buffer)
     try:
-        a_watchdog(Working(an_entry(1, deadline=0.0)), [])._look_at_deadlines()
+        a_watchdog(Working(an_entry(1, deadline=0.0)), told)._look_at_deadlines()
     finally:
         logging.getLogger().removeHandler(buffer)
-    assert ["which cannot be stopped" in line for line in told] == [True]
+    words, code = told
+    assert ("which cannot be stopped" in words, code) == (True, 70)
 
 
 def test_a_worker_that_goes_on_to_another_job_between_two_looks_is_blamed_for_neither():
