@@ -85,6 +85,7 @@ class LeaseThread:
     def start(self) -> None:
         """Start the thread. Call it in the event loop that is to get the events."""
         self._home = asyncio.get_running_loop()
+        self.last_renewed = now()  # there was nothing to renew before, however long ago this was made
         self._thread = threading.Thread(target=self._live, name="sidings leases", daemon=True)
         self._thread.start()
 

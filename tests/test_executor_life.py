@@ -25,6 +25,19 @@ async def test_an_executor_that_is_stopped_while_it_starts_does_not_start(databa
         assert await value(database, EXECUTORS) == 0
 
 
+async def test_an_executor_that_starts_long_after_it_was_made_has_missed_no_renewal(database: str):
+    """A service waits for its directories first, which may take minutes."""
+    executor = an_executor(database, Registry())
+    executor._leases.last_renewed -= 100.0
+    await executor.start()
+    try:
+        executor.assign([ORIGIN], 1)
+        await executor.settled(20)
+        assert executor.problems() == []
+    finally:
+        await executor.stop()
+
+
 async def test_whoever_stops_an_executor_a_second_time_waits_for_the_first(database: str):
     registry, started, go_on = Registry(), asyncio.Event(), asyncio.Event()
 
