@@ -5,9 +5,9 @@ import logging
 from collections.abc import Iterable
 
 import pytest
-from sidings import ConfigurationError, Message, Retry, Transaction
+from sidings import ConfigurationError, Discard, Message, Retry, Transaction
 from sidings.kafka.outbox import MESSAGE_ID
-from tenacity import wait_fixed
+from tenacity import stop_after_attempt, wait_fixed
 
 from .consumer_support import (
     TWICE_AND_PARK,
@@ -196,6 +196,40 @@ async def test_a_repeat_that_is_handled_while_the_first_one_fails_counts_for_bot
     assert await numbers(effects, "partition = 1") == [1]
 
 
+async def test_a_message_whose_repeat_was_handled_before_it_could_be_parked_is_the_repeat(
+    effects, topic, sidings_kafka
+):
+    """The repeat waits for the end of the last attempt's transaction, and so comes before the one that parks."""
+    name = await topic(partitions=2)
+    service = a_service(effects, sidings_kafka)
+    tries, alone = 0, asyncio.Event()
+
+    async def waits() -> bool:
+        sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        return await value(effects, sql) == 1
+
+    @service.consumer(name, retry=Retry(wait=wait_fixed(0), stop=stop_after_attempt(1)), dedup=True)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        nonlocal tries
+        await record(message, tx)
+        if message.partition == 0:
+            tries += 1
+            if tries == 2:  # the first was in the main line
+                alone.set()
+                await eventually(waits)
+            raise ValueError("never here")
+
+    await send(sidings_kafka, name, [(1, "a")])
+    async with service:
+        await asyncio.wait_for(alone.wait(), SECONDS)
+        await send(sidings_kafka, name, [(1, "a")], partition=1)
+        await eventually(offset_reaches(effects, name, 1, 1))
+        await eventually(offset_reaches(effects, name, 1))
+        await eventually(lambda: duplicates(service) == 1)
+    assert await numbers(effects) == [1]
+    assert await value(effects, "SELECT count(*) FROM sidings.job") == 0
+
+
 async def test_a_batch_that_ends_early_loses_nothing_of_its_rest(effects, topic, sidings_kafka):
     name = await topic()
     settings = {
@@ -219,15 +253,16 @@ async def test_isolated_undecodable_and_discarded_messages_are_kept_once(effects
 
     @service.consumer(plain, model=Number, dedup=True, retry=TWICE_AND_PARK)
     async def handle(message: Message[Number], tx: Transaction) -> None:
-        raise ValueError("not reached: all of them are garbage")
+        raise Discard("all but garbage")
 
     await send(sidings_kafka, isolated, [(1, "a"), (1, "a"), (2, "b")])
-    await send(sidings_kafka, plain, [(b"garbage", "a"), (b"garbage", "a")])
+    await send(sidings_kafka, plain, [(b"garbage", "a"), (b"garbage", "a"), (3, "c"), (3, "c")])
     async with service:
         await eventually(offset_reaches(effects, isolated, 3))
-        await eventually(offset_reaches(effects, plain, 2))
+        await eventually(offset_reaches(effects, plain, 4))
         await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="held") == 1)
-        await eventually(lambda: duplicates(service) == 2)
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="discarded") == 1)
+        await eventually(lambda: duplicates(service) == 3)
         held = "SELECT count(*) FROM sidings.job WHERE held IS NOT NULL"
 
         async def done() -> bool:

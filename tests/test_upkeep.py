@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from sidings.executor import ExecutorMetrics, ExecutorSettings, PostgresSettings
 from sidings.executor import upkeep as upkeep_module
 from sidings.executor.link import Link
+from sidings.executor.queues import OriginQueue
 from sidings.executor.scheduler import Scheduler
 from sidings.executor.upkeep import Upkeep
 from sidings.jobs import Registry
@@ -64,6 +65,27 @@ async def test_a_look_at_ages_begins_where_the_last_one_found_something(database
     assert await upkeep.audit() == 0  # from then on a look begins at the front again
     assert await look() == pytest.approx(200, abs=10)
     await connection.close()
+    await link.close()
+
+
+async def test_the_audit_looks_behind_its_first_page_and_misses_nothing_that_a_person_has_paused(
+    database: str, monkeypatch
+):
+    monkeypatch.setattr(upkeep_module, "_PAGE", 2)
+    monkeypatch.setattr(upkeep_module, "_SECOND_LOOK_SECONDS", 0.0)
+    link, scheduler = Link(PostgresSettings(dsn=database)), Scheduler(lambda kind: True)
+    scheduler.add_origin(ORIGIN, 1).high = 100
+    found: list[OriginQueue] = []
+    upkeep = Upkeep(
+        link, scheduler, ExecutorMetrics("test", None), ExecutorSettings(), schema="sidings", on_found=found.append
+    )
+    async with connected(database) as connection:
+        for position in (1, 2, 3, 4, 5, 101):  # the last one has still to be read
+            await _store(connection, position, 0)
+    assert await upkeep.audit() == 5
+    assert len(found) == 1, "the origin is read anew"
+    scheduler.pauses = ({"x"}, set(), set())
+    assert await upkeep.audit() == 0
     await link.close()
 
 
