@@ -55,7 +55,8 @@ class Superseded(Fenced):
 
 
 class _Lost(Exception):
-    """The connection was gone before the transaction had its end, or that has had no answer: `__cause__` says more."""
+    """The connection was gone, or took no writes, before the transaction had its end, or that has had no answer:
+    `__cause__` says more."""
 
     def __init__(self, started: float) -> None:
         super().__init__(f"the connection of the job's transaction was lost, {now() - started:.1f} s after its begin")
@@ -175,7 +176,9 @@ class Transactional:
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its job")
         except BaseException as error:
             end_if_forked(forks, error)
-            if connection.is_closed() and isinstance(error, Exception) and not isinstance(error, _DECIDED):
+            gone = connection.is_closed() or isinstance(error, asyncpg.ReadOnlySQLTransactionError)  # a demoted primary
+            if gone and isinstance(error, Exception) and not isinstance(error, _DECIDED):
+                connection.terminate()
                 raise _Lost(started) from error
             # What it has left running may go on with asyncpg's own object, which then must lead nowhere.
             if job.transaction is not None and job.transaction.lent:

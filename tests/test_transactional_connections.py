@@ -70,6 +70,23 @@ async def test_an_attempt_whose_connection_the_server_refuses_is_no_failure(data
     assert set(await outcomes(database)) == {"snoozed", "succeeded"}
 
 
+async def test_a_server_that_takes_no_writes_is_no_failure(database: str) -> None:
+    """A primary that has been demoted under its connections, or is read-only since its disk is full: jobs that ran then
+    failed, and with their last attempt they were gone."""
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, str]]) -> None:
+        if job.attempt == 1:
+            await job.tx.execute("SET TRANSACTION READ ONLY")
+        await job.tx.execute("CREATE TABLE effect ()")
+
+    async with running(database, registry):
+        await enqueue(database, once, [{}])
+        await drained(database)
+    assert sorted(await outcomes(database)) == ["snoozed", "succeeded"]
+
+
 async def test_an_attempt_whose_connection_breaks_before_the_handler_is_called_is_no_failure(database: str) -> None:
     registry = Registry()
 
