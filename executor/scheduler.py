@@ -407,7 +407,7 @@ class Scheduler:
             lane.crowded = head.type
             self.crowded[lane] = None
             return None
-        lane.queue.popleft()
+        del lane.queue[0]
         lane.running = head
         lane.newest = 0
         if lane.more:
@@ -463,9 +463,8 @@ class Scheduler:
             self._unlearn(entry)
             self._check_hunger(lane)
         else:
-            lane.queue.appendleft(entry)
-            if len(lane.queue) > 1 and lane.queue[1].position < entry.position:
-                lane.queue = deque(sorted(lane.queue, key=lambda e: e.position))
+            lane.queue.insert(0, entry)
+            lane.queue.sort(key=lambda e: e.position)
         self._arm(lane, now)
 
     # -- outcomes, once they are committed ----------------------------------------------------------------------

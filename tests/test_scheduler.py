@@ -1,5 +1,6 @@
 """The scheduler by examples: who runs next, who waits, and what is kept in memory. Its properties are tested apart."""
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -342,6 +343,22 @@ def test_a_group_whose_head_has_failed_waits_with_it_and_goes_on_in_order():
     assert rig.run() == [1, 2, 3, 4]
     rig.refill([5])
     assert rig.run() == [5]
+
+
+def test_a_group_that_waits_takes_some_hundred_bytes():
+    rig, groups = Rig(), 5_000
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(groups):
+            rig.put(number, group=f"group {number}")
+            for head in rig.choose():
+                rig.scheduler.again(head, due=5.0 + number)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(stuck_lanes(rig.scheduler)) == groups
+    assert (after - before) / groups < 700
 
 
 def test_a_refill_that_was_sent_before_the_group_began_to_wait_is_void():
