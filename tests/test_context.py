@@ -340,3 +340,16 @@ def test_the_documentations_log_format_works(capsys: pytest.CaptureFixture[str])
         assert handler.format(record) == "INFO c-1 send_eta 7 hello"
     finally:
         logging.getLogger().removeHandler(handler)
+
+
+def test_the_documentations_filter_keeps_one_of_many_lines_of_aiokafka() -> None:
+    seldom = guide.run("observability.md", "While Kafka is away")["Seldom"]()
+    places = [
+        ("aiokafka", 7),
+        ("aiokafka", 7),
+        ("aiokafka.consumer.fetcher", 9),
+        ("sidings.outbox", 7),
+        ("sidings.outbox", 7),
+    ]
+    records = [logging.makeLogRecord({"name": name, "pathname": "client.py", "lineno": line}) for name, line in places]
+    assert [seldom.filter(record) for record in records] == [True, False, True, True, True]

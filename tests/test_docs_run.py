@@ -68,7 +68,11 @@ RUN_BY = {
     },
     "docs/history.md": {"The archive": HERE},
     "docs/middleware.md": {"": "test_middleware.py", "An error reporter": "test_middleware.py"},
-    "docs/observability.md": {"What travels": "test_context.py", "In every line of the log": "test_context.py"},
+    "docs/observability.md": {
+        "What travels": "test_context.py",
+        "In every line of the log": "test_context.py",
+        "While Kafka is away": "test_context.py",
+    },
     "docs/operations.md": {
         "What goes on": HERE,
         "Held jobs": HERE,
