@@ -317,6 +317,26 @@ async def test_the_correlation_id_travels_from_message_to_job_to_message(databas
     ]  # fmt: skip
 
 
+async def test_what_takes_a_list_of_messages_hands_on_what_they_have_in_common(
+    database: str, sidings_kafka: str, topic: Any
+):
+    name = await topic()
+    service = a_service(database, sidings_kafka)
+    found: list[dict[str, str]] = []
+
+    @service.consumer(name, batch=2)
+    async def on_rides(messages: list[Message[Ride]], tx: Transaction) -> None:
+        found.append(current_headers())
+
+    value = Ride().model_dump_json().encode()
+    for number in (1, 2):
+        headers = [("correlation-id", f"c-{number}".encode()), ("traceparent", TRACE.encode())]
+        await produce_raw(sidings_kafka, name, value, headers=headers)
+    async with service:
+        await eventually(lambda: found)
+    assert found == [{"traceparent": TRACE}]
+
+
 # -- the documentation --------------------------------------------------------------------------------------------
 
 

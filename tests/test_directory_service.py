@@ -125,6 +125,7 @@ async def test_jobs_wait_for_the_directories(database, topic, sidings_kafka, cap
         await eventually(lambda: "there is no topic" in caplog.text)
         assert ran == []
         assert not service.executor.held
+        assert "the executor does not run" not in service.problems(), "it is not meant to yet"
         await create_topic(sidings_kafka, directory, partitions=1, config=COMPACTED)
         await eventually(lambda: ran == [0])
         await eventually(lambda: service.problems() == [])

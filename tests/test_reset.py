@@ -277,6 +277,33 @@ async def test_a_message_that_waits_for_its_next_attempt_waits_no_more_when_its_
         await eventually(lambda: not _running("Siding.settle"))
 
 
+async def test_a_partition_that_is_displaced_while_a_batch_of_it_commits_goes_on_behind_it(
+    effects, topic, sidings_kafka
+):
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number)(record)
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    async with connected(effects) as connection:
+        await connection.execute("""
+            CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$
+                BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NULL; END $$;
+            CREATE CONSTRAINT TRIGGER hangs AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED
+                FOR EACH ROW EXECUTE FUNCTION hang()""")
+        await connection.execute("SELECT pg_advisory_lock(4711)")
+        await produce(sidings_kafka, name, range(3))
+        async with service:
+            await eventually(lambda: value(effects, waiting))
+            consumer = service._life.consumer
+            consumer._displace(list(consumer.partitions.values()))
+            await connection.execute("SELECT pg_advisory_unlock(4711)")
+            await eventually(offset_reaches(effects, name, 3))
+            await produce(sidings_kafka, name, [3])
+            await eventually(offset_reaches(effects, name, 4))
+            assert sample(service, "sidings_consumer_errors_total", server="kafka") == 0, "its client was given up"
+    assert await numbers(effects) == [0, 1, 2, 3]
+
+
 def _running(what: str) -> list[str]:
     return [name for task in asyncio.all_tasks() if what in (name := task.get_name())]
 

@@ -5,6 +5,7 @@ import logging
 import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
+from sidings.errors import PostgresUnavailable
 from sidings.executor import ExecutorMetrics, ExecutorSettings, PostgresSettings
 from sidings.executor import upkeep as upkeep_module
 from sidings.executor.link import Link
@@ -32,7 +33,7 @@ async def _store(connection: asyncpg.Connection, position: int, age: int) -> Non
     )
 
 
-async def test_a_look_at_ages_begins_where_the_last_one_found_something(database: str):
+async def test_a_look_at_ages_begins_where_the_last_one_found_something(database: str, monkeypatch):
     link, scheduler = Link(PostgresSettings(dsn=database)), Scheduler(lambda kind: True)
     queue = scheduler.add_origin(ORIGIN, 1)
     queue.high = 100
@@ -64,6 +65,23 @@ async def test_a_look_at_ages_begins_where_the_last_one_found_something(database
     scheduler.unknown["x"] = 4  # so the audit has nothing to say of them
     assert await upkeep.audit() == 0  # from then on a look begins at the front again
     assert await look() == pytest.approx(200, abs=10)
+    before, fetch = queue.first, link.fetch
+
+    async def read_late(*args: object) -> list[asyncpg.Record]:
+        found = await fetch(*args)  # type: ignore[arg-type]
+        queue.first = 85  # where a read finds a job meanwhile
+        return found
+
+    async def fail(*args: object) -> list[asyncpg.Record]:
+        raise PostgresUnavailable("away")
+
+    monkeypatch.setattr(link, "fetch", fail)
+    with pytest.raises(PostgresUnavailable):
+        await look()
+    assert queue.first == before < queue.high, "a look that fails has seen nothing"
+    monkeypatch.setattr(link, "fetch", read_late)
+    await look()
+    assert queue.first == 85
     await connection.close()
     await link.close()
 
