@@ -57,6 +57,25 @@ class Life:
 
     def problems(self) -> list[str]:
         """What ``/health`` complains about. Any thread may call it."""
+        found = self._hindrances()
+        database = self._parts.database
+        if database is not None and database.relay is not None and self.running:
+            found += database.relay.unreachable()
+        return found
+
+    def not_ready(self) -> list[str]:
+        """What ``/ready`` complains about: not of a relay without Kafka, since what an outbox is there for goes on. Any
+        thread may call it."""
+        found = self._hindrances()
+        for directory in self._subscriptions.directories.values():
+            found += directory.not_ready()
+        if self.consumer is not None and not self.consumer.joined:
+            found.append("the consumer has no assignment yet")
+        if self._supervisor.stopping:
+            found.append("the service is stopping")
+        return found
+
+    def _hindrances(self) -> list[str]:
         database = self._parts.database
         found: list[str] = []
         if not self.running:
@@ -72,17 +91,6 @@ class Life:
         if self.running:
             for directory in directories:
                 found += directory.problems()
-        return found
-
-    def not_ready(self) -> list[str]:
-        """What ``/ready`` complains about. Any thread may call it."""
-        found = self.problems()
-        for directory in self._subscriptions.directories.values():
-            found += directory.not_ready()
-        if self.consumer is not None and not self.consumer.joined:
-            found.append("the consumer has no assignment yet")
-        if self._supervisor.stopping:
-            found.append("the service is stopping")
         return found
 
     # -- start ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import time
 import pytest
 from sidings import Message, Transaction
 from sidings.executor import Executor
-from sidings.kafka import Directory, Relay
+from sidings.kafka import Directory, KafkaSettings, Relay
 
 from .consumer_support import Number, a_service, numbers, produce, record
 from .support import SECONDS, eventually
@@ -46,6 +46,18 @@ async def test_health_tells_of_each_part(database, topic, sidings_kafka, monkeyp
     async with service:
         await eventually(lambda: not any("not loaded" in told for told in service._life.not_ready()))
         assert {"the relay is slow", "the directory is old"} <= set(service.problems())
+
+
+async def test_a_service_whose_relay_has_no_kafka_is_ready_and_says_so(database, sidings_kafka, monkeypatch):
+    """Of one without consumers and directories nothing told that its messages waited. It goes on publishing them."""
+    monkeypatch.setattr("sidings.kafka.outbox.relay._UNREACHABLE_SECONDS", 0.2)
+    service = a_service(database, "127.0.0.1:1")
+    told = "the relay has no connection to Kafka: no broker answers"
+    async with service:
+        await eventually(lambda: any(told in problem for problem in service.problems()))
+        await eventually(lambda: service._life.not_ready() == [], service._life.not_ready)
+        service._parts.database.relay._senders._kafka = KafkaSettings(bootstrap=sidings_kafka)
+        await eventually(lambda: service.problems() == [], service.problems)
 
 
 async def test_a_stop_in_a_hurry_waits_for_no_batch_and_nothing_is_ready_meanwhile(effects, topic, sidings_kafka):

@@ -22,7 +22,6 @@ from sidings.kafka.outbox import (
     reader,
     recorder,
 )
-from sidings.kafka.settings import KafkaSettings
 
 from .outbox_support import a_relay, emptied, firsts, publish, publishing, records, relay_process, relaying, sending
 from .support import SECONDS, connected, eventually, fetch, value
@@ -283,17 +282,6 @@ async def test_what_waits_is_counted_also_while_no_relay_reaches_kafka(database:
     async with relaying(database, UNREACHABLE) as relay:
         await eventually(lambda: relay.metrics.waiting.get("etas", (0, 0))[0] == 7)
         assert relay.held == {}
-
-
-async def test_health_says_that_the_relay_has_no_kafka(
-    database: str, sidings_kafka: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a service without consumers and directories it said nothing: the messages waited, and all was well."""
-    monkeypatch.setattr("sidings.kafka.outbox.relay._UNREACHABLE_SECONDS", 0.2)
-    async with relaying(database, UNREACHABLE) as relay:
-        await eventually(lambda: any("the relay has no connection to Kafka: no broker" in p for p in relay.problems()))
-        relay._senders._kafka = KafkaSettings(bootstrap=sidings_kafka)
-        await eventually(lambda: relay.problems() == [], relay.problems)
 
 
 async def test_a_commit_of_this_process_is_relayed_without_waiting_for_the_poll(

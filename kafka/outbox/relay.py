@@ -116,9 +116,14 @@ class Relay:
             found.append("the relay does not run")
         if now() - self.reader.last_answer > max(5.0, self.settings.lease_seconds):
             found.append(f"the outbox was last read {now() - self.reader.last_answer:.1f} s ago")
-        if (outage := self._senders.outage).seconds() > _UNREACHABLE_SECONDS:
-            found.append(f"the relay has no connection to Kafka: {outage.error}")
         return found
+
+    def unreachable(self) -> list[str]:
+        """The same of Kafka: while it is away messages wait, and publishing goes on."""
+        outage = self._senders.outage
+        if outage.seconds() < _UNREACHABLE_SECONDS:
+            return []
+        return [f"the relay has no connection to Kafka: {outage.error}"]
 
     # -- life -------------------------------------------------------------------------------------------------------
 
