@@ -47,13 +47,13 @@ class Configuration:
             raise ConfigurationError(f"topics={topics!r}: give a list of topics")
         if topics and kafka is None:
             raise ConfigurationError("topics= needs kafka=: it is Kafka that assigns their partitions")
-        for topic in topics:
-            check_topic(topic, "topics")
         self.name = name
         self.postgres = _postgres(postgres, schema)
         self.kafka = KafkaSettings(bootstrap=kafka) if isinstance(kafka, str) else kafka
         self.assignment = assignment
         self.topics = tuple(topics)
+        for topic in self.topics:
+            check_topic(topic, "topics")
         self.executor = executor
         self.outbox = outbox
         self.http = http
