@@ -13,16 +13,16 @@ import logging
 import struct
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IncompatibleBrokerVersion, OffsetOutOfRangeError, for_code
+from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, OffsetOutOfRangeError, for_code
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.types import Array, Int16, Int32, Int64, Schema, String
 
-__all__ = ["LeaderEpochs"]
+__all__ = ["LeaderEpochs", "ask_epoch_ends"]
 
 log = logging.getLogger("sidings.consumer")
 
@@ -79,6 +79,39 @@ class _EpochEndsRequest(Request[_EpochEndsRequestV3]):
 
     def build(self, request_struct_class: type[_EpochEndsRequestV3]) -> _EpochEndsRequestV3:
         return request_struct_class(-1, list(self._topics.items()))
+
+
+async def ask_epoch_ends(client: AIOKafkaConsumer, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Where each epoch ends in its partition's log; of old brokers nothing. Raises `KafkaError`."""
+    inner: Any = client._client  # pyright: ignore[reportPrivateUsage]  # aiokafka lets nobody else send on its connections
+    leaders: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
+    for tp, epoch in epochs.items():
+        leaders[inner.cluster.leader_for_partition(tp)][tp] = epoch
+    ends: dict[TopicPartition, int] = {}
+    for leader, theirs in leaders.items():
+        if leader in (None, -1):
+            raise KafkaConnectionError(f"nobody leads {', '.join(f'{tp.topic}/{tp.partition}' for tp in theirs)}")
+        for tp, (error, end) in (await _ask(inner.send, leader, theirs)).items():
+            if error:
+                raise for_code(error)(f"{tp.topic}/{tp.partition}")
+            ends[tp] = end
+    return ends
+
+
+async def _ask(
+    send: Callable[[int, _EpochEndsRequest], Awaitable[Any]], node: int, epochs: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, tuple[int, int]]:
+    """The code of an error, or 0, and where the epoch ends."""
+    try:
+        response = await send(node, _EpochEndsRequest(epochs))
+    except (IncompatibleBrokerVersion, NotImplementedError) as error:  # older than 2.3, or so new that it is gone
+        log.debug("nobody tells here where epochs end: %r", error)
+        return {}
+    return {
+        TopicPartition(topic, partition): (error, end)
+        for topic, partitions in response.topics
+        for error, partition, _, end in partitions
+    }
 
 
 class _Read(NamedTuple):
@@ -172,24 +205,18 @@ class LeaderEpochs:
         """The partitions of which nothing may be read on, each with the code of the error that says so."""
         if not doubts:
             return {}
-        try:
-            response = await self._send(node, _EpochEndsRequest({tp: epoch for tp, (_, epoch) in doubts.items()}))
-        except (IncompatibleBrokerVersion, NotImplementedError) as error:  # older than 2.3, or so new that it is gone
-            log.debug("nobody tells here where epochs end: %r", error)
-            return {}
         refused: dict[TopicPartition, int] = {}
-        for topic, partitions in response.topics:
-            for error, partition, _, end in partitions:
-                tp = TopicPartition(topic, partition)
-                offset, epoch = doubts[tp]
-                if error:
-                    log.warning("%s/%s: its leader does not say where epoch %s ends: %s", *tp, epoch, for_code(error))
-                    refused[tp] = error
-                elif end < offset:
-                    if self._cuts.get(tp) != end:
-                        log.error("%s/%s: the log was cut off at %s, and had been read up to %s", *tp, end, offset)
-                    refused[tp] = OffsetOutOfRangeError.errno
-                    self._cuts[tp] = end
+        ends = await _ask(self._send, node, {tp: epoch for tp, (_, epoch) in doubts.items()})
+        for tp, (error, end) in ends.items():
+            offset, epoch = doubts[tp]
+            if error:
+                log.warning("%s/%s: its leader does not say where epoch %s ends: %s", *tp, epoch, for_code(error))
+                refused[tp] = error
+            elif end < offset:
+                if self._cuts.get(tp) != end:
+                    log.error("%s/%s: the log was cut off at %s, and had been read up to %s", *tp, end, offset)
+                refused[tp] = OffsetOutOfRangeError.errno
+                self._cuts[tp] = end
         return refused
 
 

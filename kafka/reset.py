@@ -18,6 +18,7 @@ from ..executor import PostgresSettings, connect
 from ..executor.link import BROKEN
 from ..schema import load_sql
 from . import membership
+from .leader_epochs import ask_epoch_ends
 from .message import check_topic
 from .offsets import OffsetStore
 from .partition import Partition, State
@@ -59,11 +60,13 @@ async def reset_offsets(
 ) -> list[Reset]:
     """See ``Service.reset_offsets``."""
     _check(topic, to, partitions)
-    targets, topic_id = await _targets(kafka, group, topic, to, partitions)
+    stored = await _load_epochs(postgres, topic)
+    targets, cuts, topic_id = await _targets(kafka, group, topic, to, partitions, stored)
     ordered = sorted(targets)
     sql = load_sql(__package__, "reset_offsets", postgres.schema_name)
     offsets = [targets[partition] for partition in ordered]
-    rows = await _store(postgres, sql, topic, ordered, offsets, actor, reason, topic_id)
+    cut = [cuts.get(partition) for partition in ordered]
+    rows = await _store(postgres, sql, topic, ordered, offsets, actor, reason, topic_id, cut)
     done = [Reset(row[0], row[1], targets[row[0]], row[2]) for row in rows]
     for one in sorted(done):
         log.warning(
@@ -93,9 +96,15 @@ def _check(topic: str, to: ResetTo, partitions: Collection[int] | None) -> None:
 
 
 async def _targets(
-    kafka: KafkaSettings, group: str, topic: str, to: ResetTo, partitions: Collection[int] | None
-) -> tuple[dict[int, int], UUID | None]:
-    """The offset of each partition that `to` means, and the topic's id where Kafka tells it."""
+    kafka: KafkaSettings,
+    group: str,
+    topic: str,
+    to: ResetTo,
+    partitions: Collection[int] | None,
+    stored: Collection[asyncpg.Record],
+) -> tuple[dict[int, int], dict[int, int], UUID | None]:
+    """The offset of each partition that `to` means; where logs were cut off before the stored offsets; and the topic's
+    id where Kafka tells it."""
     # It subscribes to nothing, so it joins no group. Without group_id, aiokafka 0.14 cannot be stopped in good order.
     client = AIOKafkaConsumer(
         **kafka.client_options(), group_id=group, isolation_level=kafka.isolation_level, enable_auto_commit=False
@@ -112,6 +121,8 @@ async def _targets(
             first = cast(Mapping[TopicPartition, int], await client.beginning_offsets(tps))
             end = cast(Mapping[TopicPartition, int], await client.end_offsets(tps))
             topic_id = (await ask_topic_ids(client, tps)).get(topic)
+            known = {TopicPartition(topic, row["partition"]): row for row in stored if row["topic_id"] == topic_id}
+            ends = await ask_epoch_ends(client, {tp: known[tp]["leader_epoch"] for tp in tps if tp in known})
             match to:
                 case "earliest":
                     found = first
@@ -131,7 +142,8 @@ async def _targets(
             raise OffsetOutOfRange(
                 f"{tp.topic}/{tp.partition}: there is no offset {found[tp]}: its log goes from {first[tp]} to {end[tp]}"
             )
-    return {tp.partition: found[tp] for tp in tps}, topic_id
+    cuts = {tp.partition: cut for tp, cut in ends.items() if cut < known[tp]["next_offset"]}
+    return {tp.partition: found[tp] for tp in tps}, cuts, topic_id
 
 
 async def _partitions(kafka: KafkaSettings, topic: str) -> set[int]:
@@ -180,6 +192,18 @@ async def _must_be_readable(client: AIOKafkaConsumer, tp: TopicPartition, offset
         f"{tp.topic}/{tp.partition}: the record at {offset} cannot be read: one of its batch cannot ({error!r}); the "
         f"next that can is {good}"
     )
+
+
+async def _load_epochs(postgres: PostgresSettings, topic: str) -> list[asyncpg.Record]:
+    connection = await connect(postgres)
+    try:
+        return await connection.fetch(
+            load_sql(__package__, "load_epochs", postgres.schema_name), topic, timeout=postgres.call_seconds
+        )
+    except BROKEN as error:
+        raise PostgresUnavailable(f"the stored offsets could not be read: {error!r}") from error
+    finally:
+        connection.terminate()
 
 
 async def _store(postgres: PostgresSettings, sql: str, *arguments: object) -> list[asyncpg.Record]:

@@ -5,9 +5,13 @@
 -- null: not known. It holds for epoch_offset: who knows nothing of it moves next_offset alone.
 ALTER TABLE sidings.consumer_offset ADD COLUMN leader_epoch integer, ADD COLUMN epoch_offset bigint;
 
--- As in 0024, and whatever has become of the log, a person has said where to go on in it.
-CREATE OR REPLACE FUNCTION sidings.reset_offsets(
-    its_topic text, partitions integer[], offsets bigint[], actor text, reason text, topic_id uuid DEFAULT NULL)
+-- As in 0024, and whatever has become of the log, a person has said where to go on in it. Of messages that were cut off from it, which
+-- are not delivered again, no jobs are cancelled.
+--   cuts   where the log of each partition was cut off before its stored offset; null: it was not, or it is not known
+DROP FUNCTION sidings.reset_offsets(text, integer[], bigint[], text, text, uuid);
+CREATE FUNCTION sidings.reset_offsets(
+    its_topic text, partitions integer[], offsets bigint[], actor text, reason text, topic_id uuid DEFAULT NULL,
+    cuts bigint[] DEFAULT NULL)
 RETURNS TABLE (its_partition integer, former bigint, cancelled bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '5s' AS $$
 DECLARE
@@ -37,19 +41,20 @@ BEGIN
     END LOOP;
     FOR o IN
         WITH moved AS (
-            SELECT r.partition, r.next FROM unnest(partitions, offsets) AS r (partition, next)
+            SELECT r.partition, r.next, coalesce(r.cut, 9223372036854775807) AS until
+            FROM unnest(partitions, offsets, cuts) AS r (partition, next, cut)
             WHERE r.partition <> ALL (others)
         ), origins AS (
             SELECT its_topic || '/' || n AS origin
             FROM generate_series(0, coalesce((SELECT t.partitions FROM sidings.topic t WHERE t.topic = its_topic), 0) - 1) n
         ), elsewhere AS (
-            SELECT DISTINCT x.origin, v.partition, v.next
+            SELECT DISTINCT x.origin, v.partition, v.next, v.until
             FROM origins x CROSS JOIN LATERAL sidings.stored_messages(its_topic, x.origin) m
-            JOIN moved v ON v.partition = m.partition AND m."offset" >= v.next
+            JOIN moved v ON v.partition = m.partition AND m."offset" >= v.next AND m."offset" < v.until
         )
-        SELECT its_topic || '/' || v.partition AS origin, v.partition, v.next FROM moved v
+        SELECT its_topic || '/' || v.partition AS origin, v.partition, v.next, v.until FROM moved v
         UNION
-        SELECT e.origin, e.partition, e.next FROM elsewhere e
+        SELECT e.origin, e.partition, e.next, e.until FROM elsewhere e
         ORDER BY origin, partition
     LOOP
         IF o.origin IS DISTINCT FROM taken THEN
@@ -57,7 +62,7 @@ BEGIN
             taken := o.origin;
         END IF;
         ids := ARRAY(SELECT m.job FROM sidings.stored_messages(its_topic, o.origin) m
-                     WHERE m.partition = o.partition AND m."offset" >= o.next);
+                     WHERE m.partition = o.partition AND m."offset" >= o.next AND m."offset" < o.until);
         PERFORM 1 FROM sidings.job j WHERE j.id = ANY (ids) ORDER BY j.id FOR UPDATE;
         counts[o.partition] := counts[o.partition]
             + sidings.end_jobs(ids, 'cancelled', actor,
