@@ -5,7 +5,7 @@ import asyncio
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -13,12 +13,16 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, KafkaError
 from aiokafka.protocol.fetch import FetchRequest
+from prometheus_client import CollectorRegistry
 from sidings import Message, PostgresSettings
 from sidings.devstack import Kafka
 from sidings.devstack.topics import create_topic
 from sidings.executor import Link
 from sidings.kafka.leader_epochs import LeaderEpochs
+from sidings.kafka.metrics import ConsumerMetrics
 from sidings.kafka.offsets import Move, OffsetStore
+from sidings.kafka.partition import Partition
+from sidings.kafka.placing import Placer
 
 from .consumer_support import TWICE_AND_PARK, Number, a_service, as_json, numbers, offset_reaches, producing, record
 from .support import SECONDS, connected, eventually
@@ -277,6 +281,30 @@ async def test_batches_of_before_kafka_0_11_have_no_epoch():
     leader.epochs.begin(TP, 10, None)
     assert await leader.fetch(10, (10, 77), form=1) == 0
     assert leader.epochs.before(TP, 11) is None
+
+
+async def test_an_offset_that_passes_deleted_records_has_no_epoch():
+    leader, stored = Leader(), list[int | None]()
+    leader.epochs.begin(TP, 10, 3)
+
+    async def jump(move: Move) -> None:
+        stored.append(leader.epochs.before(TP, move.next))
+
+    partition = Partition(TP)
+    placer = Placer(
+        cast(Any, SimpleNamespace(seek=lambda *_: None, resume=lambda *_: None)),
+        {TP: partition},
+        {},
+        cast(Any, SimpleNamespace(resets=lambda _: 0, epoch=lambda _: 3, jump=jump)),
+        leader.epochs,
+        ConsumerMetrics("test", CollectorRegistry(), {CUT}),
+        request_seconds=1,
+        on_placed=lambda: None,
+        spawn=lambda _: None,
+    )
+    await placer._place(partition, 10, 20, 30)
+    assert partition.next_offset == 20
+    assert stored == [leader.epochs.before(TP, 20)] == [None]
 
 
 async def test_an_epoch_is_believed_beside_the_offset_and_the_topic_that_it_was_stored_with(database):
