@@ -188,22 +188,22 @@ async def test_a_token_that_cannot_be_had_is_waited_for_like_kafka(database: str
 
 
 async def test_files_for_tls_that_are_replaced_are_read_again_by_clients_that_live(
-    database: str, own_kafka, caplog: pytest.LogCaptureFixture
+    database: str, guarded: Kafka, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A client of before believed the former authority only, for as long as it met one of the brokers that it knew."""
-    kafka = await asyncio.to_thread(lambda: own_kafka(secure=True))
+    kafka = guarded
     await create_topic(kafka.bootstrap, "terminals", partitions=1, config={"cleanup.policy": "compact"})
+    for operation in (READ, WRITE):
+        await allow(kafka, "terminals", operation)
     caplog.set_level(logging.INFO, "sidings.kafka")
     async with Directory("terminals", kafka=secured(kafka), model=dict[str, Any]) as directory:
         for turn, told in enumerate(["", "cannot be used, going on with those of before", "and read again"]):
             if turn == 1:
-                kept = kafka.ca_file.read_bytes()
                 kafka.ca_file.write_text("half of it")
             elif turn == 2:
-                kafka.ca_file.write_bytes(kept)
+                await asyncio.to_thread(kafka.kill)
                 password = await asyncio.to_thread(lambda: make_certificates(kafka.ca_file.parent).password)
                 kafka._state.update(store_password=password)
-                await asyncio.to_thread(kafka.kill)
                 await asyncio.to_thread(kafka.start)
             await publish(database, "terminals", [("k", b'{"turn": %d}' % turn)])
             async with relaying(database, secured(kafka)):
