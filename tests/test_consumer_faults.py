@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -16,6 +17,7 @@ from sidings.kafka.partition import Partition
 from sidings.kafka.patience import Patience
 from sidings.kafka.seen import SeenUpkeep
 from sidings.kafka.transactions import is_closed
+from sidings.kafka.vitals import Vitals
 from tenacity import stop_after_delay, wait_none
 
 from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, offset_reaches, produce, record, sample
@@ -174,3 +176,43 @@ async def test_patience_leaves_no_timer_behind():
     finally:
         loop.call_later = call_later  # type: ignore[method-assign]
     assert [timer.cancelled() for timer in timers] == [True]
+
+
+def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_lasts(monkeypatch):
+    clock = [1_000.0]
+    monkeypatch.setattr("sidings.kafka.vitals.time.monotonic", lambda: clock[0])
+    topics: dict[str, set[int] | None] = {"positions": {0}}
+    client: Any = SimpleNamespace(partitions_for_topic=topics.get)
+    vitals = Vitals({"positions"}, {"positions"}, list)
+
+    def after(seconds: float) -> list[str]:
+        clock[0] += seconds
+        return vitals.problems()
+
+    for _ in range(4):
+        assert after(5) == [] or clock[0] > 1_015.0
+        vitals.disconnected(OSError("refused"))
+    assert after(0) == ["the consumer has no connection to Kafka: OSError('refused')"]
+    vitals.connected(client, ())
+    vitals.rebalance_ends()
+    assert after(10) == []
+    for _ in range(4):
+        vitals.disconnected(OSError("reset"))
+        vitals.connected(client, ())
+        vitals.rebalance_ends()
+        clock[0] += 4.9
+    assert after(0) == ["the connection to Kafka breaks again and again: OSError('reset')"]
+    assert after(0.2) == [], "this one lasts"
+    vitals.rebalance_begins()
+    assert after(40) == []
+    vitals.rebalance_begins()
+    assert after(21) == ["the group has been rebalancing for 61 s"]
+    vitals.rebalance_ends()
+    vitals.disconnected()
+    vitals.connected(client, ())
+    assert after(61) == ["the group has been rebalancing for 61 s"], "what was assigned is not its successor's"
+    vitals.rebalance_ends()
+    vitals.connected(client, ())
+    topics.clear()
+    assert after(10) == []
+    assert after(6) == ["there is no topic positions, or no right to see it: create it"]
