@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JARS_READY := $(VENV)/.jars-ready
+LOWEST := $(VENV)/lowest
 LOCKS := requirements/build.lock requirements/dev.lock
 # What pip says is shown only when it fails.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-input
@@ -18,7 +19,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-e
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos lint format model bench profile up down lock clean
+.PHONY: help setup demo test lowest chaos lint format model bench profile up down lock clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +31,13 @@ demo: setup ## the acceptance demo: three instances, kills, takeovers; about a m
 
 test: setup ## all tests but the long ones, on a real Postgres and a real Kafka; WORKERS=0: one after the other
 	$(BIN)/python -m pytest -q -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
+
+lowest: setup ## the same with the oldest libraries that pyproject.toml allows, in an environment of their own
+	@$(BIN)/python -m venv $(LOWEST)
+	@$(BIN)/python .ci/lowest >$(LOWEST)/constraints.txt
+	@$(LOWEST)/bin/python -m pip install --disable-pip-version-check --quiet --constraint $(LOWEST)/constraints.txt \
+		--editable '.[cli,dev,devstack,examples,otel,spark,uvloop,web]'
+	$(LOWEST)/bin/python -m pytest -q -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
 
 chaos: setup ## the long tests, which kill servers and processes again and again, or search the models
 	$(BIN)/python -m pytest -q -m chaos tests
