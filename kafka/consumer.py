@@ -118,6 +118,8 @@ class Consumer(ConsumerRebalanceListener):
                 finally:
                     self._client = None
                     self._loops = []
+                    for partition in self._all_partitions():  # kept for what the next client's inherit, if it gets them
+                        partition.displace()
                     self.vitals.disconnected()
                     await membership.close(client)
                 await self._pause_before_connecting()

@@ -69,10 +69,12 @@ class Contact:
         cluster = self._client._client.cluster  # aiokafka 0.14 says nowhere in public that it has found no broker
         if cluster._last_refresh_ms == cluster._last_successful_refresh_ms:
             self._lost_at = None
-        elif self._lost_at is None:
+            return
+        if self._lost_at is None:
             self._lost_at = time.monotonic()
         elif time.monotonic() - self._lost_at > _LOST_SECONDS:
             raise KafkaConnectionError(f"none of the brokers that it knows has answered for {_LOST_SECONDS:.0f} s")
+        self._client._client.force_metadata_update()  # by itself it asks again when its metadata are too old, no sooner
 
 
 async def watch(client: AIOKafkaConsumer) -> NoReturn:

@@ -169,10 +169,13 @@ class Placer:
         return self._topics is not None and not self._topics.covers(tp)
 
     def _waiting(self) -> dict[TopicPartition, Partition]:
+        """Only what this client has: of one that has come after another the partitions are known from before."""
+        assigned = self._client.assignment()
         return {
             tp: partition
             for tp, partition in self._partitions.items()
-            if tp.topic in self._subscriptions
+            if tp in assigned
+            and tp.topic in self._subscriptions
             and partition.state in (State.UNPLACED, State.REFUSED)
             and partition not in self._alone
         }

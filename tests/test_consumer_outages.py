@@ -475,6 +475,70 @@ async def test_brokers_that_have_all_got_other_addresses_are_found_again(
         await everything_arrives(2)
 
 
+async def test_one_question_without_an_answer_is_no_lost_cluster(sidings_kafka: str, topic, monkeypatch):
+    """It was not asked again before the metadata were too old, which took as long as it takes to give the client up."""
+    monkeypatch.setattr(membership, "_LOST_SECONDS", 1.0)
+    client: Any = membership.make_client(KafkaSettings(bootstrap=sidings_kafka, metadata_seconds=60), "test")
+    client.subscribe([await topic()])
+    await client.start()
+    try:
+        contact = membership.Contact(client)
+        with monkeypatch.context() as away:
+            away.setattr(client._client, "_get_conn", lambda *_, **__: asyncio.sleep(0))
+            assert await client._client.force_metadata_update() is False
+        contact.check()
+        assert contact._lost_at is not None
+        async with asyncio.timeout(SECONDS):
+            while contact._lost_at is not None:
+                await asyncio.sleep(0.05)
+                contact.check()  # raises where it is given up
+    finally:
+        await client.stop()
+
+
+async def test_what_the_former_client_had_waits_until_the_next_one_is_given_it(
+    effects: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was placed at once, of which aiokafka makes an AssertionError: the service ended."""
+    names, subscribe, clients = [await topic(), await topic()], AIOKafkaConsumer.subscribe, list[AIOKafkaConsumer]()
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "group": names[0]})
+    service.consumer(names[0], model=Number)(record)
+    seen = list[int]()
+
+    @service.consumer(names[1], stateless=True, dead_letter="dead")
+    async def stateless(message: Message[Number]) -> None:
+        seen.append(message.value.n)
+
+    def late(self: AIOKafkaConsumer, *args: Any, **options: Any) -> None:
+        """As where the group takes its time."""
+        clients.append(self)
+        asyncio.get_running_loop().call_later(
+            0.5 if len(clients) > 1 else 0.0, lambda: subscribe(self, *args, **options)
+        )
+
+    async def break_off() -> None:
+        raise KafkaError("broken")
+
+    async def everything_arrives(*n: int) -> None:
+        for name in names:
+            await produce(sidings_kafka, name, n[-1:])
+        await eventually(offset_reaches(effects, names[0], len(n)))
+        await eventually(lambda: {*seen} == {*n})
+
+    monkeypatch.setattr(AIOKafkaConsumer, "subscribe", late)
+    async with service:
+        await everything_arrives(1)
+        consumer = service._life.consumer
+        consumer.spawn(break_off())
+        await eventually(lambda: len(clients) == 2)
+        while not clients[1].assignment():
+            assert {p.state.name for p in consumer._all_partitions()} == {"UNPLACED"}
+            consumer.place()  # as whoever has learned something of the topics
+            await asyncio.sleep(0.01)
+        await everything_arrives(1, 2)
+    assert await numbers(effects) == [1, 2]
+
+
 @pytest.mark.parametrize("how", ["breaks", "task"])
 async def test_what_a_handler_raises_when_its_connection_to_kafka_is_given_up_is_no_failure(
     effects, topic, sidings_kafka, monkeypatch, how
