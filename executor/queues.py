@@ -95,6 +95,7 @@ class Lane:
     """A group of one origin. `version` changes whenever a refill that is under way must not be applied."""
 
     __slots__ = (
+        "back",
         "blocked_by",
         "crowded",
         "due",
@@ -104,6 +105,7 @@ class Lane:
         "more",
         "newest",
         "origin",
+        "priority",
         "queue",
         "queued",
         "running",
@@ -121,6 +123,8 @@ class Lane:
         self.more = False  # the database has jobs behind `last` that are not here
         self.last = 0
         self.due: float | None = None  # backs off until then
+        self.priority = 0  # of its head, when it backed off or came back
+        self.back = False  # has come back, and its head has not been chosen yet
         self.blocked_by: int | None = None  # id of its head, whose type is unknown to this process
         self.crowded: str | None = None  # type of its head, of which newer ones may make it superseded
         self.newest = 0  # id of the job that the database has just said to be the newest of its kind

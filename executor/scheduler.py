@@ -48,14 +48,20 @@ _HEAVY = 256  # rows dropped from one lane before the server is asked to leave t
 
 
 class _Level:
-    """What could run of one priority: first attempts, and what runs again. agains_turn: where there are both."""
+    """What could run of one priority: first attempts, and what runs again. agains_turn: where there are both.
 
-    __slots__ = ("again", "agains_turn", "first")
+    overdue: lanes whose time has come, which come back as there is room; back: how many have, and are read again or
+    ready to run again. Of each priority: those of a lower one may have to wait for long.
+    """
+
+    __slots__ = ("again", "agains_turn", "back", "first", "overdue")
 
     def __init__(self) -> None:
         self.first: deque[Entry | Lane] = deque()
         self.again: deque[Entry | Lane] = deque()
         self.agains_turn = False
+        self.overdue: deque[tuple[float, Lane]] = deque()
+        self.back = 0
 
 
 class Scheduler:
@@ -101,9 +107,7 @@ class Scheduler:
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []  # priorities, highest first
         self._timers: list[tuple[float, int, Lane | Entry]] = []
-        self._overdue: deque[tuple[float, Lane]] = deque()  # their time has come: they come back as there is room
-        self._back: set[Lane] = set()  # are read again, or ready to run again
-        self._most_back = max(1, window // 4)
+        self._most_back = max(1, window // 4)  # lanes of one level
         self._serial = 0
 
     # -- origins ------------------------------------------------------------------------------------------------
@@ -152,13 +156,13 @@ class Scheduler:
                 self.ready -= len(items) - len(stay)
                 items.clear()
                 items.extend(stay)
+            level.overdue = deque(item for item in level.overdue if item[1].origin not in gone)
         self.suspects.forget(gone)
         for entry in [e for e in self._known.values() if e.origin in gone and e not in e.origin.running]:
             self._unlearn(entry)
         self._early = {id: entry for id, entry in self._early.items() if entry.origin not in gone}
         self._timers = [timer for timer in self._timers if timer[2].origin not in gone]  # else they pile up till then
         heapq.heapify(self._timers)
-        self._overdue = deque(item for item in self._overdue if item[1].origin not in gone)
         for queue in queues:
             queue.version += 1
             queue.high = queue.first = 0
@@ -175,7 +179,7 @@ class Scheduler:
         self.hungry.pop(lane, None)
         self.heavy.pop(lane, None)
         self.crowded.pop(lane, None)
-        self._back.discard(lane)
+        self._leave(lane)
         if lane.running is None:
             del lane.origin.lanes[lane.group]
 
@@ -396,7 +400,7 @@ class Scheduler:
 
     def _take(self, lane: Lane, now: float) -> Entry | None:
         lane.queued = False
-        self._back.discard(lane)
+        self._leave(lane)
         if not lane.queue:
             self._drop_if_empty(lane)
             return None
@@ -517,7 +521,7 @@ class Scheduler:
             if entry.origin.draining:  # it is read again, with its due time, if the origin stays after all
                 self._drop_if_empty(lane)
             else:
-                self._stick(lane, entry.position, due)
+                self._stick(lane, entry, due)
 
     def _forget(self, entry: Entry) -> Entry | None:
         self._unlearn(entry)
@@ -532,6 +536,7 @@ class Scheduler:
     def next_due(self) -> float | None:
         """When `wake_due` has something to do next."""
         dues = [self._timers[0][0] if self._timers else None, self.suspects.next_due()]
+        dues += [level.overdue[0][0] for level in self._levels.values() if self._has_room(level)]
         return min((due for due in dues if due is not None), default=None)
 
     def wake_due(self, now: float) -> None:
@@ -540,16 +545,22 @@ class Scheduler:
         while self._timers and self._timers[0][0] <= now:
             due, _, item = heapq.heappop(self._timers)
             if isinstance(item, Lane):
-                self._overdue.append((due, item))
+                self._level(item.priority).overdue.append((due, item))
             elif self._known.get(item.id) is item:
                 self._push(item, item)
-        while self._overdue and len(self._back) < self._most_back:
-            due, lane = self._overdue.popleft()
-            if lane.due == due:
-                lane.due = None
-                self._back.add(lane)
-                self._check_hunger(lane)
-                self._arm(lane, now)
+        for priority in self._order:
+            level = self._levels[priority]
+            while self._has_room(level):
+                due, lane = level.overdue.popleft()
+                if lane.due == due:
+                    lane.due = None
+                    self._come_back(lane, level)
+                    self._check_hunger(lane)
+                    self._arm(lane, now)
+
+    def _has_room(self, level: _Level) -> bool:
+        """For one that is overdue."""
+        return level.back < self._most_back and bool(level.overdue)
 
     def holds(self, entry: Entry) -> bool:
         """Whether the origin that this entry was read under is still the one that is held."""
@@ -602,12 +613,16 @@ class Scheduler:
                 self._payload -= len(entry.payload)
 
     def _push(self, item: Entry | Lane, head: Entry) -> None:
-        level = self._levels.get(head.priority)
-        if level is None:
-            level = self._levels[head.priority] = _Level()
-            self._order = sorted(self._levels, reverse=True)
+        level = self._level(head.priority)
         (level.first if head.attempt == 1 else level.again).append(item)
         self.ready += 1
+
+    def _level(self, priority: int) -> _Level:
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = _Level()
+            self._order = sorted(self._levels, reverse=True)
+        return level
 
     def _items(self, priority: int) -> "tuple[deque[Entry | Lane], deque[Entry | Lane]]":
         level = self._levels[priority]
@@ -620,11 +635,13 @@ class Scheduler:
         head = lane.queue[0]
         if not self._may_run(lane, head, now):
             return
-        if head.attempt > 1 and lane not in self._back:
-            if len(self._back) >= self._most_back:
-                self._stick(lane, head.position, now)
+        if head.attempt > 1 and not lane.back:
+            level = self._level(head.priority)
+            if level.back >= self._most_back:
+                self._stick(lane, head, now)
                 return
-            self._back.add(lane)
+            lane.priority = head.priority
+            self._come_back(lane, level)
         lane.queued = True
         self._push(lane, head)
 
@@ -633,15 +650,15 @@ class Scheduler:
         if head.due is None and self.pauses is NOTHING_PAUSED and head.type in self._types:
             return True
         if head.due is not None and head.due > now:
-            self._stick(lane, head.position, head.due)
+            self._stick(lane, head, head.due)
             return False
         if self.pauses is not NOTHING_PAUSED and self.withholds(head.type, lane.origin.name, lane.group):
-            self._stick(lane, head.position, inf)
+            self._stick(lane, head, inf)
             return False
         if head.type not in self._types and not self._knows_type(head.type):
             if lane.blocked_by != head.id:
                 self._meet_unknown(head.type)
-            self._stick(lane, head.position, now + _UNKNOWN_SECONDS)
+            self._stick(lane, head, now + _UNKNOWN_SECONDS)
             lane.blocked_by = head.id
             return False
         return True
@@ -655,8 +672,18 @@ class Scheduler:
             )
         self.unknown[job_type] = self.unknown.get(job_type, 0) + 1
 
-    def _stick(self, lane: Lane, position: int, due: float) -> None:
-        self._compact(lane, position)
+    def _come_back(self, lane: Lane, level: _Level) -> None:
+        lane.back = True
+        level.back += 1
+
+    def _leave(self, lane: Lane) -> None:
+        if lane.back:
+            lane.back = False
+            self._levels[lane.priority].back -= 1
+
+    def _stick(self, lane: Lane, head: Entry, due: float) -> None:
+        self._compact(lane, head.position)
+        lane.priority = head.priority
         lane.due = due
         self._set_timer(due, lane)
 
@@ -671,7 +698,7 @@ class Scheduler:
         lane.last = position - 1
         lane.version += 1
         self.hungry.pop(lane, None)
-        self._back.discard(lane)
+        self._leave(lane)
 
     def _check_hunger(self, lane: Lane) -> None:
         if lane.more and lane.due is None and len(lane.queue) <= self.keep // 4:
@@ -682,7 +709,7 @@ class Scheduler:
             return
         if not lane.more and not lane.queued and not lane.crowded and lane.due is None:
             lane.origin.lanes.pop(lane.group, None)
-            self._back.discard(lane)
+            self._leave(lane)
 
     def _discard_waiting(self, entry: Entry) -> None:
         """Take a waiting job out, because a read has brought it with another position."""

@@ -7,7 +7,7 @@ be kept back for as long as a test likes, so every interleaving of commits, read
 
 import asyncio
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from math import inf
@@ -761,6 +761,9 @@ class World:
                 assert positions == sorted(positions)
             if queue.draining:
                 assert not any(entry.origin is queue for entry in self.handlers.claimed)
+        lanes = [lane for queue in scheduler.origins.values() for lane in queue.lanes.values()]
+        back = Counter(lane.priority for lane in lanes if lane.back)
+        assert back == Counter({p: level.back for p, level in scheduler._levels.items()}), "room is lost for good"
         if self.read_in_flight is not None or self.cycles_in_flight:
             return
         for row in self.database.rows.values():

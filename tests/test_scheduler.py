@@ -448,6 +448,33 @@ def test_of_groups_that_come_back_in_crowds_some_are_read_again_at_once_and_the_
     assert rig.run() == [1]
 
 
+def test_crowds_of_a_low_priority_that_have_come_back_keep_no_group_of_a_high_one_waiting():
+    rig = Rig(window=16)
+
+    def read(attempt: int) -> None:
+        for lane in list(rig.scheduler.hungry):
+            del rig.scheduler.hungry[lane]
+            priority = 1 if lane.group == "high" else 0
+            row = rig.entry(lane.last + 1, lane.group, attempt=attempt, priority=priority)
+            rig.scheduler.refilled(lane, [row], size=4, upto=rig.queue.high, left_out=False, now=rig.now)
+
+    for number in range(1, 9):
+        rig.put(number, group=f"low {number}")
+    rig.put(9, group="high", priority=1)
+    for head in rig.choose():
+        rig.scheduler.again(head, due=5.0 if head.group == "high" else 4.0)
+    rig.wait(4.0)
+    read(attempt=2)
+    rig.wait(1.0)
+    read(attempt=2)
+    assert positions(rig.choose(1)) == [9], "the others may wait for as long as there are new ones of its priority"
+    assert rig.scheduler.next_due() is None, "there is no room"
+    assert positions(rig.choose(1)) == [1]
+    assert rig.scheduler.next_due() == 4.0, "the fifth may come back"
+    rig.wait(0.0)
+    assert [lane.group for lane in rig.scheduler.hungry] == ["low 5"]
+
+
 def test_a_read_from_the_beginning_gets_past_crowds_of_groups_that_have_failed():
     rig = Rig(window=40)
     for number in range(1, 36):
