@@ -152,8 +152,11 @@ class LeaderEpochs:
 
     def begin(self, tp: TopicPartition, offset: int, epoch: int | None) -> None:
         """To be called at each seek. epoch: of the record before `offset`, which was handled; None: not known."""
-        self._read[tp] = _Read([], []) if epoch is None else _Read([offset - 1], [epoch])
         self._cuts.pop(tp, None)
+        if epoch is None:
+            self._read[tp] = _Read([], [])
+        elif self.before(tp, offset) != epoch:  # else aiokafka takes what is just being fetched, if it is from `offset`
+            self._read[tp] = _Read([offset - 1], [epoch])
 
     def before(self, tp: TopicPartition, offset: int) -> int | None:
         """The epoch of the record before `offset`, up to which was read since `begin`; None where it is not known."""

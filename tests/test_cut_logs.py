@@ -276,6 +276,20 @@ async def test_an_answer_to_what_is_no_longer_asked_for_says_nothing():
     assert leader.epochs.before(TP, 11) == 2
 
 
+async def test_an_answer_counts_although_the_same_place_was_sought_meanwhile():
+    """So it does for aiokafka. A partition is placed anew when another one of its topic has failed, too."""
+    leader = Leader()
+    leader.ends = {3: 10}
+    leader.epochs.begin(TP, 10, 3)
+    leader.meanwhile = lambda: leader.epochs.begin(TP, 10, 3)
+    assert await leader.fetch(10, (10, 4)) == 0
+    assert leader.epochs.before(TP, 11) == 4
+    assert await leader.fetch(11, (11, 4)) == 0
+    leader.epochs.begin(TP, 10, 3)
+    leader.ends = {3: 9}
+    assert await leader.fetch(10, (10, 4)) == OUT_OF_RANGE, "nobody may read on there unasked"
+
+
 async def test_batches_of_before_kafka_0_11_have_no_epoch():
     leader = Leader()
     leader.epochs.begin(TP, 10, None)
