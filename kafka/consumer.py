@@ -88,6 +88,7 @@ class Consumer(ConsumerRebalanceListener):
         self._loops: list[TopicLoop] = []
         self._placer: Placer | None = None
         self._lag: LagCommitter | None = None
+        self._cuts: dict[TopicPartition, int] = {}  # what one client has found, the next one's health checks tell of
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False  # what runs with this client is being cancelled
@@ -173,7 +174,7 @@ class Consumer(ConsumerRebalanceListener):
         self._connected_at = time.monotonic()
         if self._assignment is not None:
             self._assignment.follow(client)
-        epochs = LeaderEpochs(client)
+        epochs = LeaderEpochs(client, self._cuts)
         async with asyncio.TaskGroup() as self._group:
             if self._transactions is not None and self._link is not None:
                 self._build(client, epochs, self._transactions, self._link)

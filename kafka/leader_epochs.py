@@ -141,14 +141,15 @@ class _Read(NamedTuple):
 class LeaderEpochs:
     """Knows the epochs of what `client` has read since `begin`, and lets it read on only in a log that still holds
     that: else aiokafka is told that its offset is out of the log's range, as it would be had the log not grown again.
+    cuts: where logs were found to be cut off, by a client before, too.
     """
 
-    def __init__(self, client: AIOKafkaConsumer) -> None:
+    def __init__(self, client: AIOKafkaConsumer, cuts: dict[TopicPartition, int]) -> None:
         connections: Any = client._client  # pyright: ignore[reportPrivateUsage]  # nobody else sees what comes in
         self._send = connections.send
         connections.send = self._send_and_look
         self._read: dict[TopicPartition, _Read] = {}
-        self._cuts: dict[TopicPartition, int] = {}
+        self._cuts = cuts
 
     def begin(self, tp: TopicPartition, offset: int, epoch: int | None) -> None:
         """To be called at each seek. epoch: of the record before `offset`, which was handled; None: not known."""

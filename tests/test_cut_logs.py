@@ -78,6 +78,18 @@ def refuses(service: Any, topic: str = CUT) -> Any:
     return lambda: any(f"{topic}/0: the log was cut off at 6, before" in problem for problem in service.problems())
 
 
+async def renewed(service: Any) -> None:
+    """Its connection fails, and it has another one."""
+    consumer = service._life.consumer
+    former = consumer._client
+
+    async def fail() -> None:
+        raise KafkaConnectionError("gone")
+
+    consumer.spawn(fail())
+    await eventually(lambda: consumer._client not in (former, None))
+
+
 async def test_what_a_log_has_got_since_it_was_cut_off_is_not_passed_over(effects, own_kafka):
     kafka = await asyncio.to_thread(own_kafka)
     for topic in (CUT, CLEAN):
@@ -99,6 +111,8 @@ async def test_what_a_log_has_got_since_it_was_cut_off_is_not_passed_over(effect
             pool.submit(lose, kafka, CUT, 6).result()
             for topic in (CUT, CLEAN):
                 pool.submit(asyncio.run, send(kafka.bootstrap, topic, range(100, 110))).result()
+        await eventually(refuses(running))
+        await renewed(running)
         await eventually(refuses(running))
     assert live == [*range(10)]
     async with connected(effects) as connection:  # an earlier release has gone on, and knows nothing of epochs
@@ -186,7 +200,7 @@ class Leader:
         self.batches = b""
         self.meanwhile: Any = lambda: None
         self._client: Any = self  # what a client has
-        self.epochs = LeaderEpochs(self)  # pyright: ignore[reportArgumentType]
+        self.epochs = LeaderEpochs(self, {})  # pyright: ignore[reportArgumentType]
 
     async def send(self, _node: int, request: Any, **_: Any) -> Any:
         if isinstance(request, FetchRequest):

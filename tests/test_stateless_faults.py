@@ -258,7 +258,7 @@ class Client:
 
 def offsets_of(client: Any) -> GroupOffsets:
     metrics = ConsumerMetrics("test", CollectorRegistry(), {"positions"})
-    return GroupOffsets(client, LeaderEpochs(client), metrics, seconds=5)
+    return GroupOffsets(client, LeaderEpochs(client, {}), metrics, seconds=5)
 
 
 def placed(offset: int = 0) -> StatelessPartition:
