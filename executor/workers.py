@@ -24,7 +24,6 @@ from ..jobs import (
     Registry,
     RetryAfter,
     Snooze,
-    current_origin,
 )
 from ..jobs.context import current_work
 from ..jobs.middleware import Call, call_through, completed
@@ -199,7 +198,6 @@ class Workers:
         loop, task = asyncio.get_running_loop(), cast(asyncio.Task[None], asyncio.current_task())
         claimed = self.claimed
         streak = 0
-        current_origin.set(None)  # jobs have their own, whatever the executor was started in
         while not self._stopping:  # a handler may have swallowed the cancellation that was to end this
             if not claimed or (streak >= _STREAK and self._between >= _AT_ONCE):
                 current_work.set(None)  # the last job, and its payload
@@ -362,7 +360,7 @@ class Workers:
                 valid.append(entry)
             except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
                 outcomes[entry] = invalid(entry, error)
-        current_work.set(jobs)
+        current_work.set(tuple(jobs))
         try:
             if not jobs:
                 result = None

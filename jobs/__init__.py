@@ -14,7 +14,7 @@ from .outcome import SUCCEEDED, Again, Committed, End, ErrorInfo, Hold, Outcome,
 from .periodic import Periodic, Tick, Upcoming, upcoming
 from .registry import Registry
 from .retry import Discard, Retry, RetryAfter, Snooze
-from .transaction import Connection, Transaction, current_origin
+from .transaction import Connection, Transaction
 
 __all__ = [
     "SUCCEEDED",
@@ -46,6 +46,5 @@ __all__ = [
     "Upcoming",
     "correlated",
     "current_headers",
-    "current_origin",
     "upcoming",
 ]

@@ -54,7 +54,7 @@ class Work(Protocol):
         ...
 
 
-# Set around each handler. A list: of a handler that takes lists.
+# Set around each handler. Several: of a handler that takes lists; not its own list, which it may use up.
 current_work: ContextVar[Work | Sequence[Work] | None] = ContextVar("sidings_work", default=None)
 
 
@@ -143,7 +143,8 @@ def current_key() -> bytes | None:
 
 
 def work_origin() -> str | None:
-    """The origin of what the handler works on; None outside of handlers."""
+    """The origin of what the handler works on, which the jobs that it enqueues belong to unless it says otherwise; None
+    outside of handlers."""
     subject = _subject()
     if isinstance(subject, Sequence):
         subject = cast(Any, subject)[0]

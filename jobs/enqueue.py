@@ -9,7 +9,6 @@ from ..errors import EnqueueError, MissingOrigin
 from .connections import Statement
 from .context import current_key, missing_headers, work_origin
 from .outcome import MAX_DELAY_SECONDS
-from .transaction import current_origin
 
 __all__ = ["UNSET", "Unset", "When", "many_jobs", "one_job", "when"]
 
@@ -147,7 +146,7 @@ def _key(origin: str | None) -> bytes | None:
 
 
 def _origin(type_name: str, origin: str | None) -> str:
-    chosen = current_origin.get() or work_origin() if origin is None else origin
+    chosen = work_origin() if origin is None else origin
     if not chosen:
         raise MissingOrigin(
             f"the job {type_name!r} needs an origin: give origin='topic/partition', or enqueue from a consumer's or a "

@@ -1,7 +1,6 @@
-"""The database transaction that a consumer's handler works in, and where an `enqueue` finds its origin."""
+"""The database transaction that a consumer's handler works in."""
 
 from collections.abc import Iterable
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -13,11 +12,7 @@ if TYPE_CHECKING:
 else:
     Connection = asyncpg.Connection
 
-__all__ = ["Connection", "Transaction", "current_origin"]
-
-# Set by the consumer around each handler: jobs that a handler enqueues belong to the origin that caused them, unless it
-# says otherwise. In a job's handler it is that of the job (`context.work_origin`).
-current_origin: ContextVar[str | None] = ContextVar("sidings_origin", default=None)
+__all__ = ["Connection", "Transaction"]
 
 
 class Transaction:

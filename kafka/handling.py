@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..errors import PostgresUnavailable
 from ..executor import end_if_forked, forks_so_far
-from ..jobs import Transaction, current_origin
+from ..jobs import Transaction
 from ..jobs.context import current_work
 from .calling import told_of
 from .message import Message
@@ -173,8 +173,7 @@ class Handling:
         patience: Patience,
     ) -> None:
         """One call of the handler."""
-        current_origin.set(partition.origin)
-        token = current_work.set(messages if len(messages) > 1 else messages[0])
+        token = current_work.set(tuple(messages) if len(messages) > 1 else messages[0])
         forks = forks_so_far()
         try:
             await patience.call(self._subscription.call(messages, tx))

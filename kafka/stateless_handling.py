@@ -7,7 +7,7 @@ import time
 
 from ..errors import KafkaUnavailable
 from ..executor import end_if_forked, forks_so_far
-from ..jobs import Again, Discard, Snooze, current_origin
+from ..jobs import Again, Discard, Snooze
 from ..waiting import set_within
 from .calling import told_of
 from .dead_letters import DeadLetters
@@ -85,7 +85,6 @@ class StatelessHandling:
     async def _call(self, partition: StatelessPartition, item: Item) -> None:
         """One call of the handler."""
         assert item.message is not None
-        current_origin.set(partition.origin)
         started = time.monotonic()
         forks = forks_so_far()
         try:

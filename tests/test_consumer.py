@@ -446,6 +446,27 @@ async def test_a_list_handler_gets_lists_of_one_partition_in_one_transaction(eff
     assert [tuple(row) for row in origins] == [(f"{name}/0", 10), (f"{name}/1", 10)]
 
 
+async def test_a_list_handler_may_use_its_list_up(effects, topic, sidings_kafka):
+    """What it enqueues last belongs to the messages all the same."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+
+    @service.job()
+    async def follow_up(job: Job[Ride]) -> None: ...
+
+    @service.consumer(name, batch=4, retry=TWICE_AND_PARK)
+    async def handle(messages: list[Message[Number]], tx: Transaction) -> None:
+        while messages:
+            message = messages.pop()
+            await follow_up.enqueue(tx, Ride(number=message.value.n), delay=3600)
+
+    await produce_raw(sidings_kafka, name, *map(as_json, range(8)), headers=[("correlation_id", b"c")])
+    async with service:
+        await eventually(offset_reaches(effects, name, 8))
+    rows = await fetch(effects, "SELECT type, origin, headers ->> 'correlation_id' AS id FROM sidings.job")
+    assert [tuple(row) for row in rows] == [("follow_up", f"{name}/0", "c")] * 8
+
+
 async def test_a_failing_list_is_handled_message_by_message(effects, topic, sidings_kafka):
     name = await topic()
     service = a_service(effects, sidings_kafka)

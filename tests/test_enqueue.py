@@ -19,11 +19,12 @@ from sidings.errors import (
     NotInTransaction,
     UnknownJobType,
 )
-from sidings.jobs import Job, Registry, Transaction
+from sidings.jobs import Job, Registry, Retry, Transaction
 from sidings.jobs.context import work_origin
 from sidings.testing import enqueued
+from tenacity import stop_after_attempt
 
-from .support import ORIGIN, Ride, connected, drained, eventually, fetch, running, value
+from .support import ORIGIN, Ride, connected, drained, eventually, fetch, outcomes, running, value
 
 ROWS = 'SELECT id, type, origin, "group", position, run_at, priority, payload, headers FROM sidings.job ORDER BY id'
 
@@ -574,6 +575,31 @@ async def test_a_job_enqueued_by_a_handler_inherits_its_origin(database: str, ki
     assert sorted(filter(None, seen)) == ["t/0", "t/1"]
     rows = await fetch(database, "SELECT origin FROM sidings.job WHERE type = 'follow_up' ORDER BY origin")
     assert [row["origin"] for row in rows] == ["elsewhere/1", "elsewhere/1", "t/0", "t/1"]
+
+
+async def test_a_handler_of_many_jobs_may_use_its_list_up(database: str):
+    """What it enqueues last belongs to their origin all the same; it failed, since there was no first job any more."""
+    registry = Registry()
+    follow_up = declare(registry, name="follow_up", group=None)
+
+    @registry.job(batch=10, retry=Retry(stop=stop_after_attempt(1)))
+    async def cause(jobs: list[Job[Ride]]) -> None:
+        while jobs:
+            jobs.pop()
+        async with connected(database) as connection, connection.transaction():
+            await follow_up.enqueue(connection, Ride(), delay=3600)
+
+    async with connected(database) as connection, connection.transaction():
+        await cause.enqueue_many(connection, [Ride()] * 4, origin="t/0")
+    async with running(database, registry, ["t/0"]):
+
+        async def ended() -> bool:
+            return await value(database, "SELECT count(*) = 4 FROM sidings.job_history")
+
+        await eventually(ended)
+    assert await outcomes(database) == ["succeeded"] * 4
+    rows = await fetch(database, "SELECT DISTINCT origin FROM sidings.job WHERE type = 'follow_up'")
+    assert [row["origin"] for row in rows] == ["t/0"]
 
 
 async def test_headers_that_no_cycle_could_record_cannot_get_in_by_sql_either(database: str):

@@ -11,7 +11,6 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from sidings import Job, Message, PostgresSettings, Registry, Transaction
-from sidings.jobs import current_origin
 from sidings.jobs.context import current_work
 from sidings.kafka import Topics, partition_for
 from sidings.kafka.topics import _Topic as TopicRow
@@ -47,6 +46,11 @@ def before(key: str, topic: str = "positions") -> str:
 
 def after(key: str, topic: str = "positions") -> str:
     return f"{topic}/{partition_for(key.encode(), NEW)}"
+
+
+def a_message(key: str) -> Message[None]:
+    """One of the partition where the key's messages are now."""
+    return Message(None, topic="positions", partition=partition_for(key.encode(), NEW), key=key.encode())
 
 
 @pytest.fixture
@@ -160,8 +164,7 @@ async def test_topics_that_never_grew_pay_nothing(database):
 
 @pytest.mark.parametrize("name", CONNECTIONS)
 async def test_every_kind_of_connection_finds_the_group(grown, name):
-    current_work.set(Message(None, topic="positions", key=KEY.encode()))
-    current_origin.set(after(KEY))
+    current_work.set(a_message(KEY))
     ride = a_type()
     async with opened(name, grown) as way:
         # The context of a handler is not that of a thread: there the origin is given, and the group is the key.
@@ -206,13 +209,11 @@ async def test_an_origin_that_is_none_of_the_keys_is_left_alone(grown):
 
 async def test_the_messages_key_counts_where_the_group_is_another(grown):
     """A consumer's handler enqueues for the order of the message; it is the message's key that has moved."""
-    message = Message(None, topic="positions", key=KEY.encode())
     ride = a_type()
     await store(grown, ride, "order-7", before(KEY))
 
     async def handle() -> str:
-        current_origin.set(after(KEY))
-        current_work.set(message)
+        current_work.set(a_message(KEY))
         return await store(grown, ride, "order-7")
 
     assert await asyncio.create_task(handle()) == before(KEY)
