@@ -19,7 +19,7 @@ from .partition import Item, Partition
 from .patience import Patience
 from .seen import Seen
 from .subscription import Subscription
-from .transactions import Transactions, in_transaction, server_is_gone
+from .transactions import Transactions, in_transaction, server_is_gone, takes_no_writes
 
 __all__ = ["BatchFailed", "Handling"]
 
@@ -189,10 +189,12 @@ class Handling:
         except Exception as error:
             if self._ending():  # what it makes of its cancellation, as when something cannot be closed
                 raise asyncio.CancelledError from error
+            if await takes_no_writes(tx.connection):
+                raise PostgresUnavailable(f"Postgres takes no writes: {told_of(error)}") from error
             if server_is_gone(error, tx.connection):
                 partition.cuts += 1
                 if partition.cuts <= _MAX_CUTS:
-                    raise PostgresUnavailable(f"the connection broke under a handler: {error!r}") from error
+                    raise PostgresUnavailable(f"the connection broke under a handler: {told_of(error)}") from error
             raise BatchFailed(error, index) from error
         finally:
             end_if_forked(forks, sys.exception())

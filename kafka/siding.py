@@ -12,6 +12,7 @@ from collections.abc import Callable
 from ..errors import PostgresUnavailable
 from ..executor import Backoff
 from ..jobs import Again, Discard, Snooze
+from ..outage import Outage
 from ..waiting import set_within
 from .calling import told_of
 from .handling import BatchFailed, Handling
@@ -44,6 +45,7 @@ class Siding:
         self._metrics = metrics
         self._slots = slots
         self._settled = settled
+        self._outage = Outage(log, f"{subscription.topic}: messages that stand aside could not be settled")
 
     async def settle(self, partition: Partition) -> None:
         """Try the first message until it leaves the partition, or the partition leaves this process."""
@@ -53,14 +55,14 @@ class Siding:
                 try:
                     await self._attempt(partition, item)
                 except BatchFailed as failure:  # not by the handler, but by what parks or discards
-                    log.error("%s cannot leave the main line, trying again: %s", partition.origin, failure)
+                    self._outage.failed(f"{partition.origin} offset {item.record.offset}: {failure}")
                     await set_within(partition.left, _PARK_AGAIN_SECONDS)
         except OffsetsMoved as moved:
             log.warning("%s; undone", moved)
             self._metrics.conflict(self._subscription.topic)
             _displace(item)
         except PostgresUnavailable as error:
-            log.warning("%s: %s", partition.origin, error)
+            self._outage.failed(f"{partition.origin} offset {item.record.offset}: {error}")
             self._metrics.postgres_error()
             await Backoff().sleep()
             _displace(item)
@@ -74,6 +76,7 @@ class Siding:
         try:
             async with self._slots:
                 await self._handling.handle([item])
+            self._outage.over()
             return
         except BatchFailed as failure:
             error = failure.error
@@ -81,8 +84,9 @@ class Siding:
             return
         where = f"{partition.origin} offset {item.record.offset}"
         if isinstance(error, Discard):
-            log.warning("%s: discarded: %s", where, error)
             await self._handling.discard(item)
+            self._outage.over()
+            log.warning("%s: discarded: %s", where, error)
         elif isinstance(error, Snooze):
             await set_within(partition.left, error.seconds)
         else:
@@ -101,8 +105,10 @@ class Siding:
             log.warning("%s: attempt %s failed, again in %.1f s: %s", where, partition.failures, outcome.delay, told)
             await set_within(partition.left, outcome.delay)
             return
-        log.error("%s: parked after %s attempts: %s", where, partition.failures, told)
+        attempts = partition.failures  # of this message; when it is parked, the next one stands first
         await self._handling.park(item, told)
+        self._outage.over()
+        log.error("%s: parked after %s attempts: %s", where, attempts, told)
 
 
 def _displace(item: Item) -> None:

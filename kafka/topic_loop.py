@@ -24,6 +24,7 @@ from aiokafka.errors import (
 
 from ..errors import PostgresUnavailable, UndecodableMessage
 from ..executor import Backoff
+from ..outage import Outage
 from ..waiting import set_within
 from .handling import BatchFailed, Handling
 from .membership import UNREADABLE
@@ -332,6 +333,7 @@ class TopicLoop(FetchLoop):
         self.handling = handling
         self._siding = Siding(subscription, handling, metrics, slots, self._rejoin)
         self._backoff = Backoff()
+        self._outage = Outage(log, f"{self.topic}: batches were not committed, or nobody knows")
 
     @property
     def in_flight(self) -> int:
@@ -345,12 +347,13 @@ class TopicLoop(FetchLoop):
         try:
             await self._split_until_done(items, failing)
             self._backoff.reset()
+            self._outage.over()
         except OffsetsMoved as moved:
             log.warning("%s; undone", moved)
             self._metrics.conflict(self.topic)
             self._displace(item.partition for item in items)
         except PostgresUnavailable as error:
-            log.warning("%s: a batch was not committed, or nobody knows: %s", self.topic, error)
+            self._outage.failed(error)
             self._metrics.postgres_error()
             self._displace(item.partition for item in items)
             await self._backoff.sleep()

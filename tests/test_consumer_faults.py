@@ -18,10 +18,10 @@ from sidings.kafka.patience import Patience
 from sidings.kafka.seen import SeenUpkeep
 from sidings.kafka.transactions import is_closed
 from sidings.kafka.vitals import Vitals
-from tenacity import stop_after_delay, wait_none
+from tenacity import stop_after_attempt, stop_after_delay, wait_none
 
 from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, offset_reaches, produce, record, sample
-from .support import eventually
+from .support import connected, eventually
 
 TP = TopicPartition("positions", 0)
 
@@ -50,6 +50,75 @@ async def test_a_connection_that_breaks_under_a_message_that_stands_aside_ends_n
         assert sample(service, "sidings_consumer_errors_total", server="postgres") == 1
         assert sample(service, "sidings_consumer_failures_total") == 0, "it is none of the message's"
     assert await numbers(effects) == [0, 1]
+
+
+async def take_no_writes(dsn: str) -> None:
+    """What the handlers' next sessions find; that is how a server is kept from filling its disk."""
+    async with connected(dsn) as connection:
+        name = await connection.fetchval("SELECT current_database()")
+        await connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name = 'sidings handlers'"
+        )
+
+
+async def take_writes(dsn: str) -> None:
+    async with connected(dsn, default_transaction_read_only="off") as connection:
+        name = await connection.fetchval("SELECT current_database()")
+        await connection.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+
+
+async def test_a_server_that_takes_no_writes_is_no_messages_fault(effects, topic, sidings_kafka, caplog):
+    """The consumer waits, as where Postgres is away, however its handler tells of it. Two tries were forgiven, and the
+    third was the message's: it was parked if Postgres took writes again just then."""
+    name, tried = await topic(), list[int]()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=Retry(stop=stop_after_attempt(1)))
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        tried.append(message.value.n)
+        try:
+            await record(message, tx)
+        except asyncpg.ReadOnlySQLTransactionError as error:
+            if len(tried) % 3 == 0:
+                raise ExceptionGroup("of a task group", [error]) from None
+            if len(tried) % 3 == 1:
+                raise ValueError("not now") from None
+            raise
+
+    async with service:
+        await produce(sidings_kafka, name, [0])
+        await eventually(offset_reaches(effects, name, 1))
+        await take_no_writes(effects)
+        await produce(sidings_kafka, name, [1])
+        await eventually(lambda: tried.count(1) >= 4)
+        await take_writes(effects)
+        await eventually(offset_reaches(effects, name, 2))
+        assert sample(service, "sidings_consumer_failures_total") == 0
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 0
+        assert sample(service, "sidings_consumer_errors_total", server="postgres") >= 3
+    assert await numbers(effects) == [0, 1]
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and name in r.getMessage()]
+    assert len(told) <= 4, told
+
+
+async def test_a_handler_that_forbids_its_own_writes_has_failed(effects, topic, sidings_kafka):
+    """Or one to whom another server says so: there is nothing to wait for."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if message.value.n == 0:
+            await tx.execute("SET default_transaction_read_only = on; SET TRANSACTION READ ONLY")
+        await record(message, tx)
+
+    await produce(sidings_kafka, name, range(2), key=None)
+    async with service:
+        await eventually(offset_reaches(effects, name, 2))
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 1
+    assert await numbers(effects) == [1]
 
 
 async def test_a_policy_of_so_many_seconds_counts_them_from_the_first_attempt(effects, topic, sidings_kafka):

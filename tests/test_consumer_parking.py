@@ -139,6 +139,38 @@ async def test_parking_commits_with_the_offset_or_not_at_all(effects, topic, sid
     assert await numbers(effects) == [1]
 
 
+async def test_a_message_is_told_of_as_parked_when_it_is(effects, topic, sidings_kafka, monkeypatch, caplog):
+    """A table that takes no jobs: each try said that it had been parked, with two lines more."""
+    monkeypatch.setattr("sidings.kafka.siding._PARK_AGAIN_SECONDS", 0.02)
+    name, tries = await topic(), 0
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        nonlocal tries
+        tries += 1
+        raise ValueError("bad")
+
+    def told(text: str) -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and text in r.getMessage()]
+
+    await produce(sidings_kafka, name, [0])
+    async with connected(effects) as other:
+        await other.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'no room'; END$$;"
+            "CREATE TRIGGER refuse BEFORE INSERT ON sidings.job FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+        async with service:
+            await eventually(lambda: tries >= 8)
+            assert told("parked") == []
+            (line,) = told("could not be settled")
+            assert "no room" in line
+            await other.execute("DROP TRIGGER refuse ON sidings.job")
+            await eventually(offset_reaches(effects, name, 1))
+            await eventually(lambda: len(told("parked after")) == 1)
+    assert len(told("could not be settled")) == 2, "and that it works again"
+
+
 async def test_effects_of_a_parked_message_happen_once(effects, topic, sidings_kafka):
     """Its job is transactional: where its end cannot be recorded, its effects are undone."""
     name = await topic()
