@@ -1,5 +1,7 @@
-"""What a handler works on while it handles one message outside of a batch, and what is told of its errors."""
+"""What a handler works on while it handles one message outside of a batch, and what is told of its errors and of what
+stands in messages."""
 
+import reprlib
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -8,7 +10,15 @@ from ..jobs import ErrorInfo
 from ..jobs.context import Within, current_work
 from .message import Message
 
-__all__ = ["told_of", "working_on"]
+__all__ = ["shown", "told_of", "working_on"]
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 200, 200
+
+
+def shown(value: object) -> str:
+    """`value`, which a message has brought, as a line of the log may show it: it may have a megabyte."""
+    return _SHORT.repr(value)
 
 
 def told_of(error: Exception) -> str:

@@ -11,7 +11,7 @@ from tenacity import retry_if_not_exception_type, stop_after_attempt, wait_expon
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
 from ..jobs.middleware import Call, Middleware, call_through, completed
-from .calling import told_of, working_on
+from .calling import shown, told_of, working_on
 from .checks import adapter_of, check_count, check_function, check_seconds
 from .message import Message, Record, StoredMessage
 from .outbox import MESSAGE_ID
@@ -175,7 +175,7 @@ class Subscription(Generic[T]):
                 log.warning("%s: a message without an id, whose repeats cannot be told: %s", self.topic, record.offset)
             return None
         if not isinstance(found, str | bytes):
-            raise UndecodableMessage(f"dedup= returned {found!r}: it must be str, bytes or None")
+            raise UndecodableMessage(f"dedup= returned {shown(found)}: it must be str, bytes or None")
         # Surrogates, as `json.loads` gives them, are no UTF-8, but tell ids apart all the same.
         return short_id(self.topic, found.encode(errors="surrogatepass") if isinstance(found, str) else found)
 

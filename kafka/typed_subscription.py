@@ -7,6 +7,7 @@ from pydantic_core import from_json
 
 from ..errors import ConfigurationError, UndecodableMessage, UnknownMessageType
 from ..jobs import Retry, Transaction
+from .calling import shown
 from .message import Message, Record
 from .subscription import Decoder, Dedup, Start, Subscription
 
@@ -134,7 +135,7 @@ class TypedSubscription(Subscription[Any]):
 
     def _no_handler(self, type: str | None) -> str:
         known = ", ".join(sorted(repr(known) for known in self._routes))
-        what = "messages without a type" if type is None else f"the type {type!r}"
+        what = "messages without a type" if type is None else f"the type {shown(type)}"
         return f"there is no handler for {what}; known: {known}"
 
     def _type_of(self, record: Record) -> str | None:
@@ -154,5 +155,6 @@ class TypedSubscription(Subscription[Any]):
         for name in self._path:
             found = cast(Mapping[str, Any], found).get(name) if isinstance(found, dict) else None
         if found is not None and not isinstance(found, str):
-            raise UndecodableMessage(f"the field {'.'.join(self._path)!r}, its type, is {found!r}: it must be a text")
+            field = ".".join(self._path)
+            raise UndecodableMessage(f"the field {field!r}, its type, is {shown(found)}: it must be a text")
         return found

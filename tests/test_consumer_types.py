@@ -4,10 +4,15 @@ import asyncio
 import base64
 import json
 import logging
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from sidings import ConfigurationError, Message, Retry, Transaction
+from sidings import ConfigurationError, Message, Retry, Transaction, UndecodableMessage
+from sidings.kafka.subscription import Subscription
+from sidings.kafka.typed_subscription import TypedSubscription
 from tenacity import stop_after_attempt, wait_fixed, wait_none
 
 from .consumer_support import (
@@ -257,3 +262,29 @@ async def test_wrong_declarations_are_refused_with_the_remedy(database):
     events.on("a", model=Number)(record)
     with pytest.raises(ConfigurationError, match="two handlers are declared for the type 'a'"):
         events.on("a", model=Number)(record)
+
+
+def test_what_stands_in_a_message_is_told_of_briefly():
+    """It goes into the log, and to whoever looks at the job: a message of a megabyte made lines of a megabyte."""
+    huge = "x" * 1_000_000
+
+    def told(subscription: Subscription[Any], value: object, headers: Sequence[tuple[str, bytes]] = ()) -> str:
+        record: Any = SimpleNamespace(
+            topic="t", partition=0, offset=1, timestamp=0, key=None, value=json.dumps(value).encode(), headers=headers
+        )
+        with pytest.raises(UndecodableMessage) as caught:
+            subscription.id_of(record, subscription.decode(record))
+        return str(caught.value)
+
+    field = TypedSubscription("t", type_field="type")
+    assert told(field, {"type": "unknown"}) == "there is no handler for the type 'unknown'; known: "
+    assert told(field, {"type": ["one"]}) == "the field 'type', its type, is ['one']: it must be a text"
+    repeats = Subscription("t", record, model=Number, dedup=lambda message: [huge] * 100)  # type: ignore[arg-type]
+    for text in (
+        told(field, {"type": huge}),
+        told(field, {"type": [huge] * 3}),
+        told(field, {"type": {huge: {huge: huge}}}),
+        told(TypedSubscription("t", type_header="type"), None, [("type", huge.encode())]),
+        told(repeats, {"n": 1}),
+    ):
+        assert len(text) < 2_000

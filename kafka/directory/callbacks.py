@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from ...errors import ConfigurationError
+from ..calling import shown
 from .rows import Change
 from .storage import Storage
 
@@ -58,7 +59,7 @@ class Callbacks(Generic[T]):
                         function(Changed(key, old, new))
                     except Exception:  # whatever a callback raises, the directory goes on
                         self.failures += 1
-                        log.exception("directory %r: on_change failed for %r", self._topic, key)
+                        log.exception("directory %r: on_change failed for %s", self._topic, shown(key))
 
 
 def _differ(old: object, new: object) -> bool:

@@ -67,9 +67,10 @@ class Recorder:
 
     def refused(self, lane: Lane, row: Row, error: str) -> None:
         """Kafka will never take this one: park it."""
+        error = clean(error)
         log.error("a message for %s was refused and is parked (id %s): %s", lane.topic, row.id, error)
         self._metrics.parked(lane.topic, 1)
-        self._refused.append((lane, row, clean(error)))
+        self._refused.append((lane, row, error))
         self._work.set()
 
     async def run(self) -> None:
