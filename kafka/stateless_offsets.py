@@ -68,8 +68,8 @@ class GroupOffsets:
         """The leader's epoch of the record before the offset that was loaded, None where it is not known."""
         return self._epochs.get(partition)
 
-    def _epoch_in(self, tp: TopicPartition, metadata: str) -> int | None:
-        found = _FOUND.fullmatch(metadata)
+    def _epoch_in(self, tp: TopicPartition, metadata: str | None) -> int | None:
+        found = _FOUND.fullmatch(metadata or "")  # null, say the brokers of some
         return int(found[1]) if found and found[2] == str(self._topic_ids.get(tp.topic)) else None
 
     async def create(self, starts: Mapping[TopicPartition, int]) -> None:
