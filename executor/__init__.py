@@ -11,7 +11,7 @@ from .clock import now
 from .executor import Executor
 from .forks import end_if_forked, forks_so_far, keep_from_children
 from .leases import Leased, LeaseEvents, LeaseThread
-from .link import Backoff, Link, check_schema, connect
+from .link import Backoff, Link, check_schema, connect, takes_no_writes
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics, gauge
 from .settings import ExecutorSettings, PostgresSettings
@@ -34,4 +34,5 @@ __all__ = [
     "gauge",
     "keep_from_children",
     "now",
+    "takes_no_writes",
 ]

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import asyncpg
 
 from ..errors import ConfigurationError, PostgresUnavailable
+from ..jobs import Connection
 from ..schema import check
 from .clock import now
 from .forks import keep_from_children
 from .settings import PostgresSettings
 
-__all__ = ["BROKEN", "Backoff", "Link", "check_schema", "connect"]
+__all__ = ["BROKEN", "Backoff", "Link", "check_schema", "connect", "takes_no_writes"]
 
 # Nothing that a query's result depends on, only guards against plans and waits that must not happen. A sequential
 # scan is what a generic plan made on an empty table would choose; jit costs more than these statements take.
@@ -29,6 +30,7 @@ _SERVER_SETTINGS = {
 }
 
 _MOST_PATIENCE = 8
+_ASK_SECONDS = 2.0
 
 BROKEN = (
     OSError,
@@ -108,6 +110,17 @@ async def _connect(
         raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
     except (*BROKEN, RuntimeError) as error:  # a host is looked up in a thread, and there may be none left for it
         raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
+
+
+async def takes_no_writes(connection: Connection) -> bool:
+    """Whether the server that `connection` leads to takes no writes, like a standby, or one that is kept from filling
+    its disk. What the transaction has done is undone, also where it has itself forbidden them; another one is open."""
+    try:
+        async with asyncio.timeout(_ASK_SECONDS):
+            await connection.execute("ROLLBACK; BEGIN")
+            return await connection.fetchval("SHOW transaction_read_only") == "on"
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):  # TimeoutError is an OSError
+        return False
 
 
 class Link:

@@ -26,7 +26,7 @@ from ..jobs import (
 from ..jobs.middleware import Call, Middleware, call_through, completed
 from .clock import now
 from .forks import end_if_forked, forks_so_far
-from .link import BROKEN, connect
+from .link import BROKEN, connect, takes_no_writes
 from .queues import Entry, OriginQueue
 from .settings import PostgresSettings
 from .spare import SpareConnections
@@ -176,10 +176,12 @@ class Transactional:
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its job")
         except BaseException as error:
             end_if_forked(forks, error)
-            gone = connection.is_closed() or isinstance(error, asyncpg.ReadOnlySQLTransactionError)  # a demoted primary
-            if gone and isinstance(error, Exception) and not isinstance(error, _DECIDED):
-                connection.terminate()
-                raise _Lost(started) from error
+            if isinstance(error, Exception) and not isinstance(error, _DECIDED):
+                if await takes_no_writes(connection):
+                    return self._read_only(connection, entry, error)
+                if connection.is_closed() or isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+                    connection.terminate()
+                    raise _Lost(started) from error
             # What it has left running may go on with asyncpg's own object, which then must lead nowhere.
             if job.transaction is not None and job.transaction.lent:
                 connection.terminate()
@@ -187,6 +189,14 @@ class Transactional:
                 await self._roll_back(connection, transaction)
             raise
         return await self._finish(connection, transaction, job_type, job.transaction, entry, started)
+
+    def _read_only(self, connection: asyncpg.Connection, entry: Entry, error: Exception) -> Outcome:
+        """No failure of the handler's, however it tells of it: a primary has been demoted under its connections."""
+        connection.terminate()
+        self.forget_connections()
+        away = PostgresUnavailable(f"Postgres takes no writes: {ErrorInfo.of(error).message}")
+        log.warning("job %s %s runs again: %s", entry.id, entry.type, away)
+        return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(away))
 
     def _put_off(self, entry: Entry, lost: _Lost) -> Outcome:
         """No failure of the handler's: Postgres may have been restarted. Where it happens again and again it is one,
@@ -271,6 +281,8 @@ class Transactional:
                 await connection.execute(finish)
                 await transaction.commit()
         except BROKEN as error:
+            if isinstance(error, asyncpg.ReadOnlySQLTransactionError) and await takes_no_writes(connection):
+                return self._read_only(connection, entry, error)
             if isinstance(error, asyncpg.InterfaceError) and not connection.is_closed():
                 connection.terminate()
                 raise RuntimeError(f"a handler has to await all that it starts in its transaction: {error}") from error

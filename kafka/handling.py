@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import PostgresUnavailable
-from ..executor import end_if_forked, forks_so_far
+from ..executor import end_if_forked, forks_so_far, takes_no_writes
 from ..jobs import Transaction
 from ..jobs.context import current_work
 from .calling import told_of
@@ -19,7 +19,7 @@ from .partition import Item, Partition
 from .patience import Patience
 from .seen import Seen
 from .subscription import Subscription
-from .transactions import Transactions, in_transaction, server_is_gone, takes_no_writes
+from .transactions import Transactions, in_transaction, server_is_gone
 
 __all__ = ["BatchFailed", "Handling"]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
     Pool = asyncpg.Pool
 
-__all__ = ["Transactions", "in_transaction", "server_is_gone", "takes_no_writes"]
+__all__ = ["Transactions", "in_transaction", "server_is_gone"]
 
 log = logging.getLogger("sidings.transactions")
 
@@ -44,17 +44,6 @@ def server_is_gone(error: BaseException, connection: Connection) -> bool:
     if isinstance(error, asyncpg.QueryCanceledError):
         return False
     return isinstance(error, _SERVER_GONE) or is_closed(connection)
-
-
-async def takes_no_writes(connection: Connection) -> bool:
-    """Whether the server that `connection` leads to takes no writes, like a standby, or one that is kept from filling
-    its disk. What the transaction has done is undone, also where it has itself forbidden them; another one is open."""
-    try:
-        async with asyncio.timeout(_ROLLBACK_SECONDS):
-            await connection.execute("ROLLBACK; BEGIN")
-            return await connection.fetchval("SHOW transaction_read_only") == "on"
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):  # TimeoutError is an OSError
-        return False
 
 
 def is_closed(connection: Connection) -> bool:

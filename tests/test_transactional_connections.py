@@ -87,6 +87,36 @@ async def test_a_server_that_takes_no_writes_is_no_failure(database: str) -> Non
     assert sorted(await outcomes(database)) == ["snoozed", "succeeded"]
 
 
+@pytest.mark.parametrize("where", ["handler", "end"])
+async def test_it_is_waited_for_until_it_takes_writes_however_the_handler_tells_of_it(
+    database: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third such end was the job's failure; one that its handler had made into another error was at once."""
+    registry, tried, connect = Registry(), list[int](), transactional.Transactional._connect
+
+    async def demoted(self: transactional.Transactional) -> asyncpg.Connection:
+        connection = await connect(self)
+        if len(tried) < 4:
+            await connection.execute("SET default_transaction_read_only = on")
+        return connection
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, str]]) -> None:
+        tried.append(job.attempt)
+        try:
+            if where == "handler":
+                await job.tx.execute("CREATE TABLE effect ()")
+        except asyncpg.ReadOnlySQLTransactionError:
+            raise ValueError("not now") from None
+
+    monkeypatch.setattr(transactional, "_AWAY_SECONDS", 0.05)
+    monkeypatch.setattr(transactional.Transactional, "_connect", demoted)
+    async with running(database, registry):
+        await enqueue(database, once, [{}])
+        await drained(database)
+    assert sorted(await outcomes(database)) == ["snoozed"] * 4 + ["succeeded"]
+
+
 async def test_an_attempt_whose_connection_breaks_before_the_handler_is_called_is_no_failure(database: str) -> None:
     registry = Registry()
 
