@@ -32,7 +32,7 @@ from itertools import islice
 from math import inf
 
 from ..jobs import Policy
-from .queues import NOTHING_PAUSED, Entry, Lane, OriginQueue, Pauses
+from .queues import NOTHING_PAUSED, Entry, Lane, Level, OriginQueue, Pauses
 from .suspects import Suspects
 
 __all__ = ["Scheduler"]
@@ -45,23 +45,6 @@ _FIRST_ROOM = 256  # rows of a read of which nothing is known yet
 _LEAST_ROOM = 64  # runnable jobs to have in memory, however large they are
 _UNKNOWN_SECONDS = 60.0  # a group behind a job of an unknown type is looked at again: somebody may have removed the job
 _HEAVY = 256  # rows dropped from one lane before the server is asked to leave the lane out
-
-
-class _Level:
-    """What could run of one priority: first attempts, and what runs again. agains_turn: where there are both.
-
-    overdue: lanes whose time has come, which come back as there is room; back: how many have, and are read again or
-    ready to run again. Of each priority: those of a lower one may have to wait for long.
-    """
-
-    __slots__ = ("again", "agains_turn", "back", "first", "overdue")
-
-    def __init__(self) -> None:
-        self.first: deque[Entry | Lane] = deque()
-        self.again: deque[Entry | Lane] = deque()
-        self.agains_turn = False
-        self.overdue: deque[tuple[float, Lane]] = deque()
-        self.back = 0
 
 
 class Scheduler:
@@ -104,7 +87,7 @@ class Scheduler:
         self._known: dict[int, Entry] = {}
         self._ended: dict[int, int] = {}  # id -> attempt, of jobs that ended while a read was under way
         self._early: dict[int, Entry] = {}  # next attempts, read before the last one's outcome was acknowledged
-        self._levels: dict[int, _Level] = {}
+        self._levels: dict[int, Level] = {}
         self._order: list[int] = []  # priorities, highest first
         self._timers: list[tuple[float, int, Lane | Entry]] = []
         self._most_back = max(1, window // 4)  # lanes of one level
@@ -558,7 +541,7 @@ class Scheduler:
                     self._check_hunger(lane)
                     self._arm(lane, now)
 
-    def _has_room(self, level: _Level) -> bool:
+    def _has_room(self, level: Level) -> bool:
         """For one that is overdue."""
         return level.back < self._most_back and bool(level.overdue)
 
@@ -617,10 +600,10 @@ class Scheduler:
         (level.first if head.attempt == 1 else level.again).append(item)
         self.ready += 1
 
-    def _level(self, priority: int) -> _Level:
+    def _level(self, priority: int) -> Level:
         level = self._levels.get(priority)
         if level is None:
-            level = self._levels[priority] = _Level()
+            level = self._levels[priority] = Level()
             self._order = sorted(self._levels, reverse=True)
         return level
 
@@ -672,7 +655,7 @@ class Scheduler:
             )
         self.unknown[job_type] = self.unknown.get(job_type, 0) + 1
 
-    def _come_back(self, lane: Lane, level: _Level) -> None:
+    def _come_back(self, lane: Lane, level: Level) -> None:
         lane.back = True
         level.back += 1
 
