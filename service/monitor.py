@@ -1,11 +1,15 @@
 """Metrics and health over HTTP, from a thread of its own, so that it answers although the event loop hangs."""
 
 import json
+import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry
@@ -16,6 +20,12 @@ from ..errors import ConfigurationError
 __all__ = ["Monitor", "address_of"]
 
 Problems = Callable[[], list[str]]
+
+# At once. The oldest makes room for a newer one: it is one that does not end its request. Each keeps a thread and a
+# file, and the process needs some to connect anew.
+_MOST_CONNECTIONS = 32
+
+log = logging.getLogger("sidings")
 
 _listening: WeakSet[ThreadingHTTPServer] = WeakSet()
 
@@ -83,8 +93,32 @@ class Monitor:
             address_family = socket.AF_INET6 if ":" in self._wanted[0] else socket.AF_INET
             daemon_threads = True
 
+            def __init__(self) -> None:
+                super().__init__(monitor._wanted, Handler)
+                self._open: dict[socket.socket, None] = {}  # oldest first
+                self._turn = threading.Lock()
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                with self._turn:
+                    self._open[request] = None
+                    oldest = next(iter(self._open)) if len(self._open) > _MOST_CONNECTIONS else None
+                    if oldest is not None:
+                        del self._open[oldest]
+                        with suppress(OSError):
+                            oldest.shutdown(socket.SHUT_RDWR)  # its thread notices, and closes it
+                super().process_request(request, client_address)
+
+            def shutdown_request(self, request: Any) -> None:
+                with self._turn:  # before it is closed: its number may be another one's then
+                    self._open.pop(request, None)
+                super().shutdown_request(request)
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                if not isinstance(sys.exc_info()[1], OSError):  # the client has hung up
+                    log.exception("a request from %s failed", client_address)
+
         try:
-            self._server = Server(self._wanted, Handler)
+            self._server = Server()
         except OSError as error:
             raise ConfigurationError(f"http={self._http!r}: cannot listen there: {error}") from error
         _listening.add(self._server)

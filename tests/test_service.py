@@ -5,9 +5,11 @@ import json
 import os
 import signal
 import socket
+import struct
+import threading
 import urllib.error
 import urllib.request
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +33,7 @@ from sidings import (
     migrate,
 )
 from sidings.devstack.locations import free_port
+from sidings.service import monitor as monitor_module
 from sidings.service.monitor import Monitor, address_of
 from sidings.waiting import done_unless_set
 
@@ -108,6 +111,35 @@ async def test_a_client_that_says_nothing_keeps_no_monitor_from_stopping_and_its
     another = Monitor(f"{host}:{port}", CollectorRegistry(), problems=list, not_ready=list)
     another.start()
     another.stop()
+
+
+async def test_clients_that_never_end_their_requests_use_up_neither_threads_nor_files(monkeypatch, capfd):
+    """Each kept a thread and a file, for as long as it sent a byte every 10 s; a process without a file left cannot
+    connect to anything."""
+    monkeypatch.setattr(monitor_module, "_MOST_CONNECTIONS", 3)
+    registry = CollectorRegistry()
+    monitor = Monitor("127.0.0.1:0", registry, problems=list, not_ready=list)
+    monitor.start()
+    assert monitor.address is not None
+    listening = SimpleNamespace(http_address=monitor.address)
+
+    def threads() -> int:
+        return sum("process_request" in thread.name for thread in threading.enumerate())
+
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(monitor.address, timeout=SECONDS)) for _ in range(8)]
+        for client in slow:
+            client.sendall(b"GET /health HTTP/1.1\r\nSlow: ")
+        assert await asyncio.to_thread(slow[4].recv, 1) == b"", "the oldest make room"
+        assert await get(listening, "/health") == (200, '{"status": "ok"}')
+        await eventually(lambda: threads() == 2, threading.enumerate)
+        slow[7].settimeout(0.0)
+        with pytest.raises(BlockingIOError):  # not more of them than necessary
+            slow[7].recv(1)
+        slow[7].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await eventually(lambda: threads() == 0, threading.enumerate)
+    monitor.stop()
+    assert capfd.readouterr().err == "", "who hangs up writes no traceback"
 
 
 @pytest.mark.parametrize("http", ["[::1]:0", "[::]:0"])
