@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn, ParamSpec
 import typer
 
 from ..errors import ConfigurationError, KafkaUnavailable, PostgresUnavailable, SidingsError
+from .output import plain
 from .session import open_session, postgres_settings
 
 __all__ = ["Because", "By", "Code", "Json", "Limit", "Yes", "command", "fail", "group", "run_guarded"]
@@ -119,5 +120,5 @@ def run_guarded(work: Coroutine[Any, Any, None]) -> None:
 
 def fail(error: object, code: Code = Code.FAILED) -> NoReturn:
     """Say what is wrong, in one line, and exit."""
-    typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+    typer.echo(f"error: {plain(' '.join(str(error).split()))}", err=True)
     raise typer.Exit(code)

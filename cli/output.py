@@ -90,8 +90,10 @@ def plain(text: str) -> str:
 
 
 def print_json(now: datetime, **content: object) -> None:
-    """One document: what is listed, under its name, and `now` by the database's clock, to which ages refer."""
-    typer.echo(json.dumps(document({"now": now, **content}), indent=2, ensure_ascii=False))
+    """One document: what is listed, under its name, and `now` by the database's clock, to which ages
+    refer. What could steer a terminal is escaped, as in `plain`."""
+    text = json.dumps(document({"now": now, **content}), indent=2, ensure_ascii=False)
+    typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 def document(value: object) -> Any:

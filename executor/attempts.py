@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
+from ..jobs.outcome import legible
 from .clock import now
 from .queues import Entry
 from .transactional import Superseded
@@ -47,7 +48,7 @@ def invalid(entry: Entry, error: Exception) -> Outcome:
     info = ErrorInfo.of(error)
     log.error(
         "job %s %s: its payload does not validate, held until `sidings jobs release %s`, when the model takes it: %s",
-        *(entry.id, entry.type, entry.id, info.message),
+        *(entry.id, entry.type, entry.id, legible(info.message)),
     )
     return Hold("the payload does not validate", info)
 
@@ -100,8 +101,9 @@ def failed(job_type: JobType[Any], entry: Entry, error: Exception, started: floa
     what = f"again in {outcome.delay:.1f} s" if isinstance(outcome, Again) else outcome.name.value
     # The texts that are recorded, not the error: what its class does when a filter of the log asks for it is its own.
     info = outcome.error or ErrorInfo.of(error)
-    text = f"{info.error_class}: {info.message}"
-    log.warning("job %s %s %s: attempt %s failed, %s: %s", entry.id, entry.type, entry.group, entry.attempt, what, text)
+    text = legible(f"{info.error_class}: {info.message}")
+    group = entry.group if entry.group is None or entry.group.isprintable() else repr(entry.group)
+    log.warning("job %s %s %s: attempt %s failed, %s: %s", entry.id, entry.type, group, entry.attempt, what, text)
     return outcome
 
 

@@ -26,6 +26,7 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 
 import heapq
 import logging
+import shlex
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -651,7 +652,7 @@ class Scheduler:
             log.warning(
                 "jobs of the type %r wait, since this process has no handler for it: declare it, or end them "
                 "(`sidings jobs list --type %s`)",
-                *(job_type, job_type),
+                *(job_type, shlex.quote(job_type) if job_type.isprintable() else "TYPE"),
             )
         self.unknown[job_type] = self.unknown.get(job_type, 0) + 1
 

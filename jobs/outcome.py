@@ -5,7 +5,18 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["MAX_DELAY_SECONDS", "SUCCEEDED", "Again", "Committed", "End", "ErrorInfo", "Hold", "Outcome", "OutcomeName"]
+__all__ = [
+    "MAX_DELAY_SECONDS",
+    "SUCCEEDED",
+    "Again",
+    "Committed",
+    "End",
+    "ErrorInfo",
+    "Hold",
+    "Outcome",
+    "OutcomeName",
+    "legible",
+]
 
 MAX_DELAY_SECONDS = 366 * 86_400.0
 _MESSAGE_CHARACTERS = 4_000
@@ -13,6 +24,12 @@ _VOLATILE = re.compile(  # a UUID first: its parts would match as well, and leav
     r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
     r"|0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b|\d+|'[^']*'|\"[^\"]*\""
 )
+
+
+def legible(text: object) -> str:
+    """What comes from elsewhere, as a line of the log may have it: no control characters, which could steer a terminal,
+    and behind a line break an indent, so that nothing in it passes for a line of its own."""
+    return "".join(c if c.isprintable() else "\n    " if c == "\n" else repr(c)[1:-1] for c in str(text))
 
 
 class OutcomeName(StrEnum):

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from ..errors import PostgresUnavailable
 from ..executor import Backoff
 from ..jobs import Again, Discard, Snooze
+from ..jobs.outcome import legible
 from ..outage import Outage
 from ..waiting import set_within
-from .calling import told_of
+from .calling import text_of, told_of
 from .handling import BatchFailed, Handling
 from .metrics import ConsumerMetrics
 from .offsets import OffsetsMoved
@@ -86,7 +87,7 @@ class Siding:
         if isinstance(error, Discard):
             await self._handling.discard(item)
             self._outage.over()
-            log.warning("%s: discarded: %s", where, error)
+            log.warning("%s: discarded: %s", where, text_of(error))
         elif isinstance(error, Snooze):
             await set_within(partition.left, error.seconds)
         else:
@@ -102,13 +103,15 @@ class Siding:
         partition.failures += 1
         if isinstance(outcome, Again):
             self._metrics.retried(topic)
-            log.warning("%s: attempt %s failed, again in %.1f s: %s", where, partition.failures, outcome.delay, told)
+            log.warning(
+                "%s: attempt %s failed, again in %.1f s: %s", where, partition.failures, outcome.delay, legible(told)
+            )
             await set_within(partition.left, outcome.delay)
             return
         attempts = partition.failures  # of this message; when it is parked, the next one stands first
         await self._handling.park(item, told)
         self._outage.over()
-        log.error("%s: parked after %s attempts: %s", where, attempts, told)
+        log.error("%s: parked after %s attempts: %s", where, attempts, legible(told))
 
 
 def _displace(item: Item) -> None:

@@ -8,8 +8,9 @@ import time
 from ..errors import KafkaUnavailable
 from ..executor import end_if_forked, forks_so_far
 from ..jobs import Again, Discard, Snooze
+from ..jobs.outcome import legible
 from ..waiting import set_within
-from .calling import told_of
+from .calling import text_of, told_of
 from .dead_letters import DeadLetters
 from .metrics import ConsumerMetrics
 from .outbox import InvalidMessage, NotPublished
@@ -60,13 +61,13 @@ class StatelessHandling:
                 await self._call(partition, item)
                 return "handled", None
             except Discard as error:
-                log.warning("%s: discarded: %s", where, error)
+                log.warning("%s: discarded: %s", where, text_of(error))
                 return "discarded", None
             except Snooze as snooze:
                 delay = snooze.seconds
             except Exception as error:  # noqa: BLE001 - whatever a handler raises, its attempt has failed
                 if partition.leaving.is_set():  # or that is what it makes of its cancellation
-                    log.warning("%s: failed while its partition is given up: %s", where, told_of(error))
+                    log.warning("%s: failed while its partition is given up: %s", where, legible(told_of(error)))
                     return None, None
                 self._metrics.failed(topic)
                 told = told_of(error)
@@ -74,11 +75,11 @@ class StatelessHandling:
                 outcome = self._subscription.outcome_of(error, failing.failures, time.monotonic() - failing.since)
                 failing.failures += 1
                 if not isinstance(outcome, Again):
-                    log.error("%s: given up after %s attempts: %s", where, failing.failures, told)
+                    log.error("%s: given up after %s attempts: %s", where, failing.failures, legible(told))
                     return None, told
                 self._metrics.retried(topic)
                 delay = outcome.delay
-                log.warning("%s: attempt %s failed, again in %.1f s: %s", where, failing.failures, delay, told)
+                log.warning("%s: attempt %s failed, again in %.1f s: %s", where, failing.failures, delay, legible(told))
             if await set_within(partition.leaving, delay):
                 return None, None
 
@@ -115,7 +116,7 @@ class StatelessHandling:
                 log.error("%s stands still: %s", partition.origin, partition.stuck)
             else:
                 partition.stuck = None
-                log.error("%s offset %s is in %r: %s", partition.origin, item.record.offset, topic, error)
+                log.error("%s offset %s is in %r: %s", partition.origin, item.record.offset, topic, legible(error))
                 self._metrics.messages(self._subscription.topic, "dead_letter")
                 return True
             if await set_within(partition.leaving, pause):

@@ -24,6 +24,7 @@ from aiokafka.errors import (
 
 from ..errors import PostgresUnavailable, UndecodableMessage
 from ..executor import Backoff
+from ..jobs.outcome import legible
 from ..outage import Outage
 from ..waiting import set_within
 from .handling import BatchFailed, Handling
@@ -305,7 +306,13 @@ class FetchLoop(ABC):
                 return Item(partition, record, None, None)
             return Item(partition, record, message, None, subscription.id_of(record, message))
         except UndecodableMessage as error:
-            log.error("%s offset %s cannot be decoded, and %s: %s", partition.origin, record.offset, self.aside, error)
+            log.error(
+                "%s offset %s cannot be decoded, and %s: %s",
+                partition.origin,
+                record.offset,
+                self.aside,
+                legible(error),
+            )
             return Item(partition, record, None, str(error), subscription.id_of(record, None))
 
     def _displace(self, partitions: Iterable[Partition]) -> None:

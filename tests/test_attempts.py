@@ -1,7 +1,11 @@
-"""What an attempt begins with."""
+"""What an attempt begins with, and what the log says of one that fails."""
 
+import logging
+from typing import Any
+
+import pytest
 from pydantic import BaseModel
-from sidings.executor.attempts import job_of
+from sidings.executor.attempts import failed, invalid, job_of
 from sidings.executor.queues import Entry, OriginQueue
 from sidings.jobs import Fence, Job, JobId, Registry
 
@@ -42,3 +46,23 @@ def test_each_job_has_headers_of_its_own():
     first, second = job_of(ride, entry), job_of(ride, entry)
     first.headers["a"] = "b"
     assert second.headers == {}
+
+
+FORGED = "x\nERROR all jobs are lost\r\x1b[2J\x9b1m\u202e"
+
+
+@pytest.mark.parametrize("of", [failed, lambda _type, entry, error, _started: invalid(entry, error)])
+def test_what_comes_from_elsewhere_makes_no_lines_of_its_own_in_the_log_and_steers_no_terminal(
+    caplog: pytest.LogCaptureFixture, of: Any
+):
+    registry = Registry()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    of(ride, Entry(7, OriginQueue("rides/0", 3), "ride", FORGED, 12, payload="{}"), ValueError(FORGED), 0.0)
+    [told] = [logging.Formatter("%(message)s").format(record) for record in caplog.records]
+    first, *others = told.split("\n")
+    assert first.startswith("job 7 ride")
+    assert all(line.startswith("    ") and line.isprintable() for line in others)
+    assert first.isprintable()

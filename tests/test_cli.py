@@ -5,7 +5,9 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import typer
 from sidings import ConfigurationError
+from sidings.cli.command import fail
 from sidings.cli.filters import a_state, a_time, outcome_names, state_names
 from sidings.cli.output import document, duration, plain
 from sidings.jobs import OutcomeName
@@ -54,7 +56,7 @@ async def test_pages_of_jobs_follow_each_other_without_gap_or_repeat(database: s
         after = ("--after", page["next"])
     assert seen == ids
     text = await cli(database, "jobs", "list", "--limit", 4)
-    assert "there may be more: add --after 'ordered:" in text.stderr
+    assert "there may be more: add --after ordered:" in text.stderr
 
 
 async def test_what_is_piped_is_in_columns_that_cut_nothing(database: str):
@@ -68,12 +70,13 @@ async def test_what_is_piped_is_in_columns_that_cut_nothing(database: str):
 
 
 async def test_a_key_or_an_error_cannot_steer_the_terminal(database: str):
-    await a_job(database, "backing off", group="evil\x1b[2J", error="E'two\\nlines'")
+    await a_job(database, "backing off", group="evil\x1b[2J\x9b", error="E'two\\nlines'")
     shown = (await cli(database, "jobs", "list")).stdout
     assert "\x1b" not in shown
     assert r"evil\x1b[2J" in shown
     assert r"two\nlines" in shown
-    assert (await cli_json(database, "jobs", "list"))["jobs"][0]["group"] == "evil\x1b[2J"
+    assert (await cli_json(database, "jobs", "list"))["jobs"][0]["group"] == "evil\x1b[2J\x9b"
+    assert "\x9b" not in (await cli(database, "jobs", "list", "--json")).stdout  # as good as ESC ["
 
 
 async def test_one_job_is_shown_whole_also_after_its_end(database: str):
@@ -375,6 +378,12 @@ def test_json_has_times_in_utc_durations_in_seconds_and_bytes_as_text():
 
 def test_text_is_one_line_without_control_characters():
     assert plain("a\nb\tc\x1b[0m\u202eé") == "a\\nb\\tc\\x1b[0m\\u202eé"
+
+
+def test_nor_does_an_error_steer_the_terminal(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(typer.Exit):
+        fail("no job fits\n\x1b[2J")
+    assert capsys.readouterr().err == "error: no job fits \\x1b[2J\n"
 
 
 def test_the_words_that_a_shell_offers_are_those_that_there_are():

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...jobs.outcome import legible
 from .rows import BadRecord, Change, Row, Unreadable
 
 __all__ = ["Faults"]
@@ -60,5 +61,5 @@ class Faults:
             more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             log.error(
                 "directory %r: the record at partition %s offset %s cannot be applied, its row stays as it is%s: %s",
-                *(self._topic, first.partition, first.offset, more, first.reason),
+                *(self._topic, first.partition, first.offset, more, legible(first.reason)),
             )
