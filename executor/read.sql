@@ -7,9 +7,15 @@
 -- $14 lanes to leave out of the forward part, written origin || chr(31) || group; null: none
 -- $16 most late rows of an origin: one transaction may have stored a million jobs; the origin is read from 0 again then
 -- $15 executor: its fence and what is paused come in the same snapshot as the jobs, so no job is known before its pause
+-- $17 most bytes of a payload that a refill or a forward row brings, $18 of all late ones together
 --
 -- numbers: attempt, failures, losses, priority and policy; null where they are 1, 0, 0, 0 and 0, as they nearly always are:
 -- the client takes longer over a column than Postgres over this comparison.
+--
+-- A row whose payload is larger than there is room for comes as part + 4, with the payload's size in its place: the client takes
+-- nothing from there on, and asks for fewer. Sizes are those of the text as it is sent. Late rows are few, mostly, and must not
+-- be left for later: theirs are summed up, first as they are stored, since it takes long to unpack what is not sent. For the
+-- other parts a sum costs more than the row itself (1.8 µs instead of 1.1).
 --
 -- The header's row: id is the first transaction id not handed out; type, what the server is: its start, its last crash (which
 -- resets these statistics, while a backend's crash does not change the start) and its timeline. After a crash, ids and positions
@@ -44,30 +50,37 @@ SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id,
                                      FROM sidings.pause p)) AS headers, to_json(s.snapshot::text) AS payload
 FROM s
 UNION ALL
-SELECT 1, o.ref::int, j.id, j.type, j."group", j.position,
+SELECT CASE WHEN j.size <= $18 THEN 1 ELSE 5 END, j.ref::int, j.id, j.type, j."group", j.position,
        CASE WHEN j.attempt <> 1 OR j.failures <> 0 OR j.losses <> 0 OR j.priority <> 0 OR j.policy <> 0
             THEN ARRAY[j.attempt, j.failures, j.losses, j.priority, j.policy] END,
-       date_part('epoch', j.run_at), date_part('epoch', j.enqueued_at), date_part('epoch', j.first_started_at), j.headers, j.payload
-FROM s, late, unnest($1::text[], $2::bigint[]) WITH ORDINALITY o (origin, high, ref),
-     LATERAL (SELECT * FROM sidings.job j
-              WHERE j.origin = o.origin AND j.position > late.mark AND j.position <= o.high AND j.txid < pg_snapshot_xmax(s.snapshot)
-                AND NOT pg_visible_in_snapshot(j.txid, $5::text::pg_snapshot)
-              ORDER BY j.position LIMIT $16) j
-WHERE late.mark IS NOT NULL
+       date_part('epoch', j.run_at), date_part('epoch', j.enqueued_at), date_part('epoch', j.first_started_at), j.headers,
+       CASE WHEN j.size <= $18 THEN j.payload END
+FROM (SELECT j.*, sum(CASE WHEN j.stored <= $18 THEN coalesce(octet_length(j.payload::text), 0) ELSE j.stored END)
+                      OVER (ROWS UNBOUNDED PRECEDING) AS size
+      FROM (SELECT j.*, o.ref, sum(coalesce(pg_column_size(j.payload), 0)) OVER (ROWS UNBOUNDED PRECEDING) AS stored
+            FROM s, late, unnest($1::text[], $2::bigint[]) WITH ORDINALITY o (origin, high, ref),
+                 LATERAL (SELECT * FROM sidings.job j
+                          WHERE j.origin = o.origin AND j.position > late.mark AND j.position <= o.high
+                            AND j.txid < pg_snapshot_xmax(s.snapshot)
+                            AND NOT pg_visible_in_snapshot(j.txid, $5::text::pg_snapshot)
+                          ORDER BY j.position LIMIT $16) j
+            WHERE late.mark IS NOT NULL) j) j
 UNION ALL
-SELECT 2, g.ref::int, j.id, j.type, j."group", j.position,
+SELECT CASE WHEN octet_length(j.payload::text) > $17 THEN 6 ELSE 2 END, g.ref::int, j.id, j.type, j."group", j.position,
        CASE WHEN j.attempt <> 1 OR j.failures <> 0 OR j.losses <> 0 OR j.priority <> 0 OR j.policy <> 0
             THEN ARRAY[j.attempt, j.failures, j.losses, j.priority, j.policy] END,
-       date_part('epoch', j.run_at), date_part('epoch', j.enqueued_at), date_part('epoch', j.first_started_at), j.headers, j.payload
+       date_part('epoch', j.run_at), date_part('epoch', j.enqueued_at), date_part('epoch', j.first_started_at), j.headers,
+       CASE WHEN octet_length(j.payload::text) > $17 THEN to_json(octet_length(j.payload::text)) ELSE j.payload END
 FROM unnest($9::text[], $10::text[], $11::bigint[], $12::bigint[]) WITH ORDINALITY g (origin, "group", after, upto, ref),
      LATERAL (SELECT * FROM sidings.job j
               WHERE j.origin = g.origin AND j."group" = g."group" AND j.position > g.after AND j.position <= g.upto
               ORDER BY j.position LIMIT $13) j
 UNION ALL
-SELECT 3, o.ref::int, j.id, j.type, j."group", j.position,
+SELECT CASE WHEN octet_length(j.payload::text) > $17 THEN 7 ELSE 3 END, o.ref::int, j.id, j.type, j."group", j.position,
        CASE WHEN j.attempt <> 1 OR j.failures <> 0 OR j.losses <> 0 OR j.priority <> 0 OR j.policy <> 0
             THEN ARRAY[j.attempt, j.failures, j.losses, j.priority, j.policy] END,
-       date_part('epoch', j.run_at), date_part('epoch', j.enqueued_at), date_part('epoch', j.first_started_at), j.headers, j.payload
+       date_part('epoch', j.run_at), date_part('epoch', j.enqueued_at), date_part('epoch', j.first_started_at), j.headers,
+       CASE WHEN octet_length(j.payload::text) > $17 THEN to_json(octet_length(j.payload::text)) ELSE j.payload END
 FROM unnest($1::text[], $2::bigint[], $3::int[]) WITH ORDINALITY o (origin, high, page, ref),
      LATERAL (SELECT * FROM sidings.job j
               WHERE j.origin = o.origin AND j.position > o.high

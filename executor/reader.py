@@ -37,11 +37,14 @@ _LONG_READ = 3.0  # seconds: one that failed after so long is followed by smalle
 _QUICK_READ = 1.0  # seconds: one that was answered within so many may be followed by a larger one again
 _LOOK_AHEAD = 500  # rows read forward at a poll while memory holds enough
 _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
+_LEFT = 4  # added to the part of a row that was left in the database, as its payload is too large
+_MOST_BYTES = 2**31 - 1  # of a payload
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What a read asks for, with the versions that tell whether its answer still applies."""
+    """What a read asks for, with the versions that tell whether its answer still applies. largest: bytes of a payload
+    that it brings."""
 
     origins: list[tuple[OriginQueue, int]]
     pages: list[int]
@@ -49,6 +52,7 @@ class _Plan:
     left_out: dict[Lane, None]
     size: int
     most_late: int
+    largest: int
 
 
 class Reader:
@@ -92,6 +96,8 @@ class Reader:
         self._too_long = 0  # so many reads have, one after the other
         self._turns: int | None = None  # how many origins are read forward at once; None: all
         self._turn = 0  # how many have had their turn
+        self._too_large: set[OriginQueue] = set()  # whose next row the last read has left for its size
+        self._largest = 0  # bytes of the largest payload of such a row, or of the next one of a lane
         self._leaves_out = True  # deep lanes, as long as the server steps over their rows in time
         self._silent = silent
         self._sql = load_sql(__package__, "read", schema)
@@ -269,6 +275,7 @@ class Reader:
         queues = [q for q in scheduler.origins.values() if not q.draining and q.name not in paused]
         room = self._room()
         backlogged = sum(queue.backlogged for queue in queues)
+        fitting = max(1, scheduler.fitting(self._largest))
         busy_page = max(_IDLE_PAGE, room // max(1, backlogged)) if room else 0
         idle_page = max(_IDLE_PAGE, room // max(1, len(queues))) if room else 0
         size, refills, most_late = scheduler.keep, _REFILLS, min(self._most_late, _ALL_LATE // max(1, len(queues)) + 1)
@@ -277,7 +284,6 @@ class Reader:
             busy_page, idle_page = min(busy_page, page), min(idle_page, page)
             size, most_late = min(size, self._most), min(most_late, self._most + 1)
             refills = max(1, self._most // size)
-        fitting = max(1, scheduler.fitting())  # payloads may be large, and there may be as many lanes as that
         size = min(size, max(1, fitting // max(1, min(refills, len(scheduler.hungry)))))
         refills = min(refills, max(1, fitting // size))
         lanes: list[tuple[Lane, int, int]] = []
@@ -286,7 +292,12 @@ class Reader:
             if lane.more and not lane.origin.draining and scheduler.origins.get(lane.origin.name) is lane.origin:
                 lanes.append((lane, lane.version, lane.origin.high))
         pages = [busy_page if queue.backlogged else idle_page for queue in queues]
-        if self._turns is not None and self._turns < len(queues):
+        if room and self._largest:  # what the last read has left comes first, with as many rows as may be that large
+            first = [queue for queue in queues if queue in self._too_large][:fitting]
+            page = min(busy_page, max(1, fitting // max(1, len(first))))
+            pages = [page if queue in first else 0 for queue in queues]
+            self._woken.set()  # the others have no turn
+        elif self._turns is not None and self._turns < len(queues):
             its_turn = {(self._turn + number) % len(queues) for number in range(self._turns)}
             self._turn += self._turns
             pages = [page if number in its_turn else 0 for number, page in enumerate(pages)]
@@ -297,6 +308,7 @@ class Reader:
             dict.fromkeys([lane for lane in scheduler.heavy if lane.more and self._leaves_out][:_LEFT_OUT]),
             size,
             most_late,
+            min(_MOST_BYTES, max(1, self._largest, scheduler.spare() // max(1, sum(pages), len(lanes) * size))),
         )
 
     def _arguments(self, plan: _Plan) -> tuple[object, ...]:
@@ -319,6 +331,8 @@ class Reader:
             [f"{lane.origin.name}\x1f{lane.group}" for lane in plan.left_out] or None,
             self.executor_id,
             plan.most_late,
+            plan.largest,
+            self._scheduler.payload_budget,
         )
 
     def _give_up(self, plan: _Plan) -> None:
@@ -350,13 +364,14 @@ class Reader:
             return
         skew = header["run_at"] - (sent + time) / 2  # server's epoch seconds against our clock
         self._metrics.set_clock_skew(skew)
-        parts: list[list[asyncpg.Record]] = [[], [], [], [], []]
+        parts: list[list[asyncpg.Record]] = [[] for _ in range(_SCANNED + _LEFT)]
         for row in rows:
             parts[row[0]].append(row)
         high_before = max((queue.high for queue, _ in plan.origins), default=0)
 
-        for ref, count in Counter(row[1] for row in parts[_LATE]).items():
-            if count >= plan.most_late and (queue := self._live(plan, ref)) is not None:
+        crowds = {ref for ref, count in Counter(row[1] for row in parts[_LATE]).items() if count >= plan.most_late}
+        for ref in crowds.union(row[1] for row in parts[_LATE + _LEFT]):
+            if (queue := self._live(plan, ref)) is not None:
                 scheduler.forget_waiting(queue)  # there may be more; a read from 0 finds them page by page, in order
         for row in parts[_LATE]:
             queue = self._live(plan, row[1])
@@ -366,14 +381,21 @@ class Reader:
                 queue.first = min(queue.first, entry.position)
                 scheduler.insert(entry, time)
         refills: dict[int, list[Entry]] = {}
-        for row in parts[_REFILL]:
+        rows_of_lanes, left_of_lanes = _before(parts[_REFILL], parts[_REFILL + _LEFT])
+        for row in rows_of_lanes:
             ref: int = row[1]
             refills.setdefault(ref, []).append(_entry(row, plan.lanes[ref - 1][0].origin, skew))
         for number, (lane, version, upto) in enumerate(plan.lanes, start=1):
             if lane.version == version and scheduler.origins.get(lane.origin.name) is lane.origin:
                 entries = refills.get(number, [])
-                scheduler.refilled(lane, entries, size=plan.size, upto=upto, left_out=lane in plan.left_out, now=time)
-        self._forward(plan, parts[_FORWARD], parts[_SCANNED], skew, time)
+                size = len(entries) if number in left_of_lanes else plan.size
+                scheduler.refilled(lane, entries, size=size, upto=upto, left_out=lane in plan.left_out, now=time)
+        first = [lane for ref in left_of_lanes if (lane := plan.lanes[ref - 1][0]) in scheduler.hungry]
+        scheduler.hungry = dict.fromkeys(first) | scheduler.hungry
+        forward, left = _before(parts[_FORWARD], parts[_FORWARD + _LEFT])
+        self._forward(plan, forward, parts[_SCANNED], left, skew, time)
+        self._too_large = {plan.origins[ref - 1][0] for ref in left}
+        self._largest = max((int(row[11]) for row in [*left_of_lanes.values(), *left.values()]), default=0)
         self._leaves_out = self._leaves_out or not any(queue.backlogged for queue, _ in plan.origins)
         self._drawn = header["position"] or 0
         self._marks.delivered(_text(header["payload"]), header["id"], high_before)
@@ -393,6 +415,7 @@ class Reader:
         plan: _Plan,
         rows: list[asyncpg.Record],
         scanned: list[asyncpg.Record],
+        left: dict[int, asyncpg.Record],
         skew: float,
         time: float,
     ) -> None:
@@ -414,7 +437,7 @@ class Reader:
             queue = live[ref]
             if queue is None or not page:
                 continue
-            queue.backlogged = counts[ref] >= page
+            queue.backlogged = counts[ref] >= page or ref in left
             queue.high = max(queue.high, highs[ref])
             if queue.backlogged:
                 continue
@@ -443,6 +466,18 @@ class Reader:
         self._marks.reset()
         self._drawn = 0
         self._scheduler.forget_waiting(*self._scheduler.origins.values())
+
+
+def _before(
+    rows: list[asyncpg.Record], left: list[asyncpg.Record]
+) -> tuple[list[asyncpg.Record], dict[int, asyncpg.Record]]:
+    """The rows before the first one of their origin or lane that was left for its size, and these first ones."""
+    if not left:
+        return rows, {}
+    first: dict[int, asyncpg.Record] = {}
+    for row in sorted(left, key=lambda row: row[5], reverse=True):
+        first[row[1]] = row
+    return [row for row in rows if row[1] not in first or row[5] < first[row[1]][5]], first
 
 
 def _timeline(server: str | None) -> str:

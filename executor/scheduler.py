@@ -43,7 +43,8 @@ log = logging.getLogger("sidings.executor")
 _LATEST, _PARALLEL = Policy.LATEST.value, Policy.PARALLEL.value
 
 _FIRST_ROOM = 256  # rows of a read of which nothing is known yet
-_LEAST_ROOM = 64  # runnable jobs to have in memory, however large they are
+_LEAST_ROOM = 64  # runnable jobs to have in memory, however much stands there that cannot run; fewer of large ones
+_VARY = 4  # how many times as large as the others payloads may be, before a read is cut short for it
 _UNKNOWN_SECONDS = 60.0  # a group behind a job of an unknown type is looked at again: somebody may have removed the job
 _HEAVY = 256  # rows dropped from one lane before the server is asked to leave the lane out
 
@@ -82,9 +83,9 @@ class Scheduler:
         self._types: set[str] = set()  # those that it has said yes to
         self._max_keep = keep
         self._budget = budget
-        self._payload_budget = payload_budget
+        self.payload_budget = payload_budget
         self._payload = 0
-        self._size_ahead = payload_budget / _FIRST_ROOM  # of a payload, while nothing is in memory
+        self._size_ahead = payload_budget / (_FIRST_ROOM * _VARY)  # of a payload, while nothing is in memory
         self._known: dict[int, Entry] = {}
         self._ended: dict[int, int] = {}  # id -> attempt, of jobs that ended while a read was under way
         self._early: dict[int, Entry] = {}  # next attempts, read before the last one's outcome was acknowledged
@@ -266,9 +267,10 @@ class Scheduler:
             self.heavy = {lane: None for lane in self.heavy if lane.more}
 
     def adjust_keep(self) -> None:
-        """Share the budget among the lanes: many lanes, few jobs of each."""
+        """Share the budgets among the lanes: many lanes, or large payloads, few jobs of each."""
         lanes = sum(len(queue.lanes) for queue in self.origins.values())
-        self.keep = max(4, min(self._max_keep, self._budget // (lanes + 1)))
+        fitting = min(self._budget, int(self.payload_budget / self._size()))
+        self.keep = max(4, min(self._max_keep, fitting // (lanes + 1)))
 
     def room(self) -> int:
         """How many more rows to read forward."""
@@ -281,17 +283,25 @@ class Scheduler:
         """How many more rows there is room for, by their number and by the size of their payloads."""
         return max(0, min(self.window - self.ready, self.fitting()))
 
-    def fitting(self) -> int:
-        """How many more rows there is room for by the size of their payloads."""
+    def fitting(self, largest: int = 0) -> int:
+        """How many more rows there is room for by the size of their payloads; largest: one of them is known to have."""
+        size = max(largest, _VARY * self._size())
+        least = max(1, min(_LEAST_ROOM, int(self.payload_budget / size / 4)))
+        return max(int(self.spare() / size), least - self.ready)
+
+    def spare(self) -> int:
+        """How many more characters of payloads there is room for."""
+        return max(0, self.payload_budget - self._payload)
+
+    def _size(self) -> float:
+        """Of a payload."""
         known = len(self._known)
-        size = self._payload / known if known else self._size_ahead
-        fitting = int((self._payload_budget - self._payload) / max(1.0, size))
-        return max(fitting, _LEAST_ROOM - self.ready)
+        return max(1.0, self._payload / known if known else self._size_ahead)
 
     def passed(self, payloads: Iterable[str | None]) -> None:
         """These have been read forward. Where none is kept, as of what is paused, those that follow may be as large:
         else reads would stay as small as the first one until something is kept."""
-        self._size_ahead = self._payload_budget / _FIRST_ROOM
+        self._size_ahead = self.payload_budget / (_FIRST_ROOM * _VARY)
         if not self._known and (sizes := [len(payload or "") for payload in payloads]):
             self._size_ahead = sum(sizes) / len(sizes)
 

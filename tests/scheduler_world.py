@@ -62,12 +62,14 @@ class Row:
     inserted: int = 0  # steps of the world
     committed: int = 0
     moved: bool = False  # was given another place
+    size: int = 0  # of its payload
 
-    def delivered(self, part: int, ref: int) -> Record:
+    def delivered(self, part: int, ref: int, *, fits: bool) -> Record:
         run_at = None if self.run_at is None else self.run_at + SERVER_AHEAD
         numbers = [self.attempt, self.failures, self.losses, self.priority, self.policy]
         what = (self.id, self.type, self.group, self.position, None if numbers == [1, 0, 0, 0, 0] else numbers)
-        return Record((part, ref, *what, run_at, 0.0, None, None, None))
+        payload = "x" * self.size if fits else str(self.size)
+        return Record((part if fits else part + 4, ref, *what, run_at, 0.0, None, None, payload))
 
 
 @dataclass(slots=True)
@@ -132,7 +134,10 @@ class Database:
 
     def read(self, arguments: tuple[Any, ...], now: float) -> list[Record]:
         """`read.sql`."""
-        (origins, highs, pages, report, previous, xids, marks, unseen, *lanes, size, left_out, _, most_late) = arguments
+        (origins, highs, pages, report, previous, xids, marks, unseen, *lanes, size, left_out, _, most_late) = (
+            arguments[:-2]
+        )
+        largest, late_bytes = arguments[-2:]
         snapshot = self.snapshot()
         candidates = [mark for xid, mark in zip(xids, marks, strict=True) if snapshot.shows(xid)]
         before = None if previous is None else Snapshot.parse(previous)
@@ -155,15 +160,17 @@ class Database:
         if late is not None and before is not None:
             for ref, (name, high) in enumerate(zip(origins, highs, strict=True), start=1):
                 missed = [r for r in by_origin[name] if late < r.position <= high and not before.shows(r.txid)]
-                answer += [row.delivered(1, ref) for row in missed[:most_late]]
+                for row in missed[:most_late]:
+                    late_bytes -= row.size
+                    answer.append(row.delivered(1, ref, fits=late_bytes >= 0))
         for ref, (name, group, after, upto) in enumerate(zip(*lanes, strict=True), start=1):
             rows = [row for row in by_origin[name] if row.group == group and after < (row.position or 0) <= upto]
-            answer += [row.delivered(2, ref) for row in rows[:size]]
+            answer += [row.delivered(2, ref, fits=row.size <= largest) for row in rows[:size]]
         out = set(left_out or ())
         for ref, (name, high, page) in enumerate(zip(origins, highs, pages, strict=True), start=1):
             rows = [row for row in by_origin[name] if (row.position or 0) > high]
             kept = [r for r in rows if r.group is None or r.policy == PARALLEL or f"{name}\x1f{r.group}" not in out]
-            answer += [row.delivered(3, ref) for row in kept[:page]]
+            answer += [row.delivered(3, ref, fits=row.size <= largest) for row in kept[:page]]
             if report[ref - 1]:
                 scanned = [None] * len(COLUMNS)
                 scanned[:2] = [4, ref]
@@ -250,6 +257,7 @@ class Life:
     latest: float = 0.0
     parallel: float = 0.0
     most_late: int = 3  # rows of an origin in a read
+    large: float = 0.0  # payloads that fill a good deal of the memory
 
 
 def life(changed: dict[str, int] | None = None, **options: Any) -> Life:
@@ -272,6 +280,15 @@ LIVES = {
     "changing owners": life({"drain_or_resume": 5, "release": 4, "lose": 4, "acquire": 10, "restart_server": 1}),
     "unknown types": life({"move": 3}, unknown=0.2, groups=("a", "b", "c")),
     "hardly any memory": life(window=4, budget=8, concurrency=1),
+    "large payloads": life(large=0.2, groups=("a", "b", "c", None), origins=("t/0", "t/1", "t/2")),
+    "large payloads that end late": life(
+        {**NO_OWNERSHIP, "begin": 6, "move": 0},
+        alone=0.02,
+        failing=0.1,
+        large=0.5,
+        groups=("a", "b", None),
+        most_late=20,
+    ),
     "only the newest": life(latest=0.7, groups=("a", "b", "c"), unknown=0),
     "all policies": life(latest=0.4, parallel=0.3, groups=("a", "b", "c", None)),
     "persons intervene": life({"cancel": 6, "pause": 3, "resume": 3}, groups=("a", "b", "c", None)),
@@ -315,6 +332,7 @@ class World:
             window=self.life.window,
             keep=self.life.keep,
             budget=self.life.budget,
+            payload_budget=60,
         )
         metrics = ExecutorMetrics("test", None)
         self.handlers = Handlers(self.life.concurrency)
@@ -379,6 +397,8 @@ class World:
         else:
             row.position = database.position()
         row.priority = self.random.choice((0, 0, 0, 1, -1))
+        if self.random.random() < self.life.large:
+            row.size = self.random.choice((1, 3, 10, 30, 100))
         database.next_id += 1
         database.insert(xid, row)
         return row
@@ -761,6 +781,7 @@ class World:
                 assert positions == sorted(positions)
             if queue.draining:
                 assert not any(entry.origin is queue for entry in self.handlers.claimed)
+        assert scheduler._payload == sum(len(entry.payload or "") for entry in scheduler._known.values())
         lanes = [lane for queue in scheduler.origins.values() for lane in queue.lanes.values()]
         back = Counter(lane.priority for lane in lanes if lane.back)
         assert back == Counter({p: level.back for p, level in scheduler._levels.items()}), "room is lost for good"

@@ -67,7 +67,7 @@ async def test_groups_that_come_back_with_large_payloads_do_so_as_memory_holds_t
 
     monkeypatch.setattr(reader.Reader, "_deliver", counted)
     executor = an_executor(database, registry)
-    executor.scheduler._payload_budget = 200_000
+    executor.scheduler.payload_budget = 200_000
     await executor.start()
     try:
         executor.assign([ORIGIN])
