@@ -5,10 +5,11 @@ import logging
 import sys
 import time
 
-from ..errors import KafkaUnavailable
+from ..errors import KafkaUnavailable, PostgresUnavailable
 from ..executor import end_if_forked, forks_so_far
 from ..jobs import Again, Discard, Snooze
 from ..jobs.outcome import legible
+from ..outage import Outage
 from ..waiting import set_within
 from .calling import text_of, told_of
 from .dead_letters import DeadLetters
@@ -23,6 +24,7 @@ __all__ = ["StatelessHandling"]
 log = logging.getLogger("sidings.consumer")
 
 _DEAD_LETTER_SECONDS = (1.0, 30.0)  # between attempts to get rid of a message: the first pause, and the longest
+_POSTGRES_SECONDS = 1.0  # between attempts of a message whose handler finds Postgres away
 
 
 class StatelessHandling:
@@ -34,6 +36,7 @@ class StatelessHandling:
         self._subscription = subscription
         self._dead_letters = dead_letters
         self._metrics = metrics
+        self._outage = Outage(log, f"{subscription.topic}: handlers found Postgres away")
 
     async def settle(self, partition: StatelessPartition, item: Item) -> bool:
         """Try until the message is done with. False: it is not, because the partition is being given up."""
@@ -59,12 +62,17 @@ class StatelessHandling:
             started = time.monotonic()
             try:
                 await self._call(partition, item)
+                self._outage.over()
                 return "handled", None
             except Discard as error:
                 log.warning("%s: discarded: %s", where, text_of(error))
                 return "discarded", None
             except Snooze as snooze:
                 delay = snooze.seconds
+            except PostgresUnavailable as error:  # no message's fault: an outage would bury them all
+                self._outage.failed(error)
+                self._metrics.postgres_error()
+                delay = _POSTGRES_SECONDS
             except Exception as error:  # noqa: BLE001 - whatever a handler raises, its attempt has failed
                 if partition.leaving.is_set():  # or that is what it makes of its cancellation
                     log.warning("%s: failed while its partition is given up: %s", where, legible(told_of(error)))

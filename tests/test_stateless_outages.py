@@ -240,6 +240,38 @@ async def test_it_goes_on_while_postgres_is_down_beside_a_consumer_that_waits_fo
     assert done == list(range(9))
 
 
+async def test_no_message_is_blamed_where_its_handler_finds_postgres_away(own_postgres, topic, sidings_kafka, caplog):
+    postgres = own_postgres()
+    await migrate(postgres.dsn, service="test")
+    await effects_table(postgres.dsn)
+    await asyncio.to_thread(postgres.stop)
+    name, dead = await topic(), await topic("dead")
+    kafka = KafkaSettings(bootstrap=sidings_kafka, fetch_seconds=0.05)
+    registry = CollectorRegistry()
+    service: Any = Service("test", postgres=postgres.dsn, kafka=kafka, prometheus=registry)
+    service.samples = registry
+    calls: list[int] = []
+
+    @service.consumer(name, stateless=True, dead_letter=dead, retry=Retry(stop=stop_after_attempt(1)))
+    async def handle(message: Message[Number]) -> None:
+        calls.append(message.value.n)
+        async with service.transaction() as tx:
+            await record(message, tx)
+
+    async def stored() -> bool:
+        return await numbers(postgres.dsn) == [0, 1]
+
+    async with service:
+        await produce(sidings_kafka, name, range(2))
+        await eventually(lambda: len(calls) > 2)
+        await asyncio.to_thread(postgres.start)
+        await eventually(stored)
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", topic=name, result="handled") == 2)
+    assert await everything(sidings_kafka, dead) == []
+    told = [line for line in caplog.messages if "found Postgres away" in line]
+    assert len(told) == 2, "at the beginning of the outage, and at its end"
+
+
 async def test_one_topic_is_consumed_stateless_and_is_the_home_of_jobs(database, topic, sidings_kafka):
     """One member of the group: messages and jobs of a partition are in one process."""
     name = await topic("transports", partitions=2)
