@@ -1,12 +1,11 @@
 """What the scheduler keeps of origins, groups and jobs. Data only: `scheduler` has the rules."""
 
-from collections import deque
 from math import inf
 from typing import NamedTuple
 
 from ..jobs import Fence, JobId
 
-__all__ = ["NOTHING_PAUSED", "Entry", "Lane", "Level", "OriginQueue", "Pauses"]
+__all__ = ["NOTHING_PAUSED", "Entry", "Lane", "OriginQueue", "Pauses"]
 
 
 class Pauses(NamedTuple):
@@ -166,20 +165,3 @@ class OriginQueue:
         self.draining = False
         self.backlogged = True
         self.version = 0
-
-
-class Level:
-    """What could run of one priority: first attempts, and what runs again. agains_turn: where there are both.
-
-    overdue: lanes whose time has come, which come back as there is room; back: how many have, and are read again or
-    ready to run again. Of each priority: those of a lower one may have to wait for long.
-    """
-
-    __slots__ = ("again", "agains_turn", "back", "first", "overdue")
-
-    def __init__(self) -> None:
-        self.first: deque[Entry | Lane] = deque()
-        self.again: deque[Entry | Lane] = deque()
-        self.agains_turn = False
-        self.overdue: deque[tuple[float, Lane]] = deque()
-        self.back = 0

@@ -19,21 +19,19 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 - A job of policy `latest` starts when the database has said that it is the newest of its kind in its lane (`crowded`).
 - A job of policy `parallel` is in no lane, whatever its group.
 - What is paused is not kept in memory: a resumption reads everything anew.
-- What has run before and what has not are chosen in turns, and of the lanes whose time has come only some are read
-  again at once. More may come back than the workers can run, as where a carrier is away: it would fill the memory, and
-  nothing else would be read or run any more.
+- What is ready, and how many lanes may come back from their backoff at once, `ready` keeps.
 """
 
 import heapq
 import logging
 import shlex
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import inf
 
 from ..jobs import Policy
-from .queues import NOTHING_PAUSED, Entry, Lane, Level, OriginQueue, Pauses
+from .queues import NOTHING_PAUSED, Entry, Lane, OriginQueue, Pauses
+from .ready import ReadyQueue
 from .suspects import Suspects
 
 __all__ = ["Scheduler"]
@@ -78,7 +76,7 @@ class Scheduler:
         self.pauses = NOTHING_PAUSED
         self.window = window
         self.keep = keep
-        self.ready = 0
+        self._ready = ReadyQueue(window)
         self._known_type = known_type
         self._types: set[str] = set()  # those that it has said yes to
         self._max_keep = keep
@@ -89,10 +87,7 @@ class Scheduler:
         self._known: dict[int, Entry] = {}
         self._ended: dict[int, int] = {}  # id -> attempt, of jobs that ended while a read was under way
         self._early: dict[int, Entry] = {}  # next attempts, read before the last one's outcome was acknowledged
-        self._levels: dict[int, Level] = {}
-        self._order: list[int] = []  # priorities, highest first
         self._timers: list[tuple[float, int, Lane | Entry]] = []
-        self._most_back = max(1, window // 4)  # lanes of one level
         self._serial = 0
 
     # -- origins ------------------------------------------------------------------------------------------------
@@ -135,13 +130,7 @@ class Scheduler:
     def forget_waiting(self, *queues: OriginQueue) -> None:
         """Drop the waiting jobs of these origins, to be read from position 0 again; what runs stays known."""
         gone = set(queues)
-        for level in self._levels.values():
-            for items in (level.first, level.again):
-                stay = [item for item in items if item.origin not in gone]
-                self.ready -= len(items) - len(stay)
-                items.clear()
-                items.extend(stay)
-            level.overdue = deque(item for item in level.overdue if item[1].origin not in gone)
+        self._ready.forget(gone)
         self.suspects.forget(gone)
         for entry in [e for e in self._known.values() if e.origin in gone and e not in e.origin.running]:
             self._unlearn(entry)
@@ -164,7 +153,7 @@ class Scheduler:
         self.hungry.pop(lane, None)
         self.heavy.pop(lane, None)
         self.crowded.pop(lane, None)
-        self._leave(lane)
+        self._ready.leave(lane)
         if lane.running is None:
             del lane.origin.lanes[lane.group]
 
@@ -199,11 +188,8 @@ class Scheduler:
             self._payload += len(entry.payload)
         if entry.due is not None and entry.due > now:
             self._set_timer(entry.due, entry)
-        elif entry.attempt == 1 and entry.priority in self._levels:
-            self._levels[entry.priority].first.append(entry)
-            self.ready += 1
         else:
-            self._push(entry, entry)
+            self._ready.push(entry, entry)
 
     def _insert_grouped(self, entry: Entry, now: float) -> None:
         lanes = entry.origin.lanes
@@ -275,13 +261,14 @@ class Scheduler:
     def room(self) -> int:
         """How many more rows to read forward."""
         known = len(self._known)
-        if known >= self._budget // 2 and self.ready + self._running() >= self.window // 8:
+        if known >= self._budget // 2 and self._new() + self._running() >= self.window // 8:
             return 0  # with many groups, what is read now would not fit into their lanes, and be read again
         return self.space()
 
     def space(self) -> int:
-        """How many more rows there is room for, by their number and by the size of their payloads."""
-        return max(0, min(self.window - self.ready, self.fitting()))
+        """How many more rows there is room for, by their number and by the size of their payloads. Lanes that have come
+        back have room of their own."""
+        return max(0, min(self.window - self._new(), self.fitting()))
 
     def fitting(self, largest: int = 0) -> int:
         """How many more rows there is room for by the size of their payloads; largest: one of them is known to have."""
@@ -311,9 +298,18 @@ class Scheduler:
     def low(self) -> bool:
         """Whether half of what memory may hold has been used up, so that the next read should be sent."""
         room = self.room()
-        return room > 0 and room >= self.ready
+        return room > 0 and room >= self._new()
+
+    def _new(self) -> int:
+        """What is ready and has not come back from a backoff."""
+        return max(0, self.ready - self._ready.back)
 
     # -- choosing -----------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> int:
+        """Lanes and single jobs that could be chosen now."""
+        return self._ready.count
 
     def runnable(self) -> bool:
         """Whether `choose` may find something."""
@@ -327,24 +323,16 @@ class Scheduler:
             entry = self.suspects.start(now)
             entry.origin.running.add(entry)
             chosen.append(entry)
-        for priority in self._order:
-            level = self._levels[priority]
-            first, again = level.first, level.again
-            while len(chosen) < limit:
-                if again and (level.agains_turn or not first):
-                    item = again.popleft()
-                    level.agains_turn = False
-                elif first:
-                    item = first.popleft()
-                    level.agains_turn = True
-                else:
-                    break
-                self.ready -= 1
-                entry = self._take(item, now) if isinstance(item, Lane) else item
-                if entry is None or (entry.losses and not self.suspects.admit(entry, now)):
-                    continue
-                entry.origin.running.add(entry)
-                chosen.append(entry)
+        if len(chosen) >= limit:
+            return chosen
+        for item in self._ready.take():
+            entry = self._take(item, now) if isinstance(item, Lane) else item
+            if entry is None or (entry.losses and not self.suspects.admit(entry, now)):
+                continue
+            entry.origin.running.add(entry)
+            chosen.append(entry)
+            if len(chosen) == limit:
+                break
         return chosen
 
     def hand_over(self, ending: Iterable[Entry], limit: int) -> list[Entry]:
@@ -376,15 +364,15 @@ class Scheduler:
         """Take up to `limit` more jobs, and of each origin and type no more than `wanted`. None that has failed or may
         have killed an executor: such a one runs alone."""
         chosen: list[Entry] = []
-        for items in [items for priority in self._order for items in self._items(priority)]:
-            for _ in range(len(items)):
-                item = items.popleft()
+        for line in self._ready.lines():
+            for _ in range(len(line)):
+                item = line.popleft()
                 head = item if isinstance(item, Entry) else item.queue[0] if item.queue else None
                 left = 0 if head is None else wanted.get((head.origin, head.type), 0)
                 if head is None or not left or head.failures or head.losses or len(chosen) == limit:
-                    items.append(item)
+                    line.append(item)
                     continue
-                self.ready -= 1
+                self._ready.count -= 1
                 entry = self._take(item, now) if isinstance(item, Lane) else item
                 if entry is not None:
                     wanted[entry.origin, entry.type] = left - 1
@@ -394,7 +382,7 @@ class Scheduler:
 
     def _take(self, lane: Lane, now: float) -> Entry | None:
         lane.queued = False
-        self._leave(lane)
+        self._ready.leave(lane)
         if not lane.queue:
             self._drop_if_empty(lane)
             return None
@@ -454,7 +442,7 @@ class Scheduler:
             if self.withholds(entry.type, entry.origin.name, entry.group):
                 self._unlearn(entry)
             else:
-                self._push(entry, entry)
+                self._ready.push(entry, entry)
             return
         lane.running, lane.ending = lane.ending, None
         if lane.more and entry.position > lane.last:  # jobs before it have been left in the database meanwhile
@@ -529,8 +517,7 @@ class Scheduler:
 
     def next_due(self) -> float | None:
         """When `wake_due` has something to do next."""
-        dues = [self._timers[0][0] if self._timers else None, self.suspects.next_due()]
-        dues += [level.overdue[0][0] for level in self._levels.values() if self._has_room(level)]
+        dues = [self._timers[0][0] if self._timers else None, self.suspects.next_due(), self._ready.next_due()]
         return min((due for due in dues if due is not None), default=None)
 
     def wake_due(self, now: float) -> None:
@@ -539,22 +526,13 @@ class Scheduler:
         while self._timers and self._timers[0][0] <= now:
             due, _, item = heapq.heappop(self._timers)
             if isinstance(item, Lane):
-                self._level(item.priority).overdue.append((due, item))
+                self._ready.overdue(item, due)
             elif self._known.get(item.id) is item:
-                self._push(item, item)
-        for priority in self._order:
-            level = self._levels[priority]
-            while self._has_room(level):
-                due, lane = level.overdue.popleft()
-                if lane.due == due:
-                    lane.due = None
-                    self._come_back(lane, level)
-                    self._check_hunger(lane)
-                    self._arm(lane, now)
-
-    def _has_room(self, level: Level) -> bool:
-        """For one that is overdue."""
-        return level.back < self._most_back and bool(level.overdue)
+                self._ready.push(item, item)
+        for lane in self._ready.returning():
+            lane.due = None
+            self._check_hunger(lane)
+            self._arm(lane, now)
 
     def holds(self, entry: Entry) -> bool:
         """Whether the origin that this entry was read under is still the one that is held."""
@@ -606,22 +584,6 @@ class Scheduler:
             if entry.payload is not None:
                 self._payload -= len(entry.payload)
 
-    def _push(self, item: Entry | Lane, head: Entry) -> None:
-        level = self._level(head.priority)
-        (level.first if head.attempt == 1 else level.again).append(item)
-        self.ready += 1
-
-    def _level(self, priority: int) -> Level:
-        level = self._levels.get(priority)
-        if level is None:
-            level = self._levels[priority] = Level()
-            self._order = sorted(self._levels, reverse=True)
-        return level
-
-    def _items(self, priority: int) -> "tuple[deque[Entry | Lane], deque[Entry | Lane]]":
-        level = self._levels[priority]
-        return level.first, level.again
-
     def _arm(self, lane: Lane, now: float) -> None:
         """Put a lane into the ready queue if its head may run."""
         if lane.running is not None or lane.queued or lane.due is not None or lane.crowded or not lane.queue:
@@ -629,15 +591,11 @@ class Scheduler:
         head = lane.queue[0]
         if not self._may_run(lane, head, now):
             return
-        if head.attempt > 1 and not lane.back:
-            level = self._level(head.priority)
-            if level.back >= self._most_back:
-                self._stick(lane, head, now)
-                return
-            lane.priority = head.priority
-            self._come_back(lane, level)
+        if head.attempt > 1 and not lane.back and not self._ready.let_back(lane, head.priority):
+            self._stick(lane, head, now)
+            return
         lane.queued = True
-        self._push(lane, head)
+        self._ready.push(lane, head)
 
     def _may_run(self, lane: Lane, head: Entry, now: float) -> bool:
         """Whether the head of a lane may run now; if not, the lane waits."""
@@ -666,15 +624,6 @@ class Scheduler:
             )
         self.unknown[job_type] = self.unknown.get(job_type, 0) + 1
 
-    def _come_back(self, lane: Lane, level: Level) -> None:
-        lane.back = True
-        level.back += 1
-
-    def _leave(self, lane: Lane) -> None:
-        if lane.back:
-            lane.back = False
-            self._levels[lane.priority].back -= 1
-
     def _stick(self, lane: Lane, head: Entry, due: float) -> None:
         self._compact(lane, head.position)
         lane.priority = head.priority
@@ -692,7 +641,7 @@ class Scheduler:
         lane.last = position - 1
         lane.version += 1
         self.hungry.pop(lane, None)
-        self._leave(lane)
+        self._ready.leave(lane)
 
     def _check_hunger(self, lane: Lane) -> None:
         if lane.more and lane.due is None and len(lane.queue) <= self.keep // 4:
@@ -703,7 +652,7 @@ class Scheduler:
             return
         if not lane.more and not lane.queued and not lane.crowded and lane.due is None:
             lane.origin.lanes.pop(lane.group, None)
-            self._leave(lane)
+            self._ready.leave(lane)
 
     def _discard_waiting(self, entry: Entry) -> None:
         """Take a waiting job out, because a read has brought it with another position."""
@@ -713,10 +662,7 @@ class Scheduler:
         if entry.lane is not None:
             entry.lane.queue.remove(entry)
         else:
-            for items in self._items(entry.priority) if entry.priority in self._levels else ():
-                if entry in items:
-                    items.remove(entry)
-                    self.ready -= 1
+            self._ready.remove(entry)
 
     def _set_timer(self, due: float, item: Lane | Entry) -> None:
         if due == inf:

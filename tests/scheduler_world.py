@@ -784,7 +784,9 @@ class World:
         assert scheduler._payload == sum(len(entry.payload or "") for entry in scheduler._known.values())
         lanes = [lane for queue in scheduler.origins.values() for lane in queue.lanes.values()]
         back = Counter(lane.priority for lane in lanes if lane.back)
-        assert back == Counter({p: level.back for p, level in scheduler._levels.items()}), "room is lost for good"
+        assert back == Counter({p: level.back for p, level in scheduler._ready._levels.items()}), (
+            "room is lost for good"
+        )
         if self.read_in_flight is not None or self.cycles_in_flight:
             return
         for row in self.database.rows.values():

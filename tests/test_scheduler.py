@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from sidings.executor import ready
 from sidings.executor.queues import Entry, OriginQueue, Pauses
 from sidings.executor.scheduler import Scheduler
 from sidings.jobs import Policy
@@ -475,12 +476,40 @@ def test_crowds_of_a_low_priority_that_have_come_back_keep_no_group_of_a_high_on
     assert [lane.group for lane in rig.scheduler.hungry] == ["low 5"]
 
 
+def test_crowds_of_many_priorities_that_have_come_back_keep_no_new_job_from_being_read():
+    """Four of them filled the window; whatever ran made room for one that came back, and never for anything new."""
+    rig = Rig(window=16)
+    crowds = [(priority, f"{priority} {number}") for priority in range(-3, 3) for number in range(8)]
+    for position, (priority, group) in enumerate(crowds, start=1):
+        rig.put(position, group=group, priority=priority)
+    for head in rig.choose():
+        rig.scheduler.again(head, due=4.0)
+    rig.wait(4.0)
+    for lane in list(rig.scheduler.hungry):
+        del rig.scheduler.hungry[lane]
+        row = rig.entry(lane.last + 1, lane.group, attempt=2, priority=lane.priority)
+        rig.scheduler.refilled(lane, [row], size=4, upto=rig.queue.high, left_out=False, now=rig.now)
+    assert rig.scheduler.ready == 24, "a quarter of the window each"
+    assert rig.scheduler.space() == 16
+    rig.put(100, group="new", priority=2)
+    assert 100 in positions(rig.choose(2))
+
+
+def test_crowds_of_very_many_priorities_share_the_window_but_for_a_few_of_each(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ready, "_FEW", 2)
+    rig = Rig(window=16)
+    for priority in range(10):
+        for number in range(8):
+            rig.put(100 * priority + number, group=f"{priority} {number}", priority=priority, attempt=2)
+    assert rig.scheduler.ready == 4 * 4 + 6 * 2
+
+
 def test_a_read_from_the_beginning_gets_past_crowds_of_groups_that_have_failed():
     rig = Rig(window=40)
     for number in range(1, 36):
         rig.put(number, group=f"group {number}", attempt=2)
     assert rig.in_memory == 10
-    assert rig.scheduler.room() == 30
+    assert rig.scheduler.room() == 40, "what has come back has room of its own"
     rig.put(36, group="healthy")
     assert positions(rig.choose(2)) == [36, 1]
     rig.wait(0.0)

@@ -1,0 +1,132 @@
+"""What could run, in the order in which it is chosen, and the lanes that come back from their backoff as there is room.
+
+The highest priority first; of one priority, first attempts and what runs again in turns. More lanes may come back than
+the workers can run, as where a carrier is away: each priority has room for a quarter of the window, so that no crowd
+keeps another priority's lanes away, and all together for the window; a few always have room. What is back does not
+count where it is asked how much there is to run, or crowds of several priorities would keep new jobs from being read.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator
+
+from .queues import Entry, Lane, OriginQueue
+
+__all__ = ["ReadyQueue"]
+
+_FEW = 64  # lanes of a priority that may be back whatever others are
+
+
+class _Level:
+    """One priority. again: what has run before; its turn comes after a first attempt. overdue: lanes whose time has
+    come, and when it had; back: how many have come back, and are read again or stand here."""
+
+    __slots__ = ("again", "agains_turn", "back", "first", "overdue")
+
+    def __init__(self) -> None:
+        self.first: deque[Entry | Lane] = deque()
+        self.again: deque[Entry | Lane] = deque()
+        self.agains_turn = False
+        self.overdue: deque[tuple[float, Lane]] = deque()
+        self.back = 0
+
+
+class ReadyQueue:
+    """count: what stands here, lanes and single jobs. back: lanes that have come back, here or being read again."""
+
+    def __init__(self, window: int) -> None:
+        self.count = 0
+        self.back = 0
+        self._window = window
+        self._levels: dict[int, _Level] = {}
+        self._order: list[int] = []  # priorities, highest first
+
+    def push(self, item: Entry | Lane, head: Entry) -> None:
+        """To the end of its line. head: the item itself, or the lane's."""
+        level = self._level(head.priority)
+        (level.first if head.attempt == 1 else level.again).append(item)
+        self.count += 1
+
+    def take(self) -> Iterator[Entry | Lane]:
+        """Take out one after the other, for as long as they are asked for."""
+        for priority in self._order:
+            level = self._levels[priority]
+            first, again = level.first, level.again
+            while first or again:
+                if again and (level.agains_turn or not first):
+                    item = again.popleft()
+                    level.agains_turn = False
+                else:
+                    item = first.popleft()
+                    level.agains_turn = True
+                self.count -= 1
+                yield item
+
+    def lines(self) -> list[deque[Entry | Lane]]:
+        """What stands here. Who takes something out lowers `count`."""
+        levels = [self._levels[priority] for priority in self._order]
+        return [line for level in levels for line in (level.first, level.again)]
+
+    def remove(self, entry: Entry) -> None:
+        """Take this one out, if it stands here."""
+        for line in self.lines():
+            if entry in line:
+                line.remove(entry)
+                self.count -= 1
+
+    def forget(self, origins: Collection[OriginQueue]) -> None:
+        """Take out all of these origins. Those of their lanes that are back `leave` by themselves."""
+        for line in self.lines():
+            stay = [item for item in line if item.origin not in origins]
+            self.count -= len(line) - len(stay)
+            line.clear()
+            line.extend(stay)
+        for level in self._levels.values():
+            level.overdue = deque(item for item in level.overdue if item[1].origin not in origins)
+
+    # -- lanes that come back -----------------------------------------------------------------------------------
+
+    def let_back(self, lane: Lane, priority: int) -> bool:
+        """Whether a lane may come back now; `lane.priority` is then the one whose room it takes."""
+        level = self._level(priority)
+        if not self._has_room(level):
+            return False
+        lane.back, lane.priority = True, priority
+        level.back += 1
+        self.back += 1
+        return True
+
+    def leave(self, lane: Lane) -> None:
+        """Its head has been chosen, or it backs off again, or is forgotten: there is room for another one."""
+        if lane.back:
+            lane.back = False
+            self._levels[lane.priority].back -= 1
+            self.back -= 1
+
+    def overdue(self, lane: Lane, due: float) -> None:
+        """The time of a lane has come: it is among the `returning` when there is room."""
+        self._level(lane.priority).overdue.append((due, lane))
+
+    def returning(self) -> Iterator[Lane]:
+        """Let back those for which there is room, in the order of their times."""
+        for priority in self._order:
+            level = self._levels[priority]
+            while level.overdue and self._has_room(level):
+                due, lane = level.overdue.popleft()
+                if lane.due == due:
+                    self.let_back(lane, priority)
+                    yield lane
+
+    def next_due(self) -> float | None:
+        """The time of the first lane that could come back now, if there is one."""
+        dues = [level.overdue[0][0] for level in self._levels.values() if level.overdue and self._has_room(level)]
+        return min(dues, default=None)
+
+    def _has_room(self, level: _Level) -> bool:
+        return level.back < max(1, self._window // 4) and (self.back < self._window or level.back < _FEW)
+
+    def _level(self, priority: int) -> _Level:
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = _Level()
+            self._order = sorted(self._levels, reverse=True)
+        return level
