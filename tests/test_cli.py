@@ -15,7 +15,7 @@ from sidings.jobs.admin import JobState
 
 from .admin_support import GROUP, STATES, a_holder, a_job, some_jobs
 from .cli_support import cli, cli_json, refused
-from .support import ORIGIN, connected
+from .support import ORIGIN, connected, value
 
 
 async def execute(dsn: str, *statements: str) -> None:
@@ -57,6 +57,25 @@ async def test_pages_of_jobs_follow_each_other_without_gap_or_repeat(database: s
     assert seen == ids
     text = await cli(database, "jobs", "list", "--limit", 4)
     assert "there may be more: add --after ordered:" in text.stderr
+
+
+async def test_jobs_with_a_due_time_that_python_does_not_know_are_listed_and_shown(database: str):
+    """From SQL any may be given; one such job, and nothing was listed any more."""
+    due = ("4000-01-01 BC", "3999-01-01 BC", "2030-01-01Z", "9999-12-31T23:59:59Z", "30000-01-01", "294000-01-01")
+    ids = [await value(database, f"SELECT sidings.enqueue('ride', '1', '{ORIGIN}', run_at => '{at}')") for at in due]
+    assert [job["id"] for job in (await cli_json(database, "jobs", "list"))["jobs"]] == ids
+    after: tuple[str, ...] = ()
+    for id in ids:
+        page = await cli_json(database, "jobs", "list", "--limit", 1, *after)
+        assert [job["id"] for job in page["jobs"]] == [id]
+        after = ("--after", page["next"])
+    assert (await cli_json(database, "jobs", "list", "--limit", 1, *after))["jobs"] == []
+    for id in ids:
+        await cli(database, "jobs", "show", id)
+    await cli(database, "status", exit_code=4)  # nobody holds the origin
+    await cli(database, "jobs", "discard", ids[0], ids[-1], "--because", "no such time", "--yes")
+    assert {job["job_id"] for job in (await cli_json(database, "jobs", "ended"))["jobs"]} == {ids[0], ids[-1]}
+    await cli(database, "jobs", "show", ids[-1])
 
 
 async def test_what_is_piped_is_in_columns_that_cut_nothing(database: str):

@@ -67,6 +67,16 @@ async def test_a_day_is_dropped_only_with_all_of_its_rows_archived(database: str
         assert await maintained(connection) == []
 
 
+async def test_a_due_time_that_python_does_not_know_keeps_no_day_out_of_the_archive(database: str, tmp_path: Path):
+    """From SQL any may be given; one such job, and the archive came no further, nor did retention."""
+    await stored(database, [an_attempt(1), an_attempt(2)])
+    async with connected(database) as connection:
+        for job, due in ((1, "4000-01-01 BC"), (2, "294000-01-01")):
+            await connection.execute(f"UPDATE sidings.job_history SET due_at = '{due}' WHERE job_id = {job}")
+    assert await archived(database, tmp_path) >= 1
+    assert jobs(tmp_path) == [1, 2]
+
+
 async def test_a_file_that_is_gone_is_written_again_as_long_as_postgres_has_its_rows(database: str, tmp_path: Path):
     await stored(database, [an_attempt(1)])
     await archived(database, tmp_path)

@@ -22,7 +22,8 @@ WITH heads AS MATERIALIZED (
        AND (h.run_at IS NULL OR h.run_at <= statement_timestamp())
      ORDER BY p.paused_at LIMIT $2)
 )
-SELECT h.origin, h."group", h.since, v.id AS head, v.type, v.state, v.failures, nullif(v.run_at, 'infinity') AS next_at,
+SELECT h.origin, h."group", h.since, v.id AS head, v.type, v.state, v.failures,
+       CASE WHEN v.run_at < 'infinity' THEN greatest(least(v.run_at, '9999-12-30Z'), '0001-01-03Z') END AS next_at,
        v.error,
        (SELECT count(*) FROM (SELECT FROM sidings.job w
                               WHERE w.origin = h.origin AND w."group" = h."group" AND w.position > h.position

@@ -2,7 +2,8 @@
 -- the executors' rows (OFFSET 0: else it may become a join that scans the table).
 -- $1 after this id, $2 origin or null, $3 group or null, $4 type or null, $5 most
 SELECT v.id, v.type, v.origin, v."group", v.state, v.priority, v.attempt, v.failures, v.losses, v.enqueued_at,
-       nullif(v.run_at, 'infinity') AS run_at, v.position, v.unique_key, v.held, v.error
+       CASE WHEN v.run_at < 'infinity' THEN greatest(least(v.run_at, '9999-12-30Z'), '0001-01-03Z') END AS run_at,
+       v.position, v.unique_key, v.held, v.error
 FROM (SELECT DISTINCT unnest(e.running) AS id FROM sidings.executor e) r
 JOIN LATERAL (SELECT * FROM sidings.job_overview v WHERE v.id = r.id OFFSET 0) v ON true
 WHERE r.id > $1 AND v.state = 'running'

@@ -4,7 +4,6 @@ A position, a due time or an id of the last row is enough to go on in the middle
 however many jobs come before it, and nothing is sorted.
 """
 
-from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import asyncpg
@@ -15,8 +14,6 @@ from .rows import JobRow, JobState
 
 __all__ = ["Filter", "job_row", "list_jobs"]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _SECTIONS: dict[JobState | None, tuple[str, ...]] = {
     None: ("ordered", "delayed", "held"),
     JobState.WAITING: ("ordered",),
@@ -88,12 +85,8 @@ async def _page(calls: Calls, at: _Cursor, wanted: Filter, most: int) -> list[as
 
 def job_row(row: asyncpg.Record, section: str = "") -> JobRow:
     """The row of a list, with its cursor in that section."""
-    position, run_at = row["position"], row["run_at"]
-    key = 0
-    if section == "ordered":
-        key = position
-    elif run_at is not None:
-        key = (run_at - _EPOCH) // _MICROSECOND
+    position = row["position"]
+    key = position if section == "ordered" else row.get("due_microseconds") or 0
     return JobRow(
         row["id"],
         row["type"],
@@ -105,7 +98,7 @@ def job_row(row: asyncpg.Record, section: str = "") -> JobRow:
         row["failures"],
         row["losses"],
         row["enqueued_at"],
-        run_at,
+        row["run_at"],
         position,
         row["unique_key"],
         row["held"],
