@@ -213,6 +213,14 @@ async def test_lives_that_are_killed_early_do_not_let_a_file_grow(tmp_path: Path
     assert (tmp_path / "terminals.db-wal").stat().st_size < 1 << 20
 
 
+async def test_what_is_in_a_file_is_not_for_other_users_of_the_machine(tmp_path: Path):
+    store = SQLite(tmp_path / "terminals.db")
+    await begin(store, rows_by())
+    modes = {file.name: file.stat().st_mode & 0o007 for file in tmp_path.iterdir() if file.suffix != ".lock"}
+    await store.close()
+    assert modes == {"terminals.db": 0, "terminals.db-wal": 0, "terminals.db-shm": 0}
+
+
 async def test_a_file_has_one_user(tmp_path: Path):
     path = tmp_path / "terminals.db"
     first: SQLite[Any] = SQLite(path)

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from io import FileIO
 from os import PathLike
@@ -213,6 +213,8 @@ class SQLite(Generic[T]):
             return self._connect()
 
     def _connect(self) -> Kept:
+        with suppress(FileExistsError):  # other users do not read it; SQLite makes -wal and -shm alike
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o660))
         writer = self._writer = sqlite3.connect(
             self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
