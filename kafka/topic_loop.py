@@ -375,12 +375,14 @@ class TopicLoop(FetchLoop):
                 items = items[done:]
             except BatchFailed as failure:
                 if failure.index is None and len(items) > 1:
-                    log.warning("%s: a batch of %s failed, one by one now: %s", self.topic, len(items), failure)
+                    log.warning(
+                        "%s: a batch of %s failed, one by one now: %s", self.topic, len(items), legible(failure)
+                    )
                     await self._one_by_one(items, failing)
                     return
                 index = failure.index or 0
                 culprit = items[index].partition
-                log.warning("%s offset %s failed: %s", culprit.origin, items[index].record.offset, failure)
+                log.warning("%s offset %s failed: %s", culprit.origin, items[index].record.offset, legible(failure))
                 failing.append(culprit)
                 items = items[:index] + [item for item in items[index:] if item.partition is not culprit]
 
@@ -390,7 +392,7 @@ class TopicLoop(FetchLoop):
                 try:
                     await self.handling.handle([item])
                 except BatchFailed as failure:
-                    log.warning("%s offset %s failed: %s", item.partition.origin, item.record.offset, failure)
+                    log.warning("%s offset %s failed: %s", item.partition.origin, item.record.offset, legible(failure))
                     failing.append(item.partition)
 
     # -- partitions that leave the main line, and come back -----------------------------------------------------------
