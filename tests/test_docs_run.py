@@ -67,6 +67,7 @@ RUN_BY = {
         "Workflows": "test_workflow.py",
     },
     "docs/history.md": {"The archive": HERE},
+    "docs/security.md": {"Postgres": "test_sql_enqueue.py", "Personal data": "test_sql_enqueue.py"},
     "docs/middleware.md": {"": "test_middleware.py", "An error reporter": "test_middleware.py"},
     "docs/observability.md": {
         "What travels": "test_context.py",

@@ -177,12 +177,54 @@ async def test_with_the_rights_of_the_guide_one_may_enqueue_and_publish_in_every
                 await outbox.publish_many(connection, "etas", [("a", a)])
                 await connection.fetchval("SELECT sidings.publish('etas', 'a', '{}')")
                 await connection.fetchval("SELECT sidings.publish_bytes('etas', 'a', 'b')")
-            with pytest.raises(asyncpg.InsufficientPrivilegeError):
-                await connection.execute("DELETE FROM sidings.job")
+            for refused in (
+                "DELETE FROM sidings.job",
+                "SELECT payload FROM sidings.job",
+                "SELECT value FROM sidings.outbox",
+                "INSERT INTO sidings.job (type, origin, attempt) VALUES ('ride', 'rides/3', 2147483647)",
+            ):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await connection.execute(refused)
         finally:
             await connection.execute(f"RESET SESSION AUTHORIZATION; DROP OWNED BY {role}; DROP ROLE {role}")
     assert await value(database, "SELECT count(*) FROM sidings.job") == 10
     assert await value(database, "SELECT count(*) FROM sidings.outbox") == 4
+
+
+async def test_a_role_that_is_trusted_with_one_job_can_do_that_alone(database: str):
+    role = f"app_{token_hex(6)}"
+    async with connected(database) as connection:
+        await connection.execute("INSERT INTO sidings.topic (topic, partitions) VALUES ('positions', 12)")
+        await connection.execute(
+            f"CREATE ROLE {role}; {block('security.md', 'Postgres', 'sql').replace('app;', f'{role};')}"
+        )
+        try:
+            await connection.execute(f"SET SESSION AUTHORIZATION {role}")
+            id = await connection.fetchval("SELECT order_eta('t-1')")
+            for refused in ("SELECT sidings.enqueue('send_eta', '{}', 'positions/1')", "SELECT id FROM sidings.job"):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await connection.execute(refused)
+        finally:
+            await connection.execute(f"RESET SESSION AUTHORIZATION; DROP OWNED BY {role}; DROP ROLE {role}")
+    assert await fetch(database, 'SELECT id, type, "group" FROM sidings.job') == [(id, "send_eta", "t-1")]
+
+
+async def test_what_is_known_of_a_group_can_be_erased(database: str):
+    async with connected(database) as connection:
+        await connection.execute("""
+            INSERT INTO sidings.job_history (job_id, enqueued_at, finished_at, attempt, outcome, priority, type, origin,
+                                             "group", error_message, correlation_id, payload)
+            VALUES (1, now(), now(), 1, 'discarded', 0, 'ride', 'rides/0', 't-1', 'no t-1', 't-1', '{"id": "t-1"}');
+            INSERT INTO sidings.audit (actor, action, target, reason, detail)
+            VALUES ('me', 'clear', '{"origin": "rides/0", "group": "t-1"}', 't-1 asked', '{"of": "t-1"}');
+            INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, key, error)
+            VALUES (1, now(), 0, 'etas', 't-1', 'no')""")
+        await connection.execute(block("security.md", "Personal data", "sql"))
+        left = await connection.fetch("""
+            SELECT h::text FROM sidings.job_history h UNION ALL SELECT a::text FROM sidings.audit a
+            UNION ALL SELECT p::text FROM sidings.outbox_parked p""")
+    assert len(left) == 2
+    assert "t-1" not in str(left)
 
 
 async def test_a_schema_of_another_name_has_an_enqueue_of_its_own(empty_database: str):
