@@ -59,7 +59,7 @@ class CycleLoop:
     links: one for each cycle that may be in flight at once.
     on_fenced: called with the origins that turned out to be another's, before the rest of the cycle is repeated.
     on_replaced: the server has been replaced by another one, which may have lost commits; forget all that was read.
-    on_changed: a person has changed or paused jobs: the reader should read them anew.
+    on_changed: a person has changed or paused jobs: the reader should read them anew, or everything if True is passed.
     on_delayed: called with the due time of a job that is to be promoted later. on_hungry: the reader should read.
     """
 
@@ -75,7 +75,7 @@ class CycleLoop:
         poison_after: int,
         on_fenced: Callable[[list[str]], None],
         on_replaced: Callable[[], None],
-        on_changed: Callable[[], None],
+        on_changed: Callable[[bool], None],
         on_delayed: Callable[[float], None],
         on_hungry: Callable[[], None],
     ) -> None:

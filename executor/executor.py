@@ -83,7 +83,7 @@ class Executor:
             poison_after=self.settings.poison_after,
             on_fenced=self._fenced,
             on_replaced=lambda: self._new_server(True),
-            on_changed=lambda: self.reader.wake(),
+            on_changed=self._changed,
             on_delayed=self._delayed,
             on_hungry=lambda: self.reader.hungry(),
         )
@@ -334,6 +334,9 @@ class Executor:
         if self._loop is not None:
             tell_loop(self._loop, self._transactional.forget_connections)
 
+    def _changed(self, everything: bool) -> None:
+        self.reader.changed(everything)
+
     def _delayed(self, due: float) -> None:
         self._promoter.expect(due)
 
@@ -396,6 +399,11 @@ class Executor:
             found.append(f"a cycle has been under way for {busy:.1f} s" + (f": {error}" if error is not None else ""))
         if (busy := self.reader.busy_seconds()) > limit:
             found.append(f"a read has been under way for {busy:.1f} s")
+        if (starved := self.reader.starved_seconds()) > limit:
+            found.append(
+                f"jobs may wait unread, for {starved:.1f} s: before all could be read anew, somebody has paused or "
+                "resumed something, or an origin was taken over, again and again"
+            )
         if self.cycles.stuck():
             found.append(
                 "no job starts, since the outcomes of thousands cannot be recorded: a transaction keeps their rows "

@@ -60,7 +60,7 @@ class Reader:
 
     on_rows: the scheduler may have something to choose. on_new_server: the server has been restarted or, if
     True is passed, replaced by another one, which may have lost commits. on_fence: told the fence of this executor's
-    row, as every read finds it; None: there is none.
+    row, as every read finds it (None: there is none), and returns whether the read counts.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Reader:
         silent: Callable[[], list[str]],
         on_rows: Callable[[], None],
         on_new_server: Callable[[bool], None],
-        on_fence: Callable[[int | None], None],
+        on_fence: Callable[[int | None], bool],
     ) -> None:
         self.executor_id: UUID | None = None
         self.last_answer = now()
@@ -108,6 +108,23 @@ class Reader:
         self._woken = asyncio.Event()
         self._busy_since: float | None = None
         self._looked_ahead = now()
+        self._anew_since: float | None = None  # what waits was forgotten then, and has not been read to its end since
+        self._times_anew = 0  # that it has been forgotten since
+
+    def changed(self, everything: bool) -> None:
+        """Some of what waits has been forgotten, or everything: read it anew."""
+        if everything:
+            self._begin_anew()
+        self.wake()
+
+    def _begin_anew(self) -> None:
+        self._anew_since = now() if self._anew_since is None else self._anew_since
+        self._times_anew += 1
+
+    def starved_seconds(self) -> float:
+        """For how long one reading anew has been cut short by the next, so that jobs may wait that no read has come
+        to; 0 when none has."""
+        return 0.0 if self._anew_since is None or self._times_anew < 2 else now() - self._anew_since
 
     def wake(self) -> None:
         """Something was committed, acquired or has become due: read now."""
@@ -256,6 +273,11 @@ class Reader:
         scheduler = self._scheduler
         if scheduler.hungry or scheduler.crowded:
             return True
+        return self._behind_hand()
+
+    def _behind_hand(self) -> bool:
+        """Whether memory has room, and the database is known to have more."""
+        scheduler = self._scheduler
         return scheduler.low() and any(queue.backlogged and not queue.draining for queue in scheduler.origins.values())
 
     def _room(self) -> int:
@@ -357,8 +379,12 @@ class Reader:
             standing = json.loads(header["headers"])
             self._standing = header["headers"], standing["fence"], Pauses.of(standing["pauses"])
         _, fence, pauses = self._standing
-        self._on_fence(fence)
+        if not self._on_fence(fence):  # as an answer that got lost: the next read asks for the same
+            self._give_up(plan)
+            self._woken.set()
+            return
         if self._scheduler.pause(pauses):
+            self._begin_anew()
             self._give_up(plan)
             self._woken.set()
             return
@@ -400,6 +426,8 @@ class Reader:
         self._drawn = header["position"] or 0
         self._marks.delivered(_text(header["payload"]), header["id"], high_before)
         scheduler.read_delivered()
+        if not self._behind_hand():
+            self._anew_since, self._times_anew = None, 0
         if self._wants():
             self._woken.set()
 

@@ -7,9 +7,9 @@ count where it is asked how much there is to run, or crowds of several prioritie
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 
-from .queues import Entry, Lane, OriginQueue
+from .queues import Entry, Lane
 
 __all__ = ["ReadyQueue"]
 
@@ -73,15 +73,15 @@ class ReadyQueue:
                 line.remove(entry)
                 self.count -= 1
 
-    def forget(self, origins: Collection[OriginQueue]) -> None:
-        """Take out all of these origins. Those of their lanes that are back `leave` by themselves."""
+    def forget(self, gone: Callable[[Entry | Lane], bool]) -> None:
+        """Take all of these out. Lanes of them that are back `leave` by themselves."""
         for line in self.lines():
-            stay = [item for item in line if item.origin not in origins]
+            stay = [item for item in line if not gone(item)]
             self.count -= len(line) - len(stay)
             line.clear()
             line.extend(stay)
         for level in self._levels.values():
-            level.overdue = deque(item for item in level.overdue if item[1].origin not in origins)
+            level.overdue = deque(item for item in level.overdue if not gone(item[1]))
 
     # -- lanes that come back -----------------------------------------------------------------------------------
 

@@ -20,12 +20,13 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 - A job of policy `parallel` is in no lane, whatever its group.
 - What is paused is not kept in memory: a resumption reads everything anew.
 - What is ready, and how many lanes may come back from their backoff at once, `ready` keeps.
+- Of what a person has changed the lane is read again from its first job; what was ended in no lane is taken out.
 """
 
 import heapq
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from math import inf
 
@@ -130,19 +131,60 @@ class Scheduler:
     def forget_waiting(self, *queues: OriginQueue) -> None:
         """Drop the waiting jobs of these origins, to be read from position 0 again; what runs stays known."""
         gone = set(queues)
-        self._ready.forget(gone)
-        self.suspects.forget(gone)
+        self._take_out(lambda item: item.origin in gone)
+        self.suspects.forget(lambda entry: entry.origin in gone)
         for entry in [e for e in self._known.values() if e.origin in gone and e not in e.origin.running]:
             self._unlearn(entry)
         self._early = {id: entry for id, entry in self._early.items() if entry.origin not in gone}
-        self._timers = [timer for timer in self._timers if timer[2].origin not in gone]  # else they pile up till then
-        heapq.heapify(self._timers)
         for queue in queues:
             queue.version += 1
             queue.high = queue.first = 0
             queue.backlogged = True
             for lane in list(queue.lanes.values()):
                 self._forget_lane(lane)
+                if lane.running is None:
+                    del lane.origin.lanes[lane.group]
+
+    def forget(self, groups: Collection[tuple[str, str]], ended: Collection[int]) -> None:
+        """Drop what waits of these groups (origin, group), to be read again from their first jobs, and these jobs,
+        which are no more; what runs stays known, as all else does. The read that is under way must not be delivered if
+        it may be older than what they are forgotten for."""
+        read = {queue.name: queue for queue in self.origins.values() if not queue.draining}
+        lanes = {lane for name, group in groups if name in read and (lane := read[name].lanes.get(group)) is not None}
+        if any(lane.queued or lane.due is not None for lane in lanes):
+            self._take_out(lambda item: item in lanes)
+        for entry in self.suspects.forget(lambda entry: entry.lane in lanes):
+            self._unlearn(entry)
+        for lane in lanes:
+            for entry in lane.queue:
+                self._unlearn(entry)
+            self._forget_lane(lane)
+            lane.more = True
+            self.hungry[lane] = None
+        for id in ended:
+            entry = self._known.get(id)
+            if entry is not None and entry.lane is None and entry not in entry.origin.running:
+                self._discard_waiting(entry)
+        if self._early:
+            over = set(ended)
+            self._early = {
+                id: entry for id, entry in self._early.items() if id not in over and not self._is_of(entry, lanes)
+            }
+
+    def has_parallel(self, groups: Collection[tuple[str, str]]) -> bool:
+        """Whether a job of policy `parallel` waits that belongs to one of these groups (origin, group), in no lane."""
+        waiting = [e for e in self._known.values() if e.lane is None and e not in e.origin.running] if groups else ()
+        return bool(groups) and any((e.origin.name, e.group) in groups for e in (*waiting, *self._early.values()))
+
+    def _is_of(self, entry: Entry, lanes: Collection[Lane]) -> bool:
+        """Whether a row that is in no lane yet is to go into one of these."""
+        return entry.group is not None and entry.policy != _PARALLEL and entry.origin.lanes.get(entry.group) in lanes
+
+    def _take_out(self, gone: Callable[[Entry | Lane], bool]) -> None:
+        """Take them out of what could run and out of what waits for its time; else they pile up till then."""
+        self._ready.forget(gone)
+        self._timers = [timer for timer in self._timers if not gone(timer[2])]
+        heapq.heapify(self._timers)
 
     def _forget_lane(self, lane: Lane) -> None:
         lane.queue.clear()
@@ -154,8 +196,6 @@ class Scheduler:
         self.heavy.pop(lane, None)
         self.crowded.pop(lane, None)
         self._ready.leave(lane)
-        if lane.running is None:
-            del lane.origin.lanes[lane.group]
 
     # -- what came from the database ----------------------------------------------------------------------------
 

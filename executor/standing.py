@@ -1,10 +1,13 @@
 """How this executor stands with the database: the fence that its cycles go out under, and what has happened behind its
 back. A failover, takeovers, and persons who change, end or pause jobs each bump the fence; then nothing that waits in
-memory can be relied on."""
+memory can be relied on, but where the database knows of each bump which jobs or groups it concerned: then all but these
+(docs/decisions/0026-concerns.md)."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -25,10 +28,21 @@ __all__ = ["Deposed", "Standing"]
 log = logging.getLogger("sidings.executor")
 
 _LOOK_AGAIN_SECONDS = 0.5
+_MOST_ACTIONS = 5_000
+_ENDING = ("cancel", "discard", "skip head", "clear group")  # actions; the others let a job run, or run sooner
 
 
 class Deposed(Exception):
     """This executor's row is gone from the database: start again under a new id."""
+
+
+class _Concerned(NamedTuple):
+    """What persons have changed: groups (origin, group), and jobs that they have ended. cleared: of these groups any
+    job may have ended."""
+
+    groups: set[tuple[str, str]]
+    ended: set[int]
+    cleared: set[tuple[str, str]]
 
 
 class Standing:
@@ -36,7 +50,7 @@ class Standing:
 
     put_back: called with claimed and chosen jobs that will not start. on_fenced: called with the origins that turned
     out to be another's. on_replaced: the server has been replaced by another one, which may have lost commits.
-    on_changed: the reader should read everything anew. signal: `doubtful` is to be looked at.
+    on_changed: the reader should read, and everything anew where True is passed. signal: `doubtful` is to be looked at.
     """
 
     def __init__(
@@ -50,7 +64,7 @@ class Standing:
         put_back: Callable[[list[Entry], float], None],
         on_fenced: Callable[[list[str]], None],
         on_replaced: Callable[[], None],
-        on_changed: Callable[[], None],
+        on_changed: Callable[[bool], None],
         signal: Callable[[], None],
     ) -> None:
         self.executor_id: UUID | None = None
@@ -72,11 +86,15 @@ class Standing:
         """Start with a fresh row."""
         self.executor_id, self.fence, self.doubtful = executor_id, 0, False
 
-    def fence_read(self, fence: int | None) -> None:
-        """A read has found this fence; None: there is no row of this executor."""
-        if fence is None or fence > self.fence:
+    def fence_read(self, fence: int | None) -> bool:
+        """A read has found this fence; None: there is no row of this executor. Returns whether the read counts: not
+        where it is older than what has been looked up, for it may bring what was forgotten then."""
+        if (
+            fence != self.fence
+        ):  # a smaller one as well: the database may have gone back, and no read would count any more
             self.doubtful = True
             self._signal()
+        return fence is None or fence >= self.fence
 
     async def look_up(self) -> None:
         """See why the fence has grown, while no cycle is under way."""
@@ -107,14 +125,14 @@ class Standing:
     async def find_out(self, batches: list[Batch]) -> tuple[int, str]:
         """See what has happened: a failover, takeovers, and persons who have changed, ended or paused jobs.
 
-        batches: of the cycles whose fate is not known. When the fence is another one, nothing that waits in memory can
-        be relied on: what has not started is put back, and all is read anew, together with what is paused. A read that
-        is under way counts no more.
+        batches: of the cycles whose fate is not known. When the fence is another one, what has not started is put back.
+        Where it is known of each bump which groups and jobs it concerned, these are read anew; else nothing that waits
+        in memory can be relied on, and all is, together with what is paused. A read that is under way counts no more.
 
         Returns the number of the last cycle that has committed, and the server's timeline. Raises `Deposed`.
         """
         before = list(self._scheduler.origins.values())  # what is acquired meanwhile may be younger than the answer
-        row = await self._link.fetchrow(self._standing_sql, self.executor_id)
+        row = await self._link.fetchrow(self._standing_sql, self.executor_id, self.fence, _MOST_ACTIONS)
         if row is None:
             raise Deposed
         if self._scheduler.timeline not in (None, row["timeline"]):
@@ -127,12 +145,17 @@ class Standing:
             self._on_fenced(lost)
         self._end_gone(row["gone"], batches)
         if row["fence"] != self.fence:
+            concerned = _concerned(row["actions"], self.fence, row["fence"])
             self.fence = row["fence"]
             expired, self._workers.expired = self._workers.expired, []
             chosen = [entry for batch in batches for entry in batch.chosen]
             self._put_back([*self._workers.unclaim(), *expired, *chosen], now())
-            self._scheduler.forget_waiting(*self._scheduler.origins.values())
-            self._on_changed()
+            if concerned is None or self._scheduler.has_parallel(concerned.cleared):
+                self._scheduler.forget_waiting(*self._scheduler.origins.values())
+                self._on_changed(True)
+            else:
+                self._scheduler.forget(concerned.groups, concerned.ended)
+                self._on_changed(False)
         for batch in batches:
             batch.chosen = [e for e in batch.chosen if self._scheduler.holds(e) and e in e.origin.running]
         return row["cycle"], row["timeline"]
@@ -149,3 +172,17 @@ class Standing:
                 for entry, outcome, started, ended in batch.finished
             ]
         self._workers.cancel_jobs(ids)
+
+
+def _concerned(actions: str | None, known: int, fence: int) -> _Concerned | None:
+    """What the bumps from one fence to another concerned; None if of one of them that is not known."""
+    rows: list[tuple[int | None, str, str, str | None, int | None]] = json.loads(actions or "[]")
+    if len(rows) >= _MOST_ACTIONS or not known < fence <= known + len(rows):
+        return None
+    if {number for number, *_ in rows} != {*range(known + 1, fence + 1)}:
+        return None
+    return _Concerned(
+        {(origin, group) for _, _, origin, group, _ in rows if group is not None},
+        {job for _, action, _, _, job in rows if job is not None and action in _ENDING},
+        {(origin, group) for _, action, origin, group, _ in rows if action == "clear group" and group is not None},
+    )

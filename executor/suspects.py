@@ -2,9 +2,9 @@
 
 import logging
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from .queues import Entry, OriginQueue
+from .queues import Entry
 
 __all__ = ["Suspects"]
 
@@ -54,10 +54,12 @@ class Suspects:
             entry.lane.running = None
         return True
 
-    def forget(self, origins: Collection[OriginQueue]) -> None:
-        """Take out those of these origins that wait."""
-        for entry in [entry for entry in self._waiting if entry.origin in origins]:
+    def forget(self, gone: Callable[[Entry], bool]) -> list[Entry]:
+        """Take out those of them that wait, and return these."""
+        forgotten = [entry for entry in self._waiting if gone(entry)]
+        for entry in forgotten:
             self.remove(entry)
+        return forgotten
 
     def next_due(self) -> float | None:
         """When `wake_due` has something to do."""

@@ -102,6 +102,7 @@ class Database:
         self.next_id = 1
         self.server = "start timeline 1"
         self.fence = 0
+        self.actions: list[tuple[int, str, str, str | None, int | None]] = []  # fence, action, origin, group, job
         self.pauses: list[list[str | None]] = []
 
     def begin(self) -> int:
@@ -151,7 +152,7 @@ class Database:
         header[INDEX["headers"]] = json.dumps({"fence": self.fence, "pauses": list(self.pauses) or None})
         header[INDEX["payload"]] = json.dumps(str(snapshot))
         answer = [Record(header)]
-        by_origin: dict[str, list[Row]] = {name: [] for name in origins}
+        by_origin: dict[str, list[Row]] = {name: [] for name in (*origins, *lanes[0])}
         for row in self.rows.values():
             if row.position is not None and row.origin in by_origin:
                 by_origin[row.origin].append(row)
@@ -235,6 +236,8 @@ STEPS = {
     "restart_server": 0,
     "thin_out": 8,
     "cancel": 0,
+    "let_run": 0,
+    "clear": 0,
     "pause": 0,
     "resume": 0,
 }
@@ -294,6 +297,16 @@ LIVES = {
     "persons intervene": life({"cancel": 6, "pause": 3, "resume": 3}, groups=("a", "b", "c", None)),
     "persons intervene in everything": life(
         {"cancel": 6, "pause": 3, "resume": 3, "lose": 2, "acquire": 6}, latest=0.3, parallel=0.2
+    ),
+    "persons act on jobs and groups": life(
+        {"cancel": 4, "let_run": 8, "clear": 2}, groups=("a", "b", "c", None), failing=0.5
+    ),
+    "persons act on jobs and groups of all policies": life(
+        {"cancel": 4, "let_run": 8, "clear": 2, "pause": 1, "resume": 1, "lose": 1, "acquire": 3},
+        groups=("a", "b", "c", None),
+        failing=0.5,
+        latest=0.3,
+        parallel=0.2,
     ),
 }
 
@@ -463,7 +476,31 @@ class World:
             self._end(row)
             if row.id in self.named:
                 self.stopped.add(row.id)
-            self._intervene()
+            self._intervene("cancel", row.origin, row.group, row.id)
+
+    def let_run(self) -> None:
+        """A person releases a job that is held, or has one run now that backs off or is delayed."""
+        rows = [r for r in self.database.rows.values() if (r.held or r.run_at is not None) and r.id not in self.named]
+        if not rows:
+            return
+        row = self.random.choice(rows)
+        if row.held:
+            row.run_at, row.failures, row.losses = None, 0, 0
+            self.over.discard(row.id)
+            self._move(row)
+            self._intervene("release", row.origin, row.group, row.id)
+        else:
+            row.run_at = None if row.position is not None else self.clock
+            self._intervene("retry now", row.origin, row.group, row.id)
+
+    def clear(self) -> None:
+        """A person ends the jobs of a group that neither run nor are held."""
+        rows = [r for r in self.database.rows.values() if r.group is not None and not r.held and r.id not in self.named]
+        if rows:
+            origin, group = (row := self.random.choice(rows)).origin, row.group
+            for row in [row for row in rows if (row.origin, row.group) == (origin, group)]:
+                self._end(row)
+            self._intervene("clear group", origin, group)
 
     def pause(self) -> None:
         origin = self.random.choice(self.life.origins)
@@ -480,8 +517,11 @@ class World:
             self.database.pauses.pop(self.random.randrange(len(self.database.pauses)))
             self._intervene()
 
-    def _intervene(self) -> None:
+    def _intervene(self, action: str = "", origin: str = "", group: str | None = None, job: int | None = None) -> None:
+        """Of some it is not known what they concern."""
         self.database.fence += 1
+        if action and self.random.random() < 0.9:
+            self.database.actions.append((self.database.fence, action, origin, group, job))
 
     def _paused(self, row: Row) -> bool:
         return any(
@@ -527,6 +567,8 @@ class World:
         flight, self.read_in_flight = self.read_in_flight, None
         if flight is not None:
             origins = [(queue, version) for queue, version in flight.plan.origins]
+            if json.loads(flight.rows[0]["headers"])["fence"] < self.cycles.standing.fence:
+                origins = []  # it does not count
             self.reader._deliver(flight.plan, flight.rows, flight.sent)
             for queue, version in origins:
                 if self.scheduler.origins.get(queue.name) is queue and queue.version == version:
@@ -854,12 +896,14 @@ class Standing:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    async def fetchrow(self, *_: object) -> dict[str, Any]:
+    async def fetchrow(self, _: str, executor: object, known: int, most: int) -> dict[str, Any]:
         database = self.world.database
+        actions = [action for action in database.actions if action[0] > known]
         origins = sorted(self.world.scheduler.origins)
         return {
             "cycle": 0,
             "fence": database.fence,
+            "actions": json.dumps(actions) if actions else None,
             "timeline": self.world.scheduler.timeline,
             "origins": origins,
             "epochs": [self.world.scheduler.origins[name].epoch for name in origins],

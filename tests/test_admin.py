@@ -200,7 +200,7 @@ async def traces(dsn: str, ids: list[int]) -> list[list[dict[str, Any]]]:
         "SELECT * FROM sidings.job_history WHERE job_id = ANY ($1) ORDER BY job_id, attempt",
         "SELECT * FROM sidings.audit WHERE (target ->> 'job')::bigint = ANY ($1) ORDER BY target -> 'job', id",
     )
-    own = {"id", "job_id", "txid", "at", "enqueued_at", "finished_at"}
+    own = {"id", "job_id", "txid", "at", "enqueued_at", "finished_at", "fence"}
     found: list[list[dict[str, Any]]] = []
     for query in queries:
         rows = [dict(row) for row in await fetch(dsn, query, ids)]

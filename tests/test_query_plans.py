@@ -257,6 +257,19 @@ async def test_the_cycle_finds_rows_by_primary_key_only(filled: str):
     plans.must_probe_by("job_pkey", "id")
 
 
+async def test_what_persons_have_done_is_found_by_the_fence(filled: str):
+    async with connected(filled) as connection:
+        noted = "'{}', e.id, e.fence + n FROM sidings.executor e, generate_series(1, 3000) n"
+        await connection.execute(
+            "INSERT INTO sidings.executor (id) SELECT gen_random_uuid() FROM generate_series(1, 3); "
+            f"INSERT INTO sidings.audit (actor, action, target, executor, fence) SELECT 'x', 'cancel', {noted}; "
+            "ANALYZE sidings.audit"
+        )
+        executor = await connection.fetchval("SELECT id FROM sidings.executor LIMIT 1")
+    plans = await Plans.of(filled, "sidings.executor", "standing", executor, 2_998, 5_000)
+    plans.must_probe_by("audit_fence", "executor", "fence")
+
+
 async def test_superseded_jobs_are_found_in_their_groups(filled: str):
     lanes = (["t/1", "t/2"], [1, 1], ["g1", "g2"], ["x", "x"])
     plans = await Plans.of(filled, "sidings.executor", "supersede", uuid4(), *lanes, [], 1_000)

@@ -92,10 +92,10 @@ class Server:
         self.fence += 1
         return {"fence": self.fence}
 
-    def standing(self, _: object) -> dict[str, Any]:
+    def standing(self, _: object, known: int, most: int) -> dict[str, Any]:
         gone = [id for id in self.running if id not in self.jobs]
         origins = {"origins": ["t/0", "t/1"], "epochs": [1, 1]}
-        return {"cycle": self.cycle, "fence": self.fence, "timeline": None, "gone": gone, **origins}
+        return {"cycle": self.cycle, "fence": self.fence, "timeline": None, "gone": gone, "actions": None, **origins}
 
     async def cancel(self) -> None:
         """A person cancels a job: what was planned before is void."""
@@ -170,7 +170,7 @@ class Service:
             poison_after=5,
             on_fenced=_ignore,
             on_replaced=_ignore,
-            on_changed=self.read,
+            on_changed=lambda _: self.read(),
             on_delayed=_ignore,
             on_hungry=_ignore,
         )

@@ -25,6 +25,7 @@ from lease_state import (
     Sight,
     State,
     View,
+    bumped,
     forget,
     put_back,
     swap,
@@ -74,7 +75,10 @@ def _first_step(m: "Lease", s: State, action: Action) -> Steps:
     who, rule, owner = _name(m, action), m.protocol.action, s.origins[_X].owner
     if m.scenario.by_type and action.kind in ("pauses", "resumes"):
         rows = tuple(row._replace(fence=row.fence + (rule != "no fence")) for row in s.rows)
-        yield f"{who} of a type", _changed(m, s, action, tuple(job for row in s.rows for job in row.running), rows)
+        changed = _changed(m, s, action, tuple(job for row in s.rows for job in row.running), rows)
+        for row in range(len(rows)):
+            changed = bumped(m.scenario, changed, row, False)
+        yield f"{who} of a type", changed
     elif rule == "executor, then origin":
         if owner is not None:
             yield f"{who}: locks {m.names(owner)}'s row", s._replace(action=action._replace(row=owner))
@@ -82,7 +86,8 @@ def _first_step(m: "Lease", s: State, action: Action) -> Steps:
         return  # waits for the takeover
     elif rule == "fence first":
         rows = s.rows if owner is None else swap(s.rows, owner, s.rows[owner]._replace(fence=s.rows[owner].fence + 1))
-        yield f"{who}: bumps the fence, commits", s._replace(action=action, rows=rows)
+        early = s._replace(action=action, rows=rows)
+        yield f"{who}: bumps the fence, commits", early if owner is None else bumped(m.scenario, early, owner, False)
     else:
         seen = () if owner is None else s.rows[owner].running
         early = action._replace(running=seen if rule == "one snapshot" else None)
@@ -103,6 +108,7 @@ def _second_step(m: "Lease", s: State, action: Action) -> Steps:
         running = row.running if action.running is None else action.running
         if rule not in ("no fence", "fence first"):
             rows = swap(s.rows, origin.owner, row._replace(fence=row.fence + 1))
+            s = bumped(m.scenario, s, origin.owner, action.kind in ("cancels", "releases"))
     yield f"{who}: locks the holder's row, commits", _changed(m, s, action, running, rows)
 
 
@@ -133,14 +139,19 @@ def view_of(m: "Lease", s: State, i: int) -> View:
     epochs = tuple(o.epoch if o.owner == e.row else None for o in s.origins)
     gone = tuple(job for job in row.running if not s.jobs[job].present and not s.jobs[job].late)
     unseen = tuple(job for job in row.running if s.jobs[job].late)
-    return View(row.cycle, row.fence, epochs, gone, s.paused, unseen)
+    return View(row.cycle, row.fence, epochs, gone, s.paused, unseen, e.bumps)
 
 
 def learns(m: "Lease", e: Executor, look: Look) -> Executor:
-    """Jobs that are gone are stopped. At another fence nothing that waits in memory can be relied on: what has not
-    started is put back, and all is read anew. (In the scenarios without a person, it is left where it is.)"""
+    """Jobs that are gone are stopped. At another fence what has not started is put back. Where of each bump it is known
+    that it concerned X alone, this is read anew; else nothing that waits in memory can be relied on, and all is. (In
+    the scenarios without a person, it is left where it is.)"""
     view, rule = look.view, m.protocol.put_back
     assert view is not None
+    e = e._replace(bumps=e.bumps[len(view.bumps) :])
+    everything = m.protocol.forgets == "everything" or (
+        not all(view.bumps) and m.protocol.forgets == "what was concerned"
+    )
     e = e._replace(memory=tuple(DONE if k == RUNNING and job in view.gone else k for job, k in enumerate(e.memory)))
     if view.unseen:
         taken_for_gone = [k == RUNNING and job in view.unseen for job, k in enumerate(e.memory)]
@@ -156,11 +167,19 @@ def learns(m: "Lease", e: Executor, look: Look) -> Executor:
     for origin, hold in enumerate(e.holds):
         newer = look.before[origin] is None
         if hold is not None and not (newer and m.protocol.stale_look == "spares what is newer"):
-            e = forget(e, m.jobs_of(origin), QUEUED, BLOCKED)
-            if chosen:
-                for job in [k for k in m.jobs_of(origin) if e.memory[k] == NAMED and k not in spared]:
-                    counts = m.protocol.void_counts == "the one before"
+            named = [k for k in m.jobs_of(origin) if e.memory[k] == NAMED and k not in spared] if chosen else []
+            counts = m.protocol.void_counts == "the one before"
+            if everything or origin == _X:
+                sight = (
+                    e.sight
+                )  # a read that is under way: of what is read anew as a whole it counts no more in any case
+                e = forget(e, m.jobs_of(origin), QUEUED, BLOCKED)
+                for job in named:
                     e = put_back(forget(e, (job,)), job, m.jobs_of(origin), UNKNOWN, counts)
+                e = e if everything else e._replace(sight=sight)
+            else:
+                for job in named:
+                    e = put_back(e, job, m.jobs_of(origin), QUEUED, counts)
     return e
 
 
@@ -174,9 +193,12 @@ def sight_of(m: "Lease", s: State, i: int) -> Sight:
 
 
 def delivered(m: "Lease", e: Executor, sight: Sight) -> Executor:
-    """Apply a read, unless it tells of another pause than is known here: then forget what waits, and read again."""
+    """Apply a read, unless it is older than what a look has found: then read again; or it tells of another pause than
+    is known here: then forget what waits, and read again."""
     says, always = (sight.fence, sight.paused), m.protocol.pause == "from every read"
     e = e._replace(sight=None)
+    if sight.fence < e.fence and m.protocol.stale_reads == "count no more":
+        return e._replace(look=True)
     if always or says != e.told:
         e = e._replace(look=e.look or sight.fence > e.fence)
         if not always:

@@ -62,8 +62,10 @@ def _without_ended(e: Executor, jobs: tuple[Job, ...]) -> Executor:
 
 def _canonical_executor(e: Executor, row: Row, origins: tuple[Origin, ...]) -> Executor:
     if e.status == DEAD:
-        return e
+        return e._replace(bumps=()) if e.bumps else e
     floor = -1
+    if e.bumps:
+        e = _in_short(e)
     if e.sight or e.view or e.told or any(f.fence != e.fence for f in e.flights):
         e, floor = _ranked(e, row, origins), -9
     return e._replace(
@@ -74,6 +76,19 @@ def _canonical_executor(e: Executor, row: Row, origins: tuple[Origin, ...]) -> E
         disown=e.disown and e.disown._replace(fence=max(e.disown.fence - row.fence, -1)),
         asks=tuple([a and _canonical_ask(a, row, o) for a, o in zip(e.asks, origins, strict=True)]),
     )
+
+
+def _in_short(e: Executor) -> Executor:
+    """Of bumps that are looked at together only whether all of them are explained matters."""
+    view = e.view and e.view.view
+    if e.disown is not None and e.disown.bumps:
+        return e
+    seen = len(view.bumps) if view else 0
+    parts = [part for part in (e.bumps[:seen], e.bumps[seen:]) if part]
+    short = e._replace(bumps=tuple([all(part) for part in parts]))
+    if e.view is not None and view is not None and seen:
+        short = short._replace(view=e.view._replace(view=view._replace(bumps=(all(view.bumps),))))
+    return short
 
 
 def _ranked(e: Executor, row: Row, origins: tuple[Origin, ...]) -> Executor:

@@ -22,6 +22,7 @@ _EXPIRES = Scenario(start=(_HOLDS_X,), ideal=(1,), renews=(1,))  # and A cannot 
 _ADMIN = Scenario(wants=((0,), ()), start=(_HOLDS_X,), renews=(), steady=(0,))  # A, undisturbed but by a person
 _OLD_PAUSE = "from looks and from reads that say something new"
 _SLOW = replace(_ADMIN, slow=True)
+_BOTH = replace(_ADMIN, origin_of=(0, 1), wants=((0, 1), ()), start=((0, 0), (0, 1)), steady=(0, 1))
 _SLOW_Y = replace(_SLOW, origin_of=(0, 1), wants=((0, 1), ()), start=(_HOLDS_Y,), steady=(0, 1), instant=("acquire",))
 
 
@@ -129,6 +130,24 @@ BUGS = [
     _bug("the holder does not put back what it had chosen", "I8", changed(_ADMIN, cancels=1), put_back="what waits"),
     _bug("the holder puts nothing back", "I8", changed(_ADMIN, cancels=1), put_back="nothing"),
     _bug(
+        "concerned: a read of before a look counts",
+        "I8",
+        changed(_SLOW, unread=(1,), targets=(1,), cancels=1),
+        stale_reads="count",
+    ),
+    _bug(
+        "concerned: a bump that nobody explains changes nothing",
+        "I8",
+        changed(_BOTH, by_type=True, paused=(1,), halts=1),
+        forgets="X, whatever has happened",
+    ),
+    _bug(
+        "concerned: one bump is explained, of two",
+        "I8",
+        changed(_BOTH, by_type=True, paused=(1,), halts=1, cancels=1),
+        forgets="X, whatever has happened",
+    ),
+    _bug(
         "what is chosen of a paused type is not put back",
         "I8",
         changed(_ADMIN, by_type=True, halts=1),
@@ -159,6 +178,13 @@ RIGHT = [
     _right("alone, two connections lost", changed(_ALONE, start=(), renews=(0,), losses=2)),
     _right("alone, a lease that expires is given up, connection lost", changed(_ALONE, losses=1), QUICK,
            expired="give up and acquire"),
+    _right("concerned: a person cancels, another origin, connections lost", changed(_BOTH, cancels=1, losses=2), QUICK),
+    _right("concerned: a person cancels twice, another origin", changed(
+        _BOTH, origin_of=(0, 0, 1), targets=(0, 1), cancels=2, slow=True, unread=(1,)), QUICK),
+    _right("concerned: a person cancels, and pauses a type", changed(
+        _BOTH, by_type=True, paused=(1,), halts=1, cancels=1, slow=True)),
+    _right("also right: everything is forgotten", changed(_SLOW_Y, cancels=1, halts=1, losses=1, instant=()),
+           forgets="everything"),
     _right("a person cancels, twice", changed(_ADMIN, targets=(0, 1), cancels=2), QUICK),
     _right("a person pauses and resumes a type", changed(_ADMIN, by_type=True, halts=1, resumes=1, losses=1), QUICK),
     _right("a person releases a blocked job, connection lost",

@@ -28,6 +28,7 @@ from lease_state import (
     Row,
     State,
     Statement,
+    bumped,
     forget,
     swap,
 )
@@ -86,7 +87,7 @@ def _take_over(m: "Lease", s: State, st: Statement) -> Steps:
         jobs = swap(jobs, job, jobs[job]._replace(attempt=jobs[job].attempt + 1, cut=False))
     unseen = tuple(sorted({*row.left, *named} - {*cut}))
     rest = Row(row.cycle, row.fence + 1, tuple(job for job in row.running if job not in cut), unseen)
-    taken = s._replace(jobs=jobs, rows=swap(s.rows, former, rest), broken=broken)
+    taken = bumped(m.scenario, s._replace(jobs=jobs, rows=swap(s.rows, former, rest), broken=broken), former, False)
     lost = f", lost: {', '.join(map(m.job_name, cut))}" if cut else ""
     what = f"{m.origin_name(st.origin)} from {m.names(former)}"
     yield f"server: {m.names(st.by)} takes over {what}{lost}", _grant(m, taken, st)
@@ -226,10 +227,11 @@ def _disown(m: "Lease", s: State, st: Statement) -> Steps:
     row = s.rows[e.row]
     if _row_locked(s, e.row):
         return
-    after = s._replace(rows=swap(s.rows, e.row, row._replace(fence=row.fence + 1)))
+    after = bumped(m.scenario, s._replace(rows=swap(s.rows, e.row, row._replace(fence=row.fence + 1))), e.row, False)
+    e = after.executors[st.by]
     if st.heard and e.disown is not None:
-        answer = Disown(OK, row.fence + 1, row.fence == e.fence)
-        after = after._replace(executors=swap(s.executors, st.by, e._replace(disown=answer)))
+        answer = Disown(OK, row.fence + 1, row.fence == e.fence, len(e.bumps))
+        after = after._replace(executors=swap(after.executors, st.by, e._replace(disown=answer)))
     yield f"server: {m.names(st.by)} bumps its own fence", after
 
 

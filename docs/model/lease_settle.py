@@ -71,7 +71,10 @@ def _disowned(m: "Lease", s: State, i: int, answer: Disown) -> Steps:
     """Where the fence is larger by more than one, somebody else has bumped it as well; the look shows another fence."""
     e = s.executors[i]
     own = answer.alone or m.protocol.disowned == "in any case"
-    known = with_executor(s, i, e._replace(disown=None, fence=answer.fence if own else e.fence))
+    known = (
+        e._replace(disown=None, fence=answer.fence, bumps=e.bumps[answer.bumps :]) if own else e._replace(disown=None)
+    )
+    known = with_executor(s, i, known)
     yield from _looks(m, known, i)
 
 

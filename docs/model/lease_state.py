@@ -49,6 +49,7 @@ __all__ = [
     "State",
     "Statement",
     "View",
+    "bumped",
     "forget",
     "put_back",
     "swap",
@@ -186,6 +187,7 @@ class View(NamedTuple):
     gone: tuple[int, ...]
     paused: bool
     unseen: tuple[int, ...] = ()  # they seem to be gone as well: they have not been committed
+    bumps: tuple[bool, ...] = ()  # as in `Executor`
 
 
 class Look(NamedTuple):
@@ -207,11 +209,13 @@ class Action(NamedTuple):
 
 
 class Disown(NamedTuple):
-    """An executor bumps its own fence; or the answer. `alone`: nobody else has bumped it since it last knew it."""
+    """An executor bumps its own fence; or the answer. `alone`: nobody else has bumped it since it last knew it.
+    `bumps`: how many there have been since, this one included."""
 
     answer: str
     fence: int = 0
     alone: bool = False
+    bumps: int = 0
 
 
 class Executor(NamedTuple):
@@ -221,7 +225,8 @@ class Executor(NamedTuple):
     has grown, see why. `told`: what the last read said; kept by a wrong protocol only. `expected`: jobs to be
     named early, about to be committed or just committed; `tried`: those that have been, and may be again; `early`:
     those that may start without another cycle; `early_in_row`: those that the last acknowledged cycle may have named.
-    `unlisted`: what runs and is not named; by a wrong protocol."""
+    `unlisted`: what runs and is not named; by a wrong protocol. `bumps`: of each bump of the fence since the one that
+    it knows, whether the database knows that it concerned X alone; kept where there are persons."""
 
     status: str
     row: int  # its row in `executor`: one of its own, unless two processes share an identity
@@ -244,6 +249,7 @@ class Executor(NamedTuple):
     early: tuple[int, ...] = ()
     early_in_row: tuple[int, ...] = ()
     unlisted: tuple[int, ...] = ()
+    bumps: tuple[bool, ...] = ()
 
 
 class Statement(NamedTuple):
@@ -309,6 +315,14 @@ def forget(e: Executor, jobs: tuple[int, ...], *known: str) -> Executor:
     return e._replace(memory=memory, sight=sight)
 
 
+def bumped(scenario: "Scenario", s: State, row: int, concerns_x: bool) -> State:
+    """The fence in a row of `executor` has been bumped; has a person noted that it concerns X alone?"""
+    if not scenario.administered:
+        return s
+    noted = tuple(e._replace(bumps=(*e.bumps, concerns_x)) if e.row == row else e for e in s.executors)
+    return s._replace(executors=noted)
+
+
 def put_back(e: Executor, job: int, group: tuple[int, ...], known: str, counts: bool = True) -> Executor:
     """Undo the choice of a job. If its predecessor has ended and nobody has heard that this is recorded, it is the one
     that the group counts as running again (`counts`)."""
@@ -354,6 +368,8 @@ class Protocol:
     outage: str = "forget the waiting"  # "forget what is under way"
     action: str = "origin, executor, jobs"  # "no fence", "fence first", "one snapshot", …
     put_back: str = "everything"  # "if the pause is news", "what waits", "nothing"
+    forgets: str = "what was concerned"  # "everything" is as right, "X, whatever has happened": at another fence
+    stale_reads: str = "count no more"  # "count": reads of before the fence that a look has found
     pause: str = "from every read"  # "from looks and from reads that say something new"
     stale_look: str = "covers all"  # "spares what is newer": than its sending
     look_up: str = "until it succeeds"  # "once": a failure, or the answer to an earlier one, ends it

@@ -36,7 +36,7 @@ _COUNTED = 10_000  # jobs behind the head of a blocked group; of an origin, in e
 _CLEARED_AT_ONCE = 10_000  # the holder's cycles wait meanwhile: about 75 ms
 _ACTED_ON_AT_ONCE = 2_000  # likewise, 0.1 to 0.3 s
 # At least, from one transaction to the next, and as long as it took: each voids what the holder has planned, and makes
-# it read everything anew; without a rest it would come to nothing else.
+# it read thousands of jobs anew; without a rest it would come to nothing else.
 _REST_SECONDS = 1.0
 _ENDS_TOLD = 20  # of many jobs: a look into a history of millions takes 20 ms and more
 _MOVE_SECONDS = 3_600.0  # nobody waits for it: 20 to 60 µs for each job
