@@ -177,10 +177,11 @@ def running_now(executor: Executor) -> set[object]:
 async def test_a_read_of_before_brings_back_nothing_that_was_forgotten(database: str, admin: Admin, rides: Rides):
     """A job stands in the answer to a read that is under way, and is cancelled before that is heard."""
     async with running(database, rides.registry, concurrency=1) as executor:
-        fetch, hold, held = executor.reader._link.fetch, asyncio.Event(), asyncio.Event()
+        fetch, hold, held, met = executor.reader._link.fetch, asyncio.Event(), asyncio.Event(), asyncio.Event()
         standing = executor.cycles.standing
 
         async def slow(query: str, *args: object) -> list[asyncpg.Record]:
+            met.set()
             rows = await fetch(query, *args)
             if (
                 query == executor.reader._sql
@@ -192,6 +193,7 @@ async def test_a_read_of_before_brings_back_nothing_that_was_forgotten(database:
             return rows
 
         executor.reader._link.fetch = slow  # type: ignore[method-assign]
+        await asyncio.wait_for(met.wait(), 30)  # no read is under way any more that passes by
         first, second = await enqueue(database, rides.alone, [Ride(number=1), Ride(number=2)])
         await asyncio.wait_for(held.wait(), 30)
         await admin.cancel(first)
