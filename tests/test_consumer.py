@@ -27,6 +27,7 @@ from sidings import (
     Transaction,
 )
 from sidings.devstack.topics import create_topic, delete_topics
+from sidings.kafka import Consumer
 from sidings.kafka.partition import State
 
 from .consumer_support import (
@@ -782,6 +783,49 @@ async def test_a_topic_that_appears_later_is_consumed(effects, topic, sidings_ka
             await eventually(offset_reaches(effects, missing, 2))
     finally:
         await delete_topics(sidings_kafka, [missing])
+
+
+@pytest.mark.parametrize("stateless", [True, False], ids=["stateless", "ordinary"])
+async def test_a_poll_that_outlasts_a_rebalance_takes_nothing_of_another_topic(
+    effects, topic, sidings_kafka, monkeypatch, caplog, stateless
+):
+    """An instance that has one topic waits for its messages, and meanwhile is given the other one, whose place the
+    group has in Kafka, too. A loop that took them would drop them; if their own waited already, it took that for a
+    gap in the log, so that they were lost."""
+    monkeypatch.setattr("sidings.kafka.topic_loop._POLL_SECONDS", 2.0)
+    monkeypatch.setattr(Consumer, "_wake", lambda _: None)  # so that the other topic's own loop comes second
+    one, other = await topic("one"), await topic("other")
+
+    def an_instance() -> Any:
+        service = a_service(effects, sidings_kafka)
+        service.consumer(other, model=Number)(record)
+        if stateless:
+
+            @service.consumer(one, stateless=True, dead_letter="dead")
+            async def alone(message: Message[Number]) -> None: ...
+        else:
+
+            @service.consumer(one, decoder=bytes.fromhex)
+            async def beside(message: Message[bytes], tx: Transaction) -> None: ...
+
+        return service
+
+    def ready(service: Any) -> list[str]:
+        return [p.tp.topic for p in service._life.consumer._all_partitions() if p.state is State.READY]
+
+    crew = [(an_instance(), AsyncExitStack()) for _ in range(2)]
+    async with crew[0][1], crew[1][1]:
+        for service, stack in crew:
+            await stack.enter_async_context(service)
+        await eventually(lambda: sorted(ready(crew[0][0]) + ready(crew[1][0])) == sorted([one, other]))
+        (stays, _), (_, leaving) = crew if ready(crew[0][0]) == [one] else reversed(crew)
+        await leaving.aclose()
+        await produce(sidings_kafka, other, range(5))
+        await eventually(lambda: len(ready(stays)) == 2)
+        await produce(sidings_kafka, other, range(5, 7))
+        await eventually(offset_reaches(effects, other, 7))
+        assert await numbers(effects) == [*range(7)]
+    assert [line for line in caplog.messages if "the client stands at" in line] == []
 
 
 # -- declarations -----------------------------------------------------------------------------------------------------
