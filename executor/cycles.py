@@ -360,7 +360,7 @@ class CycleLoop:
         self._metrics.cycle_seconds.observe(now() - flight.sent)
         if flight.applied():
             self._count_unmatched(flight.batch, flight.answer.result())
-        self._acknowledged(flight.batch)
+        self._acknowledged(flight.batch, heard=flight.applied())
         if flight.applied() and not self._flights:
             self._expected.acknowledged(flight.batch.early)
 
@@ -465,7 +465,9 @@ class CycleLoop:
 
     # -- what follows from it -------------------------------------------------------------------------------------
 
-    def _acknowledged(self, batch: Batch) -> None:
+    def _acknowledged(self, batch: Batch, *, heard: bool = True) -> None:
+        """It is committed. heard: it was the answer that said so; else somebody may have let go on since what failed,
+        and what was read of that is known already: a group whose head is to run again is read once more."""
         scheduler, time = self._scheduler, now()
         self._uncounted.append(batch.finished)
         succeeded = [f[0] for f in batch.finished if f[1] is SUCCEEDED]
@@ -475,11 +477,11 @@ class CycleLoop:
                 continue
             if isinstance(outcome, Again):
                 due = time + outcome.delay
-                scheduler.again(entry, due)
+                scheduler.again(entry, due if heard else time)
                 if entry.lane is None:
                     self._on_delayed(due)
             elif isinstance(outcome, Hold) and outcome.blocks:
-                scheduler.again(entry, inf)
+                scheduler.again(entry, inf if heard else time)
             else:
                 scheduler.ended(entry, time)
         queues = scheduler.origins.values()

@@ -215,8 +215,7 @@ class Reader:
         if scheduler.hungry or scheduler.crowded or not all(plan.pages):
             return False
         seen = dict(plan.origins)
-        queues = [q for q in scheduler.origins.values() if not q.draining and q.name not in scheduler.pauses.origins]
-        return all(seen.get(queue) == queue.version and not queue.backlogged for queue in queues)
+        return all(seen.get(queue) == queue.version and not queue.backlogged for queue in self._readable())
 
     async def _wait(self) -> None:
         if self._woken.is_set():
@@ -277,8 +276,13 @@ class Reader:
 
     def _behind_hand(self) -> bool:
         """Whether memory has room, and the database is known to have more."""
+        return self._scheduler.low() and any(queue.backlogged for queue in self._readable())
+
+    def _readable(self) -> list[OriginQueue]:
+        """The origins that reads ask for."""
         scheduler = self._scheduler
-        return scheduler.low() and any(queue.backlogged and not queue.draining for queue in scheduler.origins.values())
+        paused = scheduler.pauses.origins
+        return [q for q in scheduler.origins.values() if not q.draining and q.name not in paused]
 
     def _room(self) -> int:
         """How many rows to read forward; some at every poll, however much is in memory: groups may have become busy
@@ -293,8 +297,7 @@ class Reader:
     def _plan(self) -> _Plan:
         scheduler = self._scheduler
         scheduler.adjust_keep()
-        paused = scheduler.pauses.origins
-        queues = [q for q in scheduler.origins.values() if not q.draining and q.name not in paused]
+        queues = self._readable()
         room = self._room()
         backlogged = sum(queue.backlogged for queue in queues)
         fitting = max(1, scheduler.fitting(self._largest))

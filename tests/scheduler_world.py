@@ -605,12 +605,16 @@ class World:
                 self._commit_cycle(batch)
 
     def acknowledge_cycle(self) -> None:
-        """The oldest answer arrives. What is void is sent once more, all of it in one cycle."""
+        """The oldest answer arrives, or is lost. What is void is sent once more, all of it in one cycle."""
         if not self.cycles_in_flight:
             return
         batch, committed = self.cycles_in_flight.pop(0)
-        if committed:
+        if committed and (self.cycles_in_flight or self.random.random() < 0.7):
             self.cycles._acknowledged(batch)
+            return
+        if committed:
+            run(self.cycles._resolve(batch, 0))
+            self.cycles._acknowledged(batch, heard=False)
             return
         batch = merged([batch, *(second for second, _ in self.cycles_in_flight)])
         run(self.cycles._resolve(batch, 1))
@@ -639,12 +643,15 @@ class World:
             case Hold():
                 row.attempt += 1
                 row.losses = 0
-                row.held, row.position = True, None
+                if outcome.blocks:
+                    row.run_at = inf
+                else:
+                    row.held, row.position = True, None
             case Committed():
                 raise AssertionError(f"{row} is still there")
             case _:
                 del self.database.rows[row.id]
-        if not isinstance(outcome, Again):
+        if not isinstance(outcome, Again) and row.run_at != inf:
             assert row.id not in self.over, f"{row} ended twice"
             self.over.add(row.id)
 
@@ -688,16 +695,18 @@ class World:
                 handlers.finished.append((entry, SUCCEEDED, self.clock, self.clock))
         elif handlers.busy:
             entry = handlers.busy.pop(self.random.randrange(len(handlers.busy)))
-            handlers.finished.append((entry, outcome or self._outcome(), self.clock, self.clock))
+            handlers.finished.append((entry, outcome or self._outcome(entry), self.clock, self.clock))
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self, entry: Entry) -> Outcome:
         if self.random.random() > self.life.failing:
             return SUCCEEDED
         dice = self.random.random()
-        if dice < 0.7:
+        if dice < 0.5:
             return Again(OutcomeName.RETRIED, self.random.choice((0.0, 0.1, 1.0)))
-        if dice < 0.8:
+        if dice < 0.6:
             return Again(OutcomeName.SNOOZED, 0.0)
+        if dice < 0.85 and entry.group is not None and entry.policy not in (LATEST, PARALLEL):
+            return Hold("why", blocks=True)
         return Hold("why") if dice < 0.9 else End(OutcomeName.DISCARDED)
 
     def pass_time(self) -> None:
@@ -862,6 +871,9 @@ class World:
             for _ in self.life.origins:
                 self.acquire()
             self.promote()
+            for row in [row for row in self.database.rows.values() if row.run_at == inf]:
+                row.run_at = None
+                self._intervene("retry now", row.origin, row.group, row.id)
             self.thin_out()
             self.send_read()
             self.deliver_read()

@@ -8,8 +8,9 @@ import asyncpg
 import pytest
 import pytest_asyncio
 from sidings import Admin, Job, Registry, Retry
+from sidings.errors import PostgresUnavailable
 from sidings.executor import Executor
-from tenacity import wait_fixed
+from tenacity import stop_after_attempt, stop_never, wait_fixed
 
 from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, running, value
 
@@ -203,6 +204,39 @@ async def test_a_read_of_before_brings_back_nothing_that_was_forgotten(database:
         hold.set()
         await drained(database)
     assert (rides.started, second > first) == ([2], True)
+
+
+@pytest.mark.parametrize("exhausted", [False, True], ids=["backs off", "blocked"])
+async def test_a_group_goes_on_that_is_released_before_the_answer_to_its_failure_is_heard(
+    database: str, admin: Admin, rides: Rides, exhausted: bool
+):
+    """The failure is committed, its answer is lost, and a person releases the group: what the executor then found out
+    about the release it forgot over the failure, and the group stood still, for ever if its head had been blocked."""
+    again = Retry(wait=wait_fixed(3_600), stop=stop_after_attempt(1) if exhausted else stop_never, on_exhausted="block")
+    fails = True
+
+    @rides.registry.job(name="fails", group="transport", payload=Ride, retry=again)
+    async def failing(job: Job[Ride]) -> None:
+        if fails:
+            raise ValueError("broken")
+
+    async with running(database, rides.registry, concurrency=1) as executor:
+        ask, released = executor.cycles._link.fetchrow, asyncio.Event()
+
+        async def lost(query: str, *args: object) -> asyncpg.Record | None:
+            nonlocal fails
+            row = await ask(query, *args)
+            if query == executor.cycles._sql and not released.is_set():
+                released.set()
+                fails = False
+                await admin.release_group(ORIGIN, "a")
+                raise PostgresUnavailable("no answer")
+            return row
+
+        executor.cycles._link.fetchrow = lost  # type: ignore[method-assign]
+        await enqueue(database, failing, [Ride(transport="a", number=1)])
+        await asyncio.wait_for(released.wait(), 30)
+        await drained(database)
 
 
 async def test_a_cleared_group_takes_with_it_its_jobs_that_run_side_by_side(

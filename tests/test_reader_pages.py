@@ -43,6 +43,28 @@ async def test_jobs_behind_many_paused_ones_are_found_within_a_few_reads(databas
         assert 2 <= prometheus.get_sample_value("sidings_read_seconds_count", {"service": "test"}) <= 6
 
 
+async def test_a_paused_origin_keeps_the_reader_from_nothing_and_is_not_read(database: str):
+    """It was taken for one that has more, and never read: 1,500 reads a second brought nothing for as long as it was
+    paused, and `/health` said that jobs may wait unread, after the second pause."""
+    registry, prometheus = Registry(), CollectorRegistry()
+
+    @registry.job()
+    async def quick(job: Job[Ride]) -> None: ...
+
+    async with (
+        running(database, registry, (ORIGIN, "orders/8"), poll_seconds=60, prometheus=prometheus) as executor,
+        connected(database) as connection,
+    ):
+        admin, scheduler = Admin(connection, actor="test"), executor.scheduler
+        await admin.pause(origin="orders/8", reason="a test")
+        await admin.pause(type="bulk", reason="a test")
+        await enqueue(database, quick, [Ride(number=1)])
+        await eventually(lambda: scheduler.pauses.types and scheduler.pauses.origins, "it knows of both")
+        await eventually(lambda: not executor.reader._wants() and not executor.reader.starved_seconds(), "all is read")
+        await drained(database)
+        assert prometheus.get_sample_value("sidings_read_seconds_count", {"service": "test"}) <= 40
+
+
 async def test_groups_that_come_back_with_large_payloads_do_so_as_memory_holds_them(
     database: str, monkeypatch: pytest.MonkeyPatch
 ):
