@@ -20,7 +20,7 @@ from sidings.executor.attempts import Finished
 from sidings.executor.cycles import CycleLoop
 from sidings.executor.flights import Batch, Flight, merged
 from sidings.executor.metrics import ExecutorMetrics
-from sidings.executor.queues import Entry, OriginQueue
+from sidings.executor.queues import Entry, Lane, OriginQueue
 from sidings.executor.reader import Reader
 from sidings.executor.scheduler import Scheduler
 from sidings.jobs import SUCCEEDED, Again, Committed, End, Hold, Outcome, OutcomeName, Policy, Registry
@@ -838,6 +838,8 @@ class World:
         assert back == Counter({p: level.back for p, level in scheduler._ready._levels.items()}), (
             "room is lost for good"
         )
+        if self.step % 64 == 0:
+            self._check_ready(lanes)
         if self.read_in_flight is not None or self.cycles_in_flight:
             return
         for row in self.database.rows.values():
@@ -848,6 +850,20 @@ class World:
             assert accounted or row.moved, f"the audit finds {row}"
         assert scheduler.waiting() >= 0
         assert scheduler.ready >= 0
+
+    def _check_ready(self, lanes: list[Lane]) -> None:
+        """What could run stands there once, and nothing else does."""
+        ready = self.scheduler._ready
+        assert ready.back == sum(lane.back for lane in lanes)
+        standing = [item for line in ready.lines() for item in line]
+        assert ready.count == len(standing) == len(set(standing)), "something is ready twice, or counted and not there"
+        assert {lane for lane in lanes if lane.queued} == {item for item in standing if isinstance(item, Lane)}
+        assert all(item.lane is None for item in standing if isinstance(item, Entry))
+        singles = {item for item in standing if isinstance(item, Entry)}
+        assert all(self.scheduler._known.get(entry.id) is entry for entry in singles), "what is over is ready"
+        assert all(self.scheduler.holds(entry) for entry in self.scheduler._known.values()), (
+            "memory keeps what is another's"
+        )
 
     def finish_everything(self) -> None:
         """Let all that is there come to its end, and check that nothing is left over."""
