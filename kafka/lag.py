@@ -38,7 +38,7 @@ class LagCommitter:
         self._partitions = partitions
         self._offsets = offsets
         self._resting = resting
-        self._positions: dict[Partition, int] = {}  # of idle partitions, at the last look
+        self._ends: dict[Partition, int] = {}  # of idle partitions, at the last look
         self._outage = Outage(log, "Kafka could not be told of the offsets, which are stored in Postgres")
 
     async def run(self) -> None:
@@ -67,21 +67,19 @@ class LagCommitter:
     async def _pass_gaps(self) -> None:
         """Move the stored offsets of idle partitions behind a gap at their end, such as a transaction's marker: else
         it would look like lag, and like a loss once retention has deleted it."""
-        before, self._positions = self._positions, {}
+        before, self._ends = self._ends, {}
         for partition in list(self._partitions.values()):
+            if partition.state is not State.READY or partition.items:
+                continue
+            end = self._ends[partition] = partition.end  # the client's position tells not who has had what is before it
             try:
-                if partition.state is State.READY and not partition.items:
-                    position: int = await self._client.position(partition.tp)
-                    self._positions[partition] = position
-                    if before.get(partition) == position > partition.next_offset and not partition.items:
-                        await self._pass_gap(partition, position)
-            except IllegalStateError:
-                return  # a rebalance has begun
+                if before.get(partition) == end > partition.next_offset:
+                    await self._pass_gap(partition, end)
             except (OffsetsMoved, PostgresUnavailable, asyncpg.PostgresError) as error:  # a lock that somebody holds
                 log.debug("%s: not moved behind a gap: %r", partition.origin, error)
 
-    async def _pass_gap(self, partition: Partition, position: int) -> None:
+    async def _pass_gap(self, partition: Partition, end: int) -> None:
         expected = partition.next_offset
-        await self._offsets.jump(Move(partition.tp, expected, position))
+        await self._offsets.jump(Move(partition.tp, expected, end))
         if partition.next_offset == expected:
-            partition.next_offset = position
+            partition.next_offset = end

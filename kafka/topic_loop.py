@@ -146,7 +146,7 @@ class FetchLoop(ABC):
                 every = alone and len(ready) == len(self._client.assignment())
                 wanted = [] if every else [partition.tp for partition in ready]
                 seconds = _SUSPECT_POLL_SECONDS if ready[0].suspect else 0.0 if self._served else _POLL_SECONDS
-                polled = cast(
+                found = cast(
                     Mapping[TopicPartition, Sequence[Record]],
                     await self._client.getmany(
                         *wanted,
@@ -154,6 +154,7 @@ class FetchLoop(ABC):
                         max_records=1 if ready[0].careful else self._max_records,
                     ),
                 )
+                polled = self._own(found)  # before anybody else has a look at the positions
         except (TimeoutError, NoOffsetForPartitionError):
             return  # a rebalance, in which partitions have no position before they are placed; nothing was fetched
         except OffsetOutOfRangeError as error:
@@ -197,6 +198,16 @@ class FetchLoop(ABC):
         await self._pass_gaps([partition for partition in ready if partition.tp not in polled])
         if ready[0].suspect:
             self._look_at_suspect(ready[0])
+
+    def _own(self, found: Mapping[TopicPartition, Sequence[Record]]) -> dict[TopicPartition, Sequence[Record]]:
+        """What is this topic's. There should be nothing else; if there is, its own loop, which would take what is
+        missing for a gap, reads it again."""
+        for tp, records in found.items():
+            if tp.topic != self.topic:
+                log.error("%s: a poll brought records of %s/%s; it is put back", self.topic, tp.topic, tp.partition)
+                with contextlib.suppress(IllegalStateError):  # revoked
+                    self._client.seek(tp, records[0].offset)
+        return {tp: records for tp, records in found.items() if tp.topic == self.topic}
 
     def _whose_turn(self, ready: Sequence[Partition]) -> Sequence[Partition]:
         """All; while some are suspect, those that are not, and each of the others alone, in turns.

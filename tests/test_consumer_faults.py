@@ -155,14 +155,11 @@ async def test_days_of_ids_that_could_not_be_made_are_made_soon_after(monkeypatc
 
 
 class Client:
-    """A client that stands at 9, and notes what is committed."""
+    """A client that notes what is committed."""
 
     def __init__(self, *ends: Exception) -> None:
         self.ends = list(ends)
         self.told: list[dict[TopicPartition, Any]] = []
-
-    async def position(self, tp: TopicPartition) -> int:
-        return 9
 
     async def commit(self, offsets: dict[TopicPartition, Any]) -> None:
         self.told.append(offsets)
@@ -189,16 +186,18 @@ def a_committer(offsets: Any, client: Any, partition: Partition) -> LagCommitter
     return LagCommitter(client, {TP: partition}, offsets, lambda: False)
 
 
-def placed(offset: int) -> Partition:
+def placed(offset: int, end: int | None = None) -> Partition:
     partition = Partition(TP)
     partition.place(offset)
+    if end is not None:  # behind a gap
+        partition.end = end
     return partition
 
 
 async def test_a_gap_that_cannot_be_passed_yet_is_passed_later(monkeypatch):
     monkeypatch.setattr("sidings.kafka.lag._COMMIT_SECONDS", 0.001)
     offsets = Offsets(PostgresUnavailable("away"), asyncpg.LockNotAvailableError(), OffsetsMoved([TP]))
-    partition, client = placed(5), Client()
+    partition, client = placed(5, end=9), Client()
     running = asyncio.create_task(a_committer(offsets, client, partition).run())
     await eventually(lambda: partition.next_offset == 9 or running.done())
     await eventually(lambda: client.told[-1] == {TP: 9})
@@ -208,7 +207,7 @@ async def test_a_gap_that_cannot_be_passed_yet_is_passed_later(monkeypatch):
 
 
 async def test_a_gap_is_passed_only_where_nothing_has_come_between_two_looks():
-    offsets, partition = Offsets(), placed(5)
+    offsets, partition = Offsets(), placed(5, end=9)
     committer = a_committer(offsets, Client(), partition)
     await committer._pass_gaps()
     assert offsets.moves == [], "what is on its way may stand before it"
