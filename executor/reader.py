@@ -301,8 +301,9 @@ class Reader:
         room = self._room()
         backlogged = sum(queue.backlogged for queue in queues)
         fitting = max(1, scheduler.fitting(self._largest))
-        busy_page = max(_IDLE_PAGE, room // max(1, backlogged)) if room else 0
-        idle_page = max(_IDLE_PAGE, room // max(1, len(queues))) if room else 0
+        least = max(1, min(_IDLE_PAGE, fitting // max(1, len(queues))))
+        busy_page = max(least, room // max(1, backlogged)) if room else 0
+        idle_page = max(least, room // max(1, len(queues))) if room else 0
         size, refills, most_late = scheduler.keep, _REFILLS, min(self._most_late, _ALL_LATE // max(1, len(queues)) + 1)
         if self._most is not None:
             page = max(1, self._most // max(1, len(queues)))
@@ -333,7 +334,7 @@ class Reader:
             dict.fromkeys([lane for lane in scheduler.heavy if lane.more and self._leaves_out][:_LEFT_OUT]),
             size,
             most_late,
-            min(_MOST_BYTES, max(1, self._largest, scheduler.spare() // max(1, sum(pages), len(lanes) * size))),
+            min(_MOST_BYTES, max(self._largest, scheduler.share(max(1, sum(pages), len(lanes) * size)))),
         )
 
     def _arguments(self, plan: _Plan) -> tuple[object, ...]:

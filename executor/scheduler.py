@@ -316,6 +316,11 @@ class Scheduler:
         least = max(1, min(_LEAST_ROOM, int(self.payload_budget / size / 4)))
         return max(int(self.spare() / size), least - self.ready)
 
+    def share(self, rows: int) -> int:
+        """How large each payload may be, where a read brings up to so many. What is like those in memory is not left in
+        the database while that takes a quarter more than there is to be at most: all rows would come twice."""
+        return int(max(1, self.spare() / rows, min(_VARY * self._size(), self.payload_budget / 4 / rows)))
+
     def spare(self) -> int:
         """How many more characters of payloads there is room for."""
         return max(0, self.payload_budget - self._payload)
