@@ -195,7 +195,9 @@ class FetchLoop(ABC):
             partition.items.extend([self._item(partition, record) for record in records])
             partition.unreadable = None
             partition.careful = max(0, partition.careful - len(records))
-        await self._pass_gaps([partition for partition in ready if partition.tp not in polled])
+        # A rebalance meanwhile may have given us back what we had, placed anew.
+        silent = [self._partitions.get(partition.tp) for partition in ready if partition.tp not in polled]
+        await self._pass_gaps([partition for partition in silent if partition is not None])
         if ready[0].suspect:
             self._look_at_suspect(ready[0])
 

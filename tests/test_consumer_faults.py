@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import asyncpg
 import pytest
@@ -13,9 +13,10 @@ from aiokafka.errors import CommitFailedError, KafkaError
 from sidings import Message, PostgresSettings, PostgresUnavailable, Retry, Transaction
 from sidings.kafka.lag import LagCommitter
 from sidings.kafka.offsets import Move, OffsetsMoved
-from sidings.kafka.partition import Partition
+from sidings.kafka.partition import Item, Partition, State
 from sidings.kafka.patience import Patience
 from sidings.kafka.seen import SeenUpkeep
+from sidings.kafka.topic_loop import FetchLoop
 from sidings.kafka.transactions import is_closed
 from sidings.kafka.vitals import Vitals
 from tenacity import stop_after_attempt, stop_after_delay, wait_none
@@ -215,6 +216,43 @@ async def test_a_gap_is_passed_only_where_nothing_has_come_between_two_looks():
     await committer._pass_gaps()
     assert offsets.moves == [Move(TP, 5, 9)]
     assert partition.next_offset == 7
+
+
+async def test_a_gap_is_passed_by_a_poll_that_outlasts_a_rebalance(caplog):
+    """The partition that has come back was read again from its stored offset, and was said to stand elsewhere."""
+
+    class Idle(FetchLoop):
+        in_flight = 0
+
+        async def _handle(self, items: list[Item]) -> None: ...
+
+    class Rebalanced(Client):
+        at = 5
+
+        async def position(self, tp: TopicPartition) -> int:
+            return self.at
+
+        def subscription(self) -> set[str]:
+            return {TP.topic}
+
+        def assignment(self) -> set[TopicPartition]:
+            return {TP}
+
+        async def getmany(self, *partitions: TopicPartition, **options: int) -> dict[TopicPartition, Any]:
+            if self.at == 5:
+                partitions_here[TP].displace()
+                partitions_here[TP] = placed(5)
+                self.at = 9
+            return {}
+
+    partitions_here = {TP: placed(5)}
+    roof: Any = SimpleNamespace(paused=False, place=lambda: None)
+    subscription: Any = SimpleNamespace(topic=TP.topic)
+    client: Any = Rebalanced()
+    loop = Idle(subscription, client, partitions_here, cast(Any, None), roof, max_records=10)
+    for _ in range(2):
+        await loop._poll(list(partitions_here.values()))
+    assert (partitions_here[TP].end, partitions_here[TP].state, caplog.messages) == (9, State.READY, [])
 
 
 async def test_an_outage_of_kafka_is_told_of_once_where_nothing_but_lag_tools_misses_it(caplog):
