@@ -319,7 +319,7 @@ class Reader:
                 lanes.append((lane, lane.version, lane.origin.high))
         pages = [busy_page if queue.backlogged else idle_page for queue in queues]
         if room and self._largest:  # what the last read has left comes first, with as many rows as may be that large
-            first = [queue for queue in queues if queue in self._too_large][:fitting]
+            first = set([queue for queue in queues if queue in self._too_large][:fitting])
             page = min(busy_page, max(1, fitting // max(1, len(first))))
             pages = [page if queue in first else 0 for queue in queues]
             self._woken.set()  # the others have no turn

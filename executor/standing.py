@@ -89,9 +89,7 @@ class Standing:
     def fence_read(self, fence: int | None) -> bool:
         """A read has found this fence; None: there is no row of this executor. Returns whether the read counts: not
         where it is older than what has been looked up, for it may bring what was forgotten then."""
-        if (
-            fence != self.fence
-        ):  # a smaller one as well: the database may have gone back, and no read would count any more
+        if fence != self.fence:  # if it is smaller, too: the database may have gone back, and no read would count again
             self.doubtful = True
             self._signal()
         return fence is None or fence >= self.fence
