@@ -184,7 +184,7 @@ class Reader:
             if self._most is None:
                 self._link.patience = 1
             elif took < _QUICK_READ:
-                self._most = self._most * 2 if self._most < self._scheduler.window else None
+                self._most = self._most * 2 if self._most < self._scheduler.memory.window else None
             if self._turns is not None:
                 self._turns = self._turns * 2 if self._turns < len(plan.origins) else None
                 self._woken.set()
@@ -276,7 +276,7 @@ class Reader:
 
     def _behind_hand(self) -> bool:
         """Whether memory has room, and the database is known to have more."""
-        return self._scheduler.low() and any(queue.backlogged for queue in self._readable())
+        return self._scheduler.memory.low() and any(queue.backlogged for queue in self._readable())
 
     def _readable(self) -> list[OriginQueue]:
         """The origins that reads ask for."""
@@ -287,24 +287,24 @@ class Reader:
     def _room(self) -> int:
         """How many rows to read forward; some at every poll, however much is in memory: groups may have become busy
         that memory holds nothing of."""
-        room = self._scheduler.room()
+        room = self._scheduler.memory.room()
         if not room and now() - self._looked_ahead >= self._poll_seconds:
-            room = min(_LOOK_AHEAD, self._scheduler.space())
+            room = min(_LOOK_AHEAD, self._scheduler.memory.space())
         if room:
             self._looked_ahead = now()
         return room
 
     def _plan(self) -> _Plan:
-        scheduler = self._scheduler
-        scheduler.adjust_keep()
+        scheduler, memory = self._scheduler, self._scheduler.memory
+        memory.adjust_keep()
         queues = self._readable()
         room = self._room()
         backlogged = sum(queue.backlogged for queue in queues)
-        fitting = max(1, scheduler.fitting(self._largest))
+        fitting = max(1, memory.fitting(self._largest))
         least = max(1, min(_IDLE_PAGE, fitting // max(1, len(queues))))
         busy_page = max(least, room // max(1, backlogged)) if room else 0
         idle_page = max(least, room // max(1, len(queues))) if room else 0
-        size, refills, most_late = scheduler.keep, _REFILLS, min(self._most_late, _ALL_LATE // max(1, len(queues)) + 1)
+        size, refills, most_late = memory.keep, _REFILLS, min(self._most_late, _ALL_LATE // max(1, len(queues)) + 1)
         if self._most is not None:
             page = max(1, self._most // max(1, len(queues)))
             busy_page, idle_page = min(busy_page, page), min(idle_page, page)
@@ -334,7 +334,7 @@ class Reader:
             dict.fromkeys([lane for lane in scheduler.heavy if lane.more and self._leaves_out][:_LEFT_OUT]),
             size,
             most_late,
-            min(_MOST_BYTES, max(self._largest, scheduler.share(max(1, sum(pages), len(lanes) * size)))),
+            min(_MOST_BYTES, max(self._largest, memory.share(max(1, sum(pages), len(lanes) * size)))),
         )
 
     def _arguments(self, plan: _Plan) -> tuple[object, ...]:
@@ -358,7 +358,7 @@ class Reader:
             self.executor_id,
             plan.most_late,
             plan.largest,
-            self._scheduler.payload_budget,
+            self._scheduler.memory.payload_budget,
         )
 
     def _give_up(self, plan: _Plan) -> None:
@@ -463,7 +463,7 @@ class Reader:
                 insert(entry, time)
                 if entry.position > highs[ref]:
                     highs[ref] = entry.position
-        self._scheduler.passed(row[11] for row in rows)
+        self._scheduler.memory.passed(row[11] for row in rows)
         tops = {row[1]: row[5] for row in scanned}
         for ref, page in enumerate(plan.pages, start=1):
             queue = live[ref]

@@ -31,6 +31,7 @@ from itertools import islice
 from math import inf
 
 from ..jobs import Policy
+from .memory import Memory
 from .queues import NOTHING_PAUSED, Entry, Lane, OriginQueue, Pauses
 from .ready import ReadyQueue
 from .suspects import Suspects
@@ -41,9 +42,6 @@ log = logging.getLogger("sidings.executor")
 
 _LATEST, _PARALLEL = Policy.LATEST.value, Policy.PARALLEL.value
 
-_FIRST_ROOM = 256  # rows of a read of which nothing is known yet
-_LEAST_ROOM = 64  # runnable jobs to have in memory, however much stands there that cannot run; fewer of large ones
-_VARY = 4  # how many times as large as the others payloads may be, before a read is cut short for it
 _UNKNOWN_SECONDS = 60.0  # a group behind a job of an unknown type is looked at again: somebody may have removed the job
 _HEAVY = 256  # rows dropped from one lane before the server is asked to leave the lane out
 
@@ -75,17 +73,12 @@ class Scheduler:
         self.heavy: dict[Lane, None] = {}  # lanes so deep that the server should leave them out of forward reads
         self.crowded: dict[Lane, None] = {}  # lanes whose head may have been superseded
         self.pauses = NOTHING_PAUSED
-        self.window = window
-        self.keep = keep
         self._ready = ReadyQueue(window)
+        self.memory = Memory(
+            self.origins, self._ready, window=window, keep=keep, budget=budget, payload_budget=payload_budget
+        )
         self._known_type = known_type
         self._types: set[str] = set()  # those that it has said yes to
-        self._max_keep = keep
-        self._budget = budget
-        self.payload_budget = payload_budget
-        self._payload = 0
-        self._size_ahead = payload_budget / (_FIRST_ROOM * _VARY)  # of a payload, while nothing is in memory
-        self._known: dict[int, Entry] = {}
         self._ended: dict[int, int] = {}  # id -> attempt, of jobs that ended while a read was under way
         self._early: dict[int, Entry] = {}  # next attempts, read before the last one's outcome was acknowledged
         self._timers: list[tuple[float, int, Lane | Entry]] = []
@@ -113,7 +106,7 @@ class Scheduler:
             return
         self.forget_waiting(queue)
         for entry in queue.running:
-            self._unlearn(entry)
+            self.memory.drop(entry)
         self.suspects.over(queue.running)
         queue.running.clear()
         queue.lanes.clear()
@@ -133,8 +126,8 @@ class Scheduler:
         gone = set(queues)
         self._take_out(lambda item: item.origin in gone)
         self.suspects.forget(lambda entry: entry.origin in gone)
-        for entry in [e for e in self._known.values() if e.origin in gone and e not in e.origin.running]:
-            self._unlearn(entry)
+        for entry in [e for e in self.memory.jobs.values() if e.origin in gone and e not in e.origin.running]:
+            self.memory.drop(entry)
         self._early = {id: entry for id, entry in self._early.items() if entry.origin not in gone}
         for queue in queues:
             queue.version += 1
@@ -154,15 +147,15 @@ class Scheduler:
         if any(lane.queued or lane.due is not None for lane in lanes):
             self._take_out(lambda item: item in lanes)
         for entry in self.suspects.forget(lambda entry: entry.lane in lanes):
-            self._unlearn(entry)
+            self.memory.drop(entry)
         for lane in lanes:
             for entry in lane.queue:
-                self._unlearn(entry)
+                self.memory.drop(entry)
             self._forget_lane(lane)
             lane.more = True
             self.hungry[lane] = None
         for id in ended:
-            entry = self._known.get(id)
+            entry = self.memory.jobs.get(id)
             if entry is not None and entry.lane is None and entry not in entry.origin.running:
                 self._discard_waiting(entry)
         if self._early:
@@ -173,7 +166,9 @@ class Scheduler:
 
     def has_parallel(self, groups: Collection[tuple[str, str]]) -> bool:
         """Whether a job of policy `parallel` waits that belongs to one of these groups (origin, group), in no lane."""
-        waiting = [e for e in self._known.values() if e.lane is None and e not in e.origin.running] if groups else ()
+        waiting = (
+            [e for e in self.memory.jobs.values() if e.lane is None and e not in e.origin.running] if groups else ()
+        )
         return bool(groups) and any((e.origin.name, e.group) in groups for e in (*waiting, *self._early.values()))
 
     def _is_of(self, entry: Entry, lanes: Collection[Lane]) -> bool:
@@ -201,7 +196,7 @@ class Scheduler:
 
     def insert(self, entry: Entry, now: float) -> None:
         """Take in a row that a read has delivered. Rows that are known, over, or left to a refill are ignored."""
-        known = self._known.get(entry.id)
+        known = self.memory.jobs.get(entry.id)
         if known is not None:
             if known in known.origin.running:
                 if entry.attempt > known.attempt:
@@ -223,9 +218,9 @@ class Scheduler:
             return
         if self.pauses is not NOTHING_PAUSED and self.withholds(entry.type, entry.origin.name, entry.group):
             return
-        self._known[entry.id] = entry  # without a call, as what `_push` does below: this is done for each job
+        self.memory.jobs[entry.id] = entry  # without a call: this is done for each job
         if entry.payload is not None:
-            self._payload += len(entry.payload)
+            self.memory.payload += len(entry.payload)
         if entry.due is not None and entry.due > now:
             self._set_timer(entry.due, entry)
         else:
@@ -243,9 +238,9 @@ class Scheduler:
                 self.heavy[lane] = None
             return
         entry.lane = lane
-        self._known[entry.id] = entry
+        self.memory.jobs[entry.id] = entry
         if entry.payload is not None:
-            self._payload += len(entry.payload)
+            self.memory.payload += len(entry.payload)
         queue = lane.queue
         if not queue or entry.position > queue[-1].position:
             queue.append(entry)
@@ -255,8 +250,8 @@ class Scheduler:
                 behind.append(queue.pop())
             queue.append(entry)
             queue.extend(reversed(behind))
-        if len(queue) > self.keep:
-            self._unlearn(queue.pop())
+        if len(queue) > self.memory.keep:
+            self.memory.drop(queue.pop())
             lane.more = True
             lane.last = queue[-1].position
             lane.version += 1  # a refill under way was to begin behind the job that was dropped just now
@@ -291,63 +286,6 @@ class Scheduler:
         self._ended.clear()
         if self.heavy:
             self.heavy = {lane: None for lane in self.heavy if lane.more}
-
-    def adjust_keep(self) -> None:
-        """Share the budgets among the lanes: many lanes, or large payloads, few jobs of each."""
-        lanes = sum(len(queue.lanes) for queue in self.origins.values())
-        fitting = min(self._budget, int(self.payload_budget / self._size()))
-        self.keep = max(4, min(self._max_keep, fitting // (lanes + 1)))
-
-    def room(self) -> int:
-        """How many more rows to read forward."""
-        known = len(self._known)
-        if known >= self._budget // 2 and self._new() + self._running() >= self.window // 8:
-            return 0  # with many groups, what is read now would not fit into their lanes, and be read again
-        return self.space()
-
-    def space(self) -> int:
-        """How many more rows there is room for, by their number and by the size of their payloads. Lanes that have come
-        back have room of their own."""
-        return max(0, min(self.window - self._new(), self.fitting()))
-
-    def fitting(self, largest: int = 0) -> int:
-        """How many more rows there is room for by the size of their payloads; largest: one of them is known to have."""
-        size = max(largest, _VARY * self._size())
-        least = max(1, min(_LEAST_ROOM, int(self.payload_budget / size / 4)))
-        return max(int(self.spare() / size), least - self.ready)
-
-    def share(self, rows: int) -> int:
-        """How large each payload may be, where a read brings up to so many. What is like those in memory is not left in
-        the database while that takes a quarter more than there is to be at most: all rows would come twice."""
-        return int(max(1, self.spare() / rows, min(_VARY * self._size(), self.payload_budget / 4 / rows)))
-
-    def spare(self) -> int:
-        """How many more characters of payloads there is room for."""
-        return max(0, self.payload_budget - self._payload)
-
-    def _size(self) -> float:
-        """Of a payload."""
-        known = len(self._known)
-        return max(1.0, self._payload / known if known else self._size_ahead)
-
-    def passed(self, payloads: Iterable[str | None]) -> None:
-        """These have been read forward. Where none is kept, as of what is paused, those that follow may be as large:
-        else reads would stay as small as the first one until something is kept."""
-        self._size_ahead = self.payload_budget / (_FIRST_ROOM * _VARY)
-        if not self._known and (sizes := [len(payload or "") for payload in payloads]):
-            self._size_ahead = sum(sizes) / len(sizes)
-
-    def _running(self) -> int:
-        return sum(len(queue.running) for queue in self.origins.values())
-
-    def low(self) -> bool:
-        """Whether half of what memory may hold has been used up, so that the next read should be sent."""
-        room = self.room()
-        return room > 0 and room >= self._new()
-
-    def _new(self) -> int:
-        """What is ready and has not come back from a backoff."""
-        return max(0, self.ready - self._ready.back)
 
     # -- choosing -----------------------------------------------------------------------------------------------
 
@@ -478,20 +416,20 @@ class Scheduler:
         self.suspects.over([entry])
         lane = entry.lane
         if entry.origin.draining:
-            self._unlearn(entry)
+            self.memory.drop(entry)
             if lane is not None:
                 lane.running, lane.ending = lane.ending, None
                 self._drop_if_empty(lane)
             return
         if lane is None:
             if self.withholds(entry.type, entry.origin.name, entry.group):
-                self._unlearn(entry)
+                self.memory.drop(entry)
             else:
                 self._ready.push(entry, entry)
             return
         lane.running, lane.ending = lane.ending, None
         if lane.more and entry.position > lane.last:  # jobs before it have been left in the database meanwhile
-            self._unlearn(entry)
+            self.memory.drop(entry)
             self._check_hunger(lane)
         else:
             lane.queue.insert(0, entry)
@@ -506,7 +444,7 @@ class Scheduler:
 
     def all_ended(self, entries: Sequence[Entry], now: float) -> None:
         """`ended`, for many: what is done for each job is done without a call."""
-        known, origins, early, size = self._known, self.origins, self._early, 0
+        known, origins, early, size = self.memory.jobs, self.origins, self._early, 0
         for entry in entries:
             origin, lane = entry.origin, entry.lane
             if known.get(entry.id) is entry:
@@ -519,7 +457,7 @@ class Scheduler:
                     lane.ending = None
                 else:
                     self._free(lane, now)
-        self._payload -= size
+        self.memory.payload -= size
         if self.reading:
             # Of what is held only: after a failover another job, of another origin, may have the id.
             self._ended.update((e.id, e.attempt) for e in entries if origins.get(e.origin.name) is e.origin)
@@ -551,7 +489,7 @@ class Scheduler:
                 self._stick(lane, entry, due)
 
     def _forget(self, entry: Entry) -> Entry | None:
-        self._unlearn(entry)
+        self.memory.drop(entry)
         entry.origin.running.discard(entry)
         if self.reading and self.holds(entry):
             self._ended[entry.id] = entry.attempt
@@ -572,7 +510,7 @@ class Scheduler:
             due, _, item = heapq.heappop(self._timers)
             if isinstance(item, Lane):
                 self._ready.overdue(item, due)
-            elif self._known.get(item.id) is item:
+            elif self.memory.jobs.get(item.id) is item:
                 self._ready.push(item, item)
         for lane in self._ready.returning():
             lane.due = None
@@ -602,7 +540,7 @@ class Scheduler:
 
     def knows(self, job_id: int) -> bool:
         """Whether the job stands in memory."""
-        return job_id in self._known
+        return job_id in self.memory.jobs
 
     def accounts_for(self, origin: str, group: str | None, position: int) -> bool:
         """Whether a row found by the audit is one that this scheduler is going to read by itself."""
@@ -614,7 +552,7 @@ class Scheduler:
 
     def waiting(self) -> int:
         """Jobs in memory that have not been chosen."""
-        return len(self._known) - sum(len(queue.running) for queue in self.origins.values())
+        return len(self.memory.jobs) - self.memory.running()
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -622,12 +560,6 @@ class Scheduler:
         if self._known_type(type):
             self._types.add(type)
         return type in self._types
-
-    def _unlearn(self, entry: Entry) -> None:
-        if self._known.get(entry.id) is entry:  # the origin may have been dropped and read anew meanwhile
-            del self._known[entry.id]
-            if entry.payload is not None:
-                self._payload -= len(entry.payload)
 
     def _arm(self, lane: Lane, now: float) -> None:
         """Put a lane into the ready queue if its head may run."""
@@ -680,7 +612,7 @@ class Scheduler:
         if lane.queue:
             position = min(position, lane.queue[0].position)
             for entry in lane.queue:
-                self._unlearn(entry)
+                self.memory.drop(entry)
             lane.queue.clear()
         lane.more = True
         lane.last = position - 1
@@ -689,7 +621,7 @@ class Scheduler:
         self._ready.leave(lane)
 
     def _check_hunger(self, lane: Lane) -> None:
-        if lane.more and lane.due is None and len(lane.queue) <= self.keep // 4:
+        if lane.more and lane.due is None and len(lane.queue) <= self.memory.keep // 4:
             self.hungry[lane] = None
 
     def _drop_if_empty(self, lane: Lane) -> None:
@@ -701,7 +633,7 @@ class Scheduler:
 
     def _discard_waiting(self, entry: Entry) -> None:
         """Take a waiting job out, because a read has brought it with another position."""
-        self._unlearn(entry)
+        self.memory.drop(entry)
         if self.suspects.remove(entry):
             return
         if entry.lane is not None:

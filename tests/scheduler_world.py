@@ -832,7 +832,7 @@ class World:
                 assert positions == sorted(positions)
             if queue.draining:
                 assert not any(entry.origin is queue for entry in self.handlers.claimed)
-        assert scheduler._payload == sum(len(entry.payload or "") for entry in scheduler._known.values())
+        assert scheduler.memory.payload == sum(len(entry.payload or "") for entry in scheduler.memory.jobs.values())
         lanes = [lane for queue in scheduler.origins.values() for lane in queue.lanes.values()]
         back = Counter(lane.priority for lane in lanes if lane.back)
         assert back == Counter({p: level.back for p, level in scheduler._ready._levels.items()}), (
@@ -860,8 +860,8 @@ class World:
         assert {lane for lane in lanes if lane.queued} == {item for item in standing if isinstance(item, Lane)}
         assert all(item.lane is None for item in standing if isinstance(item, Entry))
         singles = {item for item in standing if isinstance(item, Entry)}
-        assert all(self.scheduler._known.get(entry.id) is entry for entry in singles), "what is over is ready"
-        assert all(self.scheduler.holds(entry) for entry in self.scheduler._known.values()), (
+        assert all(self.scheduler.memory.jobs.get(entry.id) is entry for entry in singles), "what is over is ready"
+        assert all(self.scheduler.holds(entry) for entry in self.scheduler.memory.jobs.values()), (
             "memory keeps what is another's"
         )
 

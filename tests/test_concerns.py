@@ -67,7 +67,7 @@ async def executor(database: str, rides: Rides) -> AsyncIterator[Executor]:
 
 
 def in_memory(executor: Executor) -> Memory:
-    return dict(executor.scheduler._known)
+    return dict(executor.scheduler.memory.jobs)
 
 
 async def acts(executor: Executor, database: str, action: Awaitable[object]) -> None:

@@ -1003,7 +1003,7 @@ async def test_the_audit_finds_nothing_while_jobs_come_and_go(database: str, mon
 
     monkeypatch.setattr(Upkeep, "audit", counted)
     async with running(database, registry, audit_seconds=0.02) as executor:
-        executor.scheduler._max_keep = 4
+        executor.scheduler.memory.max_keep = 4
 
         async def write() -> None:
             for number in range(30):

@@ -89,7 +89,7 @@ async def test_groups_that_come_back_with_large_payloads_do_so_as_memory_holds_t
 
     monkeypatch.setattr(reader.Reader, "_deliver", counted)
     executor = an_executor(database, registry)
-    executor.scheduler.payload_budget = 200_000
+    executor.scheduler.memory.payload_budget = 200_000
     await executor.start()
     try:
         executor.assign([ORIGIN])
@@ -121,7 +121,7 @@ async def impatient(dsn: str, registry: Registry, *origins: str) -> AsyncIterato
     """An executor that gives a call up after a second. It reads a page in far less."""
     settings = PostgresSettings(dsn=dsn, call_seconds=1.0)
     executor = Executor("test", registry, settings, ExecutorSettings(shutdown_seconds=2.0), prometheus=None)
-    executor.scheduler.window = 100
+    executor.scheduler.memory.window = 100
     await executor.start()
     try:
         executor.assign(origins or [ORIGIN], 1)

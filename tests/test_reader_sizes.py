@@ -33,7 +33,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
         sizes.brought.append(sum(len(row["payload"] or "") for row in rows if row["part"]))
         sizes.left += sum(row["part"] > 4 for row in rows)
         deliver(self, plan, rows, sent)
-        sizes.held = max(sizes.held, sum(len(e.payload or "") for e in self._scheduler._known.values()))
+        sizes.held = max(sizes.held, sum(len(e.payload or "") for e in self._scheduler.memory.jobs.values()))
 
     monkeypatch.setattr(reader.Reader, "_deliver", counted)
     return sizes
@@ -42,7 +42,8 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
 @asynccontextmanager
 async def with_little_memory(database: str, registry: Registry, *origins: str) -> AsyncIterator[Executor]:
     executor = an_executor(database, registry, concurrency=20)
-    executor.scheduler.payload_budget, executor.scheduler._size_ahead = BUDGET, BUDGET / 1_024
+    memory = executor.scheduler.memory
+    memory.payload_budget, memory.size_ahead = BUDGET, BUDGET / 1_024
     await executor.start()
     try:
         executor.assign(origins or [ORIGIN], 1)

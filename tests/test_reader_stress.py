@@ -89,9 +89,10 @@ class Writers:
 
 def little_memory(executor: Executor) -> None:
     """Refills, groups that the server leaves out, and small pages, all the time."""
-    executor.scheduler._max_keep = executor.scheduler.keep = 4
-    executor.scheduler.window = 8
-    executor.scheduler._budget = 40
+    memory = executor.scheduler.memory
+    memory.max_keep = memory.keep = 4
+    memory.window = 8
+    memory.budget = 40
 
 
 @pytest.mark.parametrize("failing", [False, True], ids=["all succeed", "some fail"])

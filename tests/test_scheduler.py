@@ -265,7 +265,7 @@ def test_a_hundred_thousand_stuck_groups_hold_no_jobs_in_memory_and_stand_in_nob
         rig.scheduler.again(entry, 1000.0)
     assert rig.in_memory == 0
     assert rig.scheduler.ready == 0
-    assert rig.scheduler.room() > 0
+    assert rig.scheduler.memory.room() > 0
     assert len(stuck_lanes(rig.scheduler)) == 100_000
     rig.put(500_000, group="healthy")
     assert rig.run() == [500_000]
@@ -274,30 +274,30 @@ def test_a_hundred_thousand_stuck_groups_hold_no_jobs_in_memory_and_stand_in_nob
 def test_room_shrinks_with_what_is_ready_and_with_what_is_in_memory():
     rig = Rig(window=100, budget=150, keep=64)
     rig.put(range(1, 41), group=None)
-    assert rig.scheduler.room() == 60
+    assert rig.scheduler.memory.room() == 60
     rig.put(range(101, 141), group="a")
     rig.put(range(201, 241), group="b")
     rig.put(range(301, 341), group="c")
     assert rig.scheduler.ready == 43
     assert rig.in_memory == 160
-    assert rig.scheduler.room() == 0  # enough runnable ones, and all the memory is used
+    assert rig.scheduler.memory.room() == 0  # enough runnable ones, and all the memory is used
 
 
 def test_what_is_read_and_not_kept_says_how_large_the_next_payloads_are():
     rig = Rig(window=1000, payload_budget=256_000)
-    assert rig.scheduler.room() == 256  # nothing is known yet
-    rig.scheduler.passed(["x" * 300, None, "x" * 600])
-    assert rig.scheduler.room() == 213  # of 300 each, and up to four times as large
-    rig.scheduler.passed(["x" * 2000])
-    assert rig.scheduler.room() == 32
-    rig.scheduler.passed([])  # there is nothing more: what comes next is something else
-    assert rig.scheduler.room() == 256
-    rig.scheduler.passed(["x"])
+    assert rig.scheduler.memory.room() == 256  # nothing is known yet
+    rig.scheduler.memory.passed(["x" * 300, None, "x" * 600])
+    assert rig.scheduler.memory.room() == 213  # of 300 each, and up to four times as large
+    rig.scheduler.memory.passed(["x" * 2000])
+    assert rig.scheduler.memory.room() == 32
+    rig.scheduler.memory.passed([])  # there is nothing more: what comes next is something else
+    assert rig.scheduler.memory.room() == 256
+    rig.scheduler.memory.passed(["x"])
     rig.put(1, group=None, payload="x" * 4000)
-    rig.scheduler.passed(["x" * 4000])  # it is kept
-    assert rig.scheduler.room() == 15
+    rig.scheduler.memory.passed(["x" * 4000])  # it is kept
+    assert rig.scheduler.memory.room() == 15
     rig.run()
-    assert rig.scheduler.room() == 256
+    assert rig.scheduler.memory.room() == 256
 
 
 def test_memory_used_up_by_deep_groups_does_not_stop_reading_while_too_few_are_runnable():
@@ -305,21 +305,21 @@ def test_memory_used_up_by_deep_groups_does_not_stop_reading_while_too_few_are_r
     rig.put(range(1, 61), group="a")
     rig.put(range(101, 161), group="b")
     assert rig.in_memory > 100
-    assert rig.scheduler.room() > 0
+    assert rig.scheduler.memory.room() > 0
 
 
 def test_many_groups_share_the_memory():
     rig = Rig(keep=64, budget=1000)
-    rig.scheduler.adjust_keep()
-    assert rig.scheduler.keep == 64
+    rig.scheduler.memory.adjust_keep()
+    assert rig.scheduler.memory.keep == 64
     for number in range(99):
         rig.put(number + 1, group=f"g{number}")
-    rig.scheduler.adjust_keep()
-    assert rig.scheduler.keep == 10
+    rig.scheduler.memory.adjust_keep()
+    assert rig.scheduler.memory.keep == 10
     for number in range(1000):
         rig.put(number + 1001, group=f"h{number}")
-    rig.scheduler.adjust_keep()
-    assert rig.scheduler.keep == 4
+    rig.scheduler.memory.adjust_keep()
+    assert rig.scheduler.memory.keep == 4
 
 
 # -- failures -----------------------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def test_crowds_of_many_priorities_that_have_come_back_keep_no_new_job_from_bein
         row = rig.entry(lane.last + 1, lane.group, attempt=2, priority=lane.priority)
         rig.scheduler.refilled(lane, [row], size=4, upto=rig.queue.high, left_out=False, now=rig.now)
     assert rig.scheduler.ready == 24, "a quarter of the window each"
-    assert rig.scheduler.space() == 16
+    assert rig.scheduler.memory.space() == 16
     rig.put(100, group="new", priority=2)
     assert 100 in positions(rig.choose(2))
 
@@ -509,7 +509,7 @@ def test_a_read_from_the_beginning_gets_past_crowds_of_groups_that_have_failed()
     for number in range(1, 36):
         rig.put(number, group=f"group {number}", attempt=2)
     assert rig.in_memory == 10
-    assert rig.scheduler.room() == 40, "what has come back has room of its own"
+    assert rig.scheduler.memory.room() == 40, "what has come back has room of its own"
     rig.put(36, group="healthy")
     assert positions(rig.choose(2)) == [36, 1]
     rig.wait(0.0)
