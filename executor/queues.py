@@ -97,7 +97,6 @@ class Lane:
     __slots__ = (
         "back",
         "blocked_by",
-        "crowded",
         "due",
         "ending",
         "group",
@@ -126,7 +125,6 @@ class Lane:
         self.priority = 0  # of its head, when it backed off or came back
         self.back = False  # has come back, and its head has not been chosen yet
         self.blocked_by: int | None = None  # id of its head, whose type is unknown to this process
-        self.crowded: str | None = None  # type of its head, of which newer ones may make it superseded
         self.newest = 0  # id of the job that the database has just said to be the newest of its kind
         self.skipped = 0
         self.version = 0

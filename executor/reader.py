@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from uuid import UUID
 
 import asyncpg
@@ -243,7 +244,7 @@ class Reader:
         """Have the jobs ended that a newer one of policy `latest` has superseded. Never while a read is under way: its
         answer would bring them back."""
         scheduler = self._scheduler
-        lanes = [(lane, lane.crowded or "") for lane in list(scheduler.crowded)[:_REFILLS]]
+        lanes = list(islice(scheduler.crowded.items(), _REFILLS))
         try:
             rows = await self._link.fetch(
                 self._supersede_sql,

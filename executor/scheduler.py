@@ -71,7 +71,7 @@ class Scheduler:
         self.reading = False
         self.hungry: dict[Lane, None] = {}  # lanes to refill
         self.heavy: dict[Lane, None] = {}  # lanes so deep that the server should leave them out of forward reads
-        self.crowded: dict[Lane, None] = {}  # lanes whose head may have been superseded
+        self.crowded: dict[Lane, str] = {}  # lanes whose head may have been superseded, by a newer job of this type
         self.pauses = NOTHING_PAUSED
         self._ready = ReadyQueue(window)
         self.memory = Memory(
@@ -184,7 +184,7 @@ class Scheduler:
     def _forget_lane(self, lane: Lane) -> None:
         lane.queue.clear()
         lane.queued = lane.more = False
-        lane.due = lane.blocked_by = lane.crowded = None
+        lane.due = lane.blocked_by = None
         lane.last = lane.skipped = 0
         lane.version += 1
         self.hungry.pop(lane, None)
@@ -373,8 +373,7 @@ class Scheduler:
         if not self._may_run(lane, head, now):  # a late one, perhaps, that was not there when the lane was armed
             return None
         if head.policy == _LATEST and head.id != lane.newest and self._may_be_followed(lane, head):
-            lane.crowded = head.type
-            self.crowded[lane] = None
+            self.crowded[lane] = head.type
             return None
         del lane.queue[0]
         lane.running = head
@@ -383,32 +382,29 @@ class Scheduler:
             self._check_hunger(lane)
         return head
 
-    def read_anew(self, lane: Lane) -> None:
-        """Whether jobs of a crowded lane have been ended is not known: none of those in memory may run."""
-        if lane.crowded is None:
-            return
-        lane.crowded = None
-        del self.crowded[lane]
-        if lane.queue:
-            self._compact(lane, lane.queue[0].position)
-            self._check_hunger(lane)
-        self._drop_if_empty(lane)
-
     def _may_be_followed(self, lane: Lane, head: Entry) -> bool:
         return lane.more or any(entry.type == head.type for entry in islice(lane.queue, 1, None))
 
     def thinned(self, lane: Lane, newest: int, superseded: int, now: float) -> None:
         """The database has left only the newest job of a crowded lane's type, and has ended so many others."""
-        if lane.crowded is None:  # forgotten meanwhile
+        if self.crowded.pop(lane, None) is None:  # forgotten meanwhile
             return
-        lane.crowded = None
-        del self.crowded[lane]
         lane.newest = newest if superseded or not lane.queue else lane.queue[0].id
-        if superseded and lane.queue:
-            self._compact(lane, lane.queue[0].position)
-            self._check_hunger(lane)
+        if superseded:
+            self._read_again(lane)
         self._arm(lane, now)
         self._drop_if_empty(lane)
+
+    def read_anew(self, lane: Lane) -> None:
+        """Whether jobs of a crowded lane have been ended is not known: none of those in memory may run."""
+        if self.crowded.pop(lane, None) is not None:
+            self._read_again(lane)
+            self._drop_if_empty(lane)
+
+    def _read_again(self, lane: Lane) -> None:
+        if lane.queue:
+            self._compact(lane, lane.queue[0].position)
+            self._check_hunger(lane)
 
     def put_back(self, entry: Entry, now: float) -> None:
         """Undo `choose` for a job that has not started. In a draining origin it is forgotten, to be read again."""
@@ -563,7 +559,7 @@ class Scheduler:
 
     def _arm(self, lane: Lane, now: float) -> None:
         """Put a lane into the ready queue if its head may run."""
-        if lane.running is not None or lane.queued or lane.due is not None or lane.crowded or not lane.queue:
+        if lane.running is not None or lane.queued or lane.due is not None or lane in self.crowded or not lane.queue:
             return
         head = lane.queue[0]
         if not self._may_run(lane, head, now):
@@ -627,7 +623,7 @@ class Scheduler:
     def _drop_if_empty(self, lane: Lane) -> None:
         if lane.queue or lane.running is not None:
             return
-        if not lane.more and not lane.queued and not lane.crowded and lane.due is None:
+        if not lane.more and not lane.queued and lane not in self.crowded and lane.due is None:
             lane.origin.lanes.pop(lane.group, None)
             self._ready.leave(lane)
 
