@@ -59,6 +59,7 @@ async def test_a_paused_origin_keeps_the_reader_from_nothing_and_is_not_read(dat
         await admin.pause(origin="orders/8", reason="a test")
         await admin.pause(type="bulk", reason="a test")
         await enqueue(database, quick, [Ride(number=1)])
+        executor.wake()  # the next poll is a minute away, and nobody has told it
         await eventually(lambda: scheduler.pauses.types and scheduler.pauses.origins, "it knows of both")
         await eventually(lambda: not executor.reader._wants() and not executor.reader.starved_seconds(), "all is read")
         await drained(database)
