@@ -158,11 +158,8 @@ class Scheduler:
             entry = self.memory.jobs.get(id)
             if entry is not None and entry.lane is None and entry not in entry.origin.running:
                 self._discard_waiting(entry)
-        if self._early:
-            over = set(ended)
-            self._early = {
-                id: entry for id, entry in self._early.items() if id not in over and not self._is_of(entry, lanes)
-            }
+        for id in (*ended, *(lane.running.id for lane in lanes if lane.running is not None)):
+            self._early.pop(id, None)
 
     def has_parallel(self, groups: Collection[tuple[str, str]]) -> bool:
         """Whether a job of policy `parallel` waits that belongs to one of these groups (origin, group), in no lane."""
@@ -170,10 +167,6 @@ class Scheduler:
             [e for e in self.memory.jobs.values() if e.lane is None and e not in e.origin.running] if groups else ()
         )
         return bool(groups) and any((e.origin.name, e.group) in groups for e in (*waiting, *self._early.values()))
-
-    def _is_of(self, entry: Entry, lanes: Collection[Lane]) -> bool:
-        """Whether a row that is in no lane yet is to go into one of these."""
-        return entry.group is not None and entry.policy != _PARALLEL and entry.origin.lanes.get(entry.group) in lanes
 
     def _take_out(self, gone: Callable[[Entry | Lane], bool]) -> None:
         """Take them out of what could run and out of what waits for its time; else they pile up till then."""

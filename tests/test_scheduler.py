@@ -995,6 +995,37 @@ def test_what_is_forgotten_is_read_again_and_what_runs_stays_known():
     assert rig.run() == [31]
 
 
+@pytest.mark.parametrize(
+    ("group", "ended"), [(None, [1]), ("a", [1]), ("a", [])], ids=["alone", "in a group", "with its group"]
+)
+def test_a_next_attempt_that_has_been_read_does_not_start_after_a_person_has_ended_it(
+    group: str | None, ended: list[int]
+):
+    """It was held, released and cancelled before the answer to its first attempt's cycle came."""
+    rig = Rig()
+    rig.put(1, group)
+    [first] = rig.choose()
+    rig.put(2, group, id=1, attempt=2)
+    rig.scheduler.forget([("t/0", group)] if group else [], ended)
+    if group:
+        rig.refill()
+    rig.scheduler.ended(first, 0)
+    assert (rig.run(), rig.scheduler.knows(1)) == ([], False)
+
+
+def test_a_group_that_an_action_concerns_while_its_origin_drains_goes_on_when_that_comes_back():
+    rig = Rig()
+    rig.put([1, 2])
+    [running] = rig.choose()
+    rig.scheduler.drain(rig.queue)
+    rig.scheduler.forget([("t/0", "a")], [])
+    assert rig.scheduler.hungry == {}  # nothing asks for reads of an origin that is not read
+    rig.scheduler.resume(rig.queue)
+    rig.put([1, 2])  # the read begins again
+    rig.scheduler.ended(running, 0)
+    assert rig.run() == [2]
+
+
 def test_groups_that_back_off_for_long_cost_no_memory_each_time_that_all_is_forgotten():
     """Each action of a person has everything read anew, and there may be thousands."""
     rig = Rig()
