@@ -1,4 +1,5 @@
-"""What could run, in the order in which it is chosen, and the lanes that come back from their backoff as there is room.
+"""What could run, in the order in which it is chosen; what waits for its time; and the lanes that come back from their
+backoff as there is room.
 
 The highest priority first; of one priority, first attempts and what runs again in turns. More lanes may come back than
 the workers can run, as where a carrier is away: each priority has room for a quarter of the window, so that no crowd
@@ -6,14 +7,17 @@ keeps another priority's lanes away, and all together for the window; a few alwa
 count where it is asked how much there is to run, or crowds of several priorities would keep new jobs from being read.
 """
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
+from math import inf
 
 from .queues import Entry, Lane
 
 __all__ = ["ReadyQueue"]
 
 _FEW = 64  # lanes of a priority that may be back whatever others are
+_FEW_TIMERS = 1_000  # of so many it does not matter whether anybody waits for them still
 
 
 class _Level:
@@ -39,6 +43,9 @@ class ReadyQueue:
         self._window = window
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []  # priorities, highest first
+        self._timers: list[tuple[float, int, Entry | Lane]] = []
+        self._serial = 0
+        self._most_timers = _FEW_TIMERS  # then those are dropped of lanes that do not wait for them any more
 
     def push(self, item: Entry | Lane, head: Entry) -> None:
         """To the end of its line. head: the item itself, or the lane's."""
@@ -74,16 +81,34 @@ class ReadyQueue:
                 self.count -= 1
 
     def forget(self, gone: Callable[[Entry | Lane], bool]) -> None:
-        """Take all of these out. Lanes of them that are back `leave` by themselves."""
+        """Take all of these out, also of what waits for its time: else they pile up till then."""
+        self.take_out(gone)
+        self._timers = [timer for timer in self._timers if not gone(timer[2])]
+        heapq.heapify(self._timers)
+        for level in self._levels.values():
+            level.overdue = deque(item for item in level.overdue if not gone(item[1]))
+
+    def take_out(self, gone: Callable[[Entry | Lane], bool]) -> None:
+        """Take these out of what could run. Lanes of them that are back `leave` by themselves."""
         for line in self.lines():
             stay = [item for item in line if not gone(item)]
             self.count -= len(line) - len(stay)
             line.clear()
             line.extend(stay)
-        for level in self._levels.values():
-            level.overdue = deque(item for item in level.overdue if not gone(item[1]))
 
-    # -- lanes that come back -----------------------------------------------------------------------------------
+    # -- what comes back ----------------------------------------------------------------------------------------
+
+    def delay(self, item: Entry | Lane, due: float) -> None:
+        """It is among the `returning` when its time has come; never, where that is infinite: a person decides. A lane
+        waits for as long as that is its `due`."""
+        if due == inf:
+            return
+        if len(self._timers) >= self._most_timers:
+            self._timers = [timer for timer in self._timers if _awaited(timer[2], timer[0])]
+            heapq.heapify(self._timers)
+            self._most_timers = max(_FEW_TIMERS, 2 * len(self._timers))
+        self._serial += 1
+        heapq.heappush(self._timers, (due, self._serial, item))
 
     def let_back(self, lane: Lane, priority: int) -> bool:
         """Whether a lane may come back now; `lane.priority` is then the one whose room it takes."""
@@ -102,12 +127,14 @@ class ReadyQueue:
             self._levels[lane.priority].back -= 1
             self.back -= 1
 
-    def overdue(self, lane: Lane, due: float) -> None:
-        """The time of a lane has come: it is among the `returning` when there is room."""
-        self._level(lane.priority).overdue.append((due, lane))
-
-    def returning(self) -> Iterator[Lane]:
-        """Let back those for which there is room, in the order of their times."""
+    def returning(self, now: float) -> Iterator[Entry | Lane]:
+        """Jobs whose time has come; and lanes, as far as there is room for them, in the order of their times."""
+        while self._timers and self._timers[0][0] <= now:
+            due, _, item = heapq.heappop(self._timers)
+            if not isinstance(item, Lane):
+                yield item
+            elif item.due == due:  # it waits for that still
+                self._level(item.priority).overdue.append((due, item))
         for priority in self._order:
             level = self._levels[priority]
             while level.overdue and self._has_room(level):
@@ -117,9 +144,9 @@ class ReadyQueue:
                     yield lane
 
     def next_due(self) -> float | None:
-        """The time of the first lane that could come back now, if there is one."""
+        """When something may come back next."""
         dues = [level.overdue[0][0] for level in self._levels.values() if level.overdue and self._has_room(level)]
-        return min(dues, default=None)
+        return min([*dues, *(timer[0] for timer in self._timers[:1])], default=None)
 
     def _has_room(self, level: _Level) -> bool:
         return level.back < max(1, self._window // 4) and (self.back < self._window or level.back < _FEW)
@@ -130,3 +157,7 @@ class ReadyQueue:
             level = self._levels[priority] = _Level()
             self._order = sorted(self._levels, reverse=True)
         return level
+
+
+def _awaited(item: Entry | Lane, due: float) -> bool:
+    return not isinstance(item, Lane) or item.due == due

@@ -23,7 +23,6 @@ Rules, each found by the model in `docs/model/reads.py` or by a stress run:
 - Of what a person has changed the lane is read again from its first job; what was ended in no lane is taken out.
 """
 
-import heapq
 import logging
 import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -81,8 +80,6 @@ class Scheduler:
         self._types: set[str] = set()  # those that it has said yes to
         self._ended: dict[int, int] = {}  # id -> attempt, of jobs that ended while a read was under way
         self._early: dict[int, Entry] = {}  # next attempts, read before the last one's outcome was acknowledged
-        self._timers: list[tuple[float, int, Lane | Entry]] = []
-        self._serial = 0
 
     # -- origins ------------------------------------------------------------------------------------------------
 
@@ -124,7 +121,7 @@ class Scheduler:
     def forget_waiting(self, *queues: OriginQueue) -> None:
         """Drop the waiting jobs of these origins, to be read from position 0 again; what runs stays known."""
         gone = set(queues)
-        self._take_out(lambda item: item.origin in gone)
+        self._ready.forget(lambda item: item.origin in gone)
         self.suspects.forget(lambda entry: entry.origin in gone)
         for entry in [e for e in self.memory.jobs.values() if e.origin in gone and e not in e.origin.running]:
             self.memory.drop(entry)
@@ -144,8 +141,8 @@ class Scheduler:
         it may be older than what they are forgotten for."""
         read = {queue.name: queue for queue in self.origins.values() if not queue.draining}
         lanes = {lane for name, group in groups if name in read and (lane := read[name].lanes.get(group)) is not None}
-        if any(lane.queued or lane.due is not None for lane in lanes):
-            self._take_out(lambda item: item in lanes)
+        if any(lane.queued for lane in lanes):
+            self._ready.take_out(lambda item: item in lanes)
         for entry in self.suspects.forget(lambda entry: entry.lane in lanes):
             self.memory.drop(entry)
         for lane in lanes:
@@ -167,12 +164,6 @@ class Scheduler:
             [e for e in self.memory.jobs.values() if e.lane is None and e not in e.origin.running] if groups else ()
         )
         return bool(groups) and any((e.origin.name, e.group) in groups for e in (*waiting, *self._early.values()))
-
-    def _take_out(self, gone: Callable[[Entry | Lane], bool]) -> None:
-        """Take them out of what could run and out of what waits for its time; else they pile up till then."""
-        self._ready.forget(gone)
-        self._timers = [timer for timer in self._timers if not gone(timer[2])]
-        heapq.heapify(self._timers)
 
     def _forget_lane(self, lane: Lane) -> None:
         lane.queue.clear()
@@ -215,7 +206,7 @@ class Scheduler:
         if entry.payload is not None:
             self.memory.payload += len(entry.payload)
         if entry.due is not None and entry.due > now:
-            self._set_timer(entry.due, entry)
+            self._ready.delay(entry, entry.due)
         else:
             self._ready.push(entry, entry)
 
@@ -489,22 +480,19 @@ class Scheduler:
 
     def next_due(self) -> float | None:
         """When `wake_due` has something to do next."""
-        dues = [self._timers[0][0] if self._timers else None, self.suspects.next_due(), self._ready.next_due()]
+        dues = [self.suspects.next_due(), self._ready.next_due()]
         return min((due for due in dues if due is not None), default=None)
 
     def wake_due(self, now: float) -> None:
         """Let lanes and jobs go on whose time has come; a lane asks for a refill, as soon as there is room for it."""
         self.suspects.wake_due(now)
-        while self._timers and self._timers[0][0] <= now:
-            due, _, item = heapq.heappop(self._timers)
+        for item in self._ready.returning(now):
             if isinstance(item, Lane):
-                self._ready.overdue(item, due)
+                item.due = None
+                self._check_hunger(item)
+                self._arm(item, now)
             elif self.memory.jobs.get(item.id) is item:
                 self._ready.push(item, item)
-        for lane in self._ready.returning():
-            lane.due = None
-            self._check_hunger(lane)
-            self._arm(lane, now)
 
     def holds(self, entry: Entry) -> bool:
         """Whether the origin that this entry was read under is still the one that is held."""
@@ -594,7 +582,7 @@ class Scheduler:
         self._compact(lane, head.position)
         lane.priority = head.priority
         lane.due = due
-        self._set_timer(due, lane)
+        self._ready.delay(lane, due)
 
     def _compact(self, lane: Lane, position: int) -> None:
         """Drop a lane's fetched jobs; it is to be read again from `position`, or from a late job before it."""
@@ -629,9 +617,3 @@ class Scheduler:
             entry.lane.queue.remove(entry)
         else:
             self._ready.remove(entry)
-
-    def _set_timer(self, due: float, item: Lane | Entry) -> None:
-        if due == inf:
-            return  # until a person decides
-        self._serial += 1
-        heapq.heappush(self._timers, (due, self._serial, item))

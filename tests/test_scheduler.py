@@ -1034,10 +1034,26 @@ def test_groups_that_back_off_for_long_cost_no_memory_each_time_that_all_is_forg
             rig.put(1, group=group, id=ord(group), attempt=2, due=50.0)
         rig.scheduler.forget_waiting(rig.queue)
     rig.put(1, attempt=2, due=50.0)
-    assert len(rig.scheduler._timers) == 1
+    assert len(rig.scheduler._ready._timers) == 1
     assert rig.scheduler.next_due() == 50.0
     rig.scheduler.remove_origin("t/0")
     assert rig.scheduler.next_due() is None
+
+
+def test_groups_that_back_off_cost_next_to_nothing_where_persons_act_on_others_again_and_again():
+    """Each action went through what all of 40,000 groups wait for: for as long as somebody cancelled jobs in a loop,
+    nothing started."""
+    rig = Rig()
+    for _ in range(5_000):
+        rig.put(1, group="acted on", attempt=2, due=50.0)
+        rig.scheduler.forget([("t/0", "acted on")], [])
+        rig.refill(group="acted on")
+    rig.put(2, group="still", attempt=2, due=40.0)
+    assert len(rig.scheduler._ready._timers) <= 1_001
+    rig.wait(40.0)
+    assert [lane.group for lane in rig.scheduler.hungry] == ["still"]
+    rig.wait(10.0)
+    assert rig.run() == []
 
 
 # -- the audit's questions ----------------------------------------------------------------------------------------
