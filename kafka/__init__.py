@@ -6,9 +6,10 @@ then the consumer from the inside out: `transactions`, `offsets` with ``advance_
 `parking`, `seen` (dedup), `partition`, `handling` (one batch, one transaction; `patience` limits each call), `backlog`
 (back-pressure), `reset` (offsets moved by order), `topic_loop` (the main line), `siding` (what fails, and is tried
 alone), `placing` (where to read on), `topic_ids` (of which topic), `leader_epochs` (of a log that still holds what was
-read), `lag`, `membership`, `vitals` and `metrics`, and `consumer`, which puts them together. Its other half needs no
-Postgres: `stateless_subscription`, `stateless_window` (what may start, what may be committed), `stateless_partition`,
+read), `lag`, and `stored`, which puts these together: one `half` of the consumer. The other one needs no Postgres:
+`stateless_subscription`, `stateless_window` (what may start, what may be committed), `stateless_partition`,
 `stateless_offsets`, `dead_letters`, `stateless_handling`, `stateless_loop`, and `stateless`, which puts these together.
+`membership`, `vitals` and `metrics` are of both, and `consumer` is their life in one client.
 `directory` holds live replicas of compacted topics.
 The way out: `outbox` (messages that leave when a transaction has committed), `producer` (those that leave at once).
 """

@@ -4,37 +4,29 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from ..executor import Link
 from ..outage import Outage
 from ..waiting import set_within
 from . import membership
 from .assignment import RebalanceListener
-from .backlog import Backlog
 from .dead_letters import DeadLetters
-from .handling import Handling
-from .lag import LagCommitter
+from .half import Half
 from .leader_epochs import LeaderEpochs
 from .message import origin_of
 from .metrics import ConsumerMetrics
-from .offsets import OffsetStore
-from .parking import Parking
 from .partition import Partition
-from .placing import Placer
-from .reset import ResetWatch
-from .seen import Seen, SeenUpkeep
 from .settings import KafkaSettings
 from .stateless import Stateless
 from .stateless_subscription import StatelessSubscription
+from .stored import Stored
 from .subscription import Subscription
-from .topic_ids import TopicIdWatch
-from .topic_loop import FetchLoop, TopicLoop
+from .topic_loop import FetchLoop
 from .topics import Topics
 from .transactions import Transactions
 from .vitals import Vitals
@@ -49,7 +41,8 @@ _STABLE_SECONDS = 60.0  # a connection that has lasted so long makes the next pa
 
 class Consumer(ConsumerRebalanceListener):
     """Consumes the topics of `subscriptions`, and those of `stateless`, which need no Postgres. For `topics` it only
-    joins the group, so that their partitions, and with them the jobs of these origins, are assigned.
+    joins the group, so that their partitions, and with them the jobs of these origins, are assigned. To the loops of
+    its halves it is the `Roof`.
 
     transactions and assignment: None in a service without Postgres. dead_letters: needed by `stateless`.
     """
@@ -68,30 +61,26 @@ class Consumer(ConsumerRebalanceListener):
         topic_table: Topics | None = None,
         prometheus: CollectorRegistry | None = REGISTRY,
     ) -> None:
-        self.partitions: dict[TopicPartition, Partition] = {}
         self.joined = False  # has had an assignment
+        self.ending = False
         self.metrics = ConsumerMetrics(service, prometheus, {*subscriptions, *(stateless or ())})
-        self._stateless = None
+        self._stored = self._stateless = None
+        if transactions is not None:
+            self._stored = Stored(subscriptions, settings, transactions, topic_table, self.metrics, self)
         if stateless and dead_letters is not None:
             self._stateless = Stateless(stateless, settings, dead_letters, self.metrics, self)
+        self._halves: list[Half[Any, Any, Any]] = [half for half in (self._stored, self._stateless) if half is not None]
         self._topics = sorted({*subscriptions, *(stateless or ()), *topics})
-        self.vitals = Vitals({*subscriptions, *(stateless or ())}, self._topics, self._all_partitions)
+        self.vitals = Vitals({*subscriptions, *(stateless or ())}, self._topics, self._partitions)
         self.metrics.figures = self.vitals.figures
         self._settings = settings
         self._group_id = settings.group or service
-        self._subscriptions = subscriptions
-        self._transactions = transactions
         self._topic_table = topic_table
         self._assignment = assignment
-        self._link = None if transactions is None else Link(transactions.settings, self.metrics.postgres_error)
         self._client: AIOKafkaConsumer | None = None
-        self._loops: list[TopicLoop] = []
-        self._placer: Placer | None = None
-        self._lag: LagCommitter | None = None
         self._cuts: dict[TopicPartition, int] = {}  # what one client has found, the next one's health checks tell of
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ending = False  # what runs with this client is being cancelled
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
         self._leaving = asyncio.Event()
@@ -118,18 +107,15 @@ class Consumer(ConsumerRebalanceListener):
                     self._outage.failed(repr(errors.exceptions[0]))
                 finally:
                     self._client = None
-                    self._loops = []
-                    for partition in self._all_partitions():  # kept for what the next client's inherit, if it gets them
-                        partition.displace()
+                    for half in self._halves:
+                        half.disconnected()
                     self.vitals.disconnected()
                     await membership.close(client)
                 await self._pause_before_connecting()
         finally:
             self._drained.set()
-            if self._link is not None:
-                await self._link.close()
-            if self._stateless is not None:
-                await self._stateless.stop()
+            for half in self._halves:
+                await half.close()
 
     async def drain(self, timeout: float) -> None:
         """Take up nothing more, and return when the transactions under way have ended. Safe to call twice."""
@@ -139,10 +125,9 @@ class Consumer(ConsumerRebalanceListener):
             self.cancel()
 
     def renew(self) -> None:
-        """Postgres was replaced: read stored offsets of the new one. A former primary that lives on would go on telling
-        where it was."""
-        if self._link is not None:
-            self._link.renew()
+        """Postgres was replaced."""
+        if self._stored is not None:
+            self._stored.renew()
 
     def cancel(self) -> None:
         """Roll back what is under way: the firm part of a stop."""
@@ -170,93 +155,31 @@ class Consumer(ConsumerRebalanceListener):
         if self._stopping.is_set():
             return
         self._client = client
-        self._ending = False
+        self.ending = False
         self._connected_at = time.monotonic()
         if self._assignment is not None:
             self._assignment.follow(client)
         epochs = LeaderEpochs(client, self._cuts)
         async with asyncio.TaskGroup() as self._group:
-            if self._transactions is not None and self._link is not None:
-                self._build(client, epochs, self._transactions, self._link)
-            if self._stateless is not None:
-                self._stateless.start(client, epochs)
-            self.vitals.connected(client, self._all_loops())
+            for half in self._halves:
+                half.start(client, epochs)
+            self.vitals.connected(client, self._loops(), None if self._stored is None else self._stored.backlog)
+            if self._topic_table is not None:
+                self.spawn(self._topic_table.watch(client, self._topics, self.place))
             client.subscribe(self._topics, listener=self)
             self.spawn(membership.watch(client))
             try:
                 await self._stopping.wait()
-                if self._stateless is not None:
-                    self._stateless.rest()
+                self._rest()
                 while self._in_flight():
                     await asyncio.sleep(0.01)
                 self.cancel()
             finally:
                 self._end()
-        if self._lag is not None:
-            await self._lag.commit()
-        if self._stateless is not None:
-            await self._stateless.commit()
+        for half in self._halves:
+            await half.commit()
         self._drained.set()
         await self._leaving.wait()
-
-    def _build(self, client: AIOKafkaConsumer, epochs: LeaderEpochs, transactions: Transactions, link: Link) -> None:
-        """Make the parts that work with this client and with Postgres, and start them."""
-        settings = self._settings
-        offsets = OffsetStore(link, transactions.settings, epochs)
-        self._placer = Placer(
-            client,
-            self.partitions,
-            self._subscriptions,
-            offsets,
-            epochs,
-            self.metrics,
-            request_seconds=settings.request_seconds,
-            on_placed=self._wake,
-            spawn=self.spawn,
-            topics=self._topic_table,
-            topic_ids=offsets,
-        )
-        parking = Parking(transactions.settings, self._topic_table)
-        # What is set aside leaves connections to the main lines (which have one each, see Service) and to others.
-        slots = asyncio.Semaphore(max(1, transactions.settings.pool_size // 2))
-        for subscription in self._subscriptions.values():
-            handling = Handling(
-                subscription,
-                transactions,
-                offsets,
-                parking,
-                self.metrics,
-                seen=Seen(transactions.settings) if subscription.dedup else None,
-                batch_seconds=settings.batch_seconds,
-                hurry=lambda: self.paused,
-                ending=lambda: self._ending,
-            )
-            loop = TopicLoop(
-                subscription,
-                client,
-                self.partitions,
-                handling,
-                self.metrics,
-                self,
-                max_records=max(settings.max_records, subscription.largest_batch),
-                slots=slots,
-            )
-            self._loops.append(loop)
-            self.spawn(loop.run())
-        self.spawn(self._placer.run())
-        self._lag = LagCommitter(client, self.partitions, offsets, lambda: self.vitals.rebalancing_since is not None)
-        self.spawn(self._lag.run())
-        self.spawn(ResetWatch(self.partitions, offsets, self._displace).run())
-        self.spawn(TopicIdWatch(client, self.partitions, offsets, self._displace).run())
-        if any(subscription.dedup for subscription in self._subscriptions.values()):
-            self.spawn(SeenUpkeep(transactions.settings, settings.dedup_days).run())
-        limits = {s.topic: s.max_waiting for s in self._subscriptions.values() if s.max_waiting is not None}
-        if limits:
-            backlog = Backlog(client, self.partitions, limits, transactions.settings, on_resumed=self._wake)
-            self.vitals.backlog = backlog
-            self.spawn(backlog.run())
-        if self._topic_table is not None:
-            self.spawn(self._topic_table.watch(client, self._topics, self.place))
 
     # -- the roof of the topics' loops ------------------------------------------------------------------------------
 
@@ -279,7 +202,7 @@ class Consumer(ConsumerRebalanceListener):
         try:
             await work
         except asyncio.CancelledError as error:
-            if self._ending:
+            if self.ending:
                 raise
             self._end()
             raise KafkaError(f"{work.__qualname__} was cancelled from outside, by a handler perhaps") from error
@@ -288,36 +211,32 @@ class Consumer(ConsumerRebalanceListener):
             raise
 
     def _end(self) -> None:
-        """All that runs is about to be cancelled: what handlers make of that is no failure of theirs."""
-        self._ending = True
-        if self._stateless is not None:
-            self._stateless.rest()
+        self.ending = True
+        self._rest()
+
+    def _rest(self) -> None:
+        for half in self._halves:
+            half.rest()
 
     def place(self) -> None:
         """Some partition has to be placed."""
-        if self._placer is not None:
-            self._placer.wake()
-        if self._stateless is not None:
-            self._stateless.place()
+        for half in self._halves:
+            half.place()
 
-    def _displace(self, partitions: Collection[Partition]) -> None:
+    def displace(self, partitions: Iterable[Partition]) -> None:
+        """What is in memory of these may be wrong: they have to be placed anew."""
         for partition in partitions:
             partition.displace()
         self.place()
 
-    def _wake(self) -> None:
-        for loop in self._loops:
-            loop.wake()
-
     def _in_flight(self) -> bool:
-        return any(loop.in_flight for loop in self._all_loops())
+        return any(loop.in_flight for loop in self._loops())
 
-    def _all_partitions(self) -> list[Partition]:  # any thread may ask
-        stateless = () if self._stateless is None else tuple(self._stateless.partitions.values())
-        return [*tuple(self.partitions.values()), *stateless]
+    def _partitions(self) -> list[Partition]:  # any thread may ask
+        return [partition for half in self._halves for partition in tuple(half.partitions.values())]
 
-    def _all_loops(self) -> list[FetchLoop]:
-        return [*self._loops, *(self._stateless.loops if self._stateless is not None else ())]
+    def _loops(self) -> list[FetchLoop]:
+        return [loop for half in self._halves for loop in half.loops]
 
     # -- rebalances -------------------------------------------------------------------------------------------------
 
@@ -329,29 +248,18 @@ class Consumer(ConsumerRebalanceListener):
         self.vitals.rebalance_begins()
         if self._assignment is not None:
             self._assignment.on_partitions_revoked(revoked)
-        if self._stateless is not None:
-            self._stateless.rest()
+        self._rest()
         until = time.monotonic() + min(5.0, self._settings.rebalance_seconds / 3)
         while self._in_flight() and time.monotonic() < until:
             await asyncio.sleep(0.01)
-        if self._stateless is not None:  # Postgres guards against two owners; here they must not overlap
-            await self._stateless.give_up()
+        for half in self._halves:
+            await half.give_up()
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
         """A rebalance has ended: every partition has to be placed again. Heartbeats rest during this call, so that
         nothing is awaited in it."""
-        former = dict(self.partitions)
-        self.partitions.clear()
-        if self._stateless is not None:
-            self._stateless.assigned(assigned)
-        for tp in assigned:
-            if self._stateless is not None and tp.topic in self._stateless.subscriptions:
-                continue
-            self.partitions[tp] = Partition(tp)
-            if (before := former.pop(tp, None)) is not None:
-                self.partitions[tp].inherit(before)
-        for partition in former.values():
-            partition.displace()
+        for half in self._halves:
+            half.assigned(assigned)
         if self._client is not None:
             self._client.pause(*assigned)
         log.info("assigned: %s", ", ".join(sorted(origin_of(*tp) for tp in assigned)) or "nothing")

@@ -24,7 +24,7 @@ _PLACED = (State.READY, State.ASIDE, State.FULL)
 class LagCommitter:
     """Commits the stored offsets to Kafka now and then, as a best effort, and keeps them behind gaps in the log.
 
-    resting: True during a rebalance.
+    resting: True during a rebalance, and before the end.
     """
 
     def __init__(

@@ -141,11 +141,10 @@ class Partition:
         self.suspect, self.careful = False, 0
 
     def inherit(self, former: "Partition") -> None:
-        """Take over from the same partition of the assignment before, which is void now."""
+        """Take over from the same partition of the assignment before."""
         self.next_offset, self.outside, self.beyond = former.next_offset, former.outside, former.beyond
         self.failures, self.first_failure, self.cuts = former.failures, former.first_failure, former.cuts
         self.suspect, self.careful, self.unreadable = former.suspect, former.careful, former.unreadable
-        former.displace()
 
     def place(self, offset: int) -> None:
         """Reading starts at the stored `offset`."""

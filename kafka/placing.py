@@ -174,10 +174,7 @@ class Placer:
         return {
             tp: partition
             for tp, partition in self._partitions.items()
-            if tp in assigned
-            and tp.topic in self._subscriptions
-            and partition.state in (State.UNPLACED, State.REFUSED)
-            and partition not in self._alone
+            if tp in assigned and partition.state in (State.UNPLACED, State.REFUSED) and partition not in self._alone
         }
 
     async def _place_all(self, waiting: Mapping[TopicPartition, Partition], seconds: float) -> None:

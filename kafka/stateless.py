@@ -1,17 +1,14 @@
-"""The stateless half of a consumer: topics whose offsets are in Kafka, and that need no Postgres.
-
-It lives beside the other half in one client (docs/decisions/0011-stateless-consumers.md), and shares nothing with it
-but the membership in the group: no task, no partition, no wait.
-"""
+"""The half of a consumer whose offsets are in Kafka, and that needs no Postgres: effects at least once."""
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 
 from .dead_letters import DeadLetters
+from .half import Half
 from .leader_epochs import LeaderEpochs
 from .metrics import ConsumerMetrics
 from .placing import Placer
@@ -30,7 +27,7 @@ log = logging.getLogger("sidings.consumer")
 _COMMIT_SECONDS = 1.0  # so much is done again after a kill, at most, beside what was under way
 
 
-class Stateless:
+class Stateless(Half[StatelessSubscription[object], StatelessPartition, StatelessLoop]):
     """Consumes the topics of `subscriptions`, as a part of the consumer `roof`."""
 
     def __init__(
@@ -41,22 +38,17 @@ class Stateless:
         metrics: ConsumerMetrics,
         roof: Roof,
     ) -> None:
-        self.subscriptions = subscriptions
-        self.partitions: dict[TopicPartition, StatelessPartition] = {}
-        self.loops: list[StatelessLoop] = []
+        super().__init__(subscriptions, StatelessPartition)
         self._settings = settings
         self._dead_letters = dead_letters
         self._metrics = metrics
         self._roof = roof
         self._offsets: GroupOffsets | None = None
-        self._placer: Placer | None = None
 
     def start(self, client: AIOKafkaConsumer, epochs: LeaderEpochs) -> None:
         """Make the parts that work with this client, and start them."""
         settings = self._settings
         self.loops = []
-        if not self.subscriptions:
-            return
         offsets = GroupOffsets(client, epochs, self._metrics, seconds=min(5.0, settings.rebalance_seconds / 4))
         self._offsets = offsets
         self._placer = Placer(
@@ -88,11 +80,6 @@ class Stateless:
         self._roof.spawn(self._commit_now_and_then())
         self._roof.spawn(self._look_for_dead_letter_topics(client))
 
-    def place(self) -> None:
-        """Some partition has to be placed."""
-        if self._placer is not None:
-            self._placer.wake()
-
     def rest(self) -> None:
         """Take up nothing more; nothing waits for its next attempt."""
         for partition in self.partitions.values():
@@ -109,26 +96,12 @@ class Stateless:
         if self._offsets is not None:
             await self._offsets.commit(list(self.partitions.values()))
 
-    def assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """These partitions are ours now, those of before are not."""
-        former = dict(self.partitions)
-        self.partitions.clear()
-        for tp in assigned:
-            if tp.topic in self.subscriptions:
-                self.partitions[tp] = StatelessPartition(tp)
-                if (before := former.get(tp)) is not None:
-                    self.partitions[tp].inherit(before)
-
-    async def stop(self) -> None:
+    async def close(self) -> None:
         """Close the connections."""
         await self._dead_letters.stop()
 
     def _partitions_of(self, topic: str) -> list[StatelessPartition]:
         return [partition for tp, partition in self.partitions.items() if tp.topic == topic]
-
-    def _wake(self) -> None:
-        for loop in self.loops:
-            loop.wake()
 
     async def _commit_now_and_then(self) -> None:
         while True:

@@ -140,5 +140,4 @@ class StatelessLoop(FetchLoop):
             await asyncio.wait(list(partition.workers))
             partition.stuck = None
         if self._mine.get(partition.tp) is partition:
-            partition.displace()
-            self._roof.place()
+            self._roof.displace([partition])

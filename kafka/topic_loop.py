@@ -54,12 +54,21 @@ class Roof(Protocol):
         """Nothing new may be taken up: a rebalance, or a stop."""
         ...
 
+    @property
+    def ending(self) -> bool:
+        """All that runs is being cancelled: what handlers make of that is no failure of theirs."""
+        ...
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that ends with the consumer."""
         ...
 
     def place(self) -> None:
         """Some partition has to be placed anew."""
+        ...
+
+    def displace(self, partitions: Iterable[Partition]) -> None:
+        """What is in memory of these may be wrong: they have to be placed anew."""
         ...
 
 
@@ -332,9 +341,7 @@ class FetchLoop(ABC):
             return Item(partition, record, None, str(error), subscription.id_of(record, None))
 
     def _displace(self, partitions: Iterable[Partition]) -> None:
-        for partition in partitions:
-            partition.displace()
-        self._roof.place()
+        self._roof.displace(partitions)
 
 
 class TopicLoop(FetchLoop):

@@ -19,29 +19,29 @@ _STUCK_SECONDS = 60.0  # without a turn of a loop, an answer of Kafka, the end o
 
 class Vitals:
     """Keeps since when something is not as it should be. topics: those that are consumed; joined: these, and those that
-    are joined for their jobs; partitions: gives those that are assigned now. `problems` and `figures` may be asked by
-    any thread."""
+    are joined for their jobs; partitions: gives those of `topics` that are assigned now. `problems` and `figures` may
+    be asked by any thread."""
 
     def __init__(
         self, topics: Collection[str], joined: Collection[str], partitions: Callable[[], list[Partition]]
     ) -> None:
         self.rebalancing_since: float | None = time.monotonic()
         self._assigned_since: float | None = None  # of this connection
-        self.backlog: Backlog | None = None
         self._topics = topics
         self._joined = joined
         self._connected_since: float | None = None
         self._partitions = partitions
         self._client: AIOKafkaConsumer | None = None
         self._loops: Sequence[FetchLoop] = ()
+        self._backlog: Backlog | None = None
         self._unconnected_since: float | None = time.monotonic()
         self._failing_since: float | None = None  # connections break again and again
         self._trouble = "it has not connected yet"
         self._error: BaseException | None = None  # the last that ended a connection before there was an assignment
 
-    def connected(self, client: AIOKafkaConsumer, loops: Sequence[FetchLoop]) -> None:
-        """There is a connection, and these loops work with it."""
-        self._client, self._loops = client, loops
+    def connected(self, client: AIOKafkaConsumer, loops: Sequence[FetchLoop], backlog: Backlog | None) -> None:
+        """There is a connection, and these work with it."""
+        self._client, self._loops, self._backlog = client, loops, backlog
         self._unconnected_since = None
         self._connected_since = time.monotonic()
 
@@ -93,7 +93,7 @@ class Vitals:
             found.append(f"there is no topic {', '.join(missing)}, or no right to see it: create it")
         stuck = [loop for loop in self._loops if _age(loop.turned_at) > _STUCK_SECONDS]
         found += [f"the consumer of {loop.topic!r} is stuck for {_age(loop.turned_at):.0f} s" for loop in stuck]
-        partitions = self._consumed()
+        partitions = self._partitions()
         unplaced = [p for p in partitions if p.state is State.UNPLACED and _age(p.since) > _UNREACHABLE_SECONDS]
         if unplaced:
             why = next((p.reason for p in unplaced if p.reason), "their stored offsets could not be read")
@@ -110,7 +110,7 @@ class Vitals:
         paused: dict[tuple[str, int | None], float] = dict.fromkeys(((topic, None) for topic in self._topics), 0.0)
         stalled, full, stopped = dict(paused), dict(paused), dict(paused)
         lag: dict[tuple[str, int | None], float] = {}
-        for partition in self._consumed():
+        for partition in self._partitions():
             topic, number = partition.tp
             if (since := partition.failing_since) is not None:
                 paused[topic, None] += 1
@@ -131,15 +131,12 @@ class Vitals:
             "Partitions that stand still until a person helps; /health says why.",
             stopped,
         )
-        jobs = {} if self.backlog is None else self.backlog.waiting
+        jobs = {} if self._backlog is None else self._backlog.waiting
         waiting: dict[tuple[str, int | None], float] = {
             (tp.topic, tp.partition): float(count) for tp, count in jobs.items()
         }
         yield "sidings_consumer_waiting_jobs", "Waiting jobs of a partition with max_waiting, up to one more.", waiting
         yield "sidings_consumer_lag", "Messages between the stored offset and the end of the log.", lag
-
-    def _consumed(self) -> list[Partition]:
-        return [p for p in self._partitions() if p.tp.topic in self._topics]
 
     def _silence(self, partition: Partition) -> float:
         """Seconds since Kafka has said anything about a partition that is being read."""

@@ -139,7 +139,7 @@ async def test_who_has_no_limit_is_not_counted(effects, topic, sidings_kafka):
     await produce(sidings_kafka, name, range(50))
     async with service:
         await eventually(offset_reaches(effects, name, 50))
-        assert service._life.consumer.vitals.backlog is None
+        assert service._life.consumer._stored.backlog is None
         assert full(service) == 0
         gate.set()
         await drained(effects)

@@ -27,8 +27,8 @@ from sidings import (
     Transaction,
 )
 from sidings.devstack.topics import create_topic, delete_topics
-from sidings.kafka import Consumer
 from sidings.kafka.partition import State
+from sidings.kafka.stored import Stored
 
 from .consumer_support import (
     TWICE_AND_PARK,
@@ -183,7 +183,7 @@ async def test_a_message_that_is_delivered_again_changes_nothing(effects, topic,
     async with service:
         await eventually(offset_reaches(effects, name, 10))
         consumer = service._life.consumer
-        (tp,) = consumer.partitions
+        (tp,) = consumer._stored.partitions
         consumer._client.seek(tp, 0)
         await produce(sidings_kafka, name, range(10, 12))
         await eventually(offset_reaches(effects, name, 12))
@@ -732,7 +732,7 @@ async def test_an_offset_behind_an_open_transaction_is_none_beyond_the_end(effec
                 "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ($1, 0, 5)", name
             )
         async with service:
-            partitions = service._life.consumer.partitions
+            partitions = service._life.consumer._stored.partitions
             await eventually(lambda: [partition.state for partition in partitions.values()] == [State.READY])
             await producer.abort_transaction()
             await produce(sidings_kafka, name, [5])
@@ -793,7 +793,7 @@ async def test_a_poll_that_outlasts_a_rebalance_takes_nothing_of_another_topic(
     group has in Kafka, too. A loop that took them would drop them; if their own waited already, it took that for a
     gap in the log, so that they were lost."""
     monkeypatch.setattr("sidings.kafka.topic_loop._POLL_SECONDS", 2.0)
-    monkeypatch.setattr(Consumer, "_wake", lambda _: None)  # so that the other topic's own loop comes second
+    monkeypatch.setattr(Stored, "_wake", lambda _: None)  # so that the other topic's own loop comes second
     one, other = await topic("one"), await topic("other")
 
     def an_instance() -> Any:
@@ -811,7 +811,7 @@ async def test_a_poll_that_outlasts_a_rebalance_takes_nothing_of_another_topic(
         return service
 
     def ready(service: Any) -> list[str]:
-        return [p.tp.topic for p in service._life.consumer._all_partitions() if p.state is State.READY]
+        return [p.tp.topic for p in service._life.consumer._partitions() if p.state is State.READY]
 
     crew = [(an_instance(), AsyncExitStack()) for _ in range(2)]
     async with crew[0][1], crew[1][1]:

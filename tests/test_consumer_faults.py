@@ -299,12 +299,12 @@ def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_l
         assert after(5) == [] or clock[0] > 1_015.0
         vitals.disconnected(OSError("refused"))
     assert after(0) == ["the consumer has no connection to Kafka: OSError('refused')"]
-    vitals.connected(client, ())
+    vitals.connected(client, (), None)
     vitals.rebalance_ends()
     assert after(10) == []
     for _ in range(4):
         vitals.disconnected(OSError("reset"))
-        vitals.connected(client, ())
+        vitals.connected(client, (), None)
         vitals.rebalance_ends()
         clock[0] += 4.9
     assert after(0) == ["the connection to Kafka breaks again and again: OSError('reset')"]
@@ -315,10 +315,10 @@ def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_l
     assert after(21) == ["the group has been rebalancing for 61 s"]
     vitals.rebalance_ends()
     vitals.disconnected()
-    vitals.connected(client, ())
+    vitals.connected(client, (), None)
     assert after(61) == ["the group has been rebalancing for 61 s"], "what was assigned is not its successor's"
     vitals.rebalance_ends()
-    vitals.connected(client, ())
+    vitals.connected(client, (), None)
     topics.clear()
     assert after(10) == []
     assert after(6) == ["there is no topic positions, or no right to see it: create it"]

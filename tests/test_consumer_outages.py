@@ -358,7 +358,7 @@ async def test_effects_happen_once_while_postgres_is_killed_and_paused(own_postg
 def silence(service: Any) -> float:
     """For how many seconds Kafka has said nothing about any partition."""
     vitals = service._life.consumer.vitals
-    return min((vitals._silence(partition) for partition in vitals._consumed()), default=0.0)
+    return min((vitals._silence(partition) for partition in vitals._partitions()), default=0.0)
 
 
 async def test_a_partition_without_a_leader_keeps_no_other_from_being_placed(effects, own_kafka, monkeypatch):
@@ -532,7 +532,7 @@ async def test_what_the_former_client_had_waits_until_the_next_one_is_given_it(
         consumer.spawn(break_off())
         await eventually(lambda: len(clients) == 2)
         while not clients[1].assignment():
-            assert {p.state.name for p in consumer._all_partitions()} == {"UNPLACED"}
+            assert {p.state.name for p in consumer._partitions()} == {"UNPLACED"}
             consumer.place()  # as whoever has learned something of the topics
             await asyncio.sleep(0.01)
         await everything_arrives(1, 2)

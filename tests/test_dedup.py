@@ -329,14 +329,18 @@ async def test_repeats_across_a_rebalance_change_nothing(effects, topic, sidings
     async with second:
         async with first:
             await eventually(lambda: second._life.consumer.joined and first._life.consumer.joined)
-            await eventually(lambda: len(first._life.consumer.partitions) == len(second._life.consumer.partitions) == 2)
+            await eventually(
+                lambda: (
+                    len(first._life.consumer._stored.partitions) == len(second._life.consumer._stored.partitions) == 2
+                )
+            )
             at = sum((await stored_offsets(effects)).values())
 
             async def goes_on() -> bool:
                 return sum((await stored_offsets(effects)).values()) > at + 100
 
             await eventually(goes_on)
-        await eventually(lambda: len(second._life.consumer.partitions) == 4)
+        await eventually(lambda: len(second._life.consumer._stored.partitions) == 4)
         enough.set()
         count = await asyncio.wait_for(sending, SECONDS)
 

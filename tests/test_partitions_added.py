@@ -504,7 +504,9 @@ async def test_a_partition_that_was_added_is_read_from_its_beginning(database, t
         await eventually(
             lambda: service._parts.database.topics.covers(TopicPartition(name, 0)) and service._life.consumer.joined
         )
-        await eventually(lambda: [p for p in service._life.consumer.partitions.values() if p.state.name == "READY"])
+        await eventually(
+            lambda: [p for p in service._life.consumer._stored.partitions.values() if p.state.name == "READY"]
+        )
         await add_partitions(sidings_kafka, name, 2)
         await produce(sidings_kafka, name, [1], partition=1)
 

@@ -295,7 +295,7 @@ async def test_a_partition_that_is_displaced_while_a_batch_of_it_commits_goes_on
         async with service:
             await eventually(lambda: value(effects, waiting))
             consumer = service._life.consumer
-            consumer._displace(list(consumer.partitions.values()))
+            consumer.displace(list(consumer._stored.partitions.values()))
             await connection.execute("SELECT pg_advisory_unlock(4711)")
             await eventually(offset_reaches(effects, name, 3))
             await produce(sidings_kafka, name, [3])
