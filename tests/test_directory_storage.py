@@ -7,9 +7,11 @@ import shutil
 import signal
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,11 @@ from sidings import Message, StorageError
 from sidings.kafka.directory import Memory, SQLite, Storage
 from sidings.kafka.directory.rows import BadRecord, Rows
 from sidings.kafka.directory.storage import Batch, Identity, Mark, Plan
-from sidings.kafka.message import StoredRecord
+from sidings.kafka.message import Record, StoredRecord
 from sidings.schema import load_sql
 
 from .directory_support import Acquirer, row
-from .support import SECONDS
+from .support import SECONDS, eventually
 
 IDENTITY = Identity("terminals", "cluster", "reading")
 BAD = BadRecord("terminals", 0, 7, "T-7", 1, "why")
@@ -305,6 +307,34 @@ async def test_it_can_be_closed_while_threads_read(tmp_path: Path):
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     _, told = await asyncio.wait_for(process.communicate(), 2 * SECONDS)
     assert (process.returncode, told.decode()[-500:]) == (0, "")
+
+
+@pytest.mark.parametrize("key", [None, "acquirer_id"])
+async def test_a_thread_that_goes_through_all_keys_hides_no_batch_from_others(storage: Storage[Any], key: str | None):
+    """As a plain handler does: until it was through, `get` gave what was there before, and callbacks saw no change. The
+    thread itself sees one state."""
+    rows, count = rows_by(key), 2_500
+    plan, hold, go = plan_of(rows), threading.Event(), threading.Event()
+
+    def decode(record: Record) -> Any:
+        if threading.current_thread() is not threading.main_thread() and record.offset == 1_500:
+            hold.set()
+            assert go.wait(SECONDS)
+        return plan.decode(record)
+
+    await storage.open(replace(plan, decode=decode))
+    await storage.reset(IDENTITY)
+    await storage.apply(a_batch(rows, *((f"T-{n}", row(f"T-{n}", f"a-{n}")) for n in range(count))))
+    reading = asyncio.create_task(asyncio.to_thread(storage.items))
+    await eventually(lambda: hold.is_set() or reading.done())
+    changes = [("T-0", None), ("T-1", row("T-1", "a-1", more=1)), ("T-2400", None), ("T-new", row("T-new", "a-new"))]
+    await storage.apply(a_batch(rows, *changes, start=count))
+    first, new = ("T-0", "T-new") if key is None else ("a-0", "a-new")
+    seen = storage.get(first), storage.get(new) is not None, len(storage), len(storage.items())
+    go.set()
+    found = await reading
+    assert seen == (None, True, count - 1, count - 1)
+    assert len(found) in (count, count - 1), "all of it is of one moment"
 
 
 async def test_keys_are_counted_without_sorting_them(tmp_path: Path):

@@ -1,7 +1,8 @@
 """Rows in a file: SQLite, embedded. Rows and positions change in one transaction, so a restart reads only what is new.
 
 Statements that write run in a thread of their own; reads come from the event loop, on another connection, and wait for
-nobody (WAL). They see a batch when `apply` has returned, and not when the thread commits, in the middle of a handler.
+nobody (WAL); a thread that goes through all keys has a connection of its own. They see a batch when `apply` has
+returned, and not when the thread commits, in the middle of a handler.
 A lock on a file beside keeps a second process out, for as long as the first one lives.
 """
 
@@ -72,6 +73,7 @@ class SQLite(Generic[T]):
         self._reader: sqlite3.Connection | None = None
         # The metrics' thread counts, and those of plain handlers read: to close what one of them uses ends the process.
         self._reading = threading.RLock()
+        self._home: int | None = None  # the event loop's thread
         self._lock: FileIO | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._written = 0  # pages since the last checkpoint, about
@@ -82,6 +84,7 @@ class SQLite(Generic[T]):
     async def open(self, plan: Plan[T]) -> Kept:
         """Begin, with what is in the file. Raises `StorageError`."""
         self._plan = plan
+        self._home = threading.get_ident()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sidings-directory-{plan.topic}")
         return await self._work(self._open)
 
@@ -123,16 +126,32 @@ class SQLite(Generic[T]):
             return self._reader.execute(query).fetchone()[0]
 
     def items(self) -> list[tuple[Hashable, T]]:
-        """All keys and values: all of the file is read and decoded, while the event loop waits."""
+        """All keys and values: all of the file is read and decoded. The event loop waits where it has asked."""
         found: dict[Hashable, T] = {}
-        with self._reads() as (plan, reader):
-            cursor = reader.execute(load_sql(__package__, "list_entries"))
-        while entries := self._next_of(cursor):
-            for entry in entries:
-                value = plan.decode(_record(plan.topic, entry))
-                if value is not None:
-                    found[plan.key_of(entry[6], value)] = value
+        with self._all() as (plan, cursor):
+            while entries := self._next_of(cursor):
+                for entry in entries:
+                    value = plan.decode(_record(plan.topic, entry))
+                    if value is not None:
+                        found[plan.key_of(entry[6], value)] = value
         return list(found.items())
+
+    @contextmanager
+    def _all(self) -> Generator[tuple[Plan[T], sqlite3.Cursor]]:
+        """To go through the file with. Until that has ended, all that reads on the cursor's connection sees what was
+        there when it began: so a thread has one of its own. Where the event loop asks, nothing is applied meanwhile."""
+        with self._reads() as (plan, reader):
+            if apart := threading.get_ident() != self._home:
+                reader = self._connect_reader()
+            cursor = reader.execute(load_sql(__package__, "list_entries"))
+        try:
+            yield plan, cursor
+        finally:
+            with self._reading:
+                if apart:
+                    reader.close()
+                elif reader is self._reader:  # else the file has been closed meanwhile, and the cursor with it
+                    cursor.close()
 
     def _next_of(self, cursor: sqlite3.Cursor) -> list[Any]:
         with self._reads():
@@ -226,11 +245,15 @@ class SQLite(Generic[T]):
             raise sqlite3.DatabaseError(sound)
         writer.executescript(load_sql(__package__, "store_schema"))
         self._checkpoint()  # of a life that was killed before it came to one
-        reader = self._reader = sqlite3.connect(
+        self._reader = self._connect_reader()
+        return self._kept(writer)
+
+    def _connect_reader(self) -> sqlite3.Connection:
+        reader = sqlite3.connect(
             self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=16
         )
         reader.execute("PRAGMA query_only = ON")
-        return self._kept(writer)
+        return reader
 
     def _kept(self, writer: sqlite3.Connection) -> Kept:
         notes: dict[str, Any] = dict(writer.execute("SELECT name, value FROM note"))
