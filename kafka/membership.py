@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from typing import Any, NoReturn, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
@@ -12,7 +13,7 @@ from aiokafka.errors import CorruptRecordException, KafkaConnectionError, KafkaE
 from ..waiting import unless_set
 from .settings import KafkaSettings
 
-__all__ = ["UNREADABLE", "Contact", "close", "connect", "make_client", "watch"]
+__all__ = ["UNREADABLE", "AnyOf", "Contact", "close", "connect", "make_client", "watch"]
 
 log = logging.getLogger("sidings.consumer")
 
@@ -54,6 +55,27 @@ async def connect(client: AIOKafkaConsumer, stopping: asyncio.Event, seconds: fl
             await unless_set(stopping, client.start())
     except TimeoutError:
         raise TimeoutError(f"Kafka did not answer within {seconds} s") from None
+
+
+class AnyOf(TopicPartition):
+    """To be polled for instead of `partitions`, all of which it equals. aiokafka compares each partition that has
+    messages with each name, one after another: with a thousand of both that takes longer than all else together. (To
+    name none means all, also those that a rebalance brings while the poll waits.)"""
+
+    _partitions: frozenset[TopicPartition]
+
+    def __new__(cls, partitions: Iterable[TopicPartition]) -> Self:
+        name = super().__new__(cls, "any of several", -1)
+        name._partitions = frozenset(partitions)
+        return name
+
+    def __eq__(self, other: object) -> bool:
+        return other in self._partitions
+
+    def __ne__(self, other: object) -> bool:
+        return other not in self._partitions
+
+    __hash__ = TopicPartition.__hash__
 
 
 class Contact:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -28,7 +28,7 @@ from ..jobs.outcome import legible
 from ..outage import Outage
 from ..waiting import set_within
 from .handling import BatchFailed, Handling
-from .membership import UNREADABLE
+from .membership import UNREADABLE, AnyOf
 from .message import Record
 from .metrics import ConsumerMetrics
 from .offsets import OffsetsMoved
@@ -149,16 +149,11 @@ class FetchLoop(ABC):
                 if not ready:
                     await self._wait_for_change()  # to be told so takes aiokafka no await: the loop must not spin
                     return
-                # Naming none means all, and so those that a rebalance brings meanwhile, which are another loop's where
-                # there are other topics. With names, aiokafka searches them for every partition that has messages.
-                alone = cast(Collection[str], self._client.subscription()) == {self.topic}
-                every = alone and len(ready) == len(self._client.assignment())
-                wanted = [] if every else [partition.tp for partition in ready]
                 seconds = _SUSPECT_POLL_SECONDS if ready[0].suspect else 0.0 if self._served else _POLL_SECONDS
                 found = cast(
                     Mapping[TopicPartition, Sequence[Record]],
                     await self._client.getmany(
-                        *wanted,
+                        AnyOf(partition.tp for partition in ready),
                         timeout_ms=round(seconds * 1000),
                         max_records=1 if ready[0].careful else self._max_records,
                     ),

@@ -12,6 +12,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError, KafkaError
 from sidings import Message, PostgresSettings, PostgresUnavailable, Retry, Transaction
 from sidings.kafka.lag import LagCommitter
+from sidings.kafka.membership import AnyOf
 from sidings.kafka.offsets import Move, OffsetsMoved
 from sidings.kafka.partition import Item, Partition, State
 from sidings.kafka.patience import Patience
@@ -253,6 +254,14 @@ async def test_a_gap_is_passed_by_a_poll_that_outlasts_a_rebalance(caplog):
     for _ in range(2):
         await loop._poll(list(partitions_here.values()))
     assert (partitions_here[TP].end, partitions_here[TP].state, caplog.messages) == (9, State.READY, [])
+
+
+async def test_a_poll_has_one_name_that_stands_for_all_partitions_it_is_for():
+    """aiokafka compares each partition that has messages with each name, one after another."""
+    one, other = TopicPartition("positions", 1), TopicPartition("rides", 0)
+    names = (AnyOf([TP, one]),)
+    assert [tp in names for tp in (TP, one, other)] == [True, True, False]
+    assert [tp != names[0] for tp in (TP, one, other)] == [False, False, True]
 
 
 async def test_an_outage_of_kafka_is_told_of_once_where_nothing_but_lag_tools_misses_it(caplog):

@@ -114,10 +114,9 @@ class Reader:
 
     async def _poll(self, partitions: Sequence[int], seconds: float, most: int) -> dict[int, Sequence[Record]]:
         fetch = cast(Callable[..., Coroutine[Any, Any, Mapping[TopicPartition, list[Record]]]], self._client.getmany)
-        # Naming none means all; with names, aiokafka searches them for every partition that has messages.
-        names = [] if len(partitions) == len(self.partitions) else [self._tp(partition) for partition in partitions]
+        wanted = membership.AnyOf(self._tp(partition) for partition in partitions)
         try:
-            found = await fetch(*names, timeout_ms=round(seconds * 1000), max_records=most)
+            found = await fetch(wanted, timeout_ms=round(seconds * 1000), max_records=most)
         except (KafkaError, OSError, *membership.UNREADABLE):
             raise
         except Exception as error:  # a mistake inside of the client: a new one is sure to be in order
