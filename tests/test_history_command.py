@@ -15,6 +15,7 @@ from sidings.devstack import spark_jars
 from sidings.spark_analytics.history.__main__ import main
 
 from .history_support import Attempt, stored
+from .spark_support import SHORT_LIVED
 from .support import connected, eventually
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -136,7 +137,11 @@ async def command(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """The command in a process of its own, its temporary files in that directory; killed at the end. together: it leads
     a group of processes, so that all of them can be sent a signal."""
-    environment |= {"TMPDIR": str(temporary), "SIDINGS_SPARK_JARS": ",".join(map(str, spark_jars()))}
+    environment |= {
+        "TMPDIR": str(temporary),
+        "SIDINGS_SPARK_JARS": ",".join(map(str, spark_jars())),
+        "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{SHORT_LIVED}' pyspark-shell",
+    }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "sidings.spark_analytics.history", *map(str, arguments),
         env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"} | environment, start_new_session=together,
