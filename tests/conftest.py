@@ -1,11 +1,13 @@
 """Fixtures for all tests: real servers, as a user of Sidings would get them."""
 
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING
 
 import pytest
+from sidings import Admin
 
 from .consumer_support import effects_table
+from .support import connected
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,6 +20,13 @@ async def effects(database: str) -> str:
     """DSN of a database with the table that the handlers of messages write to."""
     await effects_table(database)
     return database
+
+
+@pytest.fixture
+async def admin(database: str) -> AsyncIterator[Admin]:
+    """Alice, who may do everything in the database."""
+    async with connected(database) as connection:
+        yield Admin(connection, actor="alice")
 
 
 @pytest.fixture(scope="session")

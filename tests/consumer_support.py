@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from sidings import ExecutorSettings, KafkaSettings, Retry, Service
@@ -86,6 +87,30 @@ async def produce_raw(bootstrap: str, topic: str, *values: bytes | None, partiti
     async with producing(bootstrap) as producer:
         for raw in values:
             await asyncio.wait_for(producer.send_and_wait(topic, raw, partition=partition, **options), SECONDS)
+
+
+@asynccontextmanager
+async def administering(bootstrap: str):
+    """A client for what persons do with topics, groups and rights."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.close()
+
+
+async def delete_records(bootstrap: str, topic: str, before: int, partitions: int = 1) -> None:
+    """As retention does: all records below `before`; -1: all that there are."""
+    async with administering(bootstrap) as admin:
+        bound = RecordsToDelete(before_offset=before)
+        await admin.delete_records({TopicPartition(topic, number): bound for number in range(partitions)})
+
+
+async def add_partitions(bootstrap: str, topic: str, count: int) -> None:
+    """Give a topic `count` partitions."""
+    async with administering(bootstrap) as admin:
+        await admin.create_partitions({topic: NewPartitions(total_count=count)})
 
 
 async def effects_table(dsn: str) -> None:

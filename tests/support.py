@@ -114,6 +114,14 @@ async def value(dsn: str, query: str, *args: Any) -> Any:
         return await connection.fetchval(query, *args)
 
 
+async def answers(dsn: str) -> bool:
+    """Whether the server takes queries, as it does not while it recovers from a crash."""
+    try:
+        return await value(dsn, "SELECT true")
+    except (OSError, asyncpg.PostgresError):
+        return False
+
+
 async def jobs_left(dsn: str) -> int:
     """Rows in the job table."""
     return await value(dsn, "SELECT count(*) FROM sidings.job")

@@ -20,12 +20,6 @@ from .guide import DOCS, block, run
 from .support import ORIGIN, SECONDS, connected, eventually, fetch, history, jobs_left, value
 
 
-@pytest_asyncio.fixture
-async def admin(database: str) -> AsyncIterator[Admin]:
-    async with connected(database) as connection:
-        yield Admin(connection, actor="alice")
-
-
 async def last_action(admin: Admin) -> tuple[Any, ...]:
     [row] = await admin.audit(limit=1)
     return row.actor, row.action, dict(row.target), row.reason, dict(row.detail)

@@ -2,13 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import asyncpg
 import pytest
-import pytest_asyncio
 from sidings import Admin, Discard, Job, JobNotFound, Registry, Retry
 from sidings.jobs.admin import JobState
 from tenacity import stop_after_attempt, wait_fixed
@@ -70,12 +68,6 @@ class Trips:
 @pytest.fixture
 def trips() -> Trips:
     return Trips()
-
-
-@pytest_asyncio.fixture
-async def admin(database: str) -> AsyncIterator[Admin]:
-    async with connected(database) as connection:
-        yield Admin(connection, actor="alice")
 
 
 def ride(number: int, transport: str = "a") -> Ride:

@@ -1,16 +1,14 @@
 """The plans of what administration reads and changes: indexes, whatever the planner knows of the table."""
 
-import asyncio
 import json
-import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from sidings.devstack.databases import create_database, drop_database
 from sidings.jobs.admin.calls import _WALK
 from sidings.schema import load_sql
 
+from .plan_support import filled_database, nodes
 from .support import connected
 
 ROWS = 50_000
@@ -49,27 +47,8 @@ LISTS: dict[str, tuple[str, tuple[object, ...], str]] = {
 def filled(
     request: pytest.FixtureRequest, sidings_postgres: str, sidings_template: Callable[[], Awaitable[str]]
 ) -> Iterator[str]:
-    """DSN of a database that all tests of plans share: they change nothing in it."""
-
-    async def make() -> str:
-        name = f"admin_plans_{secrets.token_hex(4)}"
-        dsn = await create_database(sidings_postgres, name, template=await sidings_template())
-        async with connected(dsn) as connection:
-            await connection.execute("ALTER TABLE sidings.job SET (autovacuum_enabled = false)")
-            steps = [FILL, "VACUUM ANALYZE"]
-            for step in steps if request.param == "analysed" else reversed(steps):
-                await connection.execute(step)
-        return dsn
-
-    dsn = asyncio.run(make())
-    yield dsn
-    asyncio.run(drop_database(sidings_postgres, dsn))
-
-
-def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from nodes(child)
+    with filled_database(sidings_postgres, sidings_template, FILL, analysed=request.param == "analysed") as dsn:
+        yield dsn
 
 
 def reads_jobs(plan: dict[str, Any]) -> bool:

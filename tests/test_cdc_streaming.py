@@ -18,8 +18,7 @@ from typing import Any, cast
 
 import psutil
 import pytest
-from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
+from aiokafka import AIOKafkaProducer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -46,6 +45,7 @@ from .cdc_support import (
     some_rows,
     toml,
 )
+from .consumer_support import add_partitions, delete_records
 from .guide import block
 from .support import eventually
 
@@ -88,15 +88,6 @@ async def running(spark: SparkSession, by: Config) -> AsyncIterator[tuple[Stream
             yield query, until
     finally:
         await asyncio.to_thread(query.stop)
-
-
-async def add_partitions(kafka: str, counts: Mapping[str, int]) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    try:
-        await admin.start()
-        await admin.create_partitions({topic: NewPartitions(count) for topic, count in counts.items()})
-    finally:
-        await admin.close()
 
 
 @asynccontextmanager
@@ -192,7 +183,8 @@ async def test_the_header_form_with_timers_snapshots_bad_records_and_a_restart(
         assert list((tmp_path / "checkpoint" / "state").rglob("*.changelog"))
 
     # From here on a second query goes on from the checkpoint of the first; topics have more partitions.
-    await add_partitions(sidings_kafka, {topics["cdc"]: 5, topics["customers"]: 3})
+    await add_partitions(sidings_kafka, topics["cdc"], 5)
+    await add_partitions(sidings_kafka, topics["customers"], 3)
     async with running(spark, by) as (query, until):
         # What was missing comes after all; duplicates of what is finished open nothing again; a table is loaded later.
         other = Row("CustomerNames", "REFRESH", {"customer_id": 7, "name_type": "full", "name": "Albert"})
@@ -339,13 +331,7 @@ async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_
     assert rows_of(await read(by)) == {("after", ordinal) for ordinal in (1, 2, 3)}
 
     await produce(sidings_kafka, topics["cdc"], header_rows("deleted", [UPDATE] * 3))
-    admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
-    try:
-        await admin.start()
-        parts = [TopicPartition(topics["cdc"], number) for number in range(3)]
-        await admin.delete_records({part: RecordsToDelete(before_offset=-1) for part in parts})
-    finally:
-        await admin.close()
+    await delete_records(sidings_kafka, topics["cdc"], -1, partitions=3)
     assert await ended(spark, by) == 1
     assert "failOnDataLoss" in caplog.messages[-1]
     await produce(sidings_kafka, topics["cdc"], header_rows("kept", [UPDATE] * 3))

@@ -44,12 +44,6 @@ def rides() -> Rides:
 
 
 @pytest_asyncio.fixture
-async def admin(database: str) -> AsyncIterator[Admin]:
-    async with connected(database) as connection:
-        yield Admin(connection, actor="alice")
-
-
-@pytest_asyncio.fixture
 async def executor(database: str, rides: Rides) -> AsyncIterator[Executor]:
     """Its only worker is busy, one group backs off, all else waits in memory."""
     async with running(database, rides.registry, (ORIGIN, OTHER), concurrency=1) as executor:

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import KafkaError
 from sidings import (
@@ -35,6 +33,7 @@ from .consumer_support import (
     Number,
     a_service,
     as_json,
+    delete_records,
     numbers,
     offset_reaches,
     produce,
@@ -636,10 +635,7 @@ async def test_messages_that_retention_deletes_in_front_of_it_are_passed_over(
 
     async with service:
         await asyncio.wait_for(at_work.wait(), SECONDS)
-        admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
-        await admin.start()
-        await admin.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=before)})
-        await admin.close()
+        await delete_records(sidings_kafka, name, before)
         go_on.set()
         await produce(sidings_kafka, name, [10])
         await eventually(lambda: 10 in done)
@@ -655,10 +651,7 @@ async def test_messages_that_retention_deleted_are_told_of_and_passed_over(effec
         await connection.execute(
             "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ($1, 0, 2)", name
         )
-    admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
-    await admin.start()
-    await admin.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=6)})
-    await admin.close()
+    await delete_records(sidings_kafka, name, 6)
     service = a_service(effects, sidings_kafka)
     service.consumer(name, model=Number)(record)
     async with service:

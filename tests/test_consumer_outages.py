@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from sidings import Job, KafkaSettings, Message, Transaction, migrate
 from sidings.devstack.topics import create_topic
@@ -22,6 +21,7 @@ from .consumer_support import (
     TWICE_AND_PARK,
     Number,
     a_service,
+    administering,
     as_json,
     effects_table,
     numbers,
@@ -369,10 +369,8 @@ async def test_a_partition_without_a_leader_keeps_no_other_from_being_placed(eff
     await create_topic(kafka.bootstrap, "positions", partitions=6)
     for partition in range(6):
         await produce(kafka.bootstrap, "positions", [partition], partition=partition)
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
-    await admin.start()
-    (described,) = await admin.describe_topics(["positions"])
-    await admin.close()
+    async with administering(kafka.bootstrap) as admin:
+        (described,) = await admin.describe_topics(["positions"])
     led = sorted(one["partition"] for one in described["partitions"] if one["leader"] == 1)
     assert 0 < len(led) < 6
     service = a_service(effects, kafka.bootstrap)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from sidings import Admin, KafkaSettings, Service, migrate
 from sidings.devstack.topics import create_topic
 from sidings.errors import SidingsError
 
+from .consumer_support import add_partitions
 from .stress_support import CHAOS_SECONDS, Flow, Workers, a_seed, committed_log, disturb, restart_broker
 from .support import connected, eventually, fetch, value
 
@@ -161,10 +161,7 @@ class World:
     async def grow(self) -> None:
         if not self.grown:
             self.grown = True
-            client = AIOKafkaAdminClient(bootstrap_servers=self.kafka.bootstrap)
-            await client.start()
-            await client.create_partitions({"grows": NewPartitions(GROWN)})
-            await client.close()
+            await add_partitions(self.kafka.bootstrap, "grows", GROWN)
 
 
 @pytest.mark.chaos

@@ -10,7 +10,6 @@ from uuid import uuid4
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, KafkaError
 from aiokafka.protocol.fetch import FetchRequest
 from prometheus_client import CollectorRegistry
@@ -24,7 +23,17 @@ from sidings.kafka.offsets import Move, OffsetStore
 from sidings.kafka.partition import Partition
 from sidings.kafka.placing import Placer
 
-from .consumer_support import TWICE_AND_PARK, Number, a_service, as_json, numbers, offset_reaches, producing, record
+from .consumer_support import (
+    TWICE_AND_PARK,
+    Number,
+    a_service,
+    administering,
+    as_json,
+    numbers,
+    offset_reaches,
+    producing,
+    record,
+)
 from .support import SECONDS, connected, eventually
 
 SETTINGS = {"fetch_seconds": 0.05, "session_seconds": 30}
@@ -136,13 +145,9 @@ async def test_what_a_log_has_got_since_it_was_cut_off_is_not_passed_over(effect
 
 async def placement(bootstrap: str, topic: str) -> list[Any]:
     """Where Kafka has the partitions of a topic."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
+    async with administering(bootstrap) as admin:
         [described] = await admin.describe_topics([topic])
-        return sorted(described["partitions"], key=lambda partition: partition["partition"])
-    finally:
-        await admin.close()
+    return sorted(described["partitions"], key=lambda partition: partition["partition"])
 
 
 @pytest.mark.chaos

@@ -10,14 +10,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
 import psutil
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from sidings import devstack
 from sidings.devstack import (
@@ -37,6 +35,8 @@ from sidings.devstack.locations import PORTS, free_ports
 from sidings.devstack.process import ServerProcess, gone, wait_until
 from sidings.devstack.sessions import session_directory
 from sidings.devstack.topics import create_topic
+
+from .consumer_support import administering
 
 SECONDS = 20
 
@@ -590,21 +590,11 @@ async def test_a_database_is_dropped_whoever_is_connected(sidings_postgres: str)
     connection.terminate()
 
 
-@asynccontextmanager
-async def admin_of(bootstrap: str):
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        yield admin
-    finally:
-        await admin.close()
-
-
 async def test_topics_have_unique_names_their_partitions_and_their_settings(topic, sidings_kafka: str):
     first = await topic("positions", partitions=12)
     second = await topic("positions", partitions=3, config={"cleanup.policy": "compact"})
     assert first != second
-    async with admin_of(sidings_kafka) as admin:
+    async with administering(sidings_kafka) as admin:
         described = await admin.describe_topics([first, second])
     assert [len(one["partitions"]) for one in described] == [12, 3]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from prometheus_client import CollectorRegistry
 from sidings import Changed, ConfigurationError, DirectoryBehind, DirectoryNotReady
@@ -14,7 +13,7 @@ from sidings.devstack.topics import create_topic
 from sidings.kafka.directory import follower
 from sidings.kafka.directory.reader import Reader
 
-from .consumer_support import producing
+from .consumer_support import add_partitions, administering, producing
 from .directory_support import COMPACTED, Acquirer, a_directory, put, quick, row
 from .support import SECONDS, eventually
 
@@ -128,10 +127,8 @@ async def test_a_row_is_not_older_than_the_start_because_it_was_compacted_meanwh
     async def gated(self: Reader, seconds: float, most: int) -> Any:
         if fetched == [0]:
             await send(("T-1", "newest"), ("T-8", ""), ("T-9", ""))
-            admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
-            await admin.start()
-            await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, "terminals", config)])
-            await admin.close()
+            async with administering(kafka.bootstrap) as admin:
+                await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, "terminals", config)])
             while 2 in await offsets_in(kafka.bootstrap, "terminals"):
                 await asyncio.sleep(0.05)
         found = await fetch(self, seconds, most)
@@ -252,10 +249,7 @@ async def test_partitions_that_are_added_are_taken_up(topic, sidings_kafka, capl
     name = await topic("terminals", config=COMPACTED)
     await put(sidings_kafka, name, {"T-1": row("T-1")})
     async with a_directory(name, sidings_kafka) as terminals:
-        admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
-        await admin.start()
-        await admin.create_partitions({name: NewPartitions(total_count=3)})
-        await admin.close()
+        await add_partitions(sidings_kafka, name, 3)
         await eventually(lambda: set(terminals.positions()) == {0, 1, 2})
         await put(sidings_kafka, name, {"T-2": row("T-2")}, partition=2)
         await put(sidings_kafka, name, {"T-1": row("T-1", "b")}, partition=0)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 from prometheus_client import CollectorRegistry
 from sidings import DirectoryBehind, DirectoryNotReady, SQLite, StorageError
@@ -19,6 +18,7 @@ from sidings.kafka.directory.reader import Reader, Standing
 from sidings.kafka.directory.rows import BadRecord
 from sidings.kafka.directory.storage import Identity
 
+from .consumer_support import delete_records
 from .directory_support import COMPACTED, Acquirer, a_directory, put, quick, row
 from .support import SECONDS, eventually
 from .test_unreadable import produce_unreadable
@@ -88,10 +88,7 @@ async def test_a_log_that_has_lost_no_more_than_what_was_applied_is_not_read_aga
     name = await topic("terminals", config={"cleanup.policy": "compact,delete"})
     await put(sidings_kafka, name, {"T-1": row("T-1")})
     async with a_directory(name, sidings_kafka) as terminals:
-        admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
-        await admin.start()
-        await admin.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=1)})
-        await admin.close()
+        await delete_records(sidings_kafka, name, 1)
         await put(sidings_kafka, name, {"T-2": row("T-2")})
         await eventually(lambda: set(terminals) == {"T-1", "T-2"})
         assert terminals._follower.rebuilds == 0

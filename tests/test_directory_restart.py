@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from pydantic import field_validator
 from sidings import SQLite
 from sidings.devstack.topics import create_topic, delete_topics
 
+from .consumer_support import delete_records
 from .directory_support import COMPACTED, Acquirer, a_directory, put, row
 from .support import SECONDS, eventually
 
@@ -130,10 +129,7 @@ async def test_records_that_were_deleted_before_they_were_read(topic, sidings_ka
     await put(sidings_kafka, name, {"T-1": row("T-1")})
     await load(name, sidings_kafka, path)
     await put(sidings_kafka, name, {"T-1": None, "T-2": row("T-2"), "T-3": row("T-3")})
-    admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
-    await admin.start()
-    await admin.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=3)})
-    await admin.close()
+    await delete_records(sidings_kafka, name, 3)
     assert await load(name, sidings_kafka, path) == ({"T-3": "a"}, 1, 1)
     assert "begins at 3, after 1" in caplog.text
 

@@ -24,7 +24,7 @@ from sidings.executor.scheduler import Scheduler
 from sidings.jobs import Job, Registry
 
 from .scheduler_world import INDEX, LIVES, Clocks, Record, World
-from .support import Ledger, Ride, an_executor, connected, drained, enqueue, eventually, running, value
+from .support import Ledger, Ride, an_executor, answers, connected, drained, enqueue, eventually, running, value
 from .test_query_plans import a_reader
 
 ORIGINS = ["t/0", "t/1", "t/2"]
@@ -219,20 +219,13 @@ async def test_positions_that_a_crash_hands_out_again_are_found(mortal: Postgres
                 high = await drawn(dsn)
                 await passed(executor, high, ORIGINS)
                 os.kill(await connection.fetchval("SELECT pg_backend_pid()"), signal.SIGKILL)
-            await eventually(lambda: _answers(dsn), "the server to answer")
+            await eventually(lambda: answers(dsn), "the server to answer")
             again += await drawn(dsn) < high - 100
             for number in range(20):
                 await enqueue(dsn, ride, rides(1, f"{attempt} {number}"), origin=ORIGINS[number % 3])
             await eventually(lambda: len(ledger.ended) >= expected, "the jobs of after the crash")  # noqa: B023
     assert again, "no crash has taken positions back: the test has shown nothing"
     assert set(ledger.runs().values()) == {1}
-
-
-async def _answers(dsn: str) -> bool:
-    try:
-        return await value(dsn, "SELECT true")
-    except (OSError, asyncpg.PostgresError):
-        return False
 
 
 # -- worlds in which anything may happen -----------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from sidings import Job, Message, PostgresSettings, Registry, Transaction
 from sidings.jobs.context import current_work
 from sidings.kafka import Topics, partition_for
@@ -19,6 +18,7 @@ from .consumer_support import (
     TWICE_AND_PARK,
     Number,
     a_service,
+    add_partitions,
     as_json,
     effects_table,
     numbers,
@@ -76,16 +76,6 @@ async def store(dsn: str, job_type: Any, key: str, origin: str | None = None, **
 
 async def end_all(dsn: str) -> None:
     await fetch(dsn, "DELETE FROM sidings.job")
-
-
-async def add_partitions(bootstrap: str, topic: str, count: int) -> None:
-    """Give a topic `count` partitions."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        await admin.create_partitions({topic: NewPartitions(total_count=count)})
-    finally:
-        await admin.close()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ and on one that was analysed while it was empty, as after a deployment.
 import asyncio
 import json
 import re
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,6 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
-from sidings.devstack.databases import create_database, drop_database
 from sidings.executor import PostgresSettings, connect
 from sidings.executor.cycles import CycleLoop
 from sidings.executor.flights import Batch
@@ -29,6 +27,7 @@ from sidings.executor.scheduler import Scheduler
 from sidings.jobs import SUCCEEDED, Again, ErrorInfo, Hold, OutcomeName, Registry
 from sidings.schema import load_sql, migrations
 
+from .plan_support import filled_database, nodes
 from .support import connected
 
 ROWS = 50_000
@@ -53,22 +52,8 @@ BY_ORIGIN = {"origin_pkey", "origin_epoch_is_a_key", "origin_owner"}
 def filled(
     request: pytest.FixtureRequest, sidings_postgres: str, sidings_template: Callable[[], Awaitable[str]]
 ) -> Iterator[str]:
-    """DSN of a database that all tests of plans share: they change nothing in it."""
-
-    async def make() -> str:
-        name = f"plans_{secrets.token_hex(4)}"
-        dsn = await create_database(sidings_postgres, name, template=await sidings_template())
-        async with connected(dsn) as connection:
-            for table in ("job", "origin", "executor"):
-                await connection.execute(f"ALTER TABLE sidings.{table} SET (autovacuum_enabled = false)")
-            steps = [FILL, "VACUUM ANALYZE"]
-            for step in steps if request.param == "analysed" else reversed(steps):
-                await connection.execute(step)
-        return dsn
-
-    dsn = asyncio.run(make())
-    yield dsn
-    asyncio.run(drop_database(sidings_postgres, dsn))
+    with filled_database(sidings_postgres, sidings_template, FILL, analysed=request.param == "analysed") as dsn:
+        yield dsn
 
 
 @asynccontextmanager
@@ -79,12 +64,6 @@ async def as_the_executor(dsn: str) -> AsyncIterator[asyncpg.Connection]:
         yield connection
     finally:
         connection.terminate()
-
-
-def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from nodes(child)
 
 
 class Plans:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from aiokafka.abc import AbstractTokenProvider
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest
 from sidings.devstack.fixtures import ServerDirectory
 from sidings.devstack.kafka import Kafka
@@ -22,6 +21,7 @@ from sidings.kafka import Directory
 from sidings.kafka.outbox import NotPublished
 from sidings.kafka.settings import KafkaSettings
 
+from .consumer_support import administering
 from .outbox_support import (
     Writer,
     assert_complete,
@@ -75,14 +75,10 @@ def secured(kafka: Kafka, **options: Any) -> KafkaSettings:
 
 async def allow(kafka: Kafka, topic: str, operation: int) -> None:
     """Let the user do this with the topic."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
-    await admin.start()
-    try:
+    async with administering(kafka.bootstrap) as admin:
         user = f"User:{kafka.username}"
         answer = await admin._send_request(CreateAclsRequest(TOPIC, topic, LITERAL, user, "*", operation, ALLOW))
-        assert [error for error, *_ in answer.creation_responses] == [0]
-    finally:
-        await admin.close()
+    assert [error for error, *_ in answer.creation_responses] == [0]
 
 
 async def test_topics_without_the_right_to_write_fail_alone_and_are_parked_with_the_reason(

@@ -37,7 +37,7 @@ from .outbox_support import (
     relay_process,
     relaying,
 )
-from .support import SECONDS, a_role, connected, eventually, fetch, value
+from .support import SECONDS, a_role, answers, connected, eventually, fetch, value
 from .test_narrow_network import narrow
 
 
@@ -487,13 +487,6 @@ async def test_messages_that_get_the_ids_of_such_as_a_crash_has_taken_are_found(
     finally:
         mortal.remove()
     assert_complete(await records(sidings_kafka, etas), 40)
-
-
-async def answers(dsn: str) -> bool:
-    try:
-        return await value(dsn, "SELECT true")
-    except (OSError, asyncpg.PostgresError):
-        return False
 
 
 async def test_a_process_whose_event_loop_hangs_loses_its_slots(

@@ -4,17 +4,15 @@ says so, nothing else does, and it goes on when they are given back."""
 import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 from sidings import Message, Transaction
 from sidings.devstack.topics import create_topic
 from sidings.kafka import placing, topic_loop
 
-from .consumer_support import Number, a_service, produce
+from .consumer_support import Number, a_service, administering, produce
 from .support import eventually
 
 AUTHORIZER = {
@@ -28,16 +26,12 @@ _TOPIC, _LITERAL, _ALL, _READ, _DENY, _ALLOW = 2, 3, 2, 3, 2, 3
 async def forbidden(bootstrap: str, topic: str, operation: int):
     """Nobody has the right to do this with the topic."""
     rules = [(_TOPIC, topic, _LITERAL, "User:ANONYMOUS", "*", *what) for what in ((_ALL, _ALLOW), (operation, _DENY))]
-    admin: Any = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
+    async with administering(bootstrap) as admin:
         for rule in rules:
             assert (await admin._send_to_controller(CreateAclsRequest(*rule))).creation_responses[0][0] == 0
         yield
         for rule in reversed(rules):
             assert len((await admin._send_to_controller(DeleteAclsRequest(*rule))).filter_responses[0][2]) == 1
-    finally:
-        await admin.close()
 
 
 @pytest.mark.timeout(90)

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 from prometheus_client import CollectorRegistry
 from sidings import (
     ConfigurationError,
@@ -40,6 +39,7 @@ from sidings.waiting import done_unless_set
 from .consumer_support import (
     Number,
     a_service,
+    administering,
     effects_table,
     numbers,
     offset_reaches,
@@ -384,14 +384,10 @@ async def test_a_stop_lets_running_handlers_and_the_current_batch_end(database, 
 
 async def members(kafka: str, group: str) -> int:
     """How many members the broker knows of."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    try:
+    async with administering(kafka) as admin:
         [answer] = await admin.describe_consumer_groups([group])
-        [found] = answer.to_object()["groups"]
-        return len(found["members"])
-    finally:
-        await admin.close()
+    [found] = answer.to_object()["groups"]
+    return len(found["members"])
 
 
 async def test_a_stop_leaves_the_group_at_once(database, topic, sidings_kafka, monkeypatch):

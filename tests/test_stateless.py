@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from prometheus_client import CollectorRegistry
 from sidings import ConfigurationError, Discard, KafkaSettings, Message, OffsetUnknown, Retry, Service, Snooze
 from tenacity import stop_after_attempt, wait_none
 
-from .consumer_support import Number, Unshowable, produce, produce_raw, producing, sample
+from .consumer_support import Number, Unshowable, delete_records, produce, produce_raw, producing, sample
 from .support import SECONDS, eventually
 
 TWICE = Retry(wait=wait_none(), stop=stop_after_attempt(2))
@@ -441,10 +440,7 @@ async def test_messages_that_retention_deleted_are_told_of_and_passed_over(topic
     await former.start()
     await former.commit({TopicPartition(name, 0): 2})
     await former.stop()
-    admin = AIOKafkaAdminClient(bootstrap_servers=sidings_kafka)
-    await admin.start()
-    await admin.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=6)})
-    await admin.close()
+    await delete_records(sidings_kafka, name, 6)
     done: list[int] = []
     service = a_service(sidings_kafka)
 
