@@ -40,6 +40,8 @@ _LOOK_AHEAD = 500  # rows read forward at a poll while memory holds enough
 _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
 _LEFT = 4  # added to the part of a row that was left in the database, as its payload is too large
 _MOST_BYTES = 2**31 - 1  # of a payload
+_LAST_DRAWN = 2**62  # no sequence comes to it: a million a second take 146,000 years
+_RENUMBERED = 10_000  # jobs of a statement
 
 
 @dataclass(slots=True)
@@ -103,9 +105,10 @@ class Reader:
         self._silent = silent
         self._sql = load_sql(__package__, "read", schema)
         self._advance_sql = load_sql(__package__, "advance", schema)
+        self._renumber_sql = load_sql(__package__, "renumber", schema)
         self._supersede_sql = load_sql(__package__, "supersede", schema)
         self._glance = Glance(link, schema)
-        self._behind = Outage(log, "sequences are behind the jobs, and could not be moved on")
+        self._behind = Outage(log, "jobs stand beyond the sequence of positions, and that could not be put right")
         self._woken = asyncio.Event()
         self._busy_since: float | None = None
         self._looked_ahead = now()
@@ -181,7 +184,7 @@ class Reader:
             took, self._too_long = now() - sent, 0
             self._deliver(plan, rows, sent)
             if (top := max((queue.high for queue in self._scheduler.origins.values()), default=0)) > self._drawn:
-                await self._advance(top)
+                await self._put_right(top)
             if self._most is None:
                 self._link.patience = 1
             elif took < _QUICK_READ:
@@ -224,21 +227,41 @@ class Reader:
             return
         await set_within(self._woken, self._poll_seconds * random.uniform(0.8, 1.2))
 
-    async def _advance(self, top: int) -> None:
-        """The sequence of positions is behind the jobs: move it on, and read what may stand behind our marks."""
+    async def _put_right(self, top: int) -> None:
+        """A job stands beyond what the sequence of positions has drawn: bring them together, and read what may stand
+        behind our marks."""
         try:
-            await self._link.fetch(self._advance_sql, top)
+            if top > _LAST_DRAWN:
+                await self._renumber()
+            else:
+                await self._link.fetch(self._advance_sql, top, _LAST_DRAWN)
+                log.error(
+                    "sequences stood behind the jobs (%s, a job at %s), as after a logical replication: moved on. Jobs "
+                    "stored meanwhile run before older ones of their groups (docs/operations.md, Another server)",
+                    *(self._drawn, top),
+                )
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
             self._behind.failed(error)
             return
         self._behind.over()
-        log.error(
-            "sequences stood behind the jobs (%s, a job at %s), as after a logical replication: moved on. Jobs stored "
-            "meanwhile run before older ones of their groups (docs/operations.md, Another server)",
-            *(self._drawn, top),
-        )
         self._forget_all()
         self._woken.set()
+
+    async def _renumber(self) -> None:
+        queues = [queue for queue in self._scheduler.origins.values() if queue.high > _LAST_DRAWN]
+        rows = await self._link.fetch(
+            self._renumber_sql,
+            self.executor_id,
+            [queue.name for queue in queues],
+            [queue.epoch for queue in queues],
+            _LAST_DRAWN,
+            _RENUMBERED,
+        )
+        log.error(
+            "jobs of %s stood at positions that no sequence comes to, as an INSERT of somebody's own may give them: %d "
+            "have been given the next ones",
+            *(", ".join(sorted(queue.name for queue in queues)), rows[0]["count"]),
+        )
 
     async def _thin_out(self) -> None:
         """Have the jobs ended that a newer one of policy `latest` has superseded. Never while a read is under way: its

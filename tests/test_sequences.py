@@ -5,8 +5,9 @@ from secrets import token_hex
 from typing import Any
 
 import pytest
-from sidings.jobs import Job, Registry
+from sidings.jobs import Job, Registry, Retry
 from sidings.schema import load_sql
+from tenacity import wait_fixed
 
 from .outbox_support import emptied, publish, publishing, relaying
 from .support import ORIGIN, Ride, connected, enqueue, eventually, running, value
@@ -46,6 +47,38 @@ async def test_jobs_run_where_the_sequences_were_behind_the_tables(database: str
     assert ran[6:] == [f"busy {n}" for n in range(4)]
 
 
+@pytest.mark.parametrize("position", [2**62, 2**62 + 1, 2**63 - 1])
+async def test_a_position_or_an_id_that_somebody_has_chosen_keeps_no_other_job_waiting(database: str, position: int):
+    """After one near 2^63 nothing was read any more in that origin, by no executor, until the job was deleted and they
+    were started anew: the sequence could not be moved past it."""
+    registry, ran, gate = Registry(), list[int](), asyncio.Event()
+
+    @registry.job(group="transport", retry=Retry(wait=wait_fixed(0.01)))
+    async def ride(job: Job[Ride]) -> None:
+        await gate.wait()
+        if job.attempt == 1 and job.payload.number % 2:
+            raise ValueError("a first attempt")
+        ran.append(job.payload.number)
+
+    async with running(database, registry, audit_seconds=10_000) as executor, connected(database) as connection:
+        for n, chosen in enumerate((position, 2**63 - 1)):
+            gate.clear()
+            await enqueue(database, ride, [Ride(transport="a", number=10 * n + 1)])
+            await connection.execute(
+                f"""INSERT INTO sidings.job (id, type, origin, "group", payload, position) OVERRIDING SYSTEM VALUE
+                    VALUES ({2**63 - 10 + n}, 'ride', '{ORIGIN}', 'a', '{{"number": {10 * n + 2}}}', {chosen}),
+                           ({2**63 - 5 + n}, 'ride', '{ORIGIN}', NULL, '{{"number": {10 * n + 3}}}', {chosen - 1})"""
+            )
+            await eventually(lambda: len(executor.scheduler.origins[ORIGIN].running) == 2)
+            await enqueue(database, ride, [Ride(transport=to, number=10 * n + 4) for to in "ab"])
+            gate.set()
+            await eventually(lambda n=n: len(ran) == 5 * (n + 1), lambda: ran)
+        assert await connection.fetchval("SELECT last_value < 2::numeric ^ 62 + 3000000 FROM sidings.job_position")
+        await enqueue(database, ride, [Ride(transport="a", number=30)])
+        await eventually(lambda: ran[-1] == 30)
+    assert sorted(ran) == [1, 2, 3, 4, 4, 11, 12, 13, 14, 14, 30]
+
+
 async def test_messages_are_sent_where_the_sequence_was_behind_the_outbox(
     database: str, sidings_kafka: str, topic: Any
 ):
@@ -82,10 +115,11 @@ async def test_a_message_that_got_the_id_of_a_parked_one_is_parked_too(
 
 
 @pytest.mark.parametrize(
-    ("package", "sequence"), [("sidings.executor", "job_position"), ("sidings.kafka.outbox", "outbox_id")]
+    ("package", "sequence", "arguments"),
+    [("sidings.executor", "job_position", (1_000, 2**62)), ("sidings.kafka.outbox", "outbox_id", (1_000,))],
 )
 async def test_a_sequence_that_is_in_use_hands_nothing_out_twice_when_it_is_moved_on(
-    database: str, package: str, sequence: str
+    database: str, package: str, sequence: str, arguments: tuple[int, ...]
 ):
     """Another executor has done so before, and jobs are stored again. It was set to what had been drawn by then."""
     advance, drawn, over = load_sql(package, "advance", "sidings"), list[int](), asyncio.Event()
@@ -100,6 +134,6 @@ async def test_a_sequence_that_is_in_use_hands_nothing_out_twice_when_it_is_move
         for _ in range(3):
             group.create_task(draw())
         for _ in range(500):
-            await connection.fetch(advance, 1_000)
+            await connection.fetch(advance, *arguments)
         over.set()
     assert len(set(drawn)) == len(drawn)
