@@ -53,6 +53,8 @@ def refused_migration(dsn: str, schema: str, error: BaseException) -> SidingsErr
                 f"the schema {schema!r} in {where} holds something that is not Sidings': {error}: choose a schema of "
                 "its own (schema=..., SIDINGS_SCHEMA)"
             )
+        case asyncpg.InvalidParameterValueError():
+            return SchemaError(f"the schema {schema!r} in {where} cannot be migrated, nothing has changed: {error}")
         case OSError() | asyncpg.PostgresConnectionError() | asyncpg.InterfaceError():
             told = f"{type(error).__name__}: {error}".removesuffix(": ")
             return PostgresUnavailable(

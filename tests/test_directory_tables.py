@@ -1,6 +1,7 @@
 """Directory tables: each change of a table becomes the message that services need, whoever writes it and however."""
 
 import asyncio
+import importlib
 import json
 import random
 from collections.abc import AsyncIterator, Callable
@@ -11,8 +12,9 @@ from typing import Any
 import asyncpg
 import pytest
 from pydantic import BaseModel
+from sidings.errors import SchemaError
 from sidings.kafka.directory import Directory
-from sidings.schema import migrate
+from sidings.schema import migrate, migrations
 
 from .guide import block, run
 from .outbox_support import emptied, records, relaying
@@ -530,21 +532,134 @@ async def test_who_maintains_the_table_needs_no_rights_but_those_on_the_table(di
     assert await acquirers(directory) == [("t1", "a"), ("t1", "b"), ("t1", None)]
 
 
-async def test_the_owner_of_a_table_sets_it_up_with_the_rights_that_the_page_lists(db: asyncpg.Connection, role: str):
-    await insert(db, ("t1", "a"))
-    await db.execute(f"ALTER TABLE terminal_acquirer OWNER TO {role}")
-    for call in (SET_UP, "SELECT sidings.directory_republish('terminal_acquirer')"):
-        with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await db.execute(f"SET ROLE {role}; {call}")
-    await db.execute("RESET ROLE")
-    await db.execute(block(PAGE, "Rights", "sql").replace("maintainer", role))
-    await db.execute(f"SET ROLE {role}")
-    assert await db.fetchval(SET_UP) == 1
-    await db.execute("SELECT sidings.directory_republish('terminal_acquirer')")
-    await insert(db, ("t2", "b"))
-    await db.execute("SELECT sidings.directory_remove('terminal_acquirer')")
-    await db.execute("RESET ROLE")
-    assert await acquirers(db) == [("t1", "a"), ("t1", "a"), ("t2", "b")]
+async def test_a_member_of_the_role_that_owns_the_schema_sets_its_own_table_up(db: asyncpg.Connection, role: str):
+    service = role.replace("editor", "service")
+    await db.execute(
+        f"""CREATE ROLE {service}; GRANT {service} TO {role};
+            ALTER FUNCTION sidings.directory_publish() OWNER TO {service};
+            GRANT ALL ON SCHEMA sidings TO {service}; GRANT ALL ON ALL TABLES IN SCHEMA sidings TO {service};
+            GRANT ALL ON ALL SEQUENCES IN SCHEMA sidings TO {service};
+            GRANT SELECT ON terminal_acquirer TO {service}; ALTER TABLE terminal_acquirer OWNER TO {role}"""
+    )
+    try:
+        await insert(db, ("t1", "a"))
+        await db.execute(f"SET ROLE {role}")
+        assert await db.fetchval(SET_UP) == 1
+        await db.execute("SELECT sidings.directory_republish('terminal_acquirer')")
+        await insert(db, ("t2", "b"))
+        await db.execute("SELECT sidings.directory_remove('terminal_acquirer')")
+        await db.execute("RESET ROLE")
+        assert await acquirers(db) == [("t1", "a"), ("t1", "a"), ("t2", "b")]
+    finally:
+        await db.execute(
+            f"""RESET ROLE; ALTER FUNCTION sidings.directory_publish() OWNER TO CURRENT_USER; DROP OWNED BY {service};
+                DROP ROLE {service}"""
+        )
+
+
+CODE = """$$ BEGIN
+    IF current_user LIKE 'editor%' THEN RETURN {0}; END IF;
+    RAISE EXCEPTION 'runs as %', current_user;
+END $$"""
+
+
+async def refused(db: asyncpg.Connection, role: str, what: str, remedy: str) -> None:
+    """Neither a change of the table is taken, nor all that sets up or publishes."""
+    for call in (
+        f"SET ROLE {role}; INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ('t2', 'b')",
+        "SELECT sidings.directory_republish('terminal_acquirer')",
+        "SELECT sidings.directory_repeat('terminals', '{t1}')",
+        "SELECT sidings.directory_remove('terminal_acquirer'); " + SET_UP,
+        "SELECT sidings.directory_remove('terminal_acquirer'); " + SET_UP.replace(")", ", publish => false)"),
+    ):
+        with pytest.raises(asyncpg.InvalidParameterValueError) as told:
+            await db.execute(call)
+        message, hint = (text.replace("public.", "") for text in (told.value.args[0], told.value.hint or ""))
+        assert message.startswith(f"name: the {what} belongs to {role[1:-1]}, whose code would run with")
+        assert hint.startswith(remedy)
+    assert await sent(db) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "statement"),
+    [
+        ("statistics", "CREATE STATISTICS other.s ON (other.code(1)), terminal_id FROM terminal_acquirer"),
+        ("an index", "CREATE INDEX ON terminal_acquirer (acquirer_id) WHERE other.code(1) = 1"),
+        ("a constraint", "ALTER TABLE terminal_acquirer ADD CHECK (other.code(1) = 1)"),
+    ],
+)
+async def test_code_of_who_owns_the_table_does_not_run_with_the_rights_of_the_triggers(
+    directory: asyncpg.Connection, role: str, what: str, statement: str
+):
+    """What he asks of constants was worked out when the triggers' query was planned."""
+    await directory.execute(
+        f"""CREATE SCHEMA other AUTHORIZATION {role}; GRANT CREATE ON SCHEMA public TO {role};
+            ALTER TABLE terminal_acquirer OWNER TO {role}; SET ROLE {role};
+            CREATE FUNCTION other.code(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS {CODE.format("1")};
+            {statement}; RESET ROLE; SET constraint_exclusion = on"""
+    )
+    await refused(directory, role, "table terminal_acquirer", "ALTER TABLE terminal_acquirer OWNER TO postgres. To")
+    await directory.execute(
+        f"ALTER TABLE terminal_acquirer OWNER TO CURRENT_USER; GRANT INSERT ON terminal_acquirer TO {role}"
+    )
+    function = f"function other.code(integer), of {what} of terminal_acquirer,"
+    await refused(directory, role, function, "ALTER FUNCTION other.code(integer) OWNER TO postgres, or drop")
+    await directory.execute("DROP FUNCTION other.code CASCADE")
+    await insert(directory, ("t2", "b"))
+    assert await acquirers(directory) == [("t2", "b")]
+
+
+@pytest.mark.parametrize(
+    ("column", "its_type", "there"),
+    [
+        ("kind", "kind", "a"),
+        ("kind[]", "kind", "{a}"),
+        ("named", "kind", "a"),
+        ("named[]", "kind", "{a}"),
+        ("pair", "kind", "(1,a)"),
+        ("pair[]", "kind", '{"(1,a)"}'),
+        ("span", "span", "[1,2]"),
+    ],
+)
+async def test_code_of_who_owns_the_type_of_a_column_does_not_run_with_the_rights_of_the_triggers(
+    directory: asyncpg.Connection, role: str, column: str, its_type: str, there: str
+):
+    """The cast of a type to json was called."""
+    await directory.execute(
+        f"""CREATE SCHEMA other; GRANT ALL ON SCHEMA other TO {role}; SET ROLE {role};
+            CREATE TYPE other.kind AS ENUM ('a'); CREATE DOMAIN other.named AS other.kind;
+            CREATE TYPE other.span AS RANGE (subtype = int);
+            CREATE FUNCTION other.code(other.{its_type}) RETURNS json LANGUAGE plpgsql AS {CODE.format("to_json(1)")};
+            CREATE CAST (other.{its_type} AS json) WITH FUNCTION other.code(other.{its_type});
+            RESET ROLE; GRANT INSERT ON terminal_acquirer TO {role}; CREATE TYPE other.pair AS (n int, k other.kind);
+            ALTER TABLE terminal_acquirer ADD what other.{column} DEFAULT '{there}'"""
+    )
+    kind = f"type other.{its_type}, of the column what of terminal_acquirer,"
+    await refused(directory, role, kind, f"ALTER TYPE other.{its_type} OWNER TO postgres, or leave the column out")
+    await directory.execute(f"ALTER TYPE other.{its_type} OWNER TO CURRENT_USER")
+    function = f"function other.code(other.{its_type}), of the column what of terminal_acquirer,"
+    await refused(directory, role, function, f"ALTER FUNCTION other.code(other.{its_type}) OWNER TO postgres, or drop")
+    await directory.execute(f"ALTER TYPE other.{its_type} OWNER TO {role}; {SET_UP[:-1]}, left_out => '{{what}}')")
+    await insert(directory, ("t2", "b"))
+    assert await acquirers(directory) == [("t2", "b")]
+
+
+async def test_a_schema_with_a_directory_of_somebody_elses_is_not_upgraded(
+    empty_database: str, role: str, monkeypatch: pytest.MonkeyPatch
+):
+    module = importlib.import_module("sidings.schema.migrate")
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "migrations", lambda: migrations()[:28])
+        await migrate(empty_database, service="test")
+    async with connected(empty_database) as db:
+        await db.execute(f"{block(PAGE, 'The table', 'sql')}; {SET_UP}; ALTER TABLE terminal_acquirer OWNER TO {role}")
+        with pytest.raises(
+            SchemaError, match="nothing has changed: name: the table terminal_acquirer belongs to"
+        ) as told:
+            await migrate(empty_database, service="test")
+        assert "ALTER TABLE terminal_acquirer OWNER TO postgres" in str(told.value)
+        await db.execute("DROP TABLE terminal_acquirer")
+        assert (await migrate(empty_database, service="test"))[0].version == 29
 
 
 async def test_a_table_that_the_triggers_may_not_read_is_refused(db: asyncpg.Connection, role: str):
@@ -570,8 +685,10 @@ async def test_rows_that_a_policy_hides_from_the_triggers_are_an_error_and_no_to
     )
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="row-level security policy"):
         await insert(directory, ("t1", "a"))
-    await directory.execute(block(PAGE, "Rights", "sql").replace("maintainer", role))
-    await directory.execute(f"GRANT ALL ON terminal_acquirer TO {role}; SET ROLE {role}")
+    await directory.execute(
+        f"""GRANT ALL ON terminal_acquirer TO {role}; GRANT USAGE ON SEQUENCE sidings.outbox_id TO {role};
+            SET ROLE {role}"""
+    )
     for call in ("republish('terminal_acquirer')", "repeat('terminals', '{t1}')"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="row-level security policy"):
             await directory.execute(f"SELECT sidings.directory_{call}")

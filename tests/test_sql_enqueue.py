@@ -75,6 +75,14 @@ async def test_a_delayed_job_from_sql_has_no_position(database: str, when: str):
     assert abs(row["run_at"] - row["enqueued_at"] - timedelta(seconds=90)) < timedelta(seconds=5)
 
 
+@pytest.mark.parametrize("run_at", ["0001-01-01 00:00:00+00", "9999-12-31 23:59:59.999999+00"])
+async def test_the_first_and_the_last_time_that_python_has_may_be_when_a_job_becomes_due(database: str, run_at: str):
+    query = "SELECT sidings.enqueue('ride', '{}', 't/0', run_at => $1::text::timestamptz)"
+    async with connected(database, timezone="Pacific/Kiritimati") as connection:
+        await connection.fetchval(query, run_at)
+        assert str(await connection.fetchval("SELECT run_at FROM sidings.job")) == run_at.replace("+00", "+00:00")
+
+
 async def test_a_delay_of_nothing_is_no_delay(database: str):
     await value(database, "SELECT sidings.enqueue('ride', '{}', 't/0', delay => '0')")
     [row] = await fetch(database, "SELECT position, run_at FROM sidings.job")
@@ -94,7 +102,18 @@ REFUSED = {
     "delay and run_at": ("'ride', '{}', 't/0', delay => '1 s', run_at => now()", "both delay and run_at", "one of"),
     "negative delay": ("'ride', '{}', 't/0', delay => '-1 s'", "the delay of the job 'ride' is", "366 days"),
     "long delay": ("'ride', '{}', 't/0', delay => '367 days'", "the delay of the job 'ride' is", "366 days"),
-    "never due": ("'ride', '{}', 't/0', run_at => 'infinity'", "due at infinity", "a time that comes"),
+    "never due": (
+        "'ride', '{}', 't/0', run_at => 'infinity'",
+        "run_at: the job 'ride' would become due at infinity",
+        "1 to",
+    ),
+    "always due": (
+        "'ride', '{}', 't/0', run_at => '-infinity'",
+        "run_at: the job 'ride' would",
+        "from the year 1 to the",
+    ),
+    "due in 10000": ("'ride', '{}', 't/0', run_at => '10000-01-01 00:00Z'", "run_at: the job 'ride' would", "9999"),
+    "due before 1": ("'ride', '{}', 't/0', run_at => '0001-12-31 23:59Z BC'", "run_at: the job 'ride' would", "9999"),
     "priority": ("'ride', '{}', 't/0', priority => 101", "priority of the job 'ride' is 101", "-100 to 100"),
     "headers list": ("""'ride', '{}', 't/0', headers => '["a"]'""", "not an object of texts", "jsonb_build"),
     "headers number": (
