@@ -16,8 +16,8 @@ from tenacity import wait_fixed
 from .support import ORIGIN, SECONDS, Ride, a_role, an_executor, connected, drained, enqueue, eventually, running
 
 PAUSED = 6_000
-BEHIND = 2_000
-STILL = 1_500
+BEHIND = 1_000
+STILL = 600
 ROW_SECONDS = 0.001
 
 
@@ -117,10 +117,16 @@ async def slow_rows(dsn: str, type: str, *, gone: bool = False) -> AsyncIterator
         yield of_role
 
 
+def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts as a long read, and as a quick one, beside calls of half a second."""
+    monkeypatch.setattr(reader, "_LONG_READ", 0.25)
+    monkeypatch.setattr(reader, "_QUICK_READ", 0.4)
+
+
 @asynccontextmanager
 async def impatient(dsn: str, registry: Registry, *origins: str) -> AsyncIterator[Executor]:
-    """An executor that gives a call up after a second. It reads a page in far less."""
-    settings = PostgresSettings(dsn=dsn, call_seconds=1.0)
+    """An executor that gives a call up after half a second. It reads a page in far less."""
+    settings = PostgresSettings(dsn=dsn, call_seconds=0.5)
     executor = Executor("test", registry, settings, ExecutorSettings(shutdown_seconds=2.0), prometheus=None)
     executor.scheduler.memory.window = 100
     await executor.start()
@@ -137,7 +143,8 @@ async def test_a_group_too_deep_to_be_stepped_over_in_time_is_read_page_by_page(
 ):
     """The server left its rows out, and took longer over them than a call may take: the read was repeated for ever, and
     no job of any group was found any more. It takes some twenty million rows, or a slow disk."""
-    monkeypatch.setattr(reader, "_LONG_READ", 0.5)
+    monkeypatch.setattr("sidings.executor.link._MOST_PATIENCE", 1)  # more time would do as well
+    scaled(monkeypatch)
     registry, started = Registry(), list[int]()
 
     @registry.job(group="transport", retry=Retry(wait=wait_fixed(3_600)))
@@ -159,7 +166,7 @@ async def test_jobs_behind_too_many_that_have_ended_to_be_stepped_over_in_time_a
 ):
     """While a prepared transaction that somebody has forgotten, say, keeps vacuum from removing them. After a start no
     read got past them any more; it takes some thirty million, or a slow disk."""
-    monkeypatch.setattr(reader, "_LONG_READ", 0.5)
+    scaled(monkeypatch)
     registry, started = Registry(), list[int]()
 
     @registry.job()
@@ -182,7 +189,8 @@ async def test_delayed_jobs_behind_too_many_that_have_been_promoted_are_promoted
     database: str, monkeypatch: pytest.MonkeyPatch
 ):
     """The same, of the index of delayed jobs."""
-    monkeypatch.setattr(promoter, "_LONG_LOOK", 0.5)
+    monkeypatch.setattr(promoter, "_LONG_LOOK", 0.25)
+    monkeypatch.setattr(promoter, "_REST", 0.1)
     registry, started = Registry(), list[int]()
 
     @registry.job()
@@ -237,7 +245,8 @@ async def test_late_rows_among_too_many_to_be_looked_through_in_time_are_found_b
 ):
     """A transaction that was open at the first read ends: its rows may stand anywhere. Looking for them among what
     stands still took longer than a call may take; the read was repeated for ever, and no job was found any more."""
-    monkeypatch.setattr(reader, "_LONG_READ", 0.5)
+    monkeypatch.setattr("sidings.executor.link._MOST_PATIENCE", 1)  # more time would do as well
+    scaled(monkeypatch)
     registry, started = Registry(), list[int]()
 
     @registry.job()
