@@ -15,7 +15,7 @@ from sidings.jobs.admin import JobState
 
 from .admin_support import GROUP, STATES, a_holder, a_job, some_jobs
 from .cli_support import cli, cli_json, refused
-from .support import ORIGIN, connected, value
+from .support import ORIGIN, connected
 
 
 async def execute(dsn: str, *statements: str) -> None:
@@ -60,9 +60,9 @@ async def test_pages_of_jobs_follow_each_other_without_gap_or_repeat(database: s
 
 
 async def test_jobs_with_a_due_time_that_python_does_not_know_are_listed_and_shown(database: str):
-    """From SQL any may be given; one such job, and nothing was listed any more."""
+    """`sidings.enqueue` once took any, and an UPDATE still does; one such job, and nothing was listed any more."""
     due = ("4000-01-01 BC", "3999-01-01 BC", "2030-01-01Z", "9999-12-31T23:59:59Z", "30000-01-01", "294000-01-01")
-    ids = [await value(database, f"SELECT sidings.enqueue('ride', '1', '{ORIGIN}', run_at => '{at}')") for at in due]
+    ids = [await a_job(database, group=None, run_at=f"'{at}'") for at in due]
     assert [job["id"] for job in (await cli_json(database, "jobs", "list"))["jobs"]] == ids
     after: tuple[str, ...] = ()
     for id in ids:

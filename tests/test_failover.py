@@ -92,12 +92,17 @@ class Failover:
         self.former, self.standby = line.primary, standby
         self.old, self.new = line.dsn(line.primary, database), line.dsn(standby, database)
 
-    async def lose_what_follows(self) -> None:
-        """What was committed until now is on the standby; what is committed from now on will be lost."""
+    async def keep_what_was(self) -> None:
+        """What was committed until now is on the standby."""
         reached = await value(self.old, "SELECT pg_current_wal_flush_lsn()::text")
         async with connected(self.line.dsn(self.standby)) as standby:
             caught_up = f"SELECT pg_last_wal_replay_lsn() >= '{reached}'"
             await eventually(lambda: standby.fetchval(caught_up), "the standby has caught up")
+
+    async def lose_what_follows(self) -> None:
+        """What was committed until now is on the standby; what is committed from now on will be lost."""
+        await self.keep_what_was()
+        async with connected(self.line.dsn(self.standby)) as standby:
             await standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
             await standby.execute("SELECT pg_reload_conf()")
             gone = "SELECT count(*) = 0 FROM pg_stat_wal_receiver"
@@ -143,6 +148,7 @@ async def failover(line: Line) -> AsyncIterator[Failover]:
             await connection.execute("CREATE TABLE ledger (job bigint, token text, type text)")
             # The template is of a former timeline: the primary is the server that was promoted in the last test.
             await connection.execute("UPDATE sidings.service SET timeline = sidings.timeline()")
+        await there.keep_what_was()  # the database, above all: without it the standby cannot even be promoted
         yield there
         await asyncio.to_thread((standby if line.primary is there.former else there.former).kill)
 
