@@ -60,7 +60,8 @@ async def connect(client: AIOKafkaConsumer, stopping: asyncio.Event, seconds: fl
 class AnyOf(TopicPartition):
     """To be polled for instead of `partitions`, all of which it equals. aiokafka compares each partition that has
     messages with each name, one after another: with a thousand of both that takes longer than all else together. (To
-    name none means all, also those that a rebalance brings while the poll waits.)"""
+    name none means all, also those that a rebalance brings while the poll waits.) It has no hash: a client that looked
+    names up in a set would find none of them, and read nothing, without a word."""
 
     _partitions: frozenset[TopicPartition]
 
@@ -75,7 +76,7 @@ class AnyOf(TopicPartition):
     def __ne__(self, other: object) -> bool:
         return other not in self._partitions
 
-    __hash__ = TopicPartition.__hash__
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
 class Contact:
