@@ -257,6 +257,9 @@ class Reader:
             _LAST_DRAWN,
             _RENUMBERED,
         )
+        for queue in queues:
+            for entry in queue.running:  # it may have been among them; its group is read again from it on
+                entry.position = 0
         log.error(
             "jobs of %s stood at positions that no sequence comes to, as an INSERT of somebody's own may give them: %d "
             "have been given the next ones",

@@ -79,6 +79,40 @@ async def test_a_position_or_an_id_that_somebody_has_chosen_keeps_no_other_job_w
     assert sorted(ran) == [1, 2, 3, 4, 4, 11, 12, 13, 14, 14, 30]
 
 
+async def test_a_job_that_runs_while_it_gets_another_position_stays_the_first_of_its_group(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its group was read again from the position that it had had, and went on without it until the audit."""
+    registry, ran, gate = Registry(), list[int](), asyncio.Event()
+
+    @registry.job(group="transport", retry=Retry(wait=wait_fixed(0.01)))
+    async def ride(job: Job[Ride]) -> None:
+        ran.append(job.payload.number)
+        if job.payload.number == 1 and job.attempt == 1:
+            await gate.wait()
+            raise ValueError("a first attempt")
+
+    async with running(database, registry, audit_seconds=10_000) as executor, connected(database) as connection:
+        reader, lanes, fetch = executor.reader, executor.scheduler.origins[ORIGIN].lanes, executor.reader._link.fetch
+
+        async def slow(query: str, *arguments: object) -> object:
+            if query == reader._renumber_sql:
+                executor.cycles.signal()  # as something that has finished does
+                await eventually(lambda: ran)
+            return await fetch(query, *arguments)
+
+        monkeypatch.setattr(reader._link, "fetch", slow)
+        await connection.execute(
+            f"""INSERT INTO sidings.job (type, origin, "group", payload, position)
+                SELECT 'ride', '{ORIGIN}', 'a', jsonb_build_object('number', n), {2**62} + n
+                FROM generate_series(1, 2) n"""
+        )
+        await eventually(lambda: "a" in lanes and lanes["a"].queue and lanes["a"].queue[0].position < 1_000)
+        gate.set()
+        await eventually(lambda: len(ran) == 3, lambda: ran)
+    assert ran == [1, 1, 2]
+
+
 async def test_messages_are_sent_where_the_sequence_was_behind_the_outbox(
     database: str, sidings_kafka: str, topic: Any
 ):
