@@ -71,6 +71,7 @@ async def test_models_become_json_bytes_stay_and_none_is_a_tombstone(database: s
         ({"value": {"a": 1}}, "pydantic model, bytes, or None"),
         ({"value": None, "key": None}, "needs a key"),
         ({"value": b"x" * 2_000_000}, "max_message_bytes"),
+        ({"partition_key": b"x" * 2_000_000}, "partition_key has more bytes than max_message_bytes"),
         ({"key": 5}, "key=5"),
         ({"key": "\ud800"}, "key cannot be encoded"),
         ({"headers": {"n": 5}}, "header 'n'"),

@@ -227,6 +227,27 @@ async def test_what_the_broker_refuses_for_other_reasons_is_parked_too(
     assert [r.value for r in await records(sidings_kafka, compacted)] == [b"good"]
 
 
+async def test_messages_that_are_large_by_a_key_or_headers_are_parked_and_not_sent(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    """One of more than 100 MB, which SQL can store: its request broke the connection, again and again."""
+    etas = await topic("etas")
+    async with publishing(database) as (outbox, connection):
+        for arguments in (
+            "convert_to(repeat('k', 2000), 'UTF8'), 'key'",
+            "'k', 'headers', json_build_object('h', repeat('v', 2000))",
+            "'k', 'partition key', NULL, convert_to(repeat('k', 2000), 'UTF8')",
+            "'k', 'good'",
+        ):
+            await connection.execute(f"SELECT sidings.publish_bytes($1, {arguments})", etas)
+        async with relaying(database, sidings_kafka, max_message_bytes=1_024):
+            await emptied(database)
+        parked = {p.value: p.error for p in await outbox.parked()}
+    assert set(parked) == {b"key", b"headers", b"partition key"}
+    assert "a key of 2000, headers of 0, a partition key of 0, one of them more than max_message" in parked[b"key"]
+    assert [r.value for r in await records(sidings_kafka, etas)] == [b"good"]
+
+
 async def test_two_relays_share_the_slots_evenly_and_each_key_has_one(database: str, sidings_kafka: str, topic) -> None:
     etas = await topic("etas", partitions=4)
     async with relaying(database, sidings_kafka) as first:

@@ -60,7 +60,12 @@ def outgoing(
         )
     text = _headers_text(headers, correlation_header)
     raw_key, raw_value = _content(topic, key, value, text, max_bytes)
-    return Outgoing(topic, raw_key, raw_value, text, _raw("partition_key", partition_key), timestamp)
+    raw_partition_key = _raw("partition_key", partition_key)
+    if len(raw_partition_key or b"") > max_bytes:
+        raise InvalidMessage(
+            f"{topic}: partition_key has more bytes than max_message_bytes={max_bytes}: give a shorter one"
+        )
+    return Outgoing(topic, raw_key, raw_value, text, raw_partition_key, timestamp)
 
 
 def outgoing_many(

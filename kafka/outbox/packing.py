@@ -37,8 +37,8 @@ class Packed:
 class Packer:
     """Chooses partitions as Kafka's own clients do, and fills batches.
 
-    service: stands in the message ids. most: messages of a batch. max_bytes: of a value; a request beyond the broker's
-    own limit would only break the connection, again and again.
+    service: stands in the message ids. most: messages of a batch. max_bytes: of a value, a key or headers; a request
+    beyond the broker's own limit would only break the connection, again and again, and a long key takes the event loop.
     """
 
     def __init__(self, service: str, *, most: int = sys.maxsize, max_bytes: int = sys.maxsize) -> None:
@@ -76,9 +76,14 @@ class Packer:
         append, message_id, limit = batch.append, self._id, self._max_bytes
         latest_ms = int(time.time() * 1000)  # Kafka refuses what is an hour ahead, as where Postgres' clock is wrong
         for index, row in enumerate(rows):
-            id, _, key, _, value, text, timestamp_ms, published_us = row
-            if value is not None and len(value) > limit:
-                bad.append((row, f"its value has {len(value)} bytes, more than max_message_bytes={limit}"))
+            id, _, key, partition_key, value, text, timestamp_ms, published_us = row
+            if (
+                (value is not None and len(value) > limit)
+                or (key is not None and len(key) > limit)
+                or (text is not None and len(text) > limit)
+                or (partition_key is not None and len(partition_key) > limit)
+            ):
+                bad.append((row, f"it has {_sizes(row)}, one of them more than max_message_bytes={limit}"))
                 continue
             headers = [(MESSAGE_ID, message_id % (id, published_us))]
             if timestamp_ms is None:
@@ -104,9 +109,16 @@ class Packer:
     def _hash(self, key: bytes) -> int:
         hashed = self._hashes.get(key)
         if hashed is None:
+            if len(key) > self._max_bytes:
+                return 0  # wherever it is, it is not sent
             hashed = int(murmur2(key)) & 0x7FFFFFFF
             if len(key) <= _LONG_KEY:
                 if len(self._hashes) >= _REMEMBERED:
                     self._hashes.clear()
                 self._hashes[key] = hashed
         return hashed
+
+
+def _sizes(row: Row) -> str:
+    value, key, headers, partition_key = (len(x or "") for x in (row.value, row.key, row.headers, row.partition_key))
+    return f"a value of {value} bytes, a key of {key}, headers of {headers}, a partition key of {partition_key}"
