@@ -151,7 +151,7 @@ class Link:
             if not self._settings.pgbouncer:
                 return await connection.fetch(query, *args, timeout=seconds)
             # PgBouncer hands out a server connection per transaction: parse and execute have to share one.
-            async with asyncio.timeout(seconds), connection.transaction():
+            async with asyncio.timeout(seconds), connection.transaction(isolation="read_committed"):
                 await connection.execute(_limits(seconds))
                 return await connection.fetch(query, *args)
         except BROKEN as error:

@@ -72,10 +72,10 @@ async def eventually(condition: Callable[[], Any], what: object = "", seconds: f
 
 
 def an_executor(dsn: str, registry: Registry, *, schema: str = "sidings", service: str = "test", **options: Any):
-    """An executor that polls fast. `options`: fields of `ExecutorSettings`, and `prometheus`."""
-    prometheus = options.pop("prometheus", None)
+    """An executor that polls fast. `options`: fields of `ExecutorSettings`, `prometheus` and `pgbouncer`."""
+    prometheus, pgbouncer = options.pop("prometheus", None), options.pop("pgbouncer", False)
     settings = ExecutorSettings(**{"poll_seconds": 0.02, "shutdown_seconds": 2.0, **options})
-    postgres = PostgresSettings(dsn=dsn, schema_name=schema)
+    postgres = PostgresSettings(dsn=dsn, schema_name=schema, pgbouncer=pgbouncer)
     return Executor(service, registry, postgres, settings, prometheus=prometheus)
 
 

@@ -1043,7 +1043,10 @@ async def test_a_transactional_handlers_own_statements_are_planned_as_the_server
         assert setting == await value(database, f"SHOW {name}")
 
 
-async def test_an_isolation_level_of_the_database_is_for_handlers_and_not_for_the_executor(database: str):
+@pytest.mark.parametrize("pgbouncer", [False, True])
+async def test_an_isolation_level_of_the_database_is_for_handlers_and_not_for_the_executor(
+    database: str, pgbouncer: bool
+):
     registry = Registry()
     seen: list[str] = []
     strict = f"{database}?options=-c%20default_transaction_isolation%3Dserializable"
@@ -1059,7 +1062,7 @@ async def test_an_isolation_level_of_the_database_is_for_handlers_and_not_for_th
                CREATE TRIGGER look BEFORE UPDATE ON sidings.executor FOR EACH ROW EXECUTE FUNCTION look()"""
         )
         await enqueue(database, ride, [Ride()])
-        async with running(strict, registry):
+        async with running(strict, registry, pgbouncer=pgbouncer):
             await ended(database, 1)
             assert await connection.fetchval("SELECT host FROM sidings.executor") == "read committed"
     assert seen == ["serializable"]
