@@ -189,6 +189,8 @@ class Scheduler:
             if known.position == entry.position:
                 return
             self._discard_waiting(known)  # it was given a new place
+            if known.lane is not None:
+                self._go_on(known.lane, now)
         if self._ended and entry.attempt <= self._ended.get(entry.id, 0):
             return
         if entry.group is None or entry.policy == _PARALLEL:
@@ -260,9 +262,7 @@ class Scheduler:
         if not lane.more:
             lane.skipped = 0
             self.heavy.pop(lane, None)
-        self._arm(lane, now)
-        self._check_hunger(lane)
-        self._drop_if_empty(lane)
+        self._go_on(lane, now)
 
     def read_delivered(self) -> None:
         """The read that was under way has been applied, or has failed."""
@@ -376,8 +376,7 @@ class Scheduler:
         lane.newest = newest if superseded or not lane.queue else lane.queue[0].id
         if superseded:
             self._read_again(lane)
-        self._arm(lane, now)
-        self._drop_if_empty(lane)
+        self._go_on(lane, now)
 
     def read_anew(self, lane: Lane) -> None:
         """Whether jobs of a crowded lane have been ended is not known: none of those in memory may run."""
@@ -391,30 +390,25 @@ class Scheduler:
             self._check_hunger(lane)
 
     def put_back(self, entry: Entry, now: float) -> None:
-        """Undo `choose` for a job that has not started. In a draining origin it is forgotten, to be read again."""
+        """Undo `choose` for a job that has not started. Where its origin drains or has not been read up to it again,
+        or jobs before it have been left in the database meanwhile, it is forgotten, to be read again."""
         entry.origin.running.discard(entry)
         self.suspects.over([entry])
-        lane = entry.lane
-        if entry.origin.draining:
-            self.memory.drop(entry)
-            if lane is not None:
-                lane.running, lane.ending = lane.ending, None
-                self._drop_if_empty(lane)
-            return
+        origin, lane = entry.origin, entry.lane
+        unread = origin.draining or entry.position > origin.high
         if lane is None:
-            if self.withholds(entry.type, entry.origin.name, entry.group):
+            if unread or self.withholds(entry.type, origin.name, entry.group):
                 self.memory.drop(entry)
             else:
                 self._ready.push(entry, entry)
             return
         lane.running, lane.ending = lane.ending, None
-        if lane.more and entry.position > lane.last:  # jobs before it have been left in the database meanwhile
+        if unread or (lane.more and entry.position > lane.last):
             self.memory.drop(entry)
-            self._check_hunger(lane)
         else:
             lane.queue.insert(0, entry)
             lane.queue.sort(key=lambda e: e.position)
-        self._arm(lane, now)
+        self._go_on(lane, now)
 
     # -- outcomes, once they are committed ----------------------------------------------------------------------
 
@@ -537,6 +531,12 @@ class Scheduler:
         if self._known_type(type):
             self._types.add(type)
         return type in self._types
+
+    def _go_on(self, lane: Lane, now: float) -> None:
+        """A lane has more or less in memory than before: it may run, or be refilled, or is over."""
+        self._check_hunger(lane)
+        self._arm(lane, now)
+        self._drop_if_empty(lane)
 
     def _arm(self, lane: Lane, now: float) -> None:
         """Put a lane into the ready queue if its head may run."""

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
-from sidings.executor import cycles, reader
+from sidings.executor import cycles, reader, standing
 from sidings.executor.attempts import Finished
 from sidings.executor.cycles import CycleLoop
 from sidings.executor.flights import Batch, Flight, merged
@@ -147,7 +147,7 @@ class Database:
         late = min(candidates, default=None)
         header = [None] * len(COLUMNS)
         header[:4] = [0, 0, self.next_xid, self.server]
-        header[INDEX["position"]] = late
+        header[INDEX["position"]] = self.next_position - 1
         header[INDEX["run_at"]] = now + SERVER_AHEAD
         header[INDEX["headers"]] = json.dumps({"fence": self.fence, "pauses": list(self.pauses) or None})
         header[INDEX["payload"]] = json.dumps(str(snapshot))
@@ -838,6 +838,7 @@ class World:
         assert back == Counter({p: level.back for p, level in scheduler._ready._levels.items()}), (
             "room is lost for good"
         )
+        self._check_lanes(lanes)
         if self.step % 64 == 0:
             self._check_ready(lanes)
         if self.read_in_flight is not None or self.cycles_in_flight:
@@ -850,6 +851,17 @@ class World:
             assert accounted or row.moved, f"the audit finds {row}"
         assert scheduler.waiting() >= 0
         assert scheduler.ready >= 0
+
+    def _check_lanes(self, lanes: list[Lane]) -> None:
+        """None stands still: each runs a job, may run one, waits for its time, or is about to be read."""
+        scheduler, flight = self.scheduler, self.read_in_flight
+        read = {lane for lane, version, _ in flight.plan.lanes if lane.version == version} if flight else set[Lane]()
+        for lane in lanes:
+            if (job := lane.running) is not None:
+                assert job in lane.origin.running or job in scheduler.suspects._waiting, f"{job} holds its group"
+            elif not lane.queued and lane.due is None and lane not in scheduler.crowded and not lane.origin.draining:
+                assert not lane.queue, f"{lane.group} stands still"
+                assert lane in scheduler.hungry or lane in read, f"{lane.group} is not read any more"
 
     def _check_ready(self, lanes: list[Lane]) -> None:
         """What could run stands there once, and nothing else does."""
@@ -958,12 +970,12 @@ class Clocks:
         return 0.0 if self.world is None else self.world.clock
 
     def __enter__(self) -> Self:
-        self._real = (reader.now, cycles.now)
-        reader.now = cycles.now = self
+        self._real = (reader.now, cycles.now, standing.now)
+        reader.now = cycles.now = standing.now = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        reader.now, cycles.now = self._real
+        reader.now, cycles.now, standing.now = self._real
 
 
 async def _handler(job: object) -> None: ...

@@ -785,6 +785,42 @@ def test_a_job_that_is_put_back_does_not_overtake_late_rows_that_did_not_fit_int
     assert rig.run() == [7, 8, 10]
 
 
+def test_a_job_that_is_put_back_while_its_origin_is_read_anew_does_not_overtake_what_has_not_been_read_yet():
+    """As where so many rows turn up late that they are to be found by reading from 0."""
+    rig = Rig()
+    rig.put([10])
+    [chosen] = rig.choose()
+    rig.scheduler.forget_waiting(rig.queue)
+    rig.put([3])
+    rig.scheduler.put_back(chosen, 0)
+    assert rig.run() == [3]
+    rig.put([4, 10, 11])
+    assert rig.run() == [4, 10, 11]
+    assert rig.in_memory == 0
+
+
+def test_a_group_goes_on_where_the_suspect_that_held_it_has_got_another_place():
+    """It stood still: nobody looked at it again, as the new place is behind what memory has of it."""
+    rig = Rig(keep=4)
+    rig.put(1, group="b", losses=1)
+    rig.put(2, losses=1)
+    assert positions(rig.choose()) == [1]
+    rig.put(range(3, 9))
+    rig.put(9, id=2)
+    assert positions(rig.choose()) == [3]
+
+
+def test_a_group_is_refilled_where_what_memory_had_of_it_has_got_other_places():
+    rig = Rig(keep=4)
+    rig.put(range(1, 9))
+    [first] = rig.choose()
+    for position in (2, 3, 4):
+        rig.put(position + 10, id=position)
+    rig.scheduler.ended(first, 0)
+    rig.refill([5, 6, 7, 8])
+    assert rig.run(4) == [5, 6, 7, 8]
+
+
 # -- while a read is under way ------------------------------------------------------------------------------------
 
 
