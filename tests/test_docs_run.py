@@ -49,6 +49,7 @@ RUN_BY = {
         "The table": "test_directory_tables.py",
         "Quickstart": "test_directory_tables.py",
         "Bulk loads": HERE,
+        "Rights": "test_directory_tables.py",
     },
     "docs/enqueueing.md": {
         "": "test_ways_in.py",
