@@ -187,6 +187,7 @@ class Service:
             queue = self.queues[id % 3 == 0]
             if not queue.draining:
                 self.scheduler.insert(Entry(id, queue, "known", group, id), 0.0)
+                queue.high = max(queue.high, id)
         self.loop.signal()
 
     def work(self) -> None:
