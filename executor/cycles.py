@@ -209,10 +209,13 @@ class CycleLoop:
         finished, workers.finished = workers.finished, []
         held = set(scheduler.origins.values())
         finished = [f for f in finished if f[0].origin in held]
+        flying = [flight.batch for flight in self._flights]
+        shares, back = workers.share_out(entry for batch in flying for entry in batch.chosen)
+        scheduler.share_out(shares)
+        self._put_back(back, time)
         scheduler.wake_due(time)
         chosen: list[Entry] = []
         if not self.paused and not self.stuck():
-            flying = [flight.batch for flight in self._flights]
             recent = len(finished) + sum(len(batch.finished) for batch in flying)
             self._ahead = min(_MAX_AHEAD, max(2.0 * recent, self._ahead * 0.9 - 1))
             limit = workers.capacity() + int(self._ahead) - sum(len(batch.chosen) for batch in flying)

@@ -62,19 +62,19 @@ class Memory:
 
     def room(self) -> int:
         """How many more rows to read forward."""
-        if len(self.jobs) >= self.budget // 2 and self._new() + self.running() >= self.window // 8:
+        if len(self.jobs) >= self.budget // 2 and self._ready.new() + self.running() >= self.window // 8:
             return 0  # with many groups, what is read now would not fit into their lanes, and be read again
         return self.space()
 
     def low(self) -> bool:
         """Whether half of what memory may hold has been used up, so that the next read should be sent."""
         room = self.room()
-        return room > 0 and room >= self._new()
+        return room > 0 and room >= self._ready.new()
 
     def space(self) -> int:
         """How many more rows there is room for, by their number and by the size of their payloads. Lanes that have come
         back have room of their own."""
-        return max(0, min(self.window - self._new(), self.fitting()))
+        return max(0, min(self.window - self._ready.new(), self.fitting()))
 
     def fitting(self, largest: int = 0) -> int:
         """How many more rows there is room for by the size of their payloads; largest: one of them is known to have."""
@@ -93,10 +93,6 @@ class Memory:
         self.size_ahead = self.payload_budget / (_FIRST_ROOM * _VARY)
         if not self.jobs and (sizes := [len(payload or "") for payload in payloads]):
             self.size_ahead = sum(sizes) / len(sizes)
-
-    def _new(self) -> int:
-        """What is ready and has not come back from a backoff."""
-        return max(0, self._ready.count - self._ready.back)
 
     def _spare(self) -> int:
         """How many more characters of payloads there is room for."""

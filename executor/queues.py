@@ -101,10 +101,10 @@ class Lane:
         "ending",
         "group",
         "last",
+        "line",
         "more",
         "newest",
         "origin",
-        "priority",
         "queue",
         "queued",
         "running",
@@ -122,7 +122,7 @@ class Lane:
         self.more = False  # the database has jobs behind `last` that are not here
         self.last = 0
         self.due: float | None = None  # backs off until then
-        self.priority = 0  # of its head, when it backed off or came back
+        self.line: tuple[int, str] = (0, "")  # priority and type of its head, when it backed off or came back
         self.back = False  # has come back, and its head has not been chosen yet
         self.blocked_by: int | None = None  # id of its head, whose type is unknown to this process
         self.newest = 0  # id of the job that the database has just said to be the newest of its kind

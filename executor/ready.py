@@ -1,76 +1,111 @@
 """What could run, in the order in which it is chosen; what waits for its time; and the lanes that come back from their
 backoff as there is room.
 
-The highest priority first; of one priority, first attempts and what runs again in turns. More lanes may come back than
-the workers can run, as where a carrier is away: each priority has room for a quarter of the window, so that no crowd
-keeps another priority's lanes away, and all together for the window; a few always have room. What is back does not
-count where it is asked how much there is to run, or crowds of several priorities would keep new jobs from being read.
+The highest priority first; of one priority, the types of jobs in turns; of one type, first attempts and what runs again
+in turns. More lanes may come back than the workers can run, as where a carrier is away: each type of each priority has
+room for a quarter of the window, so that no crowd keeps another one's lanes away, and all together for the window; a
+few always have room. What is back does not count where it is asked how much there is to run, or crowds would keep new
+jobs from being read. So it is with first attempts of slow types, which the workers take fewer of than there are: their
+lanes, too, wait until there is room for them.
 """
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import inf
 
 from .queues import Entry, Lane
 
 __all__ = ["ReadyQueue"]
 
-_FEW = 64  # lanes of a priority that may be back whatever others are
+_FEW = 64  # lanes of a type and priority that may be back whatever others are
+_MOST_SLOW = 8  # windows of what stands here of slow types, before it keeps others from being read
 _FEW_TIMERS = 1_000  # of so many it does not matter whether anybody waits for them still
 
 
 class _Level:
-    """One priority. again: what has run before; its turn comes after a first attempt. overdue: lanes whose time has
-    come, and when it had; back: how many have come back, and are read again or stand here."""
+    """What stands here of one priority and type. again: what has run before; its turn comes after a first attempt.
+    listed: has its turn among the types. overdue: lanes whose time has come, and when it had; back: how many have come
+    back, and are read again or stand here."""
 
-    __slots__ = ("again", "agains_turn", "back", "first", "overdue")
+    __slots__ = ("again", "agains_turn", "back", "first", "listed", "overdue", "priority", "type")
 
-    def __init__(self) -> None:
+    def __init__(self, priority: int, type: str) -> None:
+        self.priority = priority
+        self.type = type
         self.first: deque[Entry | Lane] = deque()
         self.again: deque[Entry | Lane] = deque()
         self.agains_turn = False
+        self.listed = False
         self.overdue: deque[tuple[float, Lane]] = deque()
         self.back = 0
 
+    def pop(self) -> Entry | Lane | None:
+        if self.again and (self.agains_turn or not self.first):
+            self.agains_turn = False
+            return self.again.popleft()
+        self.agains_turn = True
+        return self.first.popleft() if self.first else None
+
 
 class ReadyQueue:
-    """count: what stands here, lanes and single jobs. back: lanes that have come back, here or being read again."""
+    """count: what stands here, lanes and single jobs. back: lanes that have come back, here or being read again.
+    slow: types of which the workers take no more than their share."""
 
     def __init__(self, window: int) -> None:
         self.count = 0
         self.back = 0
+        self.slow: Collection[str] = frozenset()
         self._window = window
-        self._levels: dict[int, _Level] = {}
-        self._order: list[int] = []  # priorities, highest first
+        self._levels: dict[tuple[int, str], _Level] = {}
+        self._turns: dict[
+            int, deque[_Level]
+        ] = {}  # of each priority, highest first: types of which something stands here
+        self._overdue: dict[_Level, None] = {}  # in which lanes wait for room
         self._timers: list[tuple[float, int, Entry | Lane]] = []
         self._serial = 0
         self._most_timers = _FEW_TIMERS  # then those are dropped of lanes that do not wait for them any more
 
     def push(self, item: Entry | Lane, head: Entry) -> None:
         """To the end of its line. head: the item itself, or the lane's."""
-        level = self._level(head.priority)
+        level = self._level((head.priority, head.type))
         (level.first if head.attempt == 1 else level.again).append(item)
+        if not level.listed:
+            level.listed = True
+            self._turns[level.priority].append(level)
         self.count += 1
 
-    def take(self) -> Iterator[Entry | Lane]:
-        """Take out one after the other, for as long as they are asked for."""
-        for priority in self._order:
-            level = self._levels[priority]
-            first, again = level.first, level.again
-            while first or again:
-                if again and (level.agains_turn or not first):
-                    item = again.popleft()
-                    level.agains_turn = False
+    def take(self, shares: Mapping[str, int]) -> Iterator[Entry | Lane]:
+        """Take out one after the other, for as long as they are asked for. shares: of these types no more is wanted
+        when nothing is left of it."""
+        for turns in self._turns.values():
+            passed = 0
+            while passed < len(turns):
+                level = turns[0]
+                if shares and shares.get(level.type, 1) <= 0:
+                    turns.rotate(-1)
+                    passed += 1
+                elif (item := level.pop()) is None:
+                    level.listed = False
+                    turns.popleft()
                 else:
-                    item = first.popleft()
-                    level.agains_turn = True
-                self.count -= 1
-                yield item
+                    turns.rotate(-1)
+                    passed = 0
+                    self.count -= 1
+                    yield item
+
+    def new(self) -> int:
+        """How much stands here that has not come back, and is of no slow type."""
+        count = self.count - self.back
+        if self.slow:
+            slow = [level for level in self._levels.values() if level.type in self.slow]
+            standing = sum(len(level.first) + len(level.again) - level.back for level in slow)
+            count -= min(standing, _MOST_SLOW * self._window)
+        return max(0, count)
 
     def lines(self) -> list[deque[Entry | Lane]]:
-        """What stands here. Who takes something out lowers `count`."""
-        levels = [self._levels[priority] for priority in self._order]
+        """What stands here, by priority. Who takes something out lowers `count`."""
+        levels = sorted(self._levels.values(), key=lambda level: -level.priority)
         return [line for level in levels for line in (level.first, level.again)]
 
     def remove(self, entry: Entry) -> None:
@@ -85,7 +120,7 @@ class ReadyQueue:
         self.take_out(gone)
         self._timers = [timer for timer in self._timers if not gone(timer[2])]
         heapq.heapify(self._timers)
-        for level in self._levels.values():
+        for level in self._overdue:
             level.overdue = deque(item for item in level.overdue if not gone(item[1]))
 
     def take_out(self, gone: Callable[[Entry | Lane], bool]) -> None:
@@ -110,12 +145,12 @@ class ReadyQueue:
         self._serial += 1
         heapq.heappush(self._timers, (due, self._serial, item))
 
-    def let_back(self, lane: Lane, priority: int) -> bool:
-        """Whether a lane may come back now; `lane.priority` is then the one whose room it takes."""
-        level = self._level(priority)
+    def let_back(self, lane: Lane, line: tuple[int, str]) -> bool:
+        """Whether a lane may come back now; `lane.line` is then the one whose room it takes."""
+        level = self._level(line)
         if not self._has_room(level):
             return False
-        lane.back, lane.priority = True, priority
+        lane.back, lane.line = True, line
         level.back += 1
         self.back += 1
         return True
@@ -124,7 +159,7 @@ class ReadyQueue:
         """Its head has been chosen, or it backs off again, or is forgotten: there is room for another one."""
         if lane.back:
             lane.back = False
-            self._levels[lane.priority].back -= 1
+            self._levels[lane.line].back -= 1
             self.back -= 1
 
     def returning(self, now: float) -> Iterator[Entry | Lane]:
@@ -134,28 +169,33 @@ class ReadyQueue:
             if not isinstance(item, Lane):
                 yield item
             elif item.due == due:  # it waits for that still
-                self._level(item.priority).overdue.append((due, item))
-        for priority in self._order:
-            level = self._levels[priority]
+                level = self._level(item.line)
+                level.overdue.append((due, item))
+                self._overdue[level] = None
+        for level in sorted(self._overdue, key=lambda level: -level.priority):
             while level.overdue and self._has_room(level):
                 due, lane = level.overdue.popleft()
                 if lane.due == due:
-                    self.let_back(lane, priority)
+                    self.let_back(lane, (level.priority, level.type))
                     yield lane
+            if not level.overdue:
+                del self._overdue[level]
 
     def next_due(self) -> float | None:
         """When something may come back next."""
-        dues = [level.overdue[0][0] for level in self._levels.values() if level.overdue and self._has_room(level)]
+        dues = [level.overdue[0][0] for level in self._overdue if level.overdue and self._has_room(level)]
         return min([*dues, *(timer[0] for timer in self._timers[:1])], default=None)
 
     def _has_room(self, level: _Level) -> bool:
         return level.back < max(1, self._window // 4) and (self.back < self._window or level.back < _FEW)
 
-    def _level(self, priority: int) -> _Level:
-        level = self._levels.get(priority)
+    def _level(self, line: tuple[int, str]) -> _Level:
+        level = self._levels.get(line)
         if level is None:
-            level = self._levels[priority] = _Level()
-            self._order = sorted(self._levels, reverse=True)
+            level = self._levels[line] = _Level(*line)
+            if level.priority not in self._turns:
+                priorities = sorted([level.priority, *self._turns], reverse=True)
+                self._turns = {priority: self._turns.get(priority, deque()) for priority in priorities}
         return level
 
 

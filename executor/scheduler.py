@@ -80,6 +80,7 @@ class Scheduler:
         self._types: set[str] = set()  # those that it has said yes to
         self._ended: dict[int, int] = {}  # id -> attempt, of jobs that ended while a read was under way
         self._early: dict[int, Entry] = {}  # next attempts, read before the last one's outcome was acknowledged
+        self._shares: dict[str, int] = {}  # how many more may be chosen of each slow type
 
     # -- origins ------------------------------------------------------------------------------------------------
 
@@ -282,8 +283,13 @@ class Scheduler:
         """Whether `choose` may find something."""
         return self.ready > 0 or self.suspects.ready()
 
+    def share_out(self, shares: dict[str, int]) -> None:
+        """From now on choose of each of these types, which are slow, only so many more jobs; of others any."""
+        self._shares = shares
+        self._ready.slow = shares.keys()
+
     def choose(self, limit: int, now: float) -> list[Entry]:
-        """Take up to `limit` jobs that may run now, the highest priority first, lanes in turn, and in turns with first
+        """Take up to `limit` jobs that may run now, the highest priority first, types in turns, and in turns with first
         attempts what runs again."""
         chosen: list[Entry] = []
         if self.suspects.ready() and limit > 0:
@@ -292,12 +298,15 @@ class Scheduler:
             chosen.append(entry)
         if len(chosen) >= limit:
             return chosen
-        for item in self._ready.take():
+        shares = self._shares
+        for item in self._ready.take(shares):
             entry = self._take(item, now) if isinstance(item, Lane) else item
             if entry is None or (entry.losses and not self.suspects.admit(entry, now)):
                 continue
             entry.origin.running.add(entry)
             chosen.append(entry)
+            if shares and entry.type in shares:
+                shares[entry.type] -= 1
             if len(chosen) == limit:
                 break
         return chosen
@@ -309,13 +318,13 @@ class Scheduler:
         successors: list[Entry] = []
         if self.pauses is not NOTHING_PAUSED:
             return successors
-        types = self._types
+        types, shares = self._types, self._shares
         for entry in ending:
             lane = entry.lane
             if lane is None or lane.running is not entry or not lane.queue:
                 continue
             head = lane.queue[0]
-            if head.policy or head.losses or head.due is not None or head.type not in types:
+            if head.policy or head.losses or head.due is not None or head.type not in types or head.type in shares:
                 continue
             if len(successors) == limit:
                 break
@@ -545,7 +554,8 @@ class Scheduler:
         head = lane.queue[0]
         if not self._may_run(lane, head, now):
             return
-        if head.attempt > 1 and not lane.back and not self._ready.let_back(lane, head.priority):
+        crowds = head.attempt > 1 or head.type in self._shares
+        if crowds and not lane.back and not self._ready.let_back(lane, (head.priority, head.type)):
             self._stick(lane, head, now)
             return
         lane.queued = True
@@ -580,7 +590,7 @@ class Scheduler:
 
     def _stick(self, lane: Lane, head: Entry, due: float) -> None:
         self._compact(lane, head.position)
-        lane.priority = head.priority
+        lane.line = (head.priority, head.type)
         lane.due = due
         self._ready.delay(lane, due)
 

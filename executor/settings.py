@@ -66,8 +66,9 @@ class PostgresSettings(BaseModel):
 class ExecutorSettings(BaseModel):
     """How jobs run.
 
-    concurrency: handlers that run at once. lease_seconds: how long an origin stays ours without a renewal; a takeover
-    after a kill takes that long. poll_seconds: how often to look for jobs that others enqueued without telling us.
+    concurrency: handlers that run at once; of several types, a slow one has at most four fifths of them. lease_seconds:
+    how long an origin stays ours without a renewal; a takeover after a kill takes that long. poll_seconds: how often to
+    look for jobs that others enqueued without telling us.
     poison_after: losses after which a job is held instead of run. drain_seconds: how long a handler may go on after
     its partition was taken away; shutdown_seconds: the same for the end of the process; then it is cancelled.
     exit_when_fenced: end the process (`os._exit`) when a lease would run out under a handler that cannot be stopped.

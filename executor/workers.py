@@ -6,8 +6,8 @@ them into `finished`, from where the next cycle collects it.
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from .attempts import Finished, failed, invalid, job_of, judged, raised, results
 from .clock import now
 from .forks import end_if_forked, forks_so_far
 from .queues import Entry, OriginQueue
+from .shares import TIMES_THE_REST, shares
 from .threads import HandlerThreads
 from .transactional import Superseded, Transactional
 from .worker import CancelReason, Worker
@@ -39,9 +40,11 @@ __all__ = ["Workers"]
 
 log = logging.getLogger("sidings.executor")
 
+_SLOW_SECONDS = 0.25  # that a handler has been running for
 _STREAK = 64  # jobs that one worker runs before it lets the event loop go round
 _AT_ONCE = 2  # workers that take quick jobs in turns
 _SWEEP_SECONDS = 0.05
+_TELL_SECONDS = 60.0
 _STOP_SECONDS = 5.0  # how long a handler may take to notice the last cancellation
 
 
@@ -69,6 +72,9 @@ class Workers:
         self._middleware = transactional.middleware = registry.middleware
         self._threads = HandlerThreads(concurrency)
         self._sweeper: asyncio.Task[None] | None = None
+        self._several = False  # types are declared: one alone has all workers
+        self._slow: frozenset[str] = frozenset()  # types most of whose workers have had their jobs for long
+        self._told: dict[str, float] = {}  # slow types, and when the log has last been told
         self._stopping = False
         self._forks = 0  # at the start
 
@@ -76,6 +82,7 @@ class Workers:
         """Create the workers' coroutines."""
         self._forks = forks_so_far()
         self.batch_sizes = {job_type.name: job_type.batch for job_type in self._registry if job_type.batch}
+        self._several = sum(1 for _ in self._registry) > 1
         for worker in self.all:
             worker.task = asyncio.create_task(self._work(worker), name="sidings worker")
         self._sweeper = asyncio.create_task(self._sweep(), name="sidings timeouts")
@@ -116,6 +123,42 @@ class Workers:
     def capacity(self) -> int:
         """Workers that have nothing to do and no claimed job waiting for them."""
         return len(self._idle) - len(self.claimed)
+
+    def share_out(self, coming: Iterable[Entry]) -> tuple[dict[str, int], list[Entry]]:
+        """How many more jobs of each slow type may start, beside those that are `coming`; and claimed ones that are too
+        many already, and do not start: they would wait here, with all behind them, for workers that are left to others.
+        """
+        if not self._slow:
+            return {}, []
+        held = self._held()
+        self._tell(held)
+        held.update(entry.type for entry in coming)
+        held.update(map(_type_of, self.claimed))
+        left = shares(len(self.all), {type: held[type] for type in self._slow})
+        taken: list[Entry] = []
+        items = list(self.claimed)
+        self.claimed.clear()
+        for item in reversed(items):
+            if left.get(type := _type_of(item), 0) < 0:
+                left[type] += 1
+                taken += item if isinstance(item, list) else [item]
+            else:
+                self.claimed.appendleft(item)
+        return left, taken
+
+    def _held(self) -> Counter[str]:
+        """Workers of each type."""
+        return Counter(worker.entry.type for worker in self.all if worker.entry is not None)
+
+    def _tell(self, held: Counter[str]) -> None:
+        time, left = now(), shares(len(self.all), {type: held[type] for type in self._slow})
+        for type in [type for type, more in left.items() if more <= 0 and time >= self._told.get(type, 0.0)]:
+            self._told[type] = time + _TELL_SECONDS
+            log.warning(
+                "%s of %s workers run jobs of the type %r, for long: no more of them start, so that other types find "
+                "workers (`timeout=` of the type, ExecutorSettings.concurrency)",
+                *(held[type], len(self.all), type),
+            )
 
     def running(self) -> int:
         """Handlers that run now."""
@@ -188,11 +231,26 @@ class Workers:
             return
         if not self._between:
             for _ in range(min(self._wave, len(self._idle), len(self.claimed))):
+                if self._is_kept(_type_of(self.claimed[0])):
+                    if not self._awake():
+                        return  # one of its own type is to run it; `_sweep` looks again, and what is slow is given back
+                    break
                 wake = self._idle.pop().wake
                 if wake is not None and not wake.done():
                     wake.set_result(None)
             self._wave *= 2
         self._waking = asyncio.get_running_loop().call_soon(self._wake)
+
+    def _is_kept(self, type: str) -> bool:
+        """Whether the workers that are idle are kept for other types than this one."""
+        idle = len(self._idle)
+        if not self._several or idle * (TIMES_THE_REST + 1) > len(self.all):
+            return False
+        return self._held()[type] + self._awake() >= TIMES_THE_REST * idle
+
+    def _awake(self) -> int:
+        """Workers that are about to take a claimed job, of whatever type."""
+        return len(self.all) - len(self._idle) - self.running()
 
     async def _work(self, worker: Worker) -> None:
         loop, task = asyncio.get_running_loop(), cast(asyncio.Task[None], asyncio.current_task())
@@ -432,6 +490,25 @@ class Workers:
                 if worker.stop_at is not None and time >= worker.stop_at:
                     worker.stop_at = None
                     worker.cancel(CancelReason.TIMEOUT)
+            self._look_for_slow(time)
+            if self._waking is None:
+                self._wake()  # of the claimed jobs the slow ones may have been given back
+
+    def _look_for_slow(self, time: float) -> None:
+        """A type of which a few jobs take long is not slow."""
+        long = Counter[str]()
+        if self._several and 2 * len(self._idle) <= len(self.all):
+            busy = [worker for worker in self.all if worker.entry is not None and time - worker.started > _SLOW_SECONDS]
+            long.update(worker.entry.type for worker in busy if worker.entry is not None)
+        held = self._held() if long else long
+        slow = frozenset(type for type, count in long.items() if 2 * count > held[type])
+        if slow != self._slow:
+            self._slow = slow
+            self.changed.set()
+
+
+def _type_of(item: Entry | list[Entry]) -> str:
+    return item[0].type if isinstance(item, list) else item.type
 
 
 def _pass_on_exit(error: BaseException, task: asyncio.Task[None]) -> None:

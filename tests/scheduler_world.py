@@ -8,7 +8,7 @@ be kept back for as long as a test likes, so every interleaving of commits, read
 import asyncio
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -23,6 +23,7 @@ from sidings.executor.metrics import ExecutorMetrics
 from sidings.executor.queues import Entry, Lane, OriginQueue
 from sidings.executor.reader import Reader
 from sidings.executor.scheduler import Scheduler
+from sidings.executor.shares import shares
 from sidings.jobs import SUCCEEDED, Again, Committed, End, Hold, Outcome, OutcomeName, Policy, Registry
 
 COLUMNS = (
@@ -193,12 +194,20 @@ class Handlers:
         self.concurrency = concurrency
         self.batch_sizes: dict[str, int] = {}
         self.clock: Callable[[], float] = float
+        self.slow: set[str] = set()
 
     def capacity(self) -> int:
         return self.concurrency - len(self.busy) - len(self.void) - len(self.claimed)
 
     def claim(self, entries: list[Entry]) -> None:
         self.claimed.extend(entries)
+
+    def share_out(self, coming: Iterable[Entry]) -> tuple[dict[str, int], list[Entry]]:
+        held = Counter(entry.type for entry in (*self.busy, *self.claimed, *coming) if entry.type in self.slow)
+        left = shares(self.concurrency, {type: held[type] for type in self.slow})
+        taken = [entry for entry in self.claimed if left.get(entry.type, 0) < 0]
+        self.claimed = deque(entry for entry in self.claimed if entry not in taken)
+        return left, taken
 
     def unclaim(self, queue: OriginQueue | None = None) -> list[Entry]:
         taken = [entry for entry in self.claimed if queue is None or entry.origin is queue]
@@ -240,6 +249,7 @@ STEPS = {
     "clear": 0,
     "pause": 0,
     "resume": 0,
+    "slow_down": 0,
 }
 
 
@@ -260,6 +270,7 @@ class Life:
     latest: float = 0.0
     parallel: float = 0.0
     most_late: int = 3  # rows of an origin in a read
+    slow: float = 0.0  # jobs of a type that may become slow
     large: float = 0.0  # payloads that fill a good deal of the memory
 
 
@@ -294,6 +305,10 @@ LIVES = {
     ),
     "only the newest": life(latest=0.7, groups=("a", "b", "c"), unknown=0),
     "all policies": life(latest=0.4, parallel=0.3, groups=("a", "b", "c", None)),
+    "a type becomes slow": life({"slow_down": 3}, slow=0.7, groups=("a", "b", "c", "d", "e", None), concurrency=5),
+    "a crowd of a slow type": life(
+        {"slow_down": 1, "insert": 30, "finish": 8}, slow=0.9, groups=tuple("abcdefghijklmnopqrst"), origins=("t/0",)
+    ),
     "persons intervene": life({"cancel": 6, "pause": 3, "resume": 3}, groups=("a", "b", "c", None)),
     "persons intervene in everything": life(
         {"cancel": 6, "pause": 3, "resume": 3, "lose": 2, "acquire": 6}, latest=0.3, parallel=0.2
@@ -340,8 +355,9 @@ class World:
         self.started = 0
         registry = Registry()
         registry.job(name="known", payload=object)(_handler)
+        registry.job(name="slow", payload=object)(_handler)
         self.scheduler = Scheduler(
-            lambda kind: kind == "known",
+            lambda kind: kind != "unknown",
             window=self.life.window,
             keep=self.life.keep,
             budget=self.life.budget,
@@ -394,6 +410,8 @@ class World:
         group = self.random.choice(self.life.groups)
         for _ in range(self.random.choice((1, 1, 1, 2, 9))):
             kind = "unknown" if self.random.random() < self.life.unknown else "known"
+            if self.life.slow and kind == "known" and self.random.random() < self.life.slow:
+                kind = "slow"
             self._insert(xid, group, kind)
         if alone:
             self.commit(xid)
@@ -403,7 +421,7 @@ class World:
         origin = self.random.choice(self.life.origins)
         row = Row(database.next_id, origin, group, kind, xid, None, inserted=self.step)
         dice = self.random.random()
-        if group is not None and kind == "known" and dice < self.life.latest + self.life.parallel:
+        if group is not None and kind != "unknown" and dice < self.life.latest + self.life.parallel:
             row.policy = LATEST if dice < self.life.latest else PARALLEL
         if self.random.random() < 0.1:
             row.run_at = self.clock + self.random.random()
@@ -534,6 +552,10 @@ class World:
         )
 
     # -- the reader -----------------------------------------------------------------------------------------------
+
+    def slow_down(self) -> None:
+        """The handlers of a type take long, or do so no more."""
+        self.handlers.slow ^= {"slow"}
 
     def thin_out(self) -> None:
         """Superseded jobs are ended, while no read is under way."""
@@ -668,7 +690,7 @@ class World:
         if entry.origin.deadline <= self.clock:
             handlers.expired.append(entry)
             return
-        assert entry.type == "known", f"{entry} starts although nobody here knows its type"
+        assert entry.type != "unknown", f"{entry} starts although nobody here knows its type"
         row = self.database.rows.get(entry.id)
         if row is None and entry.id in self.stopped:
             row = Row(entry.id, entry.origin.name, entry.group, entry.type, 0, entry.position, attempt=entry.attempt)
@@ -834,8 +856,8 @@ class World:
                 assert not any(entry.origin is queue for entry in self.handlers.claimed)
         assert scheduler.memory.payload == sum(len(entry.payload or "") for entry in scheduler.memory.jobs.values())
         lanes = [lane for queue in scheduler.origins.values() for lane in queue.lanes.values()]
-        back = Counter(lane.priority for lane in lanes if lane.back)
-        assert back == Counter({p: level.back for p, level in scheduler._ready._levels.items()}), (
+        back = Counter(lane.line for lane in lanes if lane.back)
+        assert back == Counter({line: level.back for line, level in scheduler._ready._levels.items()}), (
             "room is lost for good"
         )
         self._check_lanes(lanes)

@@ -487,7 +487,7 @@ def test_crowds_of_many_priorities_that_have_come_back_keep_no_new_job_from_bein
     rig.wait(4.0)
     for lane in list(rig.scheduler.hungry):
         del rig.scheduler.hungry[lane]
-        row = rig.entry(lane.last + 1, lane.group, attempt=2, priority=lane.priority)
+        row = rig.entry(lane.last + 1, lane.group, attempt=2, priority=lane.line[0])
         rig.scheduler.refilled(lane, [row], size=4, upto=rig.queue.high, left_out=False, now=rig.now)
     assert rig.scheduler.ready == 24, "a quarter of the window each"
     assert rig.scheduler.memory.space() == 16
@@ -1108,3 +1108,54 @@ def test_the_scheduler_knows_which_rows_it_is_going_to_read():
     assert scheduler.accounts_for("elsewhere/0", None, 3)
     scheduler.drain(rig.queue)
     assert scheduler.accounts_for("t/0", None, 3)
+
+
+def test_types_of_one_priority_take_turns():
+    """A crowd of one kept what came after it waiting until all of it had run."""
+    rig = Rig()
+    rig.put(range(1, 7), group=None, type="crowd")
+    rig.put((7, 8), group=None, type="other")
+    rig.put(9, group=None, type="third", priority=1)
+    assert positions(rig.choose(3)) == [9, 1, 7]
+    assert rig.run() == [2, 8, 3, 4, 5, 6], "and the turns go on where they were"
+
+
+def test_of_a_slow_type_no_more_than_its_share_is_chosen():
+    rig = Rig()
+    rig.put(range(1, 6), group=None, type="slow")
+    rig.put(range(6, 10), group=None, type="quick")
+    rig.scheduler.share_out({"slow": 2})
+    assert positions(rig.choose(4)) == [1, 6, 2, 7]
+    assert positions(rig.choose()) == [8, 9], "those of other types, one after the other"
+    assert rig.choose() == []
+    rig.scheduler.share_out({"slow": 1})
+    assert positions(rig.choose()) == [3]
+    rig.scheduler.share_out({})
+    assert positions(rig.choose()) == [4, 5]
+
+
+def test_groups_of_a_slow_type_take_turns():
+    """One with many jobs would keep the worker that it has, for good."""
+    rig = Rig()
+    rig.put((1, 2), group="long", type="slow")
+    rig.put(3, group="short", type="slow")
+    rig.scheduler.share_out({"slow": 1})
+    [head] = rig.choose()
+    rig.scheduler.share_out({"slow": 0})
+    assert rig.hand_over(head) is None
+    rig.scheduler.ended(head, rig.now)
+    rig.scheduler.share_out({"slow": 1})
+    assert positions(rig.choose()) == [3]
+
+
+def test_first_attempts_of_a_slow_type_beyond_a_quarter_of_the_window_are_not_kept_in_memory():
+    rig = Rig(window=16)
+    rig.scheduler.share_out({"slow": 0})
+    for position in range(1, 21):
+        rig.put(position, group=f"group {position}", type="slow")
+    assert (rig.scheduler.ready, len(rig.scheduler.memory.jobs)) == (4, 4)
+    assert rig.scheduler.memory.space() == 16, "there is room for others"
+    rig.scheduler.share_out({"slow": 1})
+    assert positions(rig.choose()) == [1]
+    rig.wait(0.0)
+    assert [lane.group for lane in rig.scheduler.hungry] == ["group 5"], "the next one may come"

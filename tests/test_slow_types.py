@@ -1,0 +1,202 @@
+"""A type of jobs whose handlers take long, as where a carrier lets each call run into its timeout."""
+
+import asyncio
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sidings.executor import workers
+from sidings.executor.shares import TIMES_THE_REST, shares
+from sidings.jobs import Job, JobType, Registry
+
+from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, running
+
+WORKERS = 10
+MOST = 8  # four fifths of them
+
+
+class Carrier:
+    """Answers no call until `recover`."""
+
+    def __init__(self) -> None:
+        self.answers = asyncio.Event()
+        self.calls, self.most = 0, 0
+        self.answered: list[str] = []
+
+    async def call(self, transport: str) -> None:
+        self.calls += 1
+        self.most = max(self.most, self.calls)
+        await self.answers.wait()
+        self.calls -= 1
+        self.answered.append(transport)
+
+
+def declared(
+    carrier: Carrier, *, group: str | None = "transport"
+) -> tuple[Registry, JobType[Ride], JobType[Ride], list[str]]:
+    """Jobs that call the carrier, and others."""
+    registry, ran = Registry(), list[str]()
+
+    @registry.job(group=group)
+    async def call_carrier(job: Job[Ride]) -> None:
+        await carrier.call(job.payload.transport)
+
+    @registry.job(group=group)
+    async def store(job: Job[Ride]) -> None:
+        ran.append(job.payload.transport)
+
+    return registry, call_carrier, store, ran
+
+
+@given(
+    workers=st.integers(1, 200),
+    held=st.dictionaries(st.sampled_from("abcd"), st.integers(0, 60), min_size=1, max_size=4),
+)
+def test_a_type_gets_one_more_while_it_has_less_than_four_times_what_is_left(workers: int, held: dict[str, int]):
+    for type, more in shares(workers, held).items():
+        now, rest = held[type], workers - sum(held.values())
+        assert now + more >= TIMES_THE_REST * (rest - more)
+        assert now + more - 1 < TIMES_THE_REST * (rest - more + 1)
+
+
+@pytest.mark.parametrize("group", ["transport", None])
+async def test_what_hangs_leaves_workers_to_other_types(
+    database: str, group: str | None, caplog: pytest.LogCaptureFixture
+):
+    """It kept all of them, and no other job started before one of its calls had run into its timeout."""
+    carrier = Carrier()
+    registry, call_carrier, store, ran = declared(carrier, group=group)
+    calls, others = [f"c{n}" for n in range(100)], [f"s{n}" for n in range(50)]
+    async with running(database, registry, concurrency=WORKERS) as executor:
+        await enqueue(database, call_carrier, [Ride(transport=name) for name in calls])
+        await eventually(lambda: carrier.calls == MOST)
+        await enqueue(database, store, [Ride(transport=name) for name in others])
+        await eventually(lambda: len(ran) == len(others))
+        assert (carrier.most, carrier.answered) == (MOST, [])
+        [one, *_] = executor.scheduler.memory.jobs.values()
+        assert executor.workers.share_out([]) == ({"call_carrier": 0}, [])
+        assert executor.workers.share_out([one]) == ({"call_carrier": -1}, [])
+        carrier.answers.set()
+        await drained(database)
+    assert Counter(carrier.answered) == Counter(calls)
+    told = [record.getMessage() for record in caplog.records if "no more of them start" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith(f"{MOST} of {WORKERS} workers run jobs of the type 'call_carrier'")
+
+
+async def test_a_type_that_is_alone_has_all_workers(database: str):
+    carrier, registry = Carrier(), Registry()
+
+    @registry.job(group="transport")
+    async def call_carrier(job: Job[Ride]) -> None:
+        await carrier.call(job.payload.transport)
+
+    async with running(database, registry, concurrency=WORKERS):
+        await enqueue(database, call_carrier, [Ride(transport=f"c{n}") for n in range(30)])
+        await eventually(lambda: carrier.calls == WORKERS)
+        carrier.answers.set()
+        await drained(database)
+
+
+@pytest.mark.parametrize("group", ["transport", None])
+async def test_a_crowd_that_hangs_keeps_no_other_job_from_being_read(database: str, group: str | None):
+    """More of them than memory is to have: they filled it, and what stood behind was not read before they had ended."""
+    carrier = Carrier()
+    registry, call_carrier, store, ran = declared(carrier, group=group)
+    calls = [f"c{n}" for n in range(2_000 if group else 300)]
+    await enqueue(database, call_carrier, [Ride(transport=name) for name in calls])
+    await enqueue(database, store, [Ride(transport=f"s{n}") for n in range(50)])
+    async with running(database, registry, (), concurrency=WORKERS) as executor:
+        scheduler = executor.scheduler
+        scheduler.memory.window = scheduler._ready._window = 40
+        scheduler.memory.budget = 80
+        executor.assign([ORIGIN], 2)
+        await eventually(lambda: len(ran) == 50)
+        assert carrier.most <= MOST
+        assert group is None or len(scheduler.memory.jobs) < 200
+        carrier.answers.set()
+        await drained(database)
+    assert Counter(carrier.answered) == Counter(calls)
+
+
+async def test_what_is_named_ahead_is_given_back_when_its_type_begins_to_hang(database: str):
+    """While calls are quick, many more are named than there are workers; what was named later stood behind them."""
+    carrier = Carrier()
+    registry, call_carrier, store, ran = declared(carrier)
+    carrier.answers.set()
+    calls = [f"c{n}" for n in range(6_000)]
+    async with running(database, registry, concurrency=WORKERS) as executor:
+        async with connected(database) as connection, connection.transaction():
+            for n in range(0, len(calls), 20):
+                await call_carrier.enqueue_many(
+                    connection, [Ride(transport=c) for c in calls[n : n + 20]], origin=ORIGIN
+                )
+                await store.enqueue(connection, Ride(transport=f"s{n}"), origin=ORIGIN)
+        await eventually(lambda: len(executor.workers.claimed) > 100 and len(carrier.answered) > 500)
+        carrier.answers.clear()
+        await eventually(lambda: carrier.calls >= MOST)
+        await eventually(lambda: len(ran) == 300)
+        assert not executor.workers.claimed
+        carrier.answers.set()
+        await drained(database)
+    assert Counter(carrier.answered) == Counter(calls)
+
+
+async def test_a_type_of_which_one_job_takes_long_is_not_slow(database: str, caplog: pytest.LogCaptureFixture):
+    registry, hangs, ran = Registry(), asyncio.Event(), list[int]()
+
+    @registry.job()
+    async def mostly_quick(job: Job[int]) -> None:
+        await (hangs.wait() if job.payload < 2 else asyncio.sleep(0.02))
+        ran.append(job.payload)
+
+    @registry.job()
+    async def other(job: Job[int]) -> None: ...
+
+    async with running(database, registry, concurrency=WORKERS) as executor:
+        await enqueue(database, mostly_quick, range(300))
+        await eventually(lambda: len(ran) >= 250)
+        assert executor.workers.share_out([]) == ({}, [])
+        hangs.set()
+        await drained(database)
+    assert "no more of them start" not in caplog.text
+
+
+async def test_workers_that_are_kept_for_others_cost_nothing(database: str, monkeypatch: pytest.MonkeyPatch):
+    """The event loop went round and round as long as a claimed job was not to have them."""
+    monkeypatch.setattr(workers, "_SLOW_SECONDS", 60.0)
+    carrier, looks = Carrier(), Counter[str]()
+    registry, call_carrier, _, _ = declared(carrier)
+    async with running(database, registry, concurrency=WORKERS) as executor:
+        await enqueue(database, call_carrier, [Ride(transport=f"c{n}") for n in range(30)])
+        await eventually(lambda: carrier.calls == MOST and executor.workers.claimed)
+        look = executor.workers._is_kept
+        monkeypatch.setattr(executor.workers, "_is_kept", lambda name: looks.update([name]) or look(name))
+        await eventually(lambda: looks["call_carrier"] >= 5)  # by the timer
+        began = asyncio.get_running_loop().time()
+        await eventually(lambda: looks["call_carrier"] >= 8)
+        assert asyncio.get_running_loop().time() - began > 0.1
+        carrier.answers.set()
+        await drained(database)
+
+
+async def test_groups_of_a_type_that_hangs_keep_their_order(database: str):
+    carrier, registry, began = Carrier(), Registry(), defaultdict[str, list[int]](list)
+
+    @registry.job(group=lambda payload: payload[0])
+    async def call_carrier(job: Job[tuple[str, int]]) -> None:
+        began[job.payload[0]].append(job.payload[1])
+        await carrier.call(job.payload[0])
+
+    @registry.job()
+    async def other(job: Job[str]) -> None: ...
+
+    async with running(database, registry, concurrency=WORKERS):
+        for n in range(5):
+            await enqueue(database, call_carrier, [(f"g{group}", n) for group in range(30)])
+        await eventually(lambda: carrier.calls == MOST)
+        await enqueue(database, other, ["x"])
+        carrier.answers.set()
+        await drained(database)
+    assert began == {f"g{group}": list(range(5)) for group in range(30)}
