@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,7 +26,7 @@ Reason = Annotated[str, typer.Option("--because", help="Why: whoever wonders rea
 async def list_types(session: Session, as_json: Json = False) -> None:
     """Types that have jobs or are paused, with how many jobs are in which state. Reads all jobs."""
     admin = session.admin()
-    types = backlogs("type", await admin.counts(by=["state", "type"]), await admin.pauses())
+    types = backlogs(await admin.counts(by=["state", "type"]), await admin.pauses())
     if as_json:
         print_json(session.now, types=types)
     else:
@@ -52,7 +52,7 @@ async def resume(session: Session, type: Type, by: By = None, because: Because =
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The jobs of a type or of an origin. oldest: when the oldest was enqueued. paused: by whom and why."""
+    """The jobs of a type. oldest: when the oldest was enqueued. paused: by whom and why."""
 
     name: str
     states: "Mapping[JobState, int]"
@@ -64,16 +64,17 @@ class Backlog:
         return sum(self.states.values())
 
 
-def backlogs(
-    by: Literal["type", "origin"], counts: Sequence["JobCount"], pauses: Sequence["PauseRow"]
-) -> list[Backlog]:
-    """One for each type or origin that has jobs or is paused as a whole."""
+def backlogs(counts: Sequence["JobCount"], pauses: Sequence["PauseRow"]) -> list[Backlog]:
+    """One for each type that has jobs or is paused as a whole. counts: by state and type."""
     from ..jobs.admin import JobState
 
-    paused = {getattr(p, by): f"{p.paused_by}: {p.reason}" for p in pauses if getattr(p, by) and p.group is None}
+    paused = {p.type: f"{p.paused_by}: {p.reason}" for p in pauses if p.type and p.group is None}
+    of: dict[str, list[JobCount]] = {name: [] for name in paused}
+    for count in counts:
+        if count.type is not None:
+            of.setdefault(count.type, []).append(count)
     out: list[Backlog] = []
-    for name in sorted({getattr(count, by) for count in counts} | set(paused)):
-        mine = [count for count in counts if getattr(count, by) == name]
+    for name, mine in sorted(of.items()):
         states = {state: sum(c.jobs for c in mine if c.state is state) for state in JobState}
         out.append(Backlog(name, states, min((c.oldest for c in mine), default=None), paused.get(name)))
     return out

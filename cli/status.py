@@ -84,7 +84,7 @@ async def look(session: Session) -> Overview:
     origins = await admin.origins()
     held = sum(origin.leased for origin in origins)
     pauses = await admin.pauses()
-    types = backlogs("type", await admin.counts(by=["state", "type"]), pauses)
+    types = backlogs(await admin.counts(by=["state", "type"]), pauses)
     orphans = await admin.orphans()
     outbox = await topics(session)
     overview = Overview(
