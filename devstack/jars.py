@@ -1,10 +1,13 @@
 """Jars: fetched once per user by their Maven coordinates, into a cache, each set into a folder of its own.
 
 Ivy out of the pyspark wheel does it (`jars/ivy-*.jar`); where pyspark is not installed, Maven does. Both
-resolve against the public default repository, or what the user's own Maven or Ivy settings name instead.
+resolve against the public default repository, or what the user's own Maven or Ivy settings name instead. Whichever it
+is, jars that `jars.sha256` names must be those that have been tested; of versions that it does not know, the tool has
+compared them with what the repository itself says. For new versions: `sha256sum *.jar` in the cache.
 """
 
 import fcntl
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -15,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from .binaries import java
@@ -152,7 +156,24 @@ def _fetch(jars: JarSet, work: Path, report: Report) -> None:
     if not any(jar.name.startswith(jars.witness) for jar in found):
         tail = "\n".join(f"    {line}" for line in said[-25:])
         raise DevstackError(f"fetching {jars.title} with {tool} failed; its last lines:\n{tail}")
+    if other := _not_as_tested(found):
+        raise DevstackError(
+            f"{tool} has fetched other jars than those that were tested, under the same names: {', '.join(other)}; "
+            "nothing is kept: see which repository your settings of Ivy or Maven name"
+        )
     report(f"Fetched {len(found)} jars, {sum(jar.stat().st_size for jar in found) / 1e6:.0f} MB.")
+
+
+def _not_as_tested(found: list[Path]) -> list[str]:
+    """The names of the jars whose content is not what `jars.sha256` says."""
+    lines = files(__package__ or "").joinpath("jars.sha256").read_text(encoding="utf-8").splitlines()
+    known = {name: digest for digest, name in map(str.split, lines)}
+    return [jar.name for jar in sorted(found) if known.get(jar.name) not in (None, _digest(jar))]
+
+
+def _digest(jar: Path) -> str:
+    with jar.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _run(command: list[str], work: Path, report: Report) -> list[str]:

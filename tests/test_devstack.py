@@ -511,6 +511,23 @@ def test_a_fetch_that_fails_leaves_nothing_that_looks_complete(tmp_path: Path, m
     assert [path.name for path in (tmp_path / "sidings").iterdir() if path.is_dir()] == []
 
 
+def test_jars_that_are_not_those_that_were_tested_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ivy and Maven compare them with what the repository says, which may be anybody's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    script = "mkdir jars; touch jars/kafka_2.13-4.3.1.jar jars/of-another-version-1.0.jar"
+    monkeypatch.setattr(jars, "_ivy_command", lambda *_: ["sh", "-c", script])
+    with pytest.raises(DevstackError, match=r"other jars than those .*: kafka_2\.13-4\.3\.1\.jar; nothing is kept"):
+        jars.kafka_jars(lambda _: None)
+    assert [path.name for path in (tmp_path / "sidings").iterdir() if path.is_dir()] == []
+
+
+def test_the_jars_that_are_here_are_those_that_were_tested():
+    assert jars._not_as_tested([*jars.kafka_jars().glob("*.jar"), *jars.spark_jars()]) == []
+    if "SIDINGS_KAFKA_VERSION" not in os.environ:
+        known = (Path(jars.__file__).parent / "jars.sha256").read_text().split()
+        assert {jar.name for jar in jars.kafka_jars().glob("*.jar")} <= set(known)
+
+
 def test_without_ivy_and_maven_the_error_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(jars, "_ivy_jar", lambda: None)
