@@ -6,7 +6,6 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from uuid import UUID
 
@@ -21,41 +20,21 @@ from .glance import GLANCE_FROM, Glance
 from .link import Backoff, Link
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
-from .queues import NOTHING_PAUSED, Entry, Lane, OriginQueue, Pauses
+from .planning import Plan, Planner
+from .queues import NOTHING_PAUSED, Entry, OriginQueue, Pauses
 from .scheduler import Scheduler
 
 __all__ = ["Reader"]
 
 log = logging.getLogger("sidings.executor")
 
-_REFILLS = 500  # lanes a read refills
-_LEFT_OUT = 16  # lanes that the server leaves out of the forward part
-_IDLE_PAGE = 16
-_MOST_SUPERSEDED, _FEWEST_SUPERSEDED = 20_000, 40  # jobs that a statement ends: of all lanes, of each
-_MOST_LATE = 2_000  # late rows of one origin in a read
-_ALL_LATE = 50_000  # of all origins: they come when a transaction ends, whatever there is room for
 _LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
-_QUICK_READ = 1.0  # seconds: one that was answered within so many may be followed by a larger one again
-_LOOK_AHEAD = 500  # rows read forward at a poll while memory holds enough
+_THINNED = 500  # lanes of a statement that ends superseded jobs
+_MOST_SUPERSEDED, _FEWEST_SUPERSEDED = 20_000, 40  # jobs that it ends: of all lanes, of each
 _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
 _LEFT = 4  # added to the part of a row that was left in the database, as its payload is too large
-_MOST_BYTES = 2**31 - 1  # of a payload
 _LAST_DRAWN = 2**62  # no sequence comes to it: a million a second take 146,000 years
 _RENUMBERED = 10_000  # jobs of a statement
-
-
-@dataclass(slots=True)
-class _Plan:
-    """What a read asks for, with the versions that tell whether its answer still applies. largest: bytes of a payload
-    that it brings."""
-
-    origins: list[tuple[OriginQueue, int]]
-    pages: list[int]
-    lanes: list[tuple[Lane, int, int]]  # lane, its version, up to
-    left_out: dict[Lane, None]
-    size: int
-    most_late: int
-    largest: int
 
 
 class Reader:
@@ -89,19 +68,12 @@ class Reader:
         self._on_rows = on_rows
         self._on_new_server = on_new_server
         self._on_fence = on_fence
-        self._timeline = ""
         self._complete: str | None = None  # the snapshot as of which there is nothing left to read
         self._standing: tuple[str, int | None, Pauses] = "", None, NOTHING_PAUSED  # as the last read gave it
         self._marks = ReadMarks()
         self._drawn = 0  # the last position that had been drawn when the last read was answered
-        self._most_late = _MOST_LATE
-        self._most: int | None = None  # rows of a read; None: as many as there is room for
-        self._too_long = 0  # so many reads have, one after the other
-        self._turns: int | None = None  # how many origins are read forward at once; None: all
-        self._turn = 0  # how many have had their turn
-        self._too_large: set[OriginQueue] = set()  # whose next row the last read has left for its size
-        self._largest = 0  # bytes of the largest payload of such a row, or of the next one of a lane
-        self._leaves_out = True  # deep lanes, as long as the server steps over their rows in time
+        self._planner = Planner(scheduler, poll_seconds)
+        self._too_long = 0  # so many reads have taken, one after the other
         self._silent = silent
         self._sql = load_sql(__package__, "read", schema)
         self._advance_sql = load_sql(__package__, "advance", schema)
@@ -111,7 +83,6 @@ class Reader:
         self._behind = Outage(log, "jobs stand beyond the sequence of positions, and that could not be put right")
         self._woken = asyncio.Event()
         self._busy_since: float | None = None
-        self._looked_ahead = now()
         self._anew_since: float | None = None  # what waits was forgotten then, and has not been read to its end since
         self._times_anew = 0  # that it has been forgotten since
 
@@ -136,7 +107,7 @@ class Reader:
 
     def hungry(self) -> None:
         """The scheduler has used up some of what it had: read if the database is known to have more."""
-        if not self._woken.is_set() and self._wants():
+        if not self._woken.is_set() and self._planner.wants():
             self._woken.set()
 
     def busy_seconds(self) -> float:
@@ -160,7 +131,7 @@ class Reader:
             self._complete = None
             if self._scheduler.crowded:
                 await self._thin_out()
-            plan = self._plan()
+            plan = self._planner.plan(now())
             self._scheduler.reading = True
             self._busy_since = sent = now()
             try:
@@ -174,52 +145,34 @@ class Reader:
                 self._give_up(plan)
                 self._woken.set()
                 if now() - sent >= _LONG_READ:
-                    self._ask_for_less(plan)
-                    if self._too_long > 2:
-                        await self._link.be_patient()
+                    await self._ask_for_less(plan)
                 await backoff.sleep()
                 continue
             finally:
                 self._busy_since = None
-            took, self._too_long = now() - sent, 0
+            self._too_long = 0
+            if not self._planner.asks_for_less():
+                self._link.patience = 1
             self._deliver(plan, rows, sent)
             if (top := max((queue.high for queue in self._scheduler.origins.values()), default=0)) > self._drawn:
                 await self._put_right(top)
-            if self._most is None:
-                self._link.patience = 1
-            elif took < _QUICK_READ:
-                self._most = self._most * 2 if self._most < self._scheduler.memory.window else None
-            if self._turns is not None:
-                self._turns = self._turns * 2 if self._turns < len(plan.origins) else None
-                self._woken.set()
-            if not self._woken.is_set() and self._saw_everything(plan):
+            if not self._woken.is_set() and self._planner.saw_everything(plan):
                 self._complete = snapshot
             self.last_answer = now()
             self._on_rows()
 
-    def _ask_for_less(self, plan: _Plan) -> None:
-        """The read took too long. It may have had to step over millions of rows that are not committed yet, in many
-        origins: read fewer of them forward at once; a mark that has passed such rows does not meet them again. Or over
-        as many of lanes that are left out: take these page by page, until all marks are at the end. Or its rows are
-        large, and the way here is narrow: ask for fewer. Where the very next one took too long as well, it may have
-        looked for late rows among millions that stand still, behind the mark of a transaction that was open for long:
-        from 0 on no row is late, and all are read page by page. Where these reads take too long, too, they may step
-        over tens of millions of jobs that have ended, while somebody's transaction keeps vacuum from removing them: no
-        smaller one would get past them, and it is given more time."""
+    async def _ask_for_less(self, plan: Plan) -> None:
+        """The read took too long. Where the very next one did so as well, it may have looked for late rows among
+        millions that stand still, behind the mark of a transaction that was open for long: from 0 on no row is late,
+        and all are read page by page. Where these reads take too long, too, they may step over tens of millions of jobs
+        that have ended, while somebody's transaction keeps vacuum from removing them: no smaller one would get past
+        them, and it is given more time."""
         self._too_long += 1
         if self._too_long > 1:
             self._forget_all()
-        self._turns = max(1, sum(page > 0 for page in plan.pages) // 4)
-        self._most = max(1, (sum(plan.pages) + len(plan.lanes) * plan.size) // 4)
-        self._leaves_out = self._leaves_out and not plan.left_out
-
-    def _saw_everything(self, plan: _Plan) -> bool:
-        """Whether a read after this one would bring nothing, were nothing committed meanwhile."""
-        scheduler = self._scheduler
-        if scheduler.hungry or scheduler.crowded or not all(plan.pages):
-            return False
-        seen = dict(plan.origins)
-        return all(seen.get(queue) == queue.version and not queue.backlogged for queue in self._readable())
+        self._planner.took_too_long(plan)
+        if self._too_long > 2:
+            await self._link.be_patient()
 
     async def _wait(self) -> None:
         if self._woken.is_set():
@@ -270,7 +223,7 @@ class Reader:
         """Have the jobs ended that a newer one of policy `latest` has superseded. Never while a read is under way: its
         answer would bring them back."""
         scheduler = self._scheduler
-        lanes = list(islice(scheduler.crowded.items(), _REFILLS))
+        lanes = list(islice(scheduler.crowded.items(), _THINNED))
         try:
             rows = await self._link.fetch(
                 self._supersede_sql,
@@ -295,76 +248,7 @@ class Reader:
                 self._metrics.superseded(kind, row["superseded"])
         self._on_rows()
 
-    def _wants(self) -> bool:
-        scheduler = self._scheduler
-        if scheduler.hungry or scheduler.crowded:
-            return True
-        return self._behind_hand()
-
-    def _behind_hand(self) -> bool:
-        """Whether memory has room, and the database is known to have more."""
-        return self._scheduler.memory.low() and any(queue.backlogged for queue in self._readable())
-
-    def _readable(self) -> list[OriginQueue]:
-        """The origins that reads ask for."""
-        scheduler = self._scheduler
-        paused = scheduler.pauses.origins
-        return [q for q in scheduler.origins.values() if not q.draining and q.name not in paused]
-
-    def _room(self) -> int:
-        """How many rows to read forward; some at every poll, however much is in memory: groups may have become busy
-        that memory holds nothing of."""
-        room = self._scheduler.memory.room()
-        if not room and now() - self._looked_ahead >= self._poll_seconds:
-            room = min(_LOOK_AHEAD, self._scheduler.memory.space())
-        if room:
-            self._looked_ahead = now()
-        return room
-
-    def _plan(self) -> _Plan:
-        scheduler, memory = self._scheduler, self._scheduler.memory
-        memory.adjust_keep()
-        queues = self._readable()
-        room = self._room()
-        backlogged = sum(queue.backlogged for queue in queues)
-        fitting = max(1, memory.fitting(self._largest))
-        least = max(1, min(_IDLE_PAGE, fitting // max(1, len(queues))))
-        busy_page = max(least, room // max(1, backlogged)) if room else 0
-        idle_page = max(least, room // max(1, len(queues))) if room else 0
-        size, refills, most_late = memory.keep, _REFILLS, min(self._most_late, _ALL_LATE // max(1, len(queues)) + 1)
-        if self._most is not None:
-            page = max(1, self._most // max(1, len(queues)))
-            busy_page, idle_page = min(busy_page, page), min(idle_page, page)
-            size, most_late = min(size, self._most), min(most_late, self._most + 1)
-            refills = max(1, self._most // size)
-        size = min(size, max(1, fitting // max(1, min(refills, len(scheduler.hungry)))))
-        refills = min(refills, max(1, fitting // size))
-        lanes: list[tuple[Lane, int, int]] = []
-        for lane in list(scheduler.hungry)[:refills]:
-            del scheduler.hungry[lane]
-            if lane.more and not lane.origin.draining and scheduler.origins.get(lane.origin.name) is lane.origin:
-                lanes.append((lane, lane.version, lane.origin.high))
-        pages = [busy_page if queue.backlogged else idle_page for queue in queues]
-        if room and self._largest:  # what the last read has left comes first, with as many rows as may be that large
-            first = set([queue for queue in queues if queue in self._too_large][:fitting])
-            page = min(busy_page, max(1, fitting // max(1, len(first))))
-            pages = [page if queue in first else 0 for queue in queues]
-            self._woken.set()  # the others have no turn
-        elif self._turns is not None and self._turns < len(queues):
-            its_turn = {(self._turn + number) % len(queues) for number in range(self._turns)}
-            self._turn += self._turns
-            pages = [page if number in its_turn else 0 for number, page in enumerate(pages)]
-        return _Plan(
-            [(queue, queue.version) for queue in queues],
-            pages,
-            lanes,
-            dict.fromkeys([lane for lane in scheduler.heavy if lane.more and self._leaves_out][:_LEFT_OUT]),
-            size,
-            most_late,
-            min(_MOST_BYTES, max(self._largest, memory.share(max(1, sum(pages), len(lanes) * size)))),
-        )
-
-    def _arguments(self, plan: _Plan) -> tuple[object, ...]:
+    def _arguments(self, plan: Plan) -> tuple[object, ...]:
         marks = self._marks
         deep = {lane.origin for lane in plan.left_out}
         return (
@@ -388,36 +272,16 @@ class Reader:
             self._scheduler.memory.payload_budget,
         )
 
-    def _give_up(self, plan: _Plan) -> None:
+    def _give_up(self, plan: Plan) -> None:
         self._scheduler.read_delivered()
-        for lane, version, _ in plan.lanes:
-            if lane.version == version:
-                self._scheduler.hungry[lane] = None
+        self._scheduler.still_hungry(plan.lanes)
 
-    def _deliver(self, plan: _Plan, rows: list[asyncpg.Record], sent: float) -> None:
+    def _deliver(self, plan: Plan, rows: list[asyncpg.Record], sent: float) -> None:
         """Apply late rows, refills and forward rows, in this order: so nothing is taken in twice or too early."""
-        scheduler, time = self._scheduler, now()
-        header = rows[0]
+        header, time = rows[0], now()
         assert header["part"] == _HEADER
-        moved = scheduler.timeline not in (None, _timeline(header["type"]))  # where the leases were granted
-        if header["type"] == "standby" or (self.server is not None and header["type"] != self.server) or moved:
-            self._new_server(header["type"], plan)
-            return
-        if header["type"] != self.server:
-            self.server, self._timeline = header["type"], _timeline(header["type"])
-        scheduler.read_from(self._timeline)
-        if header["headers"] != self._standing[0]:
-            standing = json.loads(header["headers"])
-            self._standing = header["headers"], standing["fence"], Pauses.of(standing["pauses"])
-        _, fence, pauses = self._standing
-        if not self._on_fence(fence):  # as an answer that got lost: the next read asks for the same
+        if not self._counts(header):
             self._give_up(plan)
-            self._woken.set()
-            return
-        if self._scheduler.pause(pauses):
-            self._begin_anew()
-            self._give_up(plan)
-            self._woken.set()
             return
         skew = header["run_at"] - (sent + time) / 2  # server's epoch seconds against our clock
         self._metrics.set_clock_skew(skew)
@@ -425,44 +289,73 @@ class Reader:
         for row in rows:
             parts[row[0]].append(row)
         high_before = max((queue.high for queue, _ in plan.origins), default=0)
+        refills, left_of_lanes = _before(parts[_REFILL], parts[_REFILL + _LEFT])
+        forward, left = _before(parts[_FORWARD], parts[_FORWARD + _LEFT])
+        self._take_late(plan, parts[_LATE], parts[_LATE + _LEFT], skew, time)
+        self._refill(plan, refills, left_of_lanes, skew, time)
+        self._forward(plan, forward, parts[_SCANNED], left, skew, time)
+        largest = max((int(row[11]) for row in [*left_of_lanes.values(), *left.values()]), default=0)
+        self._planner.delivered(plan, time - sent, {plan.origins[ref - 1][0] for ref in left}, largest)
+        self._drawn = header["position"] or 0
+        self._marks.delivered(_text(header["payload"]), header["id"], high_before)
+        self._scheduler.read_delivered()
+        if not self._planner.behind_hand():
+            self._anew_since, self._times_anew = None, 0
+        if plan.partial or self._planner.wants():
+            self._woken.set()
 
-        crowds = {ref for ref, count in Counter(row[1] for row in parts[_LATE]).items() if count >= plan.most_late}
-        for ref in crowds.union(row[1] for row in parts[_LATE + _LEFT]):
+    def _counts(self, header: asyncpg.Record) -> bool:
+        """Whether an answer is to be applied: not where it comes from another server, is older than what is known, or
+        tells of other pauses."""
+        scheduler, server = self._scheduler, header["type"]
+        moved = scheduler.timeline not in (None, _timeline(server))  # where the leases were granted
+        if server == "standby" or self.server not in (None, server) or moved:
+            self._new_server(server)
+            return False
+        self.server = server
+        scheduler.read_from(_timeline(server))
+        if header["headers"] != self._standing[0]:
+            standing = json.loads(header["headers"])
+            self._standing = header["headers"], standing["fence"], Pauses.of(standing["pauses"])
+        _, fence, pauses = self._standing
+        if not self._on_fence(fence):
+            self._woken.set()
+            return False
+        if scheduler.pause(pauses):
+            self.changed(everything=True)
+            return False
+        return True
+
+    def _take_late(
+        self, plan: Plan, rows: list[asyncpg.Record], left: list[asyncpg.Record], skew: float, time: float
+    ) -> None:
+        crowds = {ref for ref, count in Counter(row[1] for row in rows).items() if count >= plan.most_late}
+        for ref in crowds.union(row[1] for row in left):
             if (queue := self._live(plan, ref)) is not None:
-                scheduler.forget_waiting(queue)  # there may be more; a read from 0 finds them page by page, in order
-        for row in parts[_LATE]:
-            queue = self._live(plan, row[1])
-            if queue is not None:
+                self._scheduler.forget_waiting(queue)  # a read from 0 finds them page by page, in order
+        for row in rows:
+            if (queue := self._live(plan, row[1])) is not None:
                 self._metrics.late_rows.inc()
                 entry = _entry(row, queue, skew)
                 queue.first = min(queue.first, entry.position)
-                scheduler.insert(entry, time)
+                self._scheduler.insert(entry, time)
+
+    def _refill(
+        self, plan: Plan, rows: list[asyncpg.Record], left: dict[int, asyncpg.Record], skew: float, time: float
+    ) -> None:
+        scheduler = self._scheduler
         refills: dict[int, list[Entry]] = {}
-        rows_of_lanes, left_of_lanes = _before(parts[_REFILL], parts[_REFILL + _LEFT])
-        for row in rows_of_lanes:
+        for row in rows:
             ref: int = row[1]
             refills.setdefault(ref, []).append(_entry(row, plan.lanes[ref - 1][0].origin, skew))
-        for number, (lane, version, upto) in enumerate(plan.lanes, start=1):
+        for ref, (lane, version, upto) in enumerate(plan.lanes, start=1):
             if lane.version == version and scheduler.origins.get(lane.origin.name) is lane.origin:
-                entries = refills.get(number, [])
-                size = len(entries) if number in left_of_lanes else plan.size
+                entries = refills.get(ref, [])
+                size = len(entries) if ref in left else plan.size
                 scheduler.refilled(lane, entries, size=size, upto=upto, left_out=lane in plan.left_out, now=time)
-        first = [lane for ref in left_of_lanes if (lane := plan.lanes[ref - 1][0]) in scheduler.hungry]
-        scheduler.hungry = dict.fromkeys(first) | scheduler.hungry
-        forward, left = _before(parts[_FORWARD], parts[_FORWARD + _LEFT])
-        self._forward(plan, forward, parts[_SCANNED], left, skew, time)
-        self._too_large = {plan.origins[ref - 1][0] for ref in left}
-        self._largest = max((int(row[11]) for row in [*left_of_lanes.values(), *left.values()]), default=0)
-        self._leaves_out = self._leaves_out or not any(queue.backlogged for queue, _ in plan.origins)
-        self._drawn = header["position"] or 0
-        self._marks.delivered(_text(header["payload"]), header["id"], high_before)
-        scheduler.read_delivered()
-        if not self._behind_hand():
-            self._anew_since, self._times_anew = None, 0
-        if self._wants():
-            self._woken.set()
+        scheduler.refill_first(plan.lanes[ref - 1][0] for ref in left)
 
-    def _live(self, plan: _Plan, ref: int) -> OriginQueue | None:
+    def _live(self, plan: Plan, ref: int) -> OriginQueue | None:
         """The origin of a row, unless it was dropped or is to be read anew since the read was sent."""
         queue, version = plan.origins[ref - 1]
         if queue.version != version or self._scheduler.origins.get(queue.name) is not queue:
@@ -471,7 +364,7 @@ class Reader:
 
     def _forward(
         self,
-        plan: _Plan,
+        plan: Plan,
         rows: list[asyncpg.Record],
         scanned: list[asyncpg.Record],
         left: dict[int, asyncpg.Record],
@@ -506,7 +399,7 @@ class Reader:
             if tops.get(ref) is not None:
                 queue.high = max(queue.high, tops[ref])  # past the rows of lanes that were left out
 
-    def _new_server(self, server: str, plan: _Plan) -> None:
+    def _new_server(self, server: str) -> None:
         """Positions, transaction ids and leases may have gone back: nothing read so far can be relied on."""
         replaced = server == "standby" or self._scheduler.timeline not in (None, _timeline(server))
         if server == "standby":
@@ -515,8 +408,7 @@ class Reader:
         else:
             what = "replaced" if replaced else "restarted"
             log.warning("Postgres was %s (%s): reading everything anew", what, server)
-            self.server, self._timeline = server, _timeline(server)
-        self._give_up(plan)
+            self.server = server
         self._forget_all()
         self._on_new_server(replaced)
 
@@ -539,8 +431,8 @@ def _before(
     return [row for row in rows if row[1] not in first or row[5] < first[row[1]][5]], first
 
 
-def _timeline(server: str | None) -> str:
-    return (server or "").rpartition(" ")[2]
+def _timeline(server: str) -> str:
+    return server.rpartition(" ")[2]
 
 
 def _entry(row: asyncpg.Record, queue: OriginQueue, skew: float) -> Entry:

@@ -245,6 +245,25 @@ class Scheduler:
         if lane.running is None and not lane.queued:
             self._arm(lane, now)
 
+    def take_hungry(self, most: int) -> list[tuple[Lane, int, int]]:
+        """Up to so many lanes that a read is to refill: the lane, its version, and the position to read it up to."""
+        taken = list(islice(self.hungry, most))
+        for lane in taken:
+            del self.hungry[lane]
+        return [
+            (lane, lane.version, lane.origin.high)
+            for lane in taken
+            if lane.more and not lane.origin.draining and self.origins.get(lane.origin.name) is lane.origin
+        ]
+
+    def still_hungry(self, lanes: Iterable[tuple[Lane, int, int]]) -> None:
+        """The read that was to refill these has come to nothing."""
+        self.hungry.update((lane, None) for lane, version, _ in lanes if lane.version == version)
+
+    def refill_first(self, lanes: Iterable[Lane]) -> None:
+        """These before all others that are hungry."""
+        self.hungry = dict.fromkeys(lane for lane in lanes if lane in self.hungry) | self.hungry
+
     def refilled(self, lane: Lane, rows: Iterable[Entry], *, size: int, upto: int, left_out: bool, now: float) -> None:
         """Apply the refill of a lane: its rows behind `last`, at most `size`, up to the position `upto`.
 

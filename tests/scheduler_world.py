@@ -377,7 +377,7 @@ class World:
             on_new_server=_ignore,
             on_fence=lambda fence: self.cycles.standing.fence_read(fence),
         )
-        self.reader._most_late = self.life.most_late
+        self.reader._planner.most_late = self.life.most_late
         self.cycles = CycleLoop(
             [Standing(self)],  # type: ignore[list-item]
             self.scheduler,
@@ -580,7 +580,7 @@ class World:
 
     def send_read(self) -> None:
         if self.read_in_flight is None and any(not q.draining for q in self.scheduler.origins.values()):
-            plan = self.reader._plan()
+            plan = self.reader._planner.plan(self.clock)
             self.scheduler.reading = True
             rows = self.database.read(self.reader._arguments(plan), self.clock)
             self.read_in_flight = InFlight(plan, rows, self.clock, self._shows())

@@ -75,7 +75,8 @@ async def buffers_of_a_read(dsn: str, executor: Executor) -> int:
     query = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {reader._sql}"
     async with connected(dsn, enable_seqscan="off", enable_bitmapscan="off") as connection:
         for _ in range(2):  # the first fills the caches of this connection
-            plan = json.loads(await connection.fetchval(query, *reader._arguments(reader._plan())))[0]["Plan"]
+            arguments = reader._arguments(reader._planner.plan(0.0))
+            plan = json.loads(await connection.fetchval(query, *arguments))[0]["Plan"]
     return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
 
 
@@ -153,10 +154,10 @@ def test_an_answer_with_late_rows_of_many_origins_is_bounded():
     reader = a_reader(world)
     for number in range(10):
         world.add_origin(f"t/{number}", 1)
-    assert reader._arguments(reader._plan())[-3] == 2_000
+    assert reader._arguments(reader._planner.plan(0.0))[-3] == 2_000
     for number in range(10, 1_000):
         world.add_origin(f"t/{number}", 1)
-    assert 32 <= reader._arguments(reader._plan())[-3] <= 64
+    assert 32 <= reader._arguments(reader._planner.plan(0.0))[-3] <= 64
 
 
 async def test_after_a_read_that_took_too_long_origins_take_turns(database: str, monkeypatch: pytest.MonkeyPatch):
@@ -185,7 +186,7 @@ async def test_after_a_read_that_took_too_long_origins_take_turns(database: str,
         await executor.stop()
     assert refused[0] == 0
     assert refused[-1] > 0, "jobs of some origins run before all can be read at once"
-    assert executor.reader._turns is None
+    assert executor.reader._planner._turns is None
 
 
 # -- a crash hands out positions a second time -----------------------------------------------------------------------

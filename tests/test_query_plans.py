@@ -191,7 +191,7 @@ def a_scheduler(*, left_out: bool) -> Scheduler:
 @pytest.mark.parametrize("left_out", [False, True], ids=["all groups", "some left out"])
 async def test_the_read_walks_indexes_and_sorts_nothing(filled: str, left_out: bool):
     reader = a_reader(a_scheduler(left_out=left_out))
-    plan = reader._plan()
+    plan = reader._planner.plan(0.0)
     assert len(plan.lanes) == len(ORIGINS)
     assert bool(plan.left_out) == left_out
     reader._marks.delivered("700:750:700,720", 760, 5)
@@ -351,7 +351,7 @@ async def test_a_read_touches_neither_dead_entries_nor_stuck_rows_behind_its_mar
         reader = a_reader(scheduler)
         snapshot = await connection.fetchval("SELECT pg_current_snapshot()::text")
         reader._marks.delivered(snapshot, int(snapshot.split(":")[1]), high)
-        arguments = reader._arguments(reader._plan())
+        arguments = reader._arguments(reader._planner.plan(0.0))
         async with as_the_executor(database) as executor:
             query = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {load_sql('sidings.executor', 'read')}"
             for _ in range(2):  # the first fills the caches of this connection

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
 from sidings import Admin, Retry
-from sidings.executor import Executor, ExecutorSettings, PostgresSettings, promoter, reader
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings, planning, promoter, reader
 from sidings.jobs import Job, OutcomeName, Registry
 from tenacity import wait_fixed
 
@@ -61,7 +61,8 @@ async def test_a_paused_origin_keeps_the_reader_from_nothing_and_is_not_read(dat
         await enqueue(database, quick, [Ride(number=1)])
         executor.wake()  # the next poll is a minute away, and nobody has told it
         await eventually(lambda: scheduler.pauses.types and scheduler.pauses.origins, "it knows of both")
-        await eventually(lambda: not executor.reader._wants() and not executor.reader.starved_seconds(), "all is read")
+        reader = executor.reader
+        await eventually(lambda: not reader._planner.wants() and not reader.starved_seconds(), "all is read")
         await drained(database)
         assert prometheus.get_sample_value("sidings_read_seconds_count", {"service": "test"}) <= 40
 
@@ -120,7 +121,7 @@ async def slow_rows(dsn: str, type: str, *, gone: bool = False) -> AsyncIterator
 def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts as a long read, and as a quick one, beside calls of half a second."""
     monkeypatch.setattr(reader, "_LONG_READ", 0.25)
-    monkeypatch.setattr(reader, "_QUICK_READ", 0.4)
+    monkeypatch.setattr(planning, "_QUICK_READ", 0.4)
 
 
 @asynccontextmanager
