@@ -311,8 +311,7 @@ class Scheduler:
         """Take up to `limit` jobs that may run now, the highest priority first, types in turns, and in turns with first
         attempts what runs again."""
         chosen: list[Entry] = []
-        if self.suspects.ready() and limit > 0:
-            entry = self.suspects.start(now)
+        if limit > 0 and (entry := self._next_suspect(now)) is not None:
             entry.origin.running.add(entry)
             chosen.append(entry)
         if len(chosen) >= limit:
@@ -329,6 +328,15 @@ class Scheduler:
             if len(chosen) == limit:
                 break
         return chosen
+
+    def _next_suspect(self, now: float) -> Entry | None:
+        """One that may start. While it waited, a read may have brought a job that stands before it in its lane."""
+        while self.suspects.ready():
+            entry = self.suspects.start(now)
+            if entry.lane is None or not entry.lane.queue or entry.lane.queue[0].position > entry.position:
+                return entry
+            self.put_back(entry, now)
+        return None
 
     def hand_over(self, ending: Iterable[Entry], limit: int) -> list[Entry]:
         """Take the next jobs, at most `limit`, of the lanes whose running jobs are `ending`: the same cycle records

@@ -577,6 +577,19 @@ def test_a_suspect_that_has_been_running_for_long_makes_room_for_the_next():
     assert rig.scheduler.next_due() is None  # nobody waits for the last
 
 
+def test_a_suspect_that_waits_does_not_overtake_a_job_that_a_read_brings_meanwhile():
+    rig = Rig()
+    rig.put(1, group="a", losses=1)
+    rig.put(7, group="b", losses=1)
+    [first] = rig.choose()
+    rig.put(5, group="b")  # a late commit
+    rig.scheduler.ended(first, rig.now)
+    [late] = rig.choose()
+    assert late.position == 5
+    rig.scheduler.ended(late, rig.now)
+    assert positions(rig.choose()) == [7]
+
+
 def test_a_suspect_that_waits_holds_its_group():
     rig = Rig()
     rig.put(1, group="a", losses=1)
