@@ -227,7 +227,7 @@ class CycleLoop:
                 chosen += self._fill_batches(chosen, time)
         if scheduler.hungry or scheduler.memory.low():
             self._on_hungry()
-        if not finished and not chosen and not self._barriers and not self._expected.has_news(time):
+        if not finished and not chosen and not back and not self._barriers and not self._expected.has_news(time):
             return None
         early = {} if self._flights else self._expected.sending()
         if self.paused:

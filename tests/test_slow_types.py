@@ -10,7 +10,7 @@ from sidings.executor import workers
 from sidings.executor.shares import TIMES_THE_REST, shares
 from sidings.jobs import Job, JobType, Registry
 
-from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, running
+from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, running, value
 
 WORKERS = 10
 MOST = 8  # four fifths of them
@@ -120,7 +120,8 @@ async def test_a_crowd_that_hangs_keeps_no_other_job_from_being_read(database: s
     assert Counter(carrier.answered) == Counter(calls)
 
 
-async def test_what_is_named_ahead_is_given_back_when_its_type_begins_to_hang(database: str):
+@pytest.mark.parametrize("others", [300, 0])
+async def test_what_is_named_ahead_is_given_back_when_its_type_begins_to_hang(database: str, others: int):
     """While calls are quick, many more are named than there are workers; what was named later stood behind them."""
     carrier = Carrier()
     registry, call_carrier, store, ran = declared(carrier)
@@ -132,12 +133,15 @@ async def test_what_is_named_ahead_is_given_back_when_its_type_begins_to_hang(da
                 await call_carrier.enqueue_many(
                     connection, [Ride(transport=c) for c in calls[n : n + 20]], origin=ORIGIN
                 )
-                await store.enqueue(connection, Ride(transport=f"s{n}"), origin=ORIGIN)
+                if others:
+                    await store.enqueue(connection, Ride(transport=f"s{n}"), origin=ORIGIN)
         await eventually(lambda: len(executor.workers.claimed) > 100 and len(carrier.answered) > 500)
         carrier.answers.clear()
         await eventually(lambda: carrier.calls >= MOST)
-        await eventually(lambda: len(ran) == 300)
+        await eventually(lambda: len(ran) == others)
         assert not executor.workers.claimed
+        named = "SELECT cardinality(running) = $1 FROM sidings.executor"
+        await eventually(lambda: value(database, named, MOST), "what waits is named no more")
         carrier.answers.set()
         await drained(database)
     assert Counter(carrier.answered) == Counter(calls)
