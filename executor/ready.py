@@ -68,7 +68,8 @@ class ReadyQueue:
 
     def push(self, item: Entry | Lane, head: Entry) -> None:
         """To the end of its line. head: the item itself, or the lane's."""
-        level = self._level((head.priority, head.type))
+        line = (head.priority, head.type)
+        level = self._levels.get(line) or self._level(line)  # mostly without a call: this is done for each job
         (level.first if head.attempt == 1 else level.again).append(item)
         if not level.listed:
             level.listed = True

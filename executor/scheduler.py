@@ -205,9 +205,10 @@ class Scheduler:
             return
         if self.pauses is not NOTHING_PAUSED and self.withholds(entry.type, entry.origin.name, entry.group):
             return
-        self.memory.jobs[entry.id] = entry  # without a call: this is done for each job
+        memory = self.memory
+        memory.jobs[entry.id] = entry  # without a call: this is done for each job
         if entry.payload is not None:
-            self.memory.payload += len(entry.payload)
+            memory.payload += len(entry.payload)
         if entry.due is not None and entry.due > now:
             self._ready.delay(entry, entry.due)
         else:
@@ -224,10 +225,10 @@ class Scheduler:
             if lane.skipped == _HEAVY:
                 self.heavy[lane] = None
             return
-        entry.lane = lane
-        self.memory.jobs[entry.id] = entry
+        entry.lane, memory = lane, self.memory
+        memory.jobs[entry.id] = entry
         if entry.payload is not None:
-            self.memory.payload += len(entry.payload)
+            memory.payload += len(entry.payload)
         queue = lane.queue
         if not queue or entry.position > queue[-1].position:
             queue.append(entry)
@@ -237,8 +238,8 @@ class Scheduler:
                 behind.append(queue.pop())
             queue.append(entry)
             queue.extend(reversed(behind))
-        if len(queue) > self.memory.keep:
-            self.memory.drop(queue.pop())
+        if len(queue) > memory.keep:
+            memory.drop(queue.pop())
             lane.more = True
             lane.last = queue[-1].position
             lane.version += 1  # a refill under way was to begin behind the job that was dropped just now
