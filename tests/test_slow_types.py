@@ -139,7 +139,7 @@ async def test_what_is_named_ahead_is_given_back_when_its_type_begins_to_hang(da
         carrier.answers.clear()
         await eventually(lambda: carrier.calls >= MOST)
         await eventually(lambda: len(ran) == others)
-        assert not executor.workers.claimed
+        await eventually(lambda: not executor.workers.claimed)
         named = "SELECT cardinality(running) = $1 FROM sidings.executor"
         await eventually(lambda: value(database, named, MOST), "what waits is named no more")
         carrier.answers.set()
