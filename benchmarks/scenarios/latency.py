@@ -20,7 +20,12 @@ from ..worker import ROOT
 __all__: list[str] = []
 
 
-async def _latency(bench: Bench, rate: int, *, elsewhere: bool = False, notify: bool = False) -> Figures:
+_HANGING = 2_000  # more jobs than there are workers by far, each in a group of its own
+
+
+async def _latency(
+    bench: Bench, rate: int, *, elsewhere: bool = False, notify: bool = False, beside_hanging: bool = False
+) -> Figures:
     dsn = await ours.fresh(bench)
     seconds = peers.latency_seconds(bench.size)
     started: dict[int, float] = {}
@@ -30,7 +35,14 @@ async def _latency(bench: Bench, rate: int, *, elsewhere: bool = False, notify: 
     async def _noop(job: Job[Payload]) -> None:
         started[job.payload.number] = time.monotonic()
 
-    async with ours.executing(dsn, types, ours.origins(), ExecutorSettings(notify=notify)) as made:
+    @types.job(name="hanging", group="number")
+    async def _hanging(job: Job[Payload]) -> None:
+        await asyncio.Event().wait()
+
+    if beside_hanging:
+        await ours.seed(dsn, _HANGING, type="hanging", groups=_HANGING)
+    settings = ExecutorSettings(notify=notify, shutdown_seconds=1)
+    async with ours.executing(dsn, types, ours.origins(), settings) as made:
         await made.settled(30)
         await bench.meter.start()
         if elsewhere:
@@ -69,6 +81,7 @@ async def _from_elsewhere(dsn: str, rate: int, seconds: float, *, notify: bool) 
         Compare("sidings, 50/s", target=2.0, at_most=True),
         Compare("sidings, 50/s", target=10.0, at_most=True, key="p99_ms"),
         Compare("sidings, other process, NOTIFY, 50/s", target=2.0, at_most=True),
+        Compare("sidings, 50/s, beside a type that hangs", "sidings, 50/s"),
         Compare("sidings, 50/s", "river"),
         Compare("sidings, 50/s", "graphile"),
         Compare("sidings, 50/s", "pgboss"),
@@ -78,7 +91,8 @@ async def _from_elsewhere(dsn: str, rate: int, seconds: float, *, notify: bool) 
     ],
     note="50 or 1,000 jobs a second, one transaction each. In the same process: the executor is told of the commit. "
     "From another process: found by polling every 100 ms (the default), or announced by NOTIFY. The first second "
-    "does not count. The CPU is that of the process of the handlers; in the same process, the producer's is part "
+    "does not count. Beside a type that hangs: 2,000 jobs of another type, none of which ends. "
+    "The CPU is that of the process of the handlers; in the same process, the producer's is part "
     "of it.",
     peers=True,
 )
@@ -87,6 +101,7 @@ def latency(size: Size) -> Sequence[Variant]:
     return [
         Variant("sidings, 50/s", lambda b: _latency(b, 50), told),
         Variant("sidings, 1,000/s", lambda b: _latency(b, 1_000), told),
+        Variant("sidings, 50/s, beside a type that hangs", lambda b: _latency(b, 50, beside_hanging=True), told),
         Variant("sidings, other process, 50/s", lambda b: _latency(b, 50, elsewhere=True), polled),
         Variant("sidings, other process, 1,000/s", lambda b: _latency(b, 1_000, elsewhere=True), polled),
         Variant(
