@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any, NoReturn, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import CorruptRecordException, KafkaConnectionError, KafkaError, UnsupportedCodecError
 
 from ..waiting import unless_set
+from .assignor import Assignor
 from .settings import KafkaSettings
 
 __all__ = ["UNREADABLE", "AnyOf", "Contact", "close", "connect", "make_client", "watch"]
@@ -32,9 +32,8 @@ _NO_POLL_LIMIT_MS = 2**31 - 1
 
 def make_client(settings: KafkaSettings, group_id: str) -> AIOKafkaConsumer:
     """A client that has not connected yet. Positions are ours to set, and offsets ours to commit."""
-    # The assignor keeps its state in its class, so each client needs a class of its own. Sticky: an origin that stays
-    # where it is needs neither a drain nor a new lease.
-    assignor = type("Sticky", (StickyPartitionAssignor,), {})
+    # A class of its own, see there. Sticky: an origin that stays where it is needs neither a drain nor a new lease.
+    assignor = type("Sticky", (Assignor,), {})
     options = settings.consumer_options()
     if settings.client_id is not None:
         options["client_id"] = settings.client_id

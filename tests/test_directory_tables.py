@@ -671,8 +671,8 @@ async def test_code_of_who_owns_a_child_of_the_table_does_not_run_with_the_right
 
 
 async def test_the_remedy_for_the_type_of_a_column_is_what_postgres_takes(directory: asyncpg.Connection, role: str):
-    """The type of a table's rows has its table's owner, and a multirange its range's: from Postgres 17 on, before that it
-    keeps its own, and the column has to be left out."""
+    """The type of a table's rows has its table's owner, and a multirange its range's, from Postgres 17 on; before, the
+    column has to be left out."""
     if directory.get_server_version().major < 17:
         pytest.skip("before Postgres 17 a multirange cannot change hands")
     await directory.execute(

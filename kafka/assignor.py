@@ -1,0 +1,103 @@
+"""Which member of the consumer group gets which partitions."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from aiokafka import TopicPartition
+from aiokafka.cluster import ClusterMetadata
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
+
+__all__ = ["Assignor", "share"]
+
+Shares = dict[str, list[TopicPartition]]
+
+
+class Assignor(StickyPartitionAssignor):
+    """aiokafka's sticky one, whose time is the square of the number of partitions: 9,000 keep the event loop of the
+    member that assigns them for seconds, more of them for longer than a lease. Its name and what members tell each
+    other are the same, so that either may assign to the other.
+
+    It keeps its state in its class: each client needs a class of its own.
+    """
+
+    @classmethod
+    def assign(
+        cls, cluster: ClusterMetadata, members: Mapping[str, ConsumerProtocolMemberMetadata]
+    ) -> dict[str, ConsumerProtocolMemberAssignment]:
+        """What each member gets; called of the one that leads the group."""
+        told = {member: cls.parse_member_metadata(metadata) for member, metadata in members.items()}
+        topics = {topic for metadata in told.values() for topic in metadata.subscription}
+        shares = share(
+            {topic: cluster.partitions_for_topic(topic) or () for topic in topics},
+            {member: metadata.subscription for member, metadata in told.items()},
+            # Of what two have had, the later one's word counts.
+            {member: told[member].partitions for member in sorted(told, key=lambda m: (told[m].generation, m))},
+        )
+        return {
+            member: ConsumerProtocolMemberAssignment(cls.version, _by_topic(partitions), b"")
+            for member, partitions in shares.items()
+        }
+
+
+def share(
+    topics: Mapping[str, Collection[int]],
+    members: Mapping[str, Collection[str]],
+    former: Mapping[str, Sequence[TopicPartition]],
+) -> Shares:
+    """Share the partitions of `topics` among the `members` that subscribe to them. former: what members have had; the
+    last one that had a partition keeps it, unless it has too many.
+
+    Where all subscribe alike, no two differ by more than one, and no partition moves but for that. Otherwise, as while
+    a release that consumes one more topic is rolled out, nobody has two more than another who could take one of them,
+    as long as of any two topics the subscribers of one include those of the other.
+    """
+    owners = {partition: member for member, had in former.items() for partition in had}
+    alike: dict[tuple[str, ...], list[TopicPartition]] = defaultdict(list)
+    for topic in sorted(topics):
+        subscribers = tuple(sorted(member for member in members if topic in members[member]))
+        alike[subscribers] += [TopicPartition(topic, number) for number in topics[topic]]
+    shares: Shares = {member: [] for member in members}
+    for subscribers in sorted(alike, key=lambda subscribers: (len(subscribers), subscribers)):
+        if subscribers:
+            # Neighbours are of all topics: what is given up together, and taken, is some of each.
+            line = sorted(alike[subscribers], key=lambda tp: (tp.partition / len(topics[tp.topic]), tp))
+            _deal(line, subscribers, owners, shares)
+    return shares
+
+
+def _deal(
+    line: Sequence[TopicPartition], members: Sequence[str], owners: Mapping[TopicPartition, str], shares: Shares
+) -> None:
+    """Add `line` to the shares of these members."""
+    kept: Shares = {member: [] for member in members}
+    for partition in line:
+        if (owner := owners.get(partition)) in kept:
+            kept[owner].append(partition)
+    rooms = _rooms(len(line), {m: len(shares[m]) for m in members}, {m: len(kept[m]) for m in members})
+    for member in members:
+        del kept[member][rooms[member] :]
+    staying = {partition for partitions in kept.values() for partition in partitions}
+    free = iter([partition for partition in line if partition not in staying])
+    for member in members:
+        new = [next(free) for _ in range(rooms[member] - len(kept[member]))]
+        shares[member] += kept[member] + new
+
+
+def _rooms(count: int, filled: Mapping[str, int], kept: Mapping[str, int]) -> dict[str, int]:
+    """How many of `count` partitions each member gets: those that have least are filled up to one level; where it
+    cannot be the same for all, those that have most to lose get one more."""
+    ordered = sorted(filled, key=lambda member: (filled[member], member))
+    while count + sum(filled[member] for member in ordered) < len(ordered) * filled[ordered[-1]]:
+        ordered.pop()
+    level, more = divmod(count + sum(filled[member] for member in ordered), len(ordered))
+    ordered.sort(key=lambda member: (-filled[member] - kept[member], member))
+    rooms = dict.fromkeys(filled, 0)
+    return rooms | {member: level - filled[member] + (i < more) for i, member in enumerate(ordered)}
+
+
+def _by_topic(partitions: Sequence[TopicPartition]) -> list[tuple[str, list[int]]]:
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for topic, number in sorted(partitions):
+        numbers[topic].append(number)
+    return list(numbers.items())

@@ -1,0 +1,133 @@
+"""Who gets which partitions: all of them, evenly, and with as few moves as that takes."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from hypothesis import given
+from hypothesis import strategies as st
+from sidings import KafkaSettings
+from sidings.devstack.topics import create_topic
+from sidings.kafka import membership
+from sidings.kafka.assignor import share
+
+from .support import eventually
+
+TOPICS = st.dictionaries(st.sampled_from("abcde"), st.integers(0, 12).map(range), min_size=1)
+MEMBERS = st.sets(st.sampled_from("123456789"), min_size=1)
+
+
+def alike(members: Iterable[str], topics: Iterable[str]) -> dict[str, list[str]]:
+    return {member: list(topics) for member in members}
+
+
+def sizes(shares: dict[str, list[TopicPartition]]) -> list[int]:
+    return sorted(map(len, shares.values()))
+
+
+def all_of(topics: dict[str, Any]) -> list[TopicPartition]:
+    return sorted(TopicPartition(topic, number) for topic in topics for number in topics[topic])
+
+
+@given(st.data(), TOPICS, MEMBERS)
+def test_each_partition_is_assigned_once_and_evenly_whatever_members_have_had(data, topics, members):
+    possible = st.sampled_from([TopicPartition(topic, number) for topic in "abf" for number in range(15)])
+    former = data.draw(st.dictionaries(st.sampled_from("123456789x"), st.lists(possible)))
+    shares = share(topics, alike(members, topics), former)
+    assert sorted(partition for partitions in shares.values() for partition in partitions) == all_of(topics)
+    assert sizes(shares)[-1] - sizes(shares)[0] <= 1
+
+
+@given(TOPICS, MEMBERS, MEMBERS)
+def test_nothing_moves_but_from_those_who_leave_and_to_those_who_come(topics, before, after):
+    former = share(topics, alike(before, topics), {})
+    shares = share(topics, alike(sorted(after, reverse=True), topics), former)
+    assert shares == share(topics, alike(sorted(after), topics), former), "members in another order"
+    least, more = divmod(len(all_of(topics)), len(after))
+    rooms = [least + 1] * more + [least] * (len(after) - more)
+    staying = sorted((len(former[member]) for member in before & after), reverse=True)
+    kept = sum(len(set(shares[member]) & set(former[member])) for member in before & after)
+    assert kept == sum(map(min, staying, rooms))
+    if before == after:
+        assert shares == former
+
+
+@given(st.data(), TOPICS, st.lists(st.sampled_from("123456789"), min_size=1, unique=True))
+def test_where_topics_have_more_and_more_subscribers_nobody_could_take_one_of_somebody_who_has_two_more(
+    data, topics, members
+):
+    counts = {topic: data.draw(st.integers(0, len(members))) for topic in topics}
+    subscribed = {m: [topic for topic in topics if place < counts[topic]] for place, m in enumerate(members)}
+    former = share(topics, alike(data.draw(MEMBERS), topics), {})
+    shares = share(topics, subscribed, former)
+    assigned = sorted(partition for partitions in shares.values() for partition in partitions)
+    assert assigned == all_of({topic: topics[topic] for topic in topics if counts[topic]})
+    for member, partitions in shares.items():
+        for partition in partitions:
+            assert partition.topic in subscribed[member]
+            others = [len(shares[other]) for other in members if partition.topic in subscribed[other]]
+            assert len(partitions) - min(others) <= 1
+
+
+def test_who_comes_gets_some_of_each_topic():
+    """aiokafka's gives it all of the last topic, which may be the one that has all the traffic."""
+    topics = {"commands": range(60), "orders": range(60), "positions": range(60), "tenants": range(3)}
+    former = share(topics, alike("ab", topics), {})
+    shares = share(topics, alike("abc", topics), former)
+    for partitions in shares.values():
+        numbers = Counter(partition.topic for partition in partitions)
+        assert numbers.pop("tenants") == 1
+        assert all(19 <= number <= 21 for number in numbers.values())
+
+
+def test_fifty_thousand_partitions_are_shared_within_the_time_of_a_test():
+    """aiokafka's takes seconds for 9,000, and grows with the square: the watchdog would end the process."""
+    topics = {topic: range(10_000) for topic in "abcde"}
+    former = share(topics, alike("123456789", topics), {})
+    shares = share(topics, alike("12345678x", topics), former)
+    assert shares["x"] == former["9"]
+
+
+async def test_members_with_the_assignor_of_aiokafka_and_with_ours_share_a_group(sidings_kafka: str):
+    """As while a release is rolled out; whoever leads."""
+    await create_topic(sidings_kafka, "shared", partitions=7)
+    settings = KafkaSettings(bootstrap=sidings_kafka, session_seconds=6)
+
+    def bare() -> AIOKafkaConsumer:
+        assignor = type("Bare", (StickyPartitionAssignor,), {})
+        options = settings.consumer_options() | {"group_id": "mixed", "enable_auto_commit": False}
+        return AIOKafkaConsumer(**options, partition_assignment_strategy=[assignor])
+
+    clients: list[AIOKafkaConsumer] = []
+
+    def shared() -> bool:
+        shares = [len(client.assignment()) for client in clients]
+        return len({tp for client in clients for tp in client.assignment()}) == sum(shares) == 7 and (
+            max(shares) - min(shares) <= 1
+        )
+
+    async def come(client: AIOKafkaConsumer) -> None:
+        await client.start()
+        client.subscribe(["shared"])
+        clients.append(client)
+        await eventually(shared)
+
+    async def go() -> None:
+        await clients.pop(0).stop()  # the leader is the one that has been there longest
+        await eventually(shared)
+
+    try:
+        await come(bare())
+        await come(membership.make_client(settings, "mixed"))
+        had = clients[1].assignment()
+        await go()
+        assert clients[0].assignment() > had
+        await come(bare())
+        assert len(clients[0].assignment()) == 4
+        await go()
+        assert len(clients[0].assignment()) == 7
+    finally:
+        await asyncio.gather(*[client.stop() for client in clients])
