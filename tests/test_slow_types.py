@@ -147,7 +147,10 @@ async def test_what_is_named_ahead_is_given_back_when_its_type_begins_to_hang(da
     assert Counter(carrier.answered) == Counter(calls)
 
 
-async def test_a_type_of_which_one_job_takes_long_is_not_slow(database: str, caplog: pytest.LogCaptureFixture):
+async def test_a_type_of_which_few_jobs_take_long_is_not_slow(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(workers, "_SLOW_SECONDS", 0.6)  # so that a busy machine makes no others slow
     registry, hangs, ran = Registry(), asyncio.Event(), list[int]()
 
     @registry.job()
@@ -159,8 +162,8 @@ async def test_a_type_of_which_one_job_takes_long_is_not_slow(database: str, cap
     async def other(job: Job[int]) -> None: ...
 
     async with running(database, registry, concurrency=WORKERS) as executor:
-        await enqueue(database, mostly_quick, range(300))
-        await eventually(lambda: len(ran) >= 250)
+        await enqueue(database, mostly_quick, range(400))
+        await eventually(lambda: len(ran) >= 350)
         assert executor.workers.share_out([]) == ({}, [])
         hangs.set()
         await drained(database)
