@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
+from inspect import CORO_SUSPENDED, getcoroutinestate
+from typing import Any, cast
 
 import asyncpg
 import psycopg
@@ -521,8 +522,14 @@ async def test_a_relay_a_part_of_which_somebody_has_cancelled_ends_and_says_so(
     await publish(database, "etas", numbered(0, 1))  # there is no such topic, so that its part waits
     relay = a_relay(database, sidings_kafka)
     await relay.start()
+
+    def at_work() -> list[asyncio.Task[Any]]:
+        """Not while it has yet to begin: nothing of it would know."""
+        named: list[asyncio.Task[Any]] = [task for task in asyncio.all_tasks() if task.get_name() == part]
+        return [task for task in named if getcoroutinestate(cast(Any, task.get_coro())) == CORO_SUSPENDED]
+
     try:
-        [task] = await eventually(lambda: [task for task in asyncio.all_tasks() if task.get_name() == part])
+        [task] = await eventually(at_work)
         task.cancel()
         async with asyncio.timeout(SECONDS):
             with pytest.raises(ExceptionGroup) as ended:
