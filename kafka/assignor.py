@@ -1,16 +1,25 @@
 """Which member of the consumer group gets which partitions."""
 
-from collections import defaultdict
+import logging
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from aiokafka import TopicPartition
 from aiokafka.cluster import ClusterMetadata
-from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import (
+    StickyAssignorMemberMetadataV1,
+    StickyPartitionAssignor,
+)
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 
 __all__ = ["Assignor", "share"]
 
+log = logging.getLogger("sidings.consumer")
+
 Shares = dict[str, list[TopicPartition]]
+
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 class Assignor(StickyPartitionAssignor):
@@ -30,7 +39,7 @@ class Assignor(StickyPartitionAssignor):
         topics = {topic for metadata in told.values() for topic in metadata.subscription}
         shares = share(
             {topic: cluster.partitions_for_topic(topic) or () for topic in topics},
-            {member: metadata.subscription for member, metadata in told.items()},
+            {member: set(metadata.subscription) for member, metadata in told.items()},
             # Of what two have had, the later one's word counts.
             {member: told[member].partitions for member in sorted(told, key=lambda m: (told[m].generation, m))},
         )
@@ -39,10 +48,20 @@ class Assignor(StickyPartitionAssignor):
             for member, partitions in shares.items()
         }
 
+    @classmethod
+    def parse_member_metadata(cls, metadata: ConsumerProtocolMemberMetadata) -> StickyAssignorMemberMetadataV1:
+        """What a member has told. Who tells nonsense has had nothing: aiokafka's logs most of that, but raises where it
+        decodes to nulls, and the group would stand still for as long as that member is there."""
+        try:
+            return super().parse_member_metadata(metadata)
+        except TypeError as error:
+            log.error("what a member of the group says it has had cannot be read: %r", error)
+            return StickyAssignorMemberMetadataV1(metadata.subscription, [], cls.DEFAULT_GENERATION_ID)
+
 
 def share(
     topics: Mapping[str, Collection[int]],
-    members: Mapping[str, Collection[str]],
+    members: Mapping[str, AbstractSet[str]],
     former: Mapping[str, Sequence[TopicPartition]],
 ) -> Shares:
     """Share the partitions of `topics` among the `members` that subscribe to them. former: what members have had; the
@@ -60,10 +79,16 @@ def share(
     shares: Shares = {member: [] for member in members}
     for subscribers in sorted(alike, key=lambda subscribers: (len(subscribers), subscribers)):
         if subscribers:
-            # Neighbours are of all topics: what is given up together, and taken, is some of each.
-            line = sorted(alike[subscribers], key=lambda tp: (tp.partition / len(topics[tp.topic]), tp))
-            _deal(line, subscribers, owners, shares)
+            _deal(_mixed(alike[subscribers]), subscribers, owners, shares)
     return shares
+
+
+def _mixed(partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+    """In an order in which neighbours are of all topics: what is given up together, and taken, is some of each. Each
+    topic's are spread over the line, and of topics that have few, each begins elsewhere (by the golden ratio)."""
+    counts = Counter(partition.topic for partition in partitions)
+    first = {topic: place * _GOLDEN % 1 for place, topic in enumerate(sorted(counts))}
+    return sorted(partitions, key=lambda tp: ((tp.partition + first[tp.topic]) / counts[tp.topic], tp))
 
 
 def _deal(

@@ -3,16 +3,20 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from struct import pack
 from typing import Any
 
+import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.cluster import ClusterMetadata
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 from hypothesis import given
 from hypothesis import strategies as st
 from sidings import KafkaSettings
 from sidings.devstack.topics import create_topic
 from sidings.kafka import membership
-from sidings.kafka.assignor import share
+from sidings.kafka.assignor import Assignor, share
 
 from .support import eventually
 
@@ -20,8 +24,8 @@ TOPICS = st.dictionaries(st.sampled_from("abcde"), st.integers(0, 12).map(range)
 MEMBERS = st.sets(st.sampled_from("123456789"), min_size=1)
 
 
-def alike(members: Iterable[str], topics: Iterable[str]) -> dict[str, list[str]]:
-    return {member: list(topics) for member in members}
+def alike(members: Iterable[str], topics: Iterable[str]) -> dict[str, set[str]]:
+    return {member: set(topics) for member in members}
 
 
 def sizes(shares: dict[str, list[TopicPartition]]) -> list[int]:
@@ -60,7 +64,7 @@ def test_where_topics_have_more_and_more_subscribers_nobody_could_take_one_of_so
     data, topics, members
 ):
     counts = {topic: data.draw(st.integers(0, len(members))) for topic in topics}
-    subscribed = {m: [topic for topic in topics if place < counts[topic]] for place, m in enumerate(members)}
+    subscribed = {m: {topic for topic in topics if place < counts[topic]} for place, m in enumerate(members)}
     former = share(topics, alike(data.draw(MEMBERS), topics), {})
     shares = share(topics, subscribed, former)
     assigned = sorted(partition for partitions in shares.values() for partition in partitions)
@@ -83,9 +87,29 @@ def test_who_comes_gets_some_of_each_topic():
         assert all(19 <= number <= 21 for number in numbers.values())
 
 
+def test_topics_of_one_partition_do_not_keep_the_others_from_being_mixed():
+    topics = {"positions": range(20)} | {f"settings-{number}": range(1) for number in range(40)}
+    shares = share(topics, alike("abcdef", topics), {})
+    assert {Counter(partition.topic for partition in had)["positions"] for had in shares.values()} == {3, 4}
+
+
+@pytest.mark.parametrize("told", [pack(">ii", -1, 5), pack(">ihsii", 1, 1, b"a", -1, 5), b"\xff" * 50, b"?"], ids=repr)
+def test_a_member_that_tells_nonsense_of_what_it_has_had_gets_its_share(told):
+    class Cluster(ClusterMetadata):
+        def partitions_for_topic(self, topic):
+            return {0, 1, 2}
+
+    had = StickyPartitionAssignor._metadata(["a"], [TopicPartition("a", 1)], 5)
+    members = {"1": ConsumerProtocolMemberMetadata(0, ["a"], told), "2": had}
+    assert {member: len(own.partitions()) for member, own in Assignor.assign(Cluster(), members).items()} == {
+        "1": 1,
+        "2": 2,
+    }
+
+
 def test_fifty_thousand_partitions_are_shared_within_the_time_of_a_test():
     """aiokafka's takes seconds for 9,000, and grows with the square: the watchdog would end the process."""
-    topics = {topic: range(10_000) for topic in "abcde"}
+    topics = {topic: range(10_000) for topic in "abcd"} | {f"of one/{number}": range(1) for number in range(10_000)}
     former = share(topics, alike("123456789", topics), {})
     shares = share(topics, alike("12345678x", topics), former)
     assert shares["x"] == former["9"]
