@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Never, get_args, get_origin, get_type_hints
+from weakref import WeakSet
 
 from ..errors import ConfigurationError, UnknownJobType
 from .connections import AnyConnection, AnySyncConnection
@@ -35,6 +36,8 @@ class Registry:
         self.has_grown: Callable[[str], bool] = lambda _: False  # the service knows which topics got more partitions
         self.middleware: list[Middleware] = []  # of the service, the outermost first
         self._types: dict[str, JobType[Any]] = {}
+        self._included: list[Registry] = []
+        self._includers: WeakSet[Registry] = WeakSet()  # weak: of a module's registry each test may make a service
 
     def job(
         self,
@@ -170,17 +173,26 @@ class Registry:
         return declare
 
     def add(self, job_type: JobType[P]) -> JobType[P]:
-        """Register a type. Raises `ConfigurationError` if its name is taken."""
+        """Register a type, here and where this registry is included. Raises `ConfigurationError` if its name is taken."""
         if self._types.setdefault(job_type.name, job_type) is not job_type:
             raise ConfigurationError(f"two job types are called {job_type.name!r}: give one of them name=...")
+        for includer in self._includers:
+            includer.add(job_type)
         return job_type
 
     def include(self, other: "Registry") -> None:
-        """Take over the types of `other`, which from now on enqueue into this registry's schema."""
+        """Take over the types of `other`, also those that it declares or includes later. From now on they enqueue into
+        this registry's schema."""
         for job_type in other:
             self.add(job_type)
-        other.schema = self.schema
-        other.has_grown = self.has_grown
+        self._included.append(other)
+        other._includers.add(self)
+        other._belong_to(self)
+
+    def _belong_to(self, includer: "Registry") -> None:
+        self.schema, self.has_grown = includer.schema, includer.has_grown
+        for included in self._included:
+            included._belong_to(self)
 
     def get(self, name: str) -> JobType[Any] | None:
         """The type of that name, or None."""

@@ -231,6 +231,26 @@ async def test_what_cannot_be_stored_is_named_and_leaves_the_transaction_usable(
     assert len(await fetch(database, "SELECT FROM sidings.job")) == 1
 
 
+async def test_types_that_are_declared_behind_an_include_are_the_services_and_stored_in_its_schema(empty_database):
+    """However deep: a type without a handler waits for ever, and another schema is another service's."""
+    modules, jobs = Registry(), Registry()
+    service = Service(
+        "test",
+        postgres=empty_database,
+        schema="rides",
+        assignment=StaticAssignment([ORIGIN]),
+        prometheus=CollectorRegistry(),
+    )
+    modules.include(jobs)
+    service.include(modules)
+    job_type = jobs.job()(a_job)
+    assert list(service.registry) == [job_type]
+    await service.migrate()
+    async with connected(empty_database) as connection, connection.transaction():
+        id = await job_type.enqueue(connection, Ride(id="t"), origin=ORIGIN)
+        assert await connection.fetchval("SELECT id FROM rides.job") == id
+
+
 async def test_a_transaction_that_is_over_is_told_of(database, sidings_kafka):
     job_type = Registry().job()(a_job)
     async with a_service(database, sidings_kafka) as service:
