@@ -66,6 +66,7 @@ class Workers:
         self._idle: list[Worker] = []
         self._waking: asyncio.Handle | None = None
         self._wave = _AT_ONCE  # workers to wake next
+        self._held = Counter[str]()  # workers that run a job, by its type; to count them takes long where they are many
         self._between = 0  # workers that have given the event loop a turn, and go on with the next job by themselves
         self._registry = registry
         self._transactional = transactional
@@ -130,8 +131,8 @@ class Workers:
         """
         if not self._slow:
             return {}, []
-        held = self._held()
-        self._tell(held)
+        self._tell()
+        held = self._held.copy()
         held.update(entry.type for entry in coming)
         held.update(map(_type_of, self.claimed))
         left = shares(len(self.all), {type: held[type] for type in self._slow})
@@ -146,12 +147,9 @@ class Workers:
                 self.claimed.appendleft(item)
         return left, taken
 
-    def _held(self) -> Counter[str]:
-        """Workers of each type."""
-        return Counter(worker.entry.type for worker in self.all if worker.entry is not None)
-
-    def _tell(self, held: Counter[str]) -> None:
-        time, left = now(), shares(len(self.all), {type: held[type] for type in self._slow})
+    def _tell(self) -> None:
+        held, time = self._held, now()
+        left = shares(len(self.all), {type: held[type] for type in self._slow})
         for type in [type for type, more in left.items() if more <= 0 and time >= self._told.get(type, 0.0)]:
             self._told[type] = time + _TELL_SECONDS
             log.warning(
@@ -246,11 +244,11 @@ class Workers:
         idle = len(self._idle)
         if not self._several or idle * (TIMES_THE_REST + 1) > len(self.all):
             return False
-        return self._held()[type] + self._awake() >= TIMES_THE_REST * idle
+        return self._held[type] + self._awake() >= TIMES_THE_REST * idle
 
     def _awake(self) -> int:
         """Workers that are about to take a claimed job, of whatever type."""
-        return len(self.all) - len(self._idle) - self.running()
+        return len(self.all) - len(self._idle) - self._held.total()
 
     async def _work(self, worker: Worker) -> None:
         loop, task = asyncio.get_running_loop(), cast(asyncio.Task[None], asyncio.current_task())
@@ -384,12 +382,15 @@ class Workers:
         assert job_type is not None  # the scheduler passes known types only
         worker.started = started
         worker.entry = entry
+        self._held[entry.type] += 1
         if job_type.timeout is not None and not job_type.transactional:
             worker.stop_at = started + job_type.timeout
         return job_type
 
     def _end(self, worker: Worker) -> None:
         end_if_forked(self._forks)
+        if worker.entry is not None:
+            self._held[worker.entry.type] -= 1
         worker.entry = worker.call = None
         worker.stop_at = worker.reason = None
 
@@ -500,8 +501,7 @@ class Workers:
         if self._several and 2 * len(self._idle) <= len(self.all):
             busy = [worker for worker in self.all if worker.entry is not None and time - worker.started > _SLOW_SECONDS]
             long.update(worker.entry.type for worker in busy if worker.entry is not None)
-        held = self._held() if long else long
-        slow = frozenset(type for type, count in long.items() if 2 * count > held[type])
+        slow = frozenset(type for type, count in long.items() if 2 * count > self._held[type])
         if slow != self._slow:
             self._slow = slow
             self.changed.set()

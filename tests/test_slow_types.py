@@ -2,6 +2,8 @@
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -184,6 +186,36 @@ async def test_workers_that_are_kept_for_others_cost_nothing(database: str, monk
         began = asyncio.get_running_loop().time()
         await eventually(lambda: looks["call_carrier"] >= 8)
         assert asyncio.get_running_loop().time() - began > 0.1
+        carrier.answers.set()
+        await drained(database)
+
+
+class Looked(list[Any]):
+    """Knows how often it was looked through."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.looks += 1
+        return super().__iter__()
+
+
+async def test_a_job_that_starts_beside_a_slow_type_does_not_have_all_workers_counted(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """With a thousand workers, each job took three times as much of the client's CPU."""
+    carrier = Carrier()
+    registry, call_carrier, store, ran = declared(carrier)
+    async with running(database, registry, concurrency=WORKERS) as executor:
+        await enqueue(database, call_carrier, [Ride(transport=f"c{n}") for n in range(30)])
+        await eventually(lambda: carrier.calls == MOST and executor.workers.share_out([])[0])
+        monkeypatch.setattr(workers, "_SWEEP_SECONDS", 60.0)
+        await asyncio.sleep(0.1)  # the last sweep
+        executor.workers.all = looked = Looked(executor.workers.all)
+        for n in range(50):
+            await enqueue(database, store, [Ride(transport=f"s{n}")])
+            await eventually(lambda n=n: len(ran) == n + 1)
+        assert looked.looks < 50
         carrier.answers.set()
         await drained(database)
 
