@@ -22,7 +22,7 @@ class CancelReason(Enum):
 class Worker:
     """One coroutine that runs one job after the other."""
 
-    __slots__ = ("call", "cancelled", "entry", "reason", "started", "stop_at", "task", "wake")
+    __slots__ = ("call", "cancelled", "entry", "reason", "started", "stop_at", "task", "type", "wake")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -33,6 +33,7 @@ class Worker:
         self.stop_at: float | None = None
         self.reason: CancelReason | None = None
         self.wake: asyncio.Future[None] | None = None
+        self.type: str | None = None  # of the job that runs, or ran last; none while it is idle
 
     def limit(self, seconds: float | None) -> None:
         """The handler may take so long from now on; None: any time."""

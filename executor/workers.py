@@ -40,7 +40,8 @@ __all__ = ["Workers"]
 
 log = logging.getLogger("sidings.executor")
 
-_SLOW_SECONDS = 0.25  # that a handler has been running for
+_SLOW_SECONDS = 0.05  # that a handler has been running for
+_SLOW_SIGNS, _MOST_SIGNS = 3, 10  # that most handlers of a type have been running for so long
 _STREAK = 64  # jobs that one worker runs before it lets the event loop go round
 _AT_ONCE = 2  # workers that take quick jobs in turns
 _SWEEP_SECONDS = 0.05
@@ -66,7 +67,7 @@ class Workers:
         self._idle: list[Worker] = []
         self._waking: asyncio.Handle | None = None
         self._wave = _AT_ONCE  # workers to wake next
-        self._held = Counter[str]()  # workers that run a job, by its type; to count them takes long where they are many
+        self._held = Counter[str]()  # workers that are not idle, by the type that they run; to count them takes long
         self._between = 0  # workers that have given the event loop a turn, and go on with the next job by themselves
         self._registry = registry
         self._transactional = transactional
@@ -74,7 +75,8 @@ class Workers:
         self._threads = HandlerThreads(concurrency)
         self._sweeper: asyncio.Task[None] | None = None
         self._several = False  # types are declared: one alone has all workers
-        self._slow: frozenset[str] = frozenset()  # types most of whose workers have had their jobs for long
+        self._signs: dict[str, int] = {}  # two for each look at which most workers of a type have had its jobs for long
+        self._slow: frozenset[str] = frozenset()  # types with enough of them
         self._told: dict[str, float] = {}  # slow types, and when the log has last been told
         self._stopping = False
         self._forks = 0  # at the start
@@ -153,8 +155,8 @@ class Workers:
         for type in [type for type, more in left.items() if more <= 0 and time >= self._told.get(type, 0.0)]:
             self._told[type] = time + _TELL_SECONDS
             log.warning(
-                "%s of %s workers run jobs of the type %r, for long: no more of them start, so that other types find "
-                "workers (`timeout=` of the type, ExecutorSettings.concurrency)",
+                "%s of %s workers run jobs of the type %r: no more of them start, so that other types find workers; if "
+                "that is normal for it, raise ExecutorSettings.concurrency, else see its `timeout=`",
                 *(held[type], len(self.all), type),
             )
 
@@ -246,8 +248,27 @@ class Workers:
             return False
         return self._held[type] + self._awake() >= TIMES_THE_REST * idle
 
+    def _takes(self, worker: Worker) -> bool:
+        """Whether a worker that is awake takes the next claimed job. Of its own type it does: nothing is left to others
+        that was not before."""
+        type = _type_of(self.claimed[0])
+        if type != worker.type:
+            rest = len(self._idle) + 1
+            few = self._several and rest * (TIMES_THE_REST + 1) <= len(self.all)
+            if few and self._held[type] >= TIMES_THE_REST * rest:
+                return False
+            self._turn_to(worker, type)
+        return True
+
+    def _turn_to(self, worker: Worker, type: str | None) -> None:
+        if worker.type is not None:
+            self._held[worker.type] -= 1
+        if type is not None:
+            self._held[type] += 1
+        worker.type = type
+
     def _awake(self) -> int:
-        """Workers that are about to take a claimed job, of whatever type."""
+        """Workers that have been woken and not taken a claimed job yet, of whatever type."""
         return len(self.all) - len(self._idle) - self._held.total()
 
     async def _work(self, worker: Worker) -> None:
@@ -255,8 +276,9 @@ class Workers:
         claimed = self.claimed
         streak = 0
         while not self._stopping:  # a handler may have swallowed the cancellation that was to end this
-            if not claimed or (streak >= _STREAK and self._between >= _AT_ONCE):
+            if not claimed or (streak >= _STREAK and self._between >= _AT_ONCE) or not self._takes(worker):
                 current_work.set(None)  # the last job, and its payload
+                self._turn_to(worker, None)
                 worker.wake = loop.create_future()
                 self._idle.append(worker)
                 if claimed and self._waking is None:
@@ -299,13 +321,13 @@ class Workers:
             self._disregard(task)
 
     async def _attempts(self, worker: Worker, task: asyncio.Task[None], most: int) -> int:
-        """One attempt of each of the next claimed jobs, at most of so many, from the stored payload to an outcome.
-        Returns how many. One coroutine for all of them, and a coroutine function without anything around it is awaited
-        right here: each call in between costs as much as the rest."""
+        """One attempt of each of the next claimed jobs of the worker's type, at most of so many, from the stored payload
+        to an outcome. Returns how many. One coroutine for all, and a coroutine function without anything around it is
+        awaited right here: each call in between costs as much as the rest."""
         claimed, changed = self.claimed, self.changed.set
         finished = now()
         for count in range(most):
-            if not claimed or self._stopping or not isinstance(entry := claimed[0], Entry):
+            if not claimed or self._stopping or not isinstance(entry := claimed[0], Entry) or entry.type != worker.type:
                 return count
             del claimed[0]
             started = finished
@@ -382,15 +404,12 @@ class Workers:
         assert job_type is not None  # the scheduler passes known types only
         worker.started = started
         worker.entry = entry
-        self._held[entry.type] += 1
         if job_type.timeout is not None and not job_type.transactional:
             worker.stop_at = started + job_type.timeout
         return job_type
 
     def _end(self, worker: Worker) -> None:
         end_if_forked(self._forks)
-        if worker.entry is not None:
-            self._held[worker.entry.type] -= 1
         worker.entry = worker.call = None
         worker.stop_at = worker.reason = None
 
@@ -496,12 +515,16 @@ class Workers:
                 self._wake()  # of the claimed jobs the slow ones may have been given back
 
     def _look_for_slow(self, time: float) -> None:
-        """A type of which a few jobs take long is not slow."""
+        """A type of which a few jobs take long is not slow, nor one that was held up once, with all others. One that is
+        slow stays so for some looks: where its jobs begin together they are all young at every other look."""
         long = Counter[str]()
         if self._several and 2 * len(self._idle) <= len(self.all):
             busy = [worker for worker in self.all if worker.entry is not None and time - worker.started > _SLOW_SECONDS]
             long.update(worker.entry.type for worker in busy if worker.entry is not None)
-        slow = frozenset(type for type, count in long.items() if 2 * count > self._held[type])
+        most_long = [type for type, count in long.items() if 2 * count > self._held[type]]
+        signs = {type: count - 1 for type, count in self._signs.items() if count > 1}
+        signs |= {type: min(self._signs.get(type, 0) + 2, _MOST_SIGNS) for type in most_long}
+        self._signs, slow = signs, frozenset(type for type, count in signs.items() if count >= _SLOW_SIGNS)
         if slow != self._slow:
             self._slow = slow
             self.changed.set()

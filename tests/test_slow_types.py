@@ -122,6 +122,41 @@ async def test_a_crowd_that_hangs_keeps_no_other_job_from_being_read(database: s
     assert Counter(carrier.answered) == Counter(calls)
 
 
+async def test_calls_of_a_tenth_of_a_second_of_which_more_come_than_can_run_leave_others_alone(database: str):
+    """They filled the memory, and whatever came later was read when that many of them had run: here, in a minute."""
+    registry, ran = Registry(), list[int]()
+
+    @registry.job()
+    async def call_carrier(job: Job[int]) -> None:
+        await asyncio.sleep(0.15)
+
+    @registry.job()
+    async def store(job: Job[int]) -> None:
+        ran.append(job.payload)
+
+    async with running(database, registry, concurrency=WORKERS) as executor:
+        await enqueue(database, call_carrier, range(6_000))
+        await eventually(lambda: executor.workers.capacity() <= WORKERS - MOST)
+        await enqueue(database, store, range(20))
+        await eventually(lambda: len(ran) == 20)
+
+
+async def test_workers_that_were_woken_for_others_do_not_go_on_with_what_hangs(database: str):
+    """A job of another type woke one of the last workers, which then took a call that stood behind it: so all hung."""
+    carrier = Carrier()
+    registry, call_carrier, store, ran = declared(carrier)
+    async with running(database, registry, concurrency=WORKERS):
+        async with connected(database) as connection, connection.transaction():
+            for n in range(100):
+                await store.enqueue(connection, Ride(transport=f"s{n}"), origin=ORIGIN)
+                await call_carrier.enqueue(connection, Ride(transport=f"c{n}"), origin=ORIGIN)
+        await eventually(lambda: len(ran) == 100)
+        await eventually(lambda: carrier.calls == MOST)
+        assert carrier.most == MOST
+        carrier.answers.set()
+        await drained(database)
+
+
 @pytest.mark.parametrize("others", [300, 0])
 async def test_what_is_named_ahead_is_given_back_when_its_type_begins_to_hang(database: str, others: int):
     """While calls are quick, many more are named than there are workers; what was named later stood behind them."""
