@@ -321,8 +321,8 @@ class Workers:
             self._disregard(task)
 
     async def _attempts(self, worker: Worker, task: asyncio.Task[None], most: int) -> int:
-        """One attempt of each of the next claimed jobs of the worker's type, at most of so many, from the stored payload
-        to an outcome. Returns how many. One coroutine for all, and a coroutine function without anything around it is
+        """One attempt of each of the next claimed jobs of its type, at most of so many, from the stored payload to an
+        outcome. Returns how many. One coroutine for all, and a coroutine function without anything around it is
         awaited right here: each call in between costs as much as the rest."""
         claimed, changed = self.claimed, self.changed.set
         finished = now()

@@ -173,7 +173,7 @@ class Registry:
         return declare
 
     def add(self, job_type: JobType[P]) -> JobType[P]:
-        """Register a type, here and where this registry is included. Raises `ConfigurationError` if its name is taken."""
+        """Register a type, here and where this is included. Raises `ConfigurationError` if its name is taken."""
         if self._types.setdefault(job_type.name, job_type) is not job_type:
             raise ConfigurationError(f"two job types are called {job_type.name!r}: give one of them name=...")
         for includer in self._includers:
