@@ -195,7 +195,7 @@ async def amending(dsn: str) -> AsyncIterator[Amends]:
 
 
 def late(*keys: bytes | None) -> list[Row]:
-    return [Row(1, Slot(0, "outbox/0", 1), key, None, b"", None, None, 0) for key in keys]
+    return [(1, Slot(0, "outbox/0", 1), key, None, b"", None, None, 0) for key in keys]
 
 
 async def published(db: asyncpg.Connection) -> list[bytes]:

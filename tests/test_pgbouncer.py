@@ -18,7 +18,7 @@ from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry, Retry
 from sidings.jobs.admin import Admin
 from sidings.kafka.outbox import Relay
-from sidings.kafka.outbox.backlog import Row, Slot
+from sidings.kafka.outbox.backlog import Slot
 from sidings.kafka.settings import KafkaSettings
 from tenacity import wait_fixed
 
@@ -172,7 +172,7 @@ async def test_a_relay_sends_and_puts_late_messages_right_through_pgbouncer(
             await eventually(lambda: len(relay.held) == 16)
             await db.execute("INSERT INTO zone VALUES ('z1'), ('z2')")
             await emptied(database)
-            row = Row(1, Slot(0, "outbox/0", 1), b"z1", None, b"", None, None, 0)
+            row = (1, Slot(0, "outbox/0", 1), b"z1", None, b"", None, None, 0)
             relay._amends.owe(zones, [row])  # pyright: ignore[reportPrivateUsage]
             doubts = "UPDATE sidings.directory_doubt SET due_at = now() RETURNING key"
             assert await eventually(lambda: db.fetchval(doubts)) == b"z1"

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot
+from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot, id_of, slot_of
 from sidings.kafka.outbox.reader import Reader
 
 from .outbox_world import Database
@@ -76,9 +76,9 @@ class Reading(RuleBasedStateMachine):
             return
         rows = lane.take(count)
         for row in rows:
-            assert row.id not in self.held_by, f"{row.id} is sent while it is under way or not yet recorded"
-            assert row.id in self.database.rows, f"{row.id} is sent again after it was deleted"
-            self.held_by.add(row.id)
+            assert id_of(row) not in self.held_by, f"{id_of(row)} is sent while it is under way or not yet recorded"
+            assert id_of(row) in self.database.rows, f"{id_of(row)} is sent again after it was deleted"
+            self.held_by.add(id_of(row))
         if rows:
             self.under_way[lane] = rows
 
@@ -86,7 +86,7 @@ class Reading(RuleBasedStateMachine):
     def acknowledge(self, topic: str) -> None:
         lane = self.backlog.lane(topic)
         for row in self.under_way.get(lane, ()):
-            self.sent[row.slot.number, topic].append(row.id)
+            self.sent[slot_of(row).number, topic].append(id_of(row))
         self.acknowledged.setdefault(lane, []).extend(self.under_way.pop(lane, ()))
         lane.paused = False
 
@@ -102,8 +102,8 @@ class Reading(RuleBasedStateMachine):
         lane = self.backlog.lane(topic)
         rows = self.acknowledged.pop(lane, [])
         for row in rows:
-            del self.database.rows[row.id]
-            self.held_by.discard(row.id)
+            del self.database.rows[id_of(row)]
+            self.held_by.discard(id_of(row))
         lane.account(rows)
 
     @rule(topic=st.sampled_from(TOPICS), part=st.integers(0, 5))
@@ -113,12 +113,12 @@ class Reading(RuleBasedStateMachine):
         if rows is None:
             return
         for row in rows[:part]:
-            self.sent[row.slot.number, topic].append(row.id)
+            self.sent[slot_of(row).number, topic].append(id_of(row))
         self.acknowledged.setdefault(lane, []).extend(rows[:part])
         self.record(topic)  # as the worker does: it waits until nothing else is unaccounted for
         lane.paused = True
         for row in rows[part:]:
-            self.held_by.discard(row.id)
+            self.held_by.discard(id_of(row))
         lane.give_back(rows[part:])
 
     @precondition(lambda self: self.answer is None)
@@ -150,7 +150,7 @@ class Reading(RuleBasedStateMachine):
     def a_paused_lane_keeps_no_room_from_others(self) -> None:
         for lane in self.backlog.lanes.values():
             if lane.paused:
-                waiting = [row.id for row in lane.queue if row.id > lane.taken.get(row.slot, 0)]
+                waiting = [id_of(row) for row in lane.queue if id_of(row) > lane.taken.get(slot_of(row), 0)]
                 assert not waiting, f"{lane.topic} hangs, and keeps {waiting} in memory"
 
     def teardown(self) -> None:
@@ -191,10 +191,10 @@ def test_a_share_is_not_shelved_below_what_is_under_way() -> None:
     backlog.add_slot(slot)
     lane = backlog.lane("a")
     for id in (5, 6, 3):
-        lane.queue.append(Row(id, slot, None, None, None, None, 0, 0))
-    assert [row.id for row in lane.take(1)] == [5]
+        lane.queue.append((id, slot, None, None, None, None, 0, 0))
+    assert [id_of(row) for row in lane.take(1)] == [5]
     lane.shelve()
-    assert [row.id for row in lane.queue] == [3], "it came late; a refill from 2 on would bring 5 again"
+    assert [id_of(row) for row in lane.queue] == [3], "it came late; a refill from 2 on would bring 5 again"
     assert lane.behind == {slot: 5}
 
 
@@ -204,10 +204,12 @@ def test_the_highest_message_under_way_counts_also_where_a_late_one_was_taken_be
     backlog.add_slot(slot)
     lane = backlog.lane("a")
     for id in (5, 6, 3, 4):
-        lane.queue.append(Row(id, slot, None, None, None, None, 0, 0))
+        lane.queue.append((id, slot, None, None, None, None, 0, 0))
     lane.take(3)
     lane.shelve()
-    assert ([row.id for row in lane.queue], lane.behind) == ([4], {}), "a refill from 3 on would bring 5 and 6 again"
+    assert ([id_of(row) for row in lane.queue], lane.behind) == ([4], {}), (
+        "a refill from 3 on would bring 5 and 6 again"
+    )
     assert slot.under_way == 3
 
 
@@ -301,8 +303,8 @@ def test_of_a_slot_that_has_begun_to_drain_a_read_under_way_brings_nothing() -> 
     answer = database.read(reader._arguments(plan))
     backlog.forget(slot)  # as `SlotKeeper` does it
     reader._deliver(plan, answer, passing=True)
-    assert {row.slot for row in backlog.lane("a").queue} == {s for s in backlog.slots.values() if s is not slot}
-    assert other in {row.slot for row in backlog.lane("a").queue}
+    assert {slot_of(row) for row in backlog.lane("a").queue} == {s for s in backlog.slots.values() if s is not slot}
+    assert other in {slot_of(row) for row in backlog.lane("a").queue}
 
 
 def test_of_a_slot_that_was_lost_what_fails_is_not_asked_for_again() -> None:

@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError
 from sidings.executor import PostgresSettings, now
 from sidings.kafka import KafkaSettings
 from sidings.kafka.outbox import OutboxSettings, packing, rounds, senders
-from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot
+from sidings.kafka.outbox.backlog import Backlog, Lane, Slot, id_of, slot_of
 from sidings.kafka.outbox.failures import Failed
 from sidings.kafka.outbox.lane_senders import LaneSenders
 from sidings.kafka.outbox.lanes import LaneWorker
@@ -130,8 +130,8 @@ async def test_a_round_that_was_packed_ahead_is_sent_without_the_messages_of_a_s
     async def prepare_and_lose(of_lane: rounds.Rounds, prepare: Prepare) -> None:
         await prepare()
         if (prepared := of_lane._prepared) is not None and not lost:
-            slot = prepared.rows[0].slot
-            lost.extend((len(watch.sizes), len(prepared.rows), sum(row.slot is slot for row in prepared.rows)))
+            slot = slot_of(prepared.rows[0])
+            lost.extend((len(watch.sizes), len(prepared.rows), sum(slot_of(row) is slot for row in prepared.rows)))
             lost.append(len(prepared.batches))
             del of_lane._backlog.slots[slot.number]  # nobody else has noticed yet
 
@@ -148,13 +148,13 @@ def test_what_was_acknowledged_refused_or_lost_is_not_given_back_when_the_rest_o
     ours, lost = Slot(0, "outbox/0", 1), Slot(1, "outbox/1", 1)
     backlog, lane, recorder = Backlog(10), Lane("etas"), Mock(spec=Recorder)
     backlog.add_slot(ours)
-    lane.queue.extend(Row(n, lost if n == 6 else ours, None, None, None, None, None, 0) for n in range(1, 8))
+    lane.queue.extend((n, lost if n == 6 else ours, None, None, None, None, None, 0) for n in range(1, 8))
     rows = lane.take(7)
     ledger = Ledger(lane, rows, backlog, recorder)
-    assert ledger.still_ours(rows) == [row for row in rows if row.id != 6]
+    assert ledger.still_ours(rows) == [row for row in rows if id_of(row) != 6]
     ledger.accept(rows[3:5])
     ledger.refuse(rows[0], "too large")
-    assert [row.id for row in ledger.outstanding()] == [2, 3, 7]
+    assert [id_of(row) for row in ledger.outstanding()] == [2, 3, 7]
     assert ledger.accepted == 2
     recorder.acknowledged.assert_called_once_with(lane, rows[3:5])
     recorder.refused.assert_called_once_with(lane, rows[0], "too large")
@@ -164,7 +164,7 @@ def test_what_was_acknowledged_refused_or_lost_is_not_given_back_when_the_rest_o
 async def test_what_has_failed_is_read_again_only_after_what_was_acknowledged_has_been_deleted() -> None:
     """A refill before that would bring what is about to be deleted, and it would be sent twice."""
     slot, lane = Slot(0, "outbox/0", 1), Lane("etas")
-    lane.queue.extend(Row(n, slot, None, None, None, None, None, 0) for n in range(1, 5))
+    lane.queue.extend((n, slot, None, None, None, None, None, 0) for n in range(1, 5))
     rows = lane.take(4)
     of_lane = Mock(spec=rounds.Rounds, lane=lane)
     of_lane.forget.return_value = rows[:1]
@@ -295,7 +295,7 @@ async def test_a_slot_whose_messages_were_passed_over_is_lost_also_where_its_lea
     slot, relay._senders = Slot(0, "outbox/0", 1), Mock(spec=senders.Senders)
     relay.backlog.add_slot(slot)
     lane = relay.backlog.lane("etas")
-    lane.queue.append(Row(1, slot, None, None, None, None, None, 0))
+    lane.queue.append((1, slot, None, None, None, None, None, 0))
     rows = lane.take(1)
     slot.deadline = now()
     assert not Ledger(lane, rows, relay.backlog, Mock(spec=Recorder)).still_ours(rows)
@@ -309,7 +309,7 @@ def test_a_message_whose_slot_was_lost_is_given_up_once_however_often_its_batch_
     ours, lost = Slot(0, "outbox/0", 1), Slot(1, "outbox/1", 1)
     backlog, lane = Backlog(10), Lane("etas")
     backlog.add_slot(ours)
-    lane.queue.extend(Row(n, lost if n == 1 else ours, None, None, None, None, None, 0) for n in range(1, 4))
+    lane.queue.extend((n, lost if n == 1 else ours, None, None, None, None, None, 0) for n in range(1, 4))
     rows = lane.take(3)
     ledger = Ledger(lane, rows, backlog, Mock(spec=Recorder))
     assert ledger.still_ours(rows) == rows[1:]

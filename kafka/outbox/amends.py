@@ -17,7 +17,7 @@ from ...errors import PostgresUnavailable
 from ...executor import Backoff, Link
 from ...outage import Outage
 from ...schema import load_sql
-from .backlog import Row
+from .backlog import Row, key_of
 
 __all__ = ["Amends", "cannot"]
 
@@ -43,7 +43,7 @@ class Amends:
 
     def owe(self, topic: str, rows: Iterable[Row]) -> None:
         """These messages may come late."""
-        if keys := {row.key for row in rows if row.key is not None}:
+        if keys := {key for row in rows if (key := key_of(row)) is not None}:
             self._owed[topic] |= keys
             self._work.set()
 

@@ -1,15 +1,12 @@
 """What becomes of the messages of one round."""
 
 from collections.abc import Collection, Sequence
-from operator import attrgetter
 
 from ...executor import now
-from .backlog import Backlog, Lane, Row
+from .backlog import Backlog, Lane, Row, id_of, slot_of
 from .recorder import Recorder
 
 __all__ = ["Ledger"]
-
-_slot_of = attrgetter("slot")
 
 
 class Ledger:
@@ -39,18 +36,18 @@ class Ledger:
         """Leave out messages of slots that were lost; they are their new owner's. The last look before sending. The
         same list if all are ours."""
         time = now()
-        lost = {slot for slot in set(map(_slot_of, rows)) if slot.expired(time) or not self._backlog.has(slot)}
+        lost = {slot for slot in set(map(slot_of, rows)) if slot.expired(time) or not self._backlog.has(slot)}
         if not lost:
             return rows
-        gone = self.unsettled([row for row in rows if row.slot in lost])
+        gone = self.unsettled([row for row in rows if slot_of(row) in lost])
         self._settled.append(gone)
         self._lane.account(gone)
-        return [row for row in rows if row.slot not in lost]
+        return [row for row in rows if slot_of(row) not in lost]
 
     def unsettled(self, rows: Collection[Row]) -> list[Row]:
         """Those of `rows` of which nothing has become yet."""
-        settled = {row.id for some in self._settled for row in some}
-        return [row for row in rows if row.id not in settled]
+        settled = {id_of(row) for some in self._settled for row in some}
+        return [row for row in rows if id_of(row) not in settled]
 
     def outstanding(self) -> list[Row]:
         """All of the round of which nothing has become yet."""

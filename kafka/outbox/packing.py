@@ -10,7 +10,7 @@ from typing import Any
 
 from aiokafka.partitioner import murmur2  # pyright: ignore[reportUnknownVariableType]
 
-from .backlog import Row
+from .backlog import Row, id_of
 from .message import headers_from_text
 
 __all__ = ["MESSAGE_ID", "Packed", "Packer"]
@@ -59,12 +59,10 @@ class Packer:
         groups: list[list[Row]] = [[] for _ in partitions]
         keyless = groups[random.randrange(count)]
         for row in rows:
-            key = row.partition_key
+            key = row[2] if row[3] is None else row[3]  # the partition key, if it has one
             if key is None:
-                key = row.key
-                if key is None:
-                    keyless.append(row)
-                    continue
+                keyless.append(row)
+                continue
             hashed = hashes.get(key)
             groups[(self._hash(key) if hashed is None else hashed) % count].append(row)
         return {partition: group for partition, group in zip(partitions, groups, strict=True) if group}
@@ -87,7 +85,9 @@ class Packer:
                 continue
             headers = [(MESSAGE_ID, message_id % (id, published_us))]
             if timestamp_ms is None:
-                timestamp_ms = min(published_us // 1000, latest_ms)
+                timestamp_ms = published_us // 1000
+                if timestamp_ms > latest_ms:
+                    timestamp_ms = latest_ms
             elif timestamp_ms == _INFINITE:
                 bad.append((row, "its timestamp is infinite"))
                 continue
@@ -102,8 +102,8 @@ class Packer:
                 rows, rest = rows[:index], rows[index:] + rest
                 break
         if bad:
-            unfit = {row.id for row, _ in bad}
-            rows = [row for row in rows if row.id not in unfit]
+            unfit = {id_of(row) for row, _ in bad}
+            rows = [row for row in rows if id_of(row) not in unfit]
         return Packed(batch, all_rows, rows, bad, rest)
 
     def _hash(self, key: bytes) -> int:
@@ -120,5 +120,5 @@ class Packer:
 
 
 def _sizes(row: Row) -> str:
-    value, key, headers, partition_key = (len(x or "") for x in (row.value, row.key, row.headers, row.partition_key))
+    key, partition_key, value, headers = (len(x or "") for x in row[2:6])
     return f"a value of {value} bytes, a key of {key}, headers of {headers}, a partition key of {partition_key}"

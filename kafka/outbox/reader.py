@@ -3,12 +3,11 @@
 import asyncio
 import logging
 import random
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, cast
 
 import asyncpg
 
@@ -17,7 +16,7 @@ from ...executor import Backoff, Link, ReadMarks, now
 from ...outage import Outage
 from ...schema import load_sql
 from ...waiting import set_within
-from .backlog import Backlog, Lane, Row, Slot
+from .backlog import Backlog, Lane, Row, Slot, id_of
 
 __all__ = ["Reader"]
 
@@ -34,8 +33,7 @@ _QUICK_READ = 1.0  # seconds: one that was answered within so many may be follow
 _STEPPING_READ = 1.0  # seconds: one that takes longer may step over millions of messages that are not committed
 _SAMPLED = 16  # one row of so many is looked at for how large they are
 
-_part_and_ref = itemgetter(0, 1)
-_row: Callable[[type[Row], tuple[Any, ...]], Row] = cast(Any, tuple).__new__  # `Row(…)` takes twice as long
+_part_and_ref: Callable[[asyncpg.Record], tuple[int, int]] = itemgetter(0, 1)
 
 
 @dataclass(slots=True)
@@ -215,25 +213,22 @@ class Reader:
         refills: list[list[Row]] = [[] for _ in plan.shares]
         forward: list[defaultdict[str, list[Row]]] = [defaultdict(list) for _ in plan.slots]  # by slot and topic
         tops: dict[int, int] = {}
-        for ref, count in Counter(ref for part, ref in map(_part_and_ref, rows) if part == _LATE).items():
-            if count >= plan.most_late and backlog.has(plan.slots[ref - 1]):
+        runs = [(part, ref, list(run)) for (part, ref), run in groupby(rows, _part_and_ref)]
+        for part, ref, run in runs:
+            if part == _LATE and len(run) >= plan.most_late and backlog.has(plan.slots[ref - 1]):
                 backlog.forget(plan.slots[ref - 1])  # there may be more; acquired anew, all of it is read page by page
         # Of a slot that drains what waited was forgotten: what comes now would be sent before it, which its heir sends.
         live = [backlog.has(slot) and not slot.draining for slot in plan.slots]
-        slot: Slot
-        ref: int
-        for (part, ref), run in groupby(rows, _part_and_ref):
+        for part, ref, run in runs:
             if part == _FORWARD:
-                slot, topics = plan.slots[ref - 1], forward[ref - 1]
-                for row in run:
-                    topics[row[3]].append(_row(Row, (row[2], slot, *row[4:])))
+                topics, slot = forward[ref - 1], plan.slots[ref - 1]  # as `_messages`, without a step for each of them
+                for _, _, id, topic, key, partition_key, value, headers, timestamp_ms, published_us in run:
+                    topics[topic].append((id, slot, key, partition_key, value, headers, timestamp_ms, published_us))
             elif part == _REFILL:
-                slot = plan.shares[ref - 1][2]
-                refills[ref - 1] += [_row(Row, (row[2], slot, *row[4:])) for row in run]
+                refills[ref - 1] += [row for _, row in _messages(run, plan.shares[ref - 1][2])]
             elif part == _LATE and live[ref - 1]:
-                slot = plan.slots[ref - 1]
-                for row in run:
-                    backlog.late(row[3], _row(Row, (row[2], slot, *row[4:])))
+                for topic, row in _messages(run, plan.slots[ref - 1]):
+                    backlog.late(topic, row)
             elif part == _SCANNED:
                 tops.update((ref, row[2]) for row in run if row[2] is not None)
         left_out = set(plan.left_out)
@@ -268,7 +263,7 @@ class Reader:
                 continue
             for topic, rows in topics.items():
                 self._backlog.forward(topic, slot, rows)
-                slot.high = max(slot.high, rows[-1].id)
+                slot.high = max(slot.high, id_of(rows[-1]))
             slot.backlogged = count >= page
             if not slot.backlogged:
                 # Past the messages of topics that were left out; and past those that are not committed yet, where
@@ -288,3 +283,9 @@ class Reader:
         self._marks.reset()
         self._drawn = 0
         self._on_new_server()
+
+
+def _messages(found: Iterable[asyncpg.Record], slot: Slot) -> Iterator[tuple[str, Row]]:
+    """Rows of one slot, each behind its topic."""
+    for _, _, id, topic, key, partition_key, value, headers, timestamp_ms, published_us in found:
+        yield topic, (id, slot, key, partition_key, value, headers, timestamp_ms, published_us)

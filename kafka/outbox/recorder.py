@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
-from operator import attrgetter
 from uuid import UUID
 
 import asyncpg
@@ -17,7 +16,7 @@ from ...executor import Backoff, Link
 from ...outage import Outage
 from ...schema import load_sql
 from .amends import cannot
-from .backlog import Backlog, Lane, Row, Slot
+from .backlog import Backlog, Lane, Row, Slot, id_of, key_of, published_us_of, slot_of
 from .metrics import OutboxMetrics
 
 __all__ = ["Recorder"]
@@ -26,7 +25,6 @@ log = logging.getLogger("sidings.outbox")
 
 _AT_ONCE = 5_000  # messages of one statement
 _ERROR_CHARACTERS = 2_000
-_id_of, _slot_of, _published_us = attrgetter("id"), attrgetter("slot"), attrgetter("published_us")
 
 
 class Recorder:
@@ -60,7 +58,7 @@ class Recorder:
     def acknowledged(self, lane: Lane, rows: Sequence[Row]) -> None:
         """Kafka has taken these: delete them."""
         if rows:
-            oldest = min(map(_published_us, rows))
+            oldest = min(map(published_us_of, rows))
             self._metrics.sent(lane.topic, len(rows), time.time() - oldest / 1e6)
             self._sent.append((lane, rows))
             self._work.set()
@@ -68,7 +66,7 @@ class Recorder:
     def refused(self, lane: Lane, row: Row, error: str) -> None:
         """Kafka will never take this one: park it."""
         error = clean(error)
-        log.error("a message for %s was refused and is parked (id %s): %s", lane.topic, row.id, error)
+        log.error("a message for %s was refused and is parked (id %s): %s", lane.topic, id_of(row), error)
         self._metrics.parked(lane.topic, 1)
         self._refused.append((lane, row, error))
         self._work.set()
@@ -108,14 +106,14 @@ class Recorder:
     async def _record(self, sent: list[tuple[Lane, Sequence[Row]]], refused: list[tuple[Lane, Row, str]]) -> None:
         ids: defaultdict[Slot, list[int]] = defaultdict(list)
         for _, rows in sent:
-            for slot, run in groupby(rows, _slot_of):
-                ids[slot].extend(map(_id_of, run))
-        slots = [slot for slot in ids.keys() | {row.slot for _, row, _ in refused} if self._backlog.has(slot)]
+            for slot, run in groupby(rows, slot_of):
+                ids[slot].extend(map(id_of, run))
+        slots = [slot for slot in ids.keys() | {slot_of(row) for _, row, _ in refused} if self._backlog.has(slot)]
         if not slots:
             return
         flat = [id for slot in slots for id in ids[slot]]
         ends = list(accumulate(len(ids[slot]) for slot in slots))
-        parks = [(row, error) for _, row, error in refused if self._backlog.has(row.slot)]
+        parks = [(row, error) for _, row, error in refused if self._backlog.has(slot_of(row))]
         await self._doubt(sent)
         answer = await self.call(
             "record",
@@ -126,8 +124,8 @@ class Recorder:
             [end - len(ids[slot]) + 1 for slot, end in zip(slots, ends, strict=True)],
             ends,
             f"{{{str(flat)[1:-1]}}}",  # as text it costs asyncpg and Postgres half of what an array does
-            [row.slot.number for row, _ in parks],
-            [row.id for row, _ in parks],
+            [slot_of(row).number for row, _ in parks],
+            [id_of(row) for row, _ in parks],
             [error for _, error in parks],
             self._backlog.timeline,
         )
@@ -140,7 +138,7 @@ class Recorder:
         """Before messages go that may have been sent before: another copy of them may yet come, behind newer ones."""
         for lane, rows in sent:
             if lane.topic in self._backlog.directories:
-                keys = {row.key for row in rows if row.id <= row.slot.repeated and row.key is not None}
+                keys = {key for row in rows if id_of(row) <= slot_of(row).repeated and (key := key_of(row)) is not None}
                 if keys:
                     try:
                         await self.call("doubt", lane.topic, list(keys))

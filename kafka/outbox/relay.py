@@ -15,7 +15,7 @@ from ...outage import Outage
 from ...schema import load_sql
 from ..settings import KafkaSettings
 from .amends import Amends
-from .backlog import Backlog, Lane, Slot
+from .backlog import Backlog, Lane, Slot, slot_of
 from .lane_senders import LaneSenders
 from .lanes import LaneWorker
 from .metrics import OutboxMetrics
@@ -304,7 +304,7 @@ class Relay:
         self._slots.lost(slot)
         if under_way:
             for worker in self._workers.values():
-                self._amends.owe(worker.lane.topic, (row for row in worker.outstanding() if row.slot is slot))
+                self._amends.owe(worker.lane.topic, (row for row in worker.outstanding() if slot_of(row) is slot))
             # Its new owner sends these; a repeat by aiokafka might come after what he sends then.
             log.warning("%s was lost with %s messages under way: closing the producers", slot.name, under_way)
             self._senders.kill_all()
