@@ -160,9 +160,9 @@ class Lane:
 
 
 class Backlog:
-    """All lanes and slots of a relay. window: most messages in memory. page: so many of them are read at once, so that
-    some are sent and others deleted meanwhile. What is under way of a topic that hangs does not count, so that it keeps
-    no other from being read."""
+    """All lanes and slots of a relay. window: most messages in memory. page: so many of them are a round, so that some
+    are sent while others are read or deleted; where there is room a read brings two. What is under way of a topic that
+    hangs does not count, so that it keeps no other from being read."""
 
     def __init__(self, window: int) -> None:
         self.window = window

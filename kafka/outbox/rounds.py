@@ -86,9 +86,11 @@ class Rounds:
         if prepared and (prepared.sender, prepared.partitions, prepared.rows) == (sender, partitions, rows):
             batches = prepared.batches
         groups = {partition: packed.all_rows for partition, packed in batches.items()}
-        groups = groups or self._packer.by_partition(rows, partitions)
         sender.users += 1
         try:
+            if not groups:
+                await asyncio.sleep(0)  # the next read is sent, before packing takes the event loop
+                groups = self._packer.by_partition(rows, partitions)
             while groups:
                 groups = await self._batches(sender, partitions, groups, batches)
                 batches = {}
