@@ -106,8 +106,9 @@ class Reader:
         self._woken.set()
 
     def hungry(self) -> None:
-        """The scheduler has used up some of what it had: read if the database is known to have more."""
-        if not self._woken.is_set() and self._planner.wants():
+        """The scheduler has used up some of what it had: read if the database is known to have more. What is under way
+        already may bring it: then that is asked when it has been applied."""
+        if self._busy_since is None and not self._woken.is_set() and self._planner.wants():
             self._woken.set()
 
     def busy_seconds(self) -> float:
