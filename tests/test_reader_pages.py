@@ -18,6 +18,7 @@ from .support import ORIGIN, SECONDS, Ride, a_role, an_executor, connected, drai
 PAUSED = 6_000
 BEHIND = 1_000
 STILL = 600
+DRAINED = 20_000
 ROW_SECONDS = 0.001
 
 
@@ -41,6 +42,30 @@ async def test_jobs_behind_many_paused_ones_are_found_within_a_few_reads(databas
     async with running(database, registry, poll_seconds=60, prometheus=prometheus):
         await eventually(lambda: started)
         assert 2 <= prometheus.get_sample_value("sidings_read_seconds_count", {"service": "test"}) <= 6
+
+
+async def test_of_the_reads_of_a_drain_none_asks_for_nothing(database: str, monkeypatch: pytest.MonkeyPatch):
+    """The cycles see memory run low while a read is under way, and asked for another one: it came when the answer had
+    filled memory."""
+    registry, ended, asked = Registry(), list[int](), list[int]()
+
+    @registry.job()
+    async def quick(job: Job[Ride]) -> None:
+        ended.append(job.payload.number)
+
+    plan = planning.Planner.plan
+
+    def planned(self: planning.Planner, time: float) -> planning.Plan:
+        made = plan(self, time)
+        asked.append(sum(made.pages))
+        return made
+
+    await enqueue(database, quick, (Ride(number=n) for n in range(DRAINED)))
+    monkeypatch.setattr(planning.Planner, "plan", planned)
+    async with running(database, registry, poll_seconds=60):
+        await eventually(lambda: len(ended) == DRAINED)
+    assert len(asked) > 4
+    assert 0 not in asked
 
 
 async def test_a_paused_origin_keeps_the_reader_from_nothing_and_is_not_read(database: str):
