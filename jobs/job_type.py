@@ -353,6 +353,8 @@ def _holds_secret(value: object) -> bool:
 
 def _group_value(group: GroupOf[P], payload: Any) -> Callable[[P], object]:
     """What gives the group of a payload before it is checked. payload: the model, whose instances have its fields."""
+    if inspect.iscoroutinefunction(group):  # its coroutine, as text, would be another group for each job
+        raise ConfigurationError(f"group={group!r}: give a plain function of the payload, not an async one")
     if group is None or callable(group):
         return group or (lambda _: None)
     if not isinstance(group, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked

@@ -438,3 +438,16 @@ def test_the_devstack_without_its_extra_names_the_extra():
     script = "import sys; sys.modules['psutil'] = None; import sidings.devstack"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert "the devstack needs psutil: pip install 'sidings[devstack]'" in done.stderr
+
+
+def test_an_async_function_for_the_group_is_refused() -> None:
+    """Its coroutine, as text, was another group for each job: the order was lost without a word."""
+
+    async def key(payload: Number) -> str:
+        return str(payload.number)
+
+    registry = Registry()
+    with pytest.raises(ConfigurationError, match="give a plain function of the payload"):
+
+        @registry.job(group=key)  # pyright: ignore[reportArgumentType]
+        async def send(job: Job[Number]) -> None: ...
