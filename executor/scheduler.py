@@ -325,7 +325,8 @@ class Scheduler:
             entry.origin.running.add(entry)
             chosen.append(entry)
             if shares and entry.type in shares:
-                shares[entry.type] -= 1
+                for type in shares:  # a worker less is left beside all of them
+                    shares[type] -= 1
             if len(chosen) == limit:
                 break
         return chosen

@@ -6,9 +6,9 @@ are left beside all slow ones: one keeps four fifths of them at most, two keep f
 Hahne, "Dynamic queue length thresholds for shared-memory packet switches" (IEEE/ACM Transactions on Networking, 1998).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-__all__ = ["TIMES_THE_REST", "shares"]
+__all__ = ["TIMES_THE_REST", "shares", "too_many"]
 
 TIMES_THE_REST = 4  # a service of one type, and of parked messages, has four fifths of its workers for it
 
@@ -19,3 +19,18 @@ def shares(workers: int, held: Mapping[str, int]) -> dict[str, int]:
     rest = workers - sum(held.values())
     # One after the other may start while it has less than that: `held + n < times * (rest - n)`.
     return {type: -((count - TIMES_THE_REST * rest) // (TIMES_THE_REST + 1)) for type, count in held.items()}
+
+
+def too_many(workers: int, held: dict[str, int], claimed: Sequence[str]) -> list[bool]:
+    """Which claimed jobs are to be given back, the last ones first. held: as above, the claimed among them, and without
+    those that are given back afterwards; claimed: their types. One after the other is looked at: each that goes leaves
+    a worker more to the other types."""
+    rest = workers - sum(held.values())
+    back = [False] * len(claimed)
+    for place in reversed(range(len(claimed))):
+        type = claimed[place]
+        if type in held and held[type] - 1 >= TIMES_THE_REST * (rest + 1):
+            held[type] -= 1
+            rest += 1
+            back[place] = True
+    return back

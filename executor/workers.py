@@ -31,7 +31,7 @@ from .attempts import Finished, failed, invalid, job_of, judged, raised, results
 from .clock import now
 from .forks import end_if_forked, forks_so_far
 from .queues import Entry, OriginQueue
-from .shares import TIMES_THE_REST, shares
+from .shares import TIMES_THE_REST, shares, too_many
 from .threads import HandlerThreads
 from .transactional import Superseded, Transactional
 from .worker import CancelReason, Worker
@@ -137,17 +137,17 @@ class Workers:
         held = self._held.copy()
         held.update(entry.type for entry in coming)
         held.update(map(_type_of, self.claimed))
-        left = shares(len(self.all), {type: held[type] for type in self._slow})
-        taken: list[Entry] = []
+        slow = {type: held[type] for type in self._slow}
         items = list(self.claimed)
+        back = too_many(len(self.all), slow, list(map(_type_of, items)))
+        taken: list[Entry] = []
         self.claimed.clear()
-        for item in reversed(items):
-            if left.get(type := _type_of(item), 0) < 0:
-                left[type] += 1
+        for item, goes in zip(items, back, strict=True):
+            if goes:
                 taken += item if isinstance(item, list) else [item]
             else:
-                self.claimed.appendleft(item)
-        return left, taken
+                self.claimed.append(item)
+        return shares(len(self.all), slow), taken
 
     def _tell(self) -> None:
         held, time = self._held, now()

@@ -23,7 +23,7 @@ from sidings.executor.metrics import ExecutorMetrics
 from sidings.executor.queues import Entry, Lane, OriginQueue
 from sidings.executor.reader import Reader
 from sidings.executor.scheduler import Scheduler
-from sidings.executor.shares import shares
+from sidings.executor.shares import shares, too_many
 from sidings.jobs import SUCCEEDED, Again, Committed, End, Hold, Outcome, OutcomeName, Policy, Registry
 
 COLUMNS = (
@@ -204,10 +204,11 @@ class Handlers:
 
     def share_out(self, coming: Iterable[Entry]) -> tuple[dict[str, int], list[Entry]]:
         held = Counter(entry.type for entry in (*self.busy, *self.claimed, *coming) if entry.type in self.slow)
-        left = shares(self.concurrency, {type: held[type] for type in self.slow})
-        taken = [entry for entry in self.claimed if left.get(entry.type, 0) < 0]
+        slow = {type: held[type] for type in self.slow}
+        back = too_many(self.concurrency, slow, [entry.type for entry in self.claimed])
+        taken = [entry for entry, goes in zip(self.claimed, back, strict=True) if goes]
         self.claimed = deque(entry for entry in self.claimed if entry not in taken)
-        return left, taken
+        return shares(self.concurrency, slow), taken
 
     def unclaim(self, queue: OriginQueue | None = None) -> list[Entry]:
         taken = [entry for entry in self.claimed if queue is None or entry.origin is queue]

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sidings.executor import workers
-from sidings.executor.shares import TIMES_THE_REST, shares
+from sidings.executor.queues import Entry
+from sidings.executor.shares import TIMES_THE_REST, shares, too_many
 from sidings.jobs import Job, JobType, Registry
 
 from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, running, value
@@ -274,3 +275,54 @@ async def test_groups_of_a_type_that_hangs_keep_their_order(database: str):
         carrier.answers.set()
         await drained(database)
     assert began == {f"g{group}": list(range(5)) for group in range(30)}
+
+
+@given(
+    workers=st.integers(1, 60),
+    running=st.dictionaries(st.sampled_from("abcd"), st.integers(0, 30), min_size=1, max_size=4),
+    claimed=st.lists(st.sampled_from("abcdef"), max_size=40),
+)
+def test_what_is_too_many_is_given_back_and_no_more(workers: int, running: dict[str, int], claimed: list[str]):
+    held = {type: count + claimed.count(type) for type, count in running.items()}
+    before = held.copy()
+    back = too_many(workers, held, claimed)
+    gone = Counter(type for type, goes in zip(claimed, back, strict=True) if goes)
+    assert held == {type: count - gone[type] for type, count in before.items()}
+    rest = workers - sum(held.values())
+    for type in held.keys() & {type for type, goes in zip(claimed, back, strict=True) if not goes}:
+        assert held[type] - 1 < TIMES_THE_REST * (rest + 1), "it would not start now"
+    if True in back:
+        type = claimed[first := back.index(True)]
+        assert held[type] >= TIMES_THE_REST * rest, f"the one at {first} could have stayed"
+
+
+@pytest.mark.parametrize(("types", "workers"), [(3, 10), (3, 100), (10, 100)])
+async def test_what_is_named_of_several_slow_types_is_not_given_back_again_and_again(
+    database: str, types: int, workers: int
+):
+    """Each was given what was free as if the others took nothing of it, and then each was cut for the same excess: of
+    six jobs that a cycle had named five were given back, in a thousand commits a second."""
+    registry, ran, back = Registry(), Counter[str](), list[int]()
+
+    async def call(job: Job[int]) -> None:
+        await asyncio.sleep(0.1)
+        ran[job.type] += 1
+
+    declared = [registry.job(name=f"call_{n}")(call) for n in range(types)]
+    async with running(database, registry, (), concurrency=workers) as executor:
+        for job_type in declared:
+            await enqueue(database, job_type, range(workers * 20 // types))
+        share_out = executor.workers.share_out
+
+        def watched(coming: Iterable[Entry]) -> tuple[dict[str, int], list[Entry]]:
+            left, taken = share_out(coming)
+            back.append(len(taken))
+            return left, taken
+
+        executor.assign([ORIGIN], 2)
+        await eventually(lambda: len(executor.workers.share_out([])[0]) == types)
+        await asyncio.sleep(0.3)  # what was named before they were slow has been given back
+        executor.workers.share_out = watched
+        before = ran.total()
+        await eventually(lambda: ran.total() - before >= workers * 8)
+        assert sum(back) < (ran.total() - before) / 2
