@@ -182,12 +182,17 @@ class Registry:
 
     def include(self, other: "Registry") -> None:
         """Take over the types of `other`, also those that it declares or includes later. From now on they enqueue into
-        this registry's schema."""
+        this registry's schema. Raises `ConfigurationError` where `other` includes this one."""
+        if other._leads_to(self):
+            raise ConfigurationError("a registry cannot include itself, nor one that includes it: include each once")
         for job_type in other:
             self.add(job_type)
         self._included.append(other)
         other._includers.add(self)
         other._belong_to(self)
+
+    def _leads_to(self, registry: "Registry") -> bool:
+        return self is registry or any(included._leads_to(registry) for included in self._included)
 
     def _belong_to(self, includer: "Registry") -> None:
         self.schema, self.has_grown = includer.schema, includer.has_grown

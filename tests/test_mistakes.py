@@ -451,3 +451,20 @@ def test_an_async_function_for_the_group_is_refused() -> None:
 
         @registry.job(group=key)  # pyright: ignore[reportArgumentType]
         async def send(job: Job[Number]) -> None: ...
+
+
+def test_registries_that_include_each_other_are_refused_with_a_word():
+    """It was a RecursionError, also of each type that was declared behind it."""
+    first, second, third = Registry(), Registry(), Registry()
+    first.include(second)
+    second.include(third)
+    for outer, inner in ((third, first), (second, first), (first, first)):
+        with pytest.raises(ConfigurationError, match="include"):
+            outer.include(inner)
+    first.include(third)  # in two ways, and twice
+    first.include(third)
+
+    @third.job()
+    async def late(job: Job[int]) -> None: ...
+
+    assert list(first) == list(second) == [late]

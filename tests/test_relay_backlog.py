@@ -5,6 +5,7 @@ comes late in between."""
 from collections import defaultdict
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -328,3 +329,21 @@ def test_of_a_slot_that_was_lost_what_fails_is_not_asked_for_again() -> None:
         reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
         lane.account(lane.take(20))
     assert (reader.hungry(), backlog.left_out(), lane.behind) == (False, [], {})
+
+
+@pytest.mark.parametrize("large", [1, 40])
+def test_messages_larger_than_a_read_should_be_keep_no_others_from_being_read(large: int) -> None:
+    """SQL takes up to a gigabyte; the relay parks it. Then there was room for none, and nothing was read any more."""
+    database, backlog, reader = a_reader(window=300)
+    for _ in range(large):
+        xid = database.begin()
+        database.insert(xid, 0, "a", value=bytes(40 * 2**20 if large > 1 else 200 * 2**20))
+        database.open.discard(xid)
+        plan = reader._plan()
+        reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+        lane = backlog.lane("a")
+        lane.account(lane.take(10))
+    fill(database, "b", 3)
+    plan = reader._plan()
+    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+    assert {slot_of(row).number for row in backlog.lane("b").queue} == set(range(SLOTS))

@@ -162,7 +162,7 @@ class Reader:
     def _plan(self) -> _Plan:
         backlog = self._backlog
         slots = [slot for slot in backlog.slots.values() if not slot.draining]
-        room = min(backlog.room(), 2 * backlog.page, int(_BYTES / self._row_bytes))
+        room = min(backlog.room(), 2 * backlog.page, max(1, int(_BYTES / self._row_bytes)))
         busy = max(1, sum(slot.backlogged for slot in slots))
         page = max(_IDLE_PAGE, room // busy) if room else 0
         left_out = backlog.left_out()
