@@ -244,7 +244,7 @@ async def test_a_job_that_starts_beside_a_slow_type_does_not_have_all_workers_co
     registry, call_carrier, store, ran = declared(carrier)
     async with running(database, registry, concurrency=WORKERS) as executor:
         await enqueue(database, call_carrier, [Ride(transport=f"c{n}") for n in range(30)])
-        await eventually(lambda: carrier.calls == MOST and executor.workers.share_out([])[0])
+        await eventually(lambda: carrier.calls == MOST and executor.workers._slow)  # `share_out` gives jobs back
         monkeypatch.setattr(workers, "_SWEEP_SECONDS", 60.0)
         await asyncio.sleep(0.1)  # the last sweep
         executor.workers.all = looked = Looked(executor.workers.all)
@@ -320,7 +320,7 @@ async def test_what_is_named_of_several_slow_types_is_not_given_back_again_and_a
             return left, taken
 
         executor.assign([ORIGIN], 2)
-        await eventually(lambda: len(executor.workers.share_out([])[0]) == types)
+        await eventually(lambda: len(executor.workers._slow) == types)
         await asyncio.sleep(0.3)  # what was named before they were slow has been given back
         executor.workers.share_out = watched
         before = ran.total()
