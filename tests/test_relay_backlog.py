@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sidings.kafka.outbox import reader as reader_module
 from sidings.kafka.outbox.backlog import Backlog, Lane, Row, Slot, id_of, slot_of
 from sidings.kafka.outbox.reader import Reader
 
@@ -214,30 +215,34 @@ def test_the_highest_message_under_way_counts_also_where_a_late_one_was_taken_be
     assert slot.under_way == 3
 
 
-def a_reader(window: int) -> tuple[Database, Backlog, Reader]:
+def a_reader(window: int, *, slots: int = SLOTS) -> tuple[Database, Backlog, Reader]:
     """A reader over a simulated database, with all its slots."""
     backlog = Backlog(window)
     quiet: Any = lambda: None  # noqa: E731
     reader = Reader(None, backlog, schema="sidings", poll_seconds=1, on_rows=quiet, on_new_server=quiet)  # pyright: ignore[reportArgumentType]
-    for number in range(SLOTS):
+    for number in range(slots):
         backlog.add_slot(Slot(number, f"outbox/{number}", 1))
     return Database(), backlog, reader
 
 
-def fill(database: Database, topic: str, count: int) -> None:
+def fill(database: Database, topic: str, count: int, *, slots: int = SLOTS) -> None:
     """Messages in all slots, committed."""
     xid = database.begin()
     for n in range(count):
-        database.insert(xid, n % SLOTS, topic)
+        database.insert(xid, n % slots, topic)
     database.open.discard(xid)
+
+
+def read(database: Database, reader: Reader) -> None:
+    plan = reader._plan()
+    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
 
 
 def test_what_a_read_brings_for_a_topic_that_has_begun_to_hang_leaves_the_memory_to_others() -> None:
     """The read was on its way when the topic was found to hang."""
     database, backlog, reader = a_reader(window=300)
     fill(database, "a", 60)
-    plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+    read(database, reader)
     hanging = backlog.lane("a")
     hanging.take(60)
     fill(database, "a", 600)
@@ -248,8 +253,7 @@ def test_what_a_read_brings_for_a_topic_that_has_begun_to_hang_leaves_the_memory
     reader._deliver(plan, answer, passing=True)
     assert not hanging.queue
     fill(database, "b", 3)
-    plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+    read(database, reader)
     assert len(backlog.lane("b").queue) == 3
 
 
@@ -257,15 +261,13 @@ def test_topics_that_hang_do_not_fill_the_window_with_what_is_under_way() -> Non
     database, backlog, reader = a_reader(window=30)
     for topic in ("a", "b", "c"):
         fill(database, topic, 30)
-        plan = reader._plan()
-        reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+        read(database, reader)
         lane = backlog.lane(topic)
         assert lane.take(30)
         lane.paused = True
         lane.shelve()
     fill(database, "d", 90)
-    plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+    read(database, reader)
     assert backlog.lane("d").queue
 
 
@@ -275,18 +277,16 @@ def test_a_read_brings_half_of_the_window_at_most_and_the_next_one_follows_as_so
     database, backlog, reader = a_reader(window=300)
     fill(database, "a", 900)
     lane = backlog.lane("a")
-    for read in (1, 2):
+    for reads in (1, 2):
         assert reader.hungry()
-        plan = reader._plan()
-        reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
-        assert len(lane.queue) == read * 150
+        read(database, reader)
+        assert len(lane.queue) == reads * 150
     assert not reader.hungry()
     lane.account(lane.take(74))
     assert not reader.hungry()
     lane.account(lane.take(1))
     assert reader.hungry()
-    plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+    read(database, reader)
     assert len(lane.queue) == 300
 
 
@@ -295,13 +295,11 @@ def test_of_a_slot_that_has_begun_to_drain_a_read_under_way_brings_nothing() -> 
     database, backlog, reader = a_reader(window=300)
     slot, other = backlog.slots[0], backlog.slots[1]
     fill(database, "a", 20)
-    plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+    read(database, reader)
     late = database.begin()
     database.insert(late, slot.number, "a")
     fill(database, "a", 20)
-    plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+    read(database, reader)
     database.open.discard(late)
     fill(database, "a", 20)
     plan = reader._plan()
@@ -317,16 +315,14 @@ def test_of_a_slot_that_was_lost_what_fails_is_not_asked_for_again() -> None:
     in the end no other share of any topic was refilled."""
     database, backlog, reader = a_reader(window=300)
     fill(database, "a", 20)
-    plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+    read(database, reader)
     lane, lost = backlog.lane("a"), backlog.slots[0]
     rows = lane.take(20)
     backlog.remove_slot(lost)
     lane.give_back(rows)
     assert lane.behind.keys() == set(backlog.slots.values())
     for _ in range(3):
-        plan = reader._plan()
-        reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+        read(database, reader)
         lane.account(lane.take(20))
     assert (reader.hungry(), backlog.left_out(), lane.behind) == (False, [], {})
 
@@ -339,11 +335,64 @@ def test_messages_larger_than_a_read_should_be_keep_no_others_from_being_read(la
         xid = database.begin()
         database.insert(xid, 0, "a", value=bytes(40 * 2**20 if large > 1 else 200 * 2**20))
         database.open.discard(xid)
-        plan = reader._plan()
-        reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+        read(database, reader)
         lane = backlog.lane("a")
         lane.account(lane.take(10))
     fill(database, "b", 3)
-    plan = reader._plan()
-    reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+    read(database, reader)
     assert {slot_of(row).number for row in backlog.lane("b").queue} == set(range(SLOTS))
+
+
+def test_topics_that_work_again_come_back_no_faster_than_there_is_room() -> None:
+    """A refill was 1,000 messages, of 32 shares at once, whether there was room or not."""
+    most = 300 + 32 * 16  # a few of each share come in any case
+    database, backlog, reader = a_reader(window=300)
+    topics = [f"topic-{n}" for n in range(12)]
+    for topic in topics:
+        backlog.lane(topic).paused = True
+        fill(database, topic, 600)
+    while any(slot.backlogged for slot in backlog.slots.values()):
+        read(database, reader)
+    for topic in topics:
+        backlog.lane(topic).paused = False
+    for _ in range(5):
+        read(database, reader)
+        assert sum(len(lane.queue) for lane in backlog.lanes.values()) <= most
+    fill(database, "other", 90)
+    sent: list[int] = []
+    for _ in range(200):
+        for lane in backlog.lanes.values():
+            rows = lane.take(100)
+            sent += [id_of(row) for row in rows]
+            for row in rows:
+                del database.rows[id_of(row)]
+            lane.account(rows)
+        read(database, reader)
+        assert sum(len(lane.queue) for lane in backlog.lanes.values()) <= most
+    assert (len(sent), len(set(sent)), database.rows) == (12 * 600 + 90, len(sent), {})
+    assert (reader.hungry(), backlog.left_out()) == (False, [])
+
+
+@pytest.mark.parametrize("kilobytes", [100, 5_000])
+def test_refills_of_large_messages_bring_no_more_bytes_than_a_read_should_and_their_topic_comes_back(
+    kilobytes: int,
+) -> None:
+    """Of the larger ones a read refills six shares of the topic's 32."""
+    database, backlog, reader = a_reader(window=10_000, slots=32)
+    backlog.lane("a").paused = True
+    fill(database, "a", 3_200, slots=32)
+    while any(slot.backlogged for slot in backlog.slots.values()):
+        read(database, reader)
+    lane = backlog.lane("a")
+    lane.paused = False
+    for _ in range(1_000):
+        reader._row_bytes = 1_000.0 * kilobytes
+        plan = reader._plan()
+        assert len(plan.shares) * plan.refill * 1_000 * kilobytes <= reader_module._BYTES
+        reader._deliver(plan, database.read(reader._arguments(plan)), passing=True)
+        for row in (rows := lane.take(10_000)):
+            del database.rows[id_of(row)]
+        lane.account(rows)
+        if not lane.behind:
+            break
+    assert (database.rows, lane.behind, reader.hungry()) == ({}, {}, False)

@@ -12,6 +12,7 @@ no memory and no reads, and the others go on.
 """
 
 import asyncio
+import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -212,15 +213,23 @@ class Backlog:
         """Topics that the forward part of the next read should skip."""
         return [lane.topic for lane in self.lanes.values() if lane.paused or (lane.behind and not lane.closing)]
 
-    def hungry(self) -> list[tuple[Lane, Slot, int]]:
-        """Shares to refill: lane, slot, after which id."""
-        return [
-            (lane, slot, after)
-            for lane in self.lanes.values()
-            if not lane.paused and not lane.queue
-            for slot, after in lane.behind.items()
-            if not slot.draining
-        ]
+    def hungry(self) -> list[Lane]:
+        """Lanes to refill."""
+        return [lane for lane in self.lanes.values() if lane.behind and not lane.paused and not lane.queue]
+
+    def to_refill(self, most: int) -> list[tuple[Lane, Slot, int]]:
+        """Shares to refill: lane, slot, after which id. Lanes that one read can bring up to date come first, and
+        wholly; of the others any, as a share that is caught up remains behind until all its lane is."""
+        lanes = self.hungry()
+        random.shuffle(lanes)
+        lanes.sort(key=lambda lane: not lane.closing)
+        found: list[tuple[Lane, Slot, int]] = []
+        for lane in lanes:
+            shares = random.sample(list(lane.behind.items()), min(most - len(found), len(lane.behind)))
+            found += [(lane, slot, after) for slot, after in shares]
+            if len(found) == most:
+                break
+        return found
 
     # -- what a read has brought, applied in this order -------------------------------------------------------------
 

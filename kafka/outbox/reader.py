@@ -162,20 +162,23 @@ class Reader:
     def _plan(self) -> _Plan:
         backlog = self._backlog
         slots = [slot for slot in backlog.slots.values() if not slot.draining]
-        room = min(backlog.room(), 2 * backlog.page, max(1, int(_BYTES / self._row_bytes)))
-        busy = max(1, sum(slot.backlogged for slot in slots))
-        page = max(_IDLE_PAGE, room // busy) if room else 0
+        fitting = max(1, int(_BYTES / self._row_bytes))
+        room = min(backlog.room(), 2 * backlog.page, fitting)
+        busy = sum(slot.backlogged for slot in slots)
         left_out = backlog.left_out()
-        refill, refills = max(1, min(_REFILL_PAGE, int(_BYTES / self._row_bytes))), _REFILLS
+        found = backlog.to_refill(min(_REFILLS, fitting)) if room else []
+        for_refills = 0 if not found else room // 2 if busy else room
+        refill = min(_REFILL_PAGE, max(_IDLE_PAGE, for_refills // max(1, len(found))), fitting // max(1, len(found)))
+        page = max(_IDLE_PAGE, (room - for_refills) // max(1, busy)) if room else 0
         pages = [page if slot.backlogged else min(page, _IDLE_PAGE) for slot in slots]
-        most_late = max(_IDLE_PAGE, min(_ALL_LATE, int(_BYTES / self._row_bytes)) // max(1, len(slots)))
+        most_late = max(_IDLE_PAGE, min(_ALL_LATE, fitting) // max(1, len(slots)))
         if self._most is not None:
             turn = random.sample(range(len(slots)), min(self._most, len(slots)))
             pages = [min(page, self._most // len(turn)) if n in turn else 0 for n, page in enumerate(pages)]
             refill = min(refill, self._most)
-            refills = min(refills, self._most // refill)
+            found = found[: self._most // refill]
             most_late = min(most_late, self._most + 1)
-        shares = [(lane, lane.version, slot, after, slot.high) for lane, slot, after in backlog.hungry()[:refills]]
+        shares = [(lane, lane.version, slot, after, slot.high) for lane, slot, after in found]
         return _Plan(slots, [slot.high for slot in slots], pages, left_out, shares, refill, most_late)
 
     def _arguments(self, plan: _Plan) -> tuple[object, ...]:
