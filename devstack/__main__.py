@@ -1,8 +1,12 @@
-"""The command line: `python -m sidings.devstack up|down|status|logs|…`."""
+"""The command line: `python -m sidings.devstack up|topic|down|status|logs|…`."""
 
 import argparse
+import asyncio
+import logging
 import sys
 from collections.abc import Callable, Sequence
+
+from aiokafka.errors import KafkaError
 
 from .broker import Broker
 from .errors import DevstackError
@@ -11,6 +15,7 @@ from .kafka import Kafka
 from .postgres import Postgres
 from .stack import KAFKA_VARIABLE, POSTGRES_VARIABLE, Stack
 from .state import ServerState
+from .topics import create_topic
 
 Server = Postgres | Kafka | Broker
 
@@ -38,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 stack.remove() if options.delete else stack.down()
             case "status":
                 return _status(stack)
+            case "topic":
+                _topic(stack, options.name, options.partitions, compacted=options.compacted)
             case "logs":
                 _logs(stack, options.server, options.lines)
             case action:
@@ -72,6 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     fetch = commands.add_parser("fetch", help="fetch Kafka's jars into the cache, if they are not there yet")
     fetch.add_argument("--spark", action="store_true", help="Spark's connectors to Kafka and Postgres too")
     commands.add_parser("status", help="what runs where; exit code 1 when not all run")
+    topic = commands.add_parser("topic", help="make a topic; Kafka makes none by itself here")
+    topic.add_argument("name")
+    topic.add_argument("--partitions", type=int, default=3, help="default: 3")
+    topic.add_argument("--compacted", action="store_true", help="keep the last message of each key")
     logs = commands.add_parser("logs", help="the last lines of the servers' logs")
     logs.add_argument("-n", "--lines", type=int, default=40)
     for name, (_, text) in ACTIONS.items():
@@ -97,10 +108,24 @@ def _servers(stack: Stack, name: str) -> list[Server]:
 
 
 def _up(stack: Stack) -> None:
-    # Progress of the first start goes to stderr, so that `eval "$(… up)"` works.
+    # What else is said goes to stderr, so that `eval "$(… up)"` works.
+    given = stack.given()
+    for variable, server in ((POSTGRES_VARIABLE, given.postgres), (KAFKA_VARIABLE, given.kafka)):
+        if server:
+            print(f"{variable} names a server, so none is started here: unset it for one", file=sys.stderr)
     endpoints = stack.up()
     print(f"export {POSTGRES_VARIABLE}='{endpoints.postgres}'")
     print(f"export {KAFKA_VARIABLE}='{endpoints.kafka}'")
+
+
+def _topic(stack: Stack, name: str, partitions: int, *, compacted: bool) -> None:
+    kafka = stack.given().kafka or stack.kafka.bootstrap
+    config = {"cleanup.policy": "compact"} if compacted else None
+    logging.basicConfig(handlers=[logging.NullHandler()])  # what the client logs beside an error is none of the output
+    try:
+        asyncio.run(create_topic(kafka, name, partitions=partitions, config=config))
+    except KafkaError as error:
+        raise DevstackError(f"Kafka at {kafka} does not answer ({error}); `up` starts the devstack's own") from error
 
 
 def _status(stack: Stack) -> int:

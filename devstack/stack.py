@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from .binaries import java
+from .errors import ServerStateError
 from .kafka import Kafka
 from .locations import home
 from .postgres import Postgres
@@ -55,13 +57,29 @@ class Stack:
         Raises:
             DevstackError: a tool is missing or a server did not start; the text says what to do.
         """
-        given = external()
+        given = self.given()
+        if given.postgres and given.kafka:
+            return Endpoints(given.postgres, given.kafka)
+        if not given.kafka:
+            java()  # without one, nothing is started
         with self._lock():
             if not given.postgres:
                 self.postgres.start()
             if not given.kafka:
                 self.kafka.start()
         return Endpoints(given.postgres or self.postgres.dsn, given.kafka or self.kafka.bootstrap)
+
+    def given(self) -> External:
+        """What the environment names, but for servers of this stack: a shell that has taken over the lines of an `up`
+        names those, and they may have been stopped since."""
+        given = external()
+        try:
+            return External(
+                None if given.postgres == self.postgres.dsn else given.postgres,
+                None if given.kafka == self.kafka.bootstrap else given.kafka,
+            )
+        except ServerStateError:  # one was never started
+            return given
 
     def down(self) -> None:
         """Stop both cleanly; the data stays."""
@@ -96,7 +114,4 @@ def ensure(directory: Path | str | None = None) -> Endpoints:
     Raises:
         DevstackError: a tool is missing or a server did not start; the text says what to do.
     """
-    given = external()
-    if given.postgres and given.kafka:
-        return Endpoints(given.postgres, given.kafka)
     return Stack(directory).up()

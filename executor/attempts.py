@@ -75,9 +75,9 @@ def _meaning(job_type: JobType[Any], entry: Entry, error: BaseException, started
             return failed(job_type, entry, error, started)
         case _:
             info = ErrorInfo.of(error)
-            return failed(
-                job_type, entry, RuntimeError(f"the handler raised {info.error_class}: {info.message}"), started
-            )
+            told = RuntimeError(f"the handler raised {info.error_class}: {info.message}")
+            told.__cause__ = error
+            return failed(job_type, entry, told, started)
 
 
 def results(result: object, count: int) -> Sequence[object]:
@@ -98,7 +98,13 @@ def failed(job_type: JobType[Any], entry: Entry, error: Exception, started: floa
         )
     except Exception as broken:  # noqa: BLE001 - a user's own strategy
         return _undecided(entry, broken)
-    what = f"again in {outcome.delay:.1f} s" if isinstance(outcome, Again) else outcome.name.value
+    match outcome:
+        case Again():
+            what = f"again in {outcome.delay:.1f} s"
+        case Hold(blocks=True):
+            what = "held, and its group blocked"
+        case _:
+            what = outcome.name.value
     # The texts that are recorded, not the error: what its class does when a filter of the log asks for it is its own.
     info = outcome.error or ErrorInfo.of(error)
     text = legible(f"{info.error_class}: {info.message}")

@@ -151,8 +151,10 @@ class LeaseThread:
             if self.suspended or self._stopping or self._stalled():
                 continue
             try:
-                complete = await self._renew(link)
-                outage.over()
+                answer = await self._renew(link)
+                if answer is not None:
+                    outage.over()
+                complete = answer is not False
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 outage.failed(error)
                 complete = False
@@ -162,11 +164,12 @@ class LeaseThread:
             pause = self._settings.lease_seconds / (3 if complete else 15)
         await link.close()
 
-    async def _renew(self, link: Link) -> bool:
+    async def _renew(self, link: Link) -> bool | None:
+        """Whether all leases were renewed. None: there are none, so Postgres was not asked, and may still be away."""
         held, me = self.held(), self.executor_id
         if not held or me is None:
             self.last_renewed = now()
-            return True
+            return None
         by_name = {queue.name: queue for queue in held}
         names = sorted(by_name)
         sent = now()

@@ -351,8 +351,8 @@ class Workers:
                         outcome = judged(job_type, entry, result, started) if job_type.judges_results else SUCCEEDED
                     else:
                         outcome = await self._run(worker, job_type, job, entry, started)
-            except asyncio.CancelledError:
-                outcome = self._cancelled(worker, job_type, entry, started)
+            except asyncio.CancelledError as error:
+                outcome = self._cancelled(worker, job_type, entry, error, started)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is recorded, and ends no worker
                 _pass_on_exit(error, task)
                 end_if_forked(self._forks, error)
@@ -378,8 +378,8 @@ class Workers:
         else:
             try:
                 outcomes = await self._run_batch(worker, job_type, entries, started)
-            except asyncio.CancelledError:
-                outcomes = [self._cancelled(worker, job_type, entry, started) for entry in entries]
+            except asyncio.CancelledError as error:
+                outcomes = [self._cancelled(worker, job_type, entry, error, started) for entry in entries]
             except BaseException as error:  # noqa: BLE001 - as in `_attempts`
                 _pass_on_exit(error, task)
                 end_if_forked(self._forks, error)
@@ -480,16 +480,19 @@ class Workers:
         """
         decided = isinstance(error, Discard | Snooze | RetryAfter | Superseded)
         if worker.reason is CancelReason.STOPPING and job_type.is_async and not decided:
-            return self._cancelled(worker, job_type, entry, started)
+            return self._cancelled(worker, job_type, entry, error, started)
         return raised(job_type, entry, error, started)
 
-    def _cancelled(self, worker: Worker, job_type: JobType[Any], entry: Entry, started: float) -> Outcome | None:
+    def _cancelled(
+        self, worker: Worker, job_type: JobType[Any], entry: Entry, by: BaseException, started: float
+    ) -> Outcome | None:
         """The handler ended by cancellation: ours, for a reason, or one that it raised itself."""
         if self._stopping:
             raise asyncio.CancelledError
         match worker.reason:
             case CancelReason.TIMEOUT:
                 error = TimeoutError(f"the handler ran longer than {job_type.timeout} s")
+                error.__cause__ = by  # which knows where
                 return failed(job_type, entry, error, started)
             case CancelReason.STOPPING:
                 info = ErrorInfo.from_text("Interrupted", "the executor gave the origin up; the job runs again")
@@ -499,7 +502,9 @@ class Workers:
             case CancelReason.ENDED:
                 return Committed(OutcomeName.CANCELLED)
             case None:
-                return failed(job_type, entry, RuntimeError("the handler raised CancelledError"), started)
+                raised_itself = RuntimeError("the handler raised CancelledError")
+                raised_itself.__cause__ = by
+                return failed(job_type, entry, raised_itself, started)
 
     async def _sweep(self) -> None:
         """Enforce timeouts for all workers with one timer."""

@@ -94,7 +94,8 @@ class JobType(Generic[P]):
         self._validate = self._adapter.validator.validate_python
         self._to_json = self._adapter.serializer.to_json
         self._check_group(payload)
-        if home is not None and (group is None or not home):
+        named = isinstance(home, str) and home != ""  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+        if home is not None and (group is None or not named):
             raise ConfigurationError(
                 f"{name}: home={home!r} needs a topic's name and group=: its hash is the partition"
             )
@@ -318,7 +319,7 @@ class JobType(Generic[P]):
                     )
                 texts.append(text)
             except (ValidationError, ValueError, TypeError) as error:
-                raise InvalidPayload(f"the payload of {self.name!r} does not fit {self._adapter}: {error}") from error
+                raise InvalidPayload(f"the payload of {self.name!r} does not fit its model: {error}") from error
             models.append(checked)
         return models, texts
 

@@ -2,8 +2,10 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import TracebackType
 
 __all__ = [
     "MAX_DELAY_SECONDS",
@@ -16,10 +18,12 @@ __all__ = [
     "Outcome",
     "OutcomeName",
     "legible",
+    "place_of",
 ]
 
 MAX_DELAY_SECONDS = 366 * 86_400.0
 _MESSAGE_CHARACTERS = 4_000
+_PLACE_CHARACTERS = 400
 _VOLATILE = re.compile(  # a UUID first: its parts would match as well, and leave some of its letters
     r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
     r"|0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b|\d+|'[^']*'|\"[^\"]*\""
@@ -30,6 +34,32 @@ def legible(text: object) -> str:
     """What comes from elsewhere, as a line of the log may have it: no control characters, which could steer a terminal,
     and behind a line break an indent, so that nothing in it passes for a line of its own."""
     return "".join(c if c.isprintable() else "\n    " if c == "\n" else repr(c)[1:-1] for c in str(text))
+
+
+# What calls pass through on their way to a handler, and from it to what Sidings stands on.
+_ON_THE_WAY = sys.stdlib_module_names | {"aiokafka", "asyncpg", "opentelemetry", "pydantic", "sidings", "tenacity"}
+
+
+def place_of(error: BaseException) -> str:
+    """Where in its own code a handler was when it raised `error`, or its cause: " (carrier.tracker:41 in send_eta)".
+    That is the innermost frame of the package to which Sidings passed the call, behind its middleware, so it is none of
+    the libraries that the handler calls. Empty where there is none, as for an error that was returned."""
+    return _place_in(error.__traceback__) or (_place_in(error.__cause__.__traceback__) if error.__cause__ else "")
+
+
+def _place_in(step: TracebackType | None) -> str:
+    place, package = "", ""
+    while step is not None:
+        module, code = str(step.tb_frame.f_globals.get("__name__")), step.tb_frame.f_code
+        top = module.partition(".")[0]
+        if top == "sidings" and not module.startswith("sidings.examples."):
+            package = ""
+        elif top not in _ON_THE_WAY or top == "sidings":
+            package = package or top
+            if top == package:
+                place = f" ({module}:{step.tb_lineno} in {code.co_name})"
+        step = step.tb_next
+    return place
 
 
 class OutcomeName(StrEnum):
@@ -57,8 +87,9 @@ class OutcomeName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error as the history keeps it: its class, its message (at most 4,000 characters, no NUL), and a
-    fingerprint that is equal for errors which differ only in numbers, ids and quoted values."""
+    """An error as the history keeps it: its class, its message (at most 4,000 characters, no NUL), where a handler
+    raised it behind that, and a fingerprint that is equal for errors which differ only in numbers, ids, quoted values
+    and that place."""
 
     error_class: str
     message: str
@@ -88,6 +119,11 @@ class ErrorInfo:
         name, clean = _storable(error_class), _storable(message)
         shape = _VOLATILE.sub("?", f"{name}: {clean}")
         return cls(name, clean, hashlib.sha256(shape.encode()).hexdigest()[:16])
+
+    def at(self, place: str) -> "ErrorInfo":
+        """The same, raised there."""
+        place = _storable(place)[:_PLACE_CHARACTERS]
+        return replace(self, message=self.message[: _MESSAGE_CHARACTERS - len(place)] + place)
 
 
 def _storable(text: str) -> str:

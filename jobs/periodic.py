@@ -139,6 +139,8 @@ class Every:
     depend on when a process started. Raises `ConfigurationError`."""
 
     def __init__(self, period: timedelta | float) -> None:
+        if not isinstance(period, timedelta | int | float):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+            raise ConfigurationError(f"every={period!r}: give seconds, or a timedelta")
         self._period = period if isinstance(period, timedelta) else timedelta(seconds=period)
         if not _SHORTEST <= self._period <= _LONGEST:
             raise ConfigurationError(f"every={period!r}: give 0.1 seconds to 366 days")

@@ -87,11 +87,17 @@ class Registry:
                 "@service.job(group='order_id')"
             )
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        if seconds is not None and seconds <= 0:
+        real = isinstance(seconds, int | float)  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+        if seconds is not None and not (real and seconds > 0):
             raise ConfigurationError(f"timeout={timeout!r}: give a positive number of seconds, or None")
+        for option, value in {"history": history, "transactional": transactional}.items():
+            if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigurationError(f"{option}={value!r}: give True or False")
 
         def declare(handler: Handler[P]) -> JobType[P]:
             label = name or getattr(handler, "__name__", "")
+            if not isinstance(label, str):
+                raise ConfigurationError(f"name={label!r}: give a text")
             if not label:
                 raise ConfigurationError(f"{handler!r} has no __name__: give name=...")
             model = _payload_model(handler, label, batch is not None) if payload is None else payload

@@ -20,7 +20,7 @@ from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
 from ..errors import ConfigurationError, SidingsError
-from .outcome import MAX_DELAY_SECONDS, Again, End, ErrorInfo, Hold, Outcome, OutcomeName
+from .outcome import MAX_DELAY_SECONDS, Again, End, ErrorInfo, Hold, Outcome, OutcomeName, place_of
 
 __all__ = ["Discard", "Retry", "RetryAfter", "Snooze"]
 
@@ -99,7 +99,7 @@ class Retry:
 
         failures: failed attempts before this one; elapsed: seconds since the first failed attempt started.
         """
-        info = ErrorInfo.of(error)
+        info = ErrorInfo.of(error).at(place_of(error))
         state = _call_state(failures, elapsed)
         state.outcome = Future(state.attempt_number)
         state.outcome.set_exception(error)
@@ -143,7 +143,8 @@ def _call_state(failures: int, elapsed: float) -> RetryCallState:
 
 
 def _seconds(what: str, seconds: float) -> float:
-    if not 0 <= seconds <= MAX_DELAY_SECONDS:
+    real = isinstance(seconds, int | float)  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+    if not real or not 0 <= seconds <= MAX_DELAY_SECONDS:
         raise ConfigurationError(f"{what}({seconds!r}): give seconds between 0 and {MAX_DELAY_SECONDS:.0f}")
     return float(seconds)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from ..jobs import ErrorInfo
 from ..jobs.context import Within, current_work
-from ..jobs.outcome import legible
+from ..jobs.outcome import legible, place_of
 from .message import Message
 
-__all__ = ["shown", "text_of", "told_of", "working_on"]
+__all__ = ["failure_of", "shown", "text_of", "told_of", "working_on"]
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 200, 200
@@ -26,6 +26,11 @@ def told_of(error: Exception) -> str:
     """The name of `error` and its text, whatever its class does when it is asked for that: what an author's code raises
     must not end the service because it cannot be shown."""
     return f"{type(error).__name__}: {ErrorInfo.of(error).message}"
+
+
+def failure_of(error: Exception) -> str:
+    """The same of what a handler raised, and where it did."""
+    return f"{type(error).__name__}: {ErrorInfo.of(error).at(place_of(error)).message}"
 
 
 def text_of(error: Exception) -> str:

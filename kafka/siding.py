@@ -15,7 +15,7 @@ from ..jobs import Again, Discard, Snooze
 from ..jobs.outcome import legible
 from ..outage import Outage
 from ..waiting import set_within
-from .calling import text_of, told_of
+from .calling import failure_of, text_of
 from .handling import BatchFailed, Handling
 from .metrics import ConsumerMetrics
 from .offsets import OffsetsMoved
@@ -94,7 +94,7 @@ class Siding:
             await self._failed(partition, item, error, started, where)
 
     async def _failed(self, partition: Partition, item: Item, error: Exception, started: float, where: str) -> None:
-        topic, told = self._subscription.topic, told_of(error)
+        topic, told = self._subscription.topic, failure_of(error)
         self._metrics.failed(topic)
         if partition.failures == 0:
             partition.first_failure = started

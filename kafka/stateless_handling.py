@@ -11,7 +11,7 @@ from ..jobs import Again, Discard, Snooze
 from ..jobs.outcome import legible
 from ..outage import Outage
 from ..waiting import set_within
-from .calling import text_of, told_of
+from .calling import failure_of, text_of
 from .dead_letters import DeadLetters
 from .metrics import ConsumerMetrics
 from .outbox import InvalidMessage, NotPublished
@@ -75,10 +75,10 @@ class StatelessHandling:
                 delay = _POSTGRES_SECONDS
             except Exception as error:  # noqa: BLE001 - whatever a handler raises, its attempt has failed
                 if partition.leaving.is_set():  # or that is what it makes of its cancellation
-                    log.warning("%s: failed while its partition is given up: %s", where, legible(told_of(error)))
+                    log.warning("%s: failed while its partition is given up: %s", where, legible(failure_of(error)))
                     return None, None
                 self._metrics.failed(topic)
-                told = told_of(error)
+                told = failure_of(error)
                 failing = partition.failing.setdefault(item.record.offset, Failing(started))
                 outcome = self._subscription.outcome_of(error, failing.failures, time.monotonic() - failing.since)
                 failing.failures += 1

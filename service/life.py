@@ -28,6 +28,7 @@ log = logging.getLogger("sidings.service")
 _DRAIN_SECONDS = 5.0  # for the batch at work; a longer one is rolled back, which costs nothing but its repetition
 _LEAVE_SECONDS = 10.0
 _HURRY_SECONDS = 0.1
+_IDLE_SECONDS = 30.0  # a consumer of the author's own has joined its group by then
 
 
 class Life:
@@ -198,6 +199,8 @@ class Life:
         stack.callback(executor.rebalance_listener.close)
         if self._configuration.assignment is not None:
             executor.assign(self._configuration.assignment.origins)
+        elif self.consumer is None and len(self._registry):
+            stack.callback(asyncio.get_running_loop().call_later(_IDLE_SECONDS, _tell_idle, executor).cancel)
 
     async def _start_late(self, executor: KafkaExecutor, starting: asyncio.Lock) -> None:
         """Run the executor when the directories are ready: its handlers read them."""
@@ -270,6 +273,15 @@ async def _reaches(postgres: PostgresSettings, service: str) -> bool:
     except (ValueError, *REFUSED) as error:
         raise refusal(postgres.dsn, error) from None
     return True
+
+
+def _tell_idle(executor: KafkaExecutor) -> None:
+    if not executor.held:
+        log.warning(
+            "job types are declared, and none of their jobs runs here, as nothing assigns an origin: consume a topic, "
+            "name one in topics=, give assignment=StaticAssignment([...]), or give executor.rebalance_listener to a "
+            "consumer of your own; if others run them, this is as it should be"
+        )
 
 
 async def _end_directories(following: Sequence[tuple[Directory[Any], asyncio.Task[None]]]) -> None:

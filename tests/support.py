@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -183,3 +184,8 @@ class Ledger:
     def runs(self) -> Counter[int]:
         """How often each job was started."""
         return Counter(id for _, id in self.started)
+
+
+def without_place(message: str) -> str:
+    """What the error said, without where the handler raised it."""
+    return re.sub(r" \([\w.]+:\d+ in \w+\)$", "", message)

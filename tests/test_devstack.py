@@ -106,8 +106,8 @@ def stack_directory(sidings_devstack_directory: Path) -> Iterator[Path]:
 
 
 def test_up_status_and_down_work_from_separate_processes_and_data_stays(stack_directory: Path):
-    def up() -> dict[str, str]:
-        done = run_devstack(stack_directory, "up")
+    def up(**environment: str) -> dict[str, str]:
+        done = run_devstack(stack_directory, "up", **environment)
         assert done.returncode == 0, done.stderr
         lines = [line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines()]
         return {name: value.strip("'") for name, value in lines}
@@ -115,7 +115,9 @@ def test_up_status_and_down_work_from_separate_processes_and_data_stays(stack_di
     first = up()
     assert set(first) == {"SIDINGS_POSTGRES", "SIDINGS_KAFKA"}
     query(first["SIDINGS_POSTGRES"], "CREATE TABLE kept AS SELECT 42 AS answer")
-    asyncio.run(create_topic(first["SIDINGS_KAFKA"], "kept", partitions=1))
+    topic = ("topic", "kept", "--partitions", "1")
+    assert run_devstack(stack_directory, *topic).returncode == 0
+    assert "already exists" in run_devstack(stack_directory, *topic).stderr
     asyncio.run(send(first["SIDINGS_KAFKA"], "kept", b"kept"))
 
     status = run_devstack(stack_directory, "status")
@@ -127,10 +129,19 @@ def test_up_status_and_down_work_from_separate_processes_and_data_stays(stack_di
     status = run_devstack(stack_directory, "status")
     assert status.returncode == 1
     assert status.stdout.count("stopped") == 2
+    assert "`up` starts" in run_devstack(stack_directory, *topic).stderr
 
-    assert up() == first  # addresses and password stay, so that nobody's settings go stale
+    # Addresses and password stay, so that nobody's settings go stale; a shell that has them starts the servers anew.
+    assert up(**first) == first
     assert query(first["SIDINGS_POSTGRES"], "SELECT answer FROM kept") == 42
     assert asyncio.run(received(first["SIDINGS_KAFKA"], "kept")) == [b"kept"]
+
+
+def test_without_a_java_nothing_is_started(stack_directory: Path):
+    done = run_devstack(stack_directory, "up", PATH="/nowhere", JAVA_HOME="")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Java 17 or newer is needed" in done.stderr
+    assert not stack_directory.exists()
 
 
 def test_what_the_system_refuses_is_one_line(tmp_path: Path):
@@ -556,6 +567,9 @@ def test_servers_that_the_environment_names_are_used_instead_of_own_ones(
     endpoints = devstack.ensure(tmp_path / "stack")
     assert endpoints == devstack.Endpoints("postgresql://somewhere/else", "somewhere:9092")
     assert not (tmp_path / "stack").exists()
+    named = {"SIDINGS_POSTGRES": endpoints.postgres, "SIDINGS_KAFKA": endpoints.kafka}
+    done = run_devstack(tmp_path / "stack", "up", **named)
+    assert [line.split()[0] for line in done.stderr.splitlines()] == list(named)  # that none is started for them
 
 
 def test_the_fixtures_use_the_server_that_the_environment_names_and_clean_up(tmp_path: Path, sidings_postgres: str):

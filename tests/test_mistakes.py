@@ -21,8 +21,10 @@ from sidings import (
     PostgresSettings,
     PostgresUnavailable,
     Registry,
+    Retry,
     SchemaMissing,
     Service,
+    Snooze,
     StaticAssignment,
     Tick,
     Transaction,
@@ -343,6 +345,24 @@ async def test_a_declaration_after_the_start_is_refused(database, sidings_kafka)
                 declare()
 
 
+@pytest.mark.parametrize(
+    ("declare", "told"),
+    [
+        (lambda: Registry().job(timeout="30")(a_job), "timeout='30': give a positive number of seconds"),
+        (lambda: Registry().job(name=5)(a_job), "name=5: give a text"),
+        (lambda: Registry().job(group=str, home=5)(a_job), "home=5 needs a topic's name"),
+        (lambda: Registry().job(transactional="yes")(a_job), "transactional='yes': give True or False"),
+        (lambda: Registry().job(history=None)(a_job), "history=None: give True or False"),
+        (lambda: Registry().periodic(every="5")(a_job), "every='5': give seconds"),
+        (lambda: Snooze("60"), r"Snooze\('60'\): give seconds"),
+        (lambda: Retry.after("30"), r"Retry.after\('30'\): give seconds"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(declare: Any, told: str):
+    with pytest.raises(ConfigurationError, match=told):
+        declare()
+
+
 # -- what can only wait says so ---------------------------------------------------------------------------------------
 
 
@@ -376,6 +396,23 @@ async def test_jobs_of_a_type_that_nobody_handles_are_told_of_once(database, cap
     async with service:
         await eventually(lambda: service.executor.scheduler.unknown.get("nobody", 0) == 3)
     assert caplog.text.count("jobs of the type 'nobody' wait, since this process has no handler for it") == 1
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+async def test_a_service_to_which_nothing_assigns_an_origin_says_that_it_runs_no_jobs(
+    database, monkeypatch, caplog, assigned
+):
+    """It started, was healthy, and ran none, without a word."""
+    monkeypatch.setattr("sidings.service.life._IDLE_SECONDS", 0.5)
+    service = a_service(database, **({"assignment": StaticAssignment([ORIGIN])} if assigned else {}))
+    service.job()(a_job)
+    async with service:
+        if assigned:
+            await eventually(lambda: service.executor.held)
+            await asyncio.sleep(0.6)
+        else:
+            await eventually(lambda: "none of their jobs runs here" in caplog.text)
+    assert ("none of their jobs runs here" in caplog.text) is not assigned
 
 
 async def test_a_stop_while_directories_wait_is_silent(database, sidings_kafka, caplog):

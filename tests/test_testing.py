@@ -2,7 +2,11 @@
 
 import asyncio
 import math
+import os
+import re
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,7 +18,7 @@ from sidings.testing import NotDrained, advance, drain, enqueued
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from tenacity import stop_after_attempt, stop_after_delay, wait_fixed
 
-from .guide import run
+from .guide import DOCS, run
 from .support import ORIGIN, SECONDS, Ride, connected, enqueue, fetch, history, jobs_left, outcomes, running, value
 
 
@@ -295,6 +299,24 @@ async def test_the_examples_of_the_guide_pass(database: str, heading: str):
     async with connected(database) as connection:
         fixtures = {"database": database, "connection": connection}
         await test(**{name: fixtures[name] for name in test.__code__.co_varnames[: test.__code__.co_argcount]})
+
+
+async def test_the_examples_of_the_guide_pass_as_one_file(tmp_path: Path, sidings_postgres: str):
+    text = (DOCS / "testing.md").read_text()
+    (tmp_path / "test_guide.py").write_text(
+        "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    )
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["sidings.devstack.fixtures"]\n')
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)),
+        env=os.environ | {"SIDINGS_POSTGRES": sidings_postgres},
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    assert "5 passed" in said.decode(), said.decode()
 
 
 async def test_policies_and_batches_are_drained_as_an_executor_runs_them(database: str):
