@@ -163,11 +163,13 @@ class Consumer(ConsumerRebalanceListener):
         async with asyncio.TaskGroup() as self._group:
             for half in self._halves:
                 half.start(client, epochs)
-            self.vitals.connected(client, self._loops(), None if self._stored is None else self._stored.backlog)
+            contact = membership.Contact(client)
+            backlog = None if self._stored is None else self._stored.backlog
+            self.vitals.connected(client, self._loops(), backlog, contact)
             if self._topic_table is not None:
                 self.spawn(self._topic_table.watch(client, self._topics, self.place))
             client.subscribe(self._topics, listener=self)
-            self.spawn(membership.watch(client))
+            self.spawn(membership.watch(client, contact))
             try:
                 await self._stopping.wait()
                 self._rest()

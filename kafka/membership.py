@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NoReturn, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -83,30 +84,31 @@ class Contact:
     it was given only at its start. All brokers may have got others meanwhile."""
 
     def __init__(self, client: AIOKafkaConsumer) -> None:
+        self.lost_since: float | None = None  # `time.monotonic`
         self._client: Any = client
-        self._lost_at: float | None = None
 
     def check(self) -> None:
         """To be called every second or so. Raises `KafkaError` when the client has to be made anew."""
         cluster = self._client._client.cluster  # aiokafka 0.14 says nowhere in public that it has found no broker
         if cluster._last_refresh_ms == cluster._last_successful_refresh_ms:
-            self._lost_at = None
+            self.lost_since = None
             return
-        if self._lost_at is None:
-            self._lost_at = time.monotonic()
-        elif time.monotonic() - self._lost_at > _LOST_SECONDS:
+        if self.lost_since is None:
+            self.lost_since = time.monotonic()
+        elif time.monotonic() - self.lost_since > _LOST_SECONDS:
             raise KafkaConnectionError(f"none of the brokers that it knows has answered for {_LOST_SECONDS:.0f} s")
         self._client._client.force_metadata_update()  # by itself it asks again when its metadata are too old, no sooner
 
 
-async def watch(client: AIOKafkaConsumer) -> NoReturn:
+async def watch(client: AIOKafkaConsumer, contact: Contact) -> NoReturn:
     """Raise the `KafkaError` that keeps the client out of its group, once there is one. aiokafka tells it to whoever
     polls, and does not ask the group again before that; between assignments, and of full partitions, nobody polls."""
-    contact = Contact(client)
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         contact.check()
-        await client.getmany(_NOTHING, timeout_ms=0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):  # it waits for an assignment, and a lost cluster gives none
+                await client.getmany(_NOTHING, timeout_ms=0)
 
 
 async def close(client: AIOKafkaConsumer) -> None:

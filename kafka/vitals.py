@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from .backlog import Backlog
+from .membership import Contact
 from .metrics import Figures
 from .partition import Partition, State
 from .topic_loop import FetchLoop
@@ -34,14 +35,17 @@ class Vitals:
         self._client: AIOKafkaConsumer | None = None
         self._loops: Sequence[FetchLoop] = ()
         self._backlog: Backlog | None = None
+        self._contact: Contact | None = None
         self._unconnected_since: float | None = time.monotonic()
         self._failing_since: float | None = None  # connections break again and again
         self._trouble = "it has not connected yet"
         self._error: BaseException | None = None  # the last that ended a connection before there was an assignment
 
-    def connected(self, client: AIOKafkaConsumer, loops: Sequence[FetchLoop], backlog: Backlog | None) -> None:
+    def connected(
+        self, client: AIOKafkaConsumer, loops: Sequence[FetchLoop], backlog: Backlog | None, contact: Contact
+    ) -> None:
         """There is a connection, and these work with it."""
-        self._client, self._loops, self._backlog = client, loops, backlog
+        self._client, self._loops, self._backlog, self._contact = client, loops, backlog, contact
         self._unconnected_since = None
         self._connected_since = time.monotonic()
 
@@ -49,13 +53,15 @@ class Vitals:
         """The client is given up, because of `error`. What was assigned to it is not its successor's yet."""
         self._client, self._loops = None, ()
         self.rebalance_begins()
+        lost_since = time.monotonic() if self._contact is None else self._contact.lost_since or time.monotonic()
+        self._contact = None
         if self._unconnected_since is None:
-            self._unconnected_since = time.monotonic()
+            self._unconnected_since = lost_since
         if error is not None:
             self._trouble = repr(error)
             self._error = error
             if self._failing_since is None or self._steady:
-                self._failing_since = time.monotonic()
+                self._failing_since = lost_since
             self._assigned_since = None
 
     def rebalance_begins(self) -> None:
@@ -84,6 +90,9 @@ class Vitals:
         if _age(self._unconnected_since) > _UNREACHABLE_SECONDS:
             return [f"the consumer has no connection to Kafka: {self._trouble}"]
         found: list[str] = []
+        lost = 0.0 if (contact := self._contact) is None else _age(contact.lost_since)
+        if lost > _UNREACHABLE_SECONDS:
+            found.append(f"none of the brokers that the consumer knows has answered for {lost:.0f} s")
         if not self._steady and _age(self._failing_since) > _UNREACHABLE_SECONDS:
             found.append(f"the connection to Kafka breaks again and again: {self._trouble}")
         if (rebalancing := _age(self.rebalancing_since)) > _STUCK_SECONDS:
@@ -101,7 +110,7 @@ class Vitals:
             found.append(f"{len(unplaced)} partitions ({some}) have no place to read from yet: {why}")
         found += [problem for p in partitions if (problem := p.problem()) is not None]
         silent = [p.origin for p in partitions if p.state is State.READY and self._silence(p) > _STUCK_SECONDS]
-        if silent:
+        if silent and not lost:
             found.append(f"Kafka has not answered for {_STUCK_SECONDS:.0f} s about {', '.join(silent[:5])}")
         return found
 

@@ -12,7 +12,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError, KafkaError
 from sidings import Message, PostgresSettings, PostgresUnavailable, Retry, Transaction
 from sidings.kafka.lag import LagCommitter
-from sidings.kafka.membership import AnyOf
+from sidings.kafka.membership import AnyOf, Contact
 from sidings.kafka.offsets import Move, OffsetsMoved
 from sidings.kafka.partition import Item, Partition, State
 from sidings.kafka.patience import Patience
@@ -298,6 +298,7 @@ def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_l
     monkeypatch.setattr("sidings.kafka.vitals.time.monotonic", lambda: clock[0])
     topics: dict[str, set[int] | None] = {"positions": {0}}
     client: Any = SimpleNamespace(partitions_for_topic=topics.get)
+    contact = Contact(client)
     vitals = Vitals({"positions"}, {"positions"}, list)
 
     def after(seconds: float) -> list[str]:
@@ -308,12 +309,12 @@ def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_l
         assert after(5) == [] or clock[0] > 1_015.0
         vitals.disconnected(OSError("refused"))
     assert after(0) == ["the consumer has no connection to Kafka: OSError('refused')"]
-    vitals.connected(client, (), None)
+    vitals.connected(client, (), None, contact)
     vitals.rebalance_ends()
     assert after(10) == []
     for _ in range(4):
         vitals.disconnected(OSError("reset"))
-        vitals.connected(client, (), None)
+        vitals.connected(client, (), None, contact)
         vitals.rebalance_ends()
         clock[0] += 4.9
     assert after(0) == ["the connection to Kafka breaks again and again: OSError('reset')"]
@@ -324,10 +325,17 @@ def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_l
     assert after(21) == ["the group has been rebalancing for 61 s"]
     vitals.rebalance_ends()
     vitals.disconnected()
-    vitals.connected(client, (), None)
+    vitals.connected(client, (), None, contact)
     assert after(61) == ["the group has been rebalancing for 61 s"], "what was assigned is not its successor's"
     vitals.rebalance_ends()
-    vitals.connected(client, (), None)
+    vitals.connected(client, (), None, contact)
     topics.clear()
     assert after(10) == []
     assert after(6) == ["there is no topic positions, or no right to see it: create it"]
+    topics["positions"] = {0}
+    assert after(0) == []
+    contact.lost_since = clock[0]
+    assert after(10) == []
+    assert after(6) == ["none of the brokers that the consumer knows has answered for 16 s"]
+    vitals.disconnected(OSError("given up"))
+    assert after(0) == ["the consumer has no connection to Kafka: OSError('given up')"], "no moment of seeming health"

@@ -478,6 +478,45 @@ async def test_brokers_that_have_all_got_other_addresses_are_found_again(
         await everything_arrives(2)
 
 
+@pytest.mark.parametrize("assigned", [True, False])
+async def test_health_tells_of_a_kafka_that_is_away_from_its_beginning_to_its_end(
+    effects: str, own_kafka, monkeypatch: pytest.MonkeyPatch, assigned: bool
+) -> None:
+    """It told after a minute, and all was well again for a quarter of one, when the clients had been made anew. One
+    that waited for its first assignment never was: it asked the brokers that it knew, for ever."""
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.5)
+    monkeypatch.setattr("sidings.kafka.vitals._STEADY_SECONDS", 0.5)
+    monkeypatch.setattr("sidings.kafka.directory.directory._UNREACHABLE_SECONDS", 0.5)
+    monkeypatch.setattr(membership, "_LOST_SECONDS", 2.0)
+    kafka = await asyncio.to_thread(own_kafka)
+    await create_topic(kafka.bootstrap, "positions", partitions=1)
+    await create_topic(kafka.bootstrap, "terminals", partitions=1, config={"cleanup.policy": "compact"})
+    service = a_service(effects, kafka.bootstrap, settings={"session_seconds": 1.0})
+    service.consumer("positions", model=Number)(record)
+    directory = service.directory("terminals", model=Number)
+
+    def told() -> tuple[bool, bool]:
+        problems = service.problems()
+        return any("consumer" in one for one in problems), any("'terminals'" in one for one in problems)
+
+    async with service:
+        consumer = service._life.consumer
+        await eventually(lambda: directory.ready and consumer._client is not None)
+        if assigned:
+            await eventually(lambda: consumer.joined and not service.problems(), seconds=2 * SECONDS)
+        clients = consumer._client, directory._follower.reader
+        await asyncio.to_thread(kafka.kill)
+        await eventually(lambda: told() == (True, True), service.problems)
+
+        def both_anew() -> bool:
+            assert told() == (True, True), service.problems()
+            return consumer._client is not clients[0] and directory._follower.reader is not clients[1]
+
+        await eventually(both_anew, seconds=2 * SECONDS)
+        await asyncio.to_thread(kafka.start)
+        await eventually(lambda: not service.problems(), service.problems, seconds=2 * SECONDS)
+
+
 async def test_one_question_without_an_answer_is_no_lost_cluster(sidings_kafka: str, topic, monkeypatch):
     """It was not asked again before the metadata were too old, which took as long as it takes to give the client up."""
     monkeypatch.setattr(membership, "_LOST_SECONDS", 1.0)
@@ -490,9 +529,9 @@ async def test_one_question_without_an_answer_is_no_lost_cluster(sidings_kafka: 
             away.setattr(client._client, "_get_conn", lambda *_, **__: asyncio.sleep(0))
             assert await client._client.force_metadata_update() is False
         contact.check()
-        assert contact._lost_at is not None
+        assert contact.lost_since is not None
         async with asyncio.timeout(SECONDS):
-            while contact._lost_at is not None:
+            while contact.lost_since is not None:
                 await asyncio.sleep(0.05)
                 contact.check()  # raises where it is given up
     finally:

@@ -212,7 +212,10 @@ class Directory(Generic[T]):
         if reader is None:
             return []
         found = [f"directory {self.topic!r}: {told}" for told in list(reader.unreadable.values())]
-        if (silence := reader.silence()) > _SILENT_SECONDS:
+        lost_since = reader.lost_since
+        if lost_since is not None and (lost := time.monotonic() - lost_since) > _UNREACHABLE_SECONDS:
+            found.append(f"directory {self.topic!r}: none of the brokers that it knows has answered for {lost:.0f} s")
+        elif (silence := reader.silence()) > _SILENT_SECONDS:
             found.append(f"directory {self.topic!r}: Kafka is silent for {silence:.0f} s")
         return found
 

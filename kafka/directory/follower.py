@@ -180,6 +180,10 @@ class Follower(Generic[T]):
                 self.reader, self.trouble = reader, None
                 self._wake()
                 await self._follow(reader)
+        except (KafkaError, OSError) as error:  # told before the reader is closed, which may take seconds
+            self.failure = f"Kafka does not answer: {error!r}"
+            self.failing_since = self.failing_since or reader.lost_since
+            raise
         finally:
             self._collector.resume()
             self.reader = None

@@ -195,6 +195,11 @@ class Reader:
         self._contact.check()
         return set(self._client.partitions_for_topic(self._topic) or ())
 
+    @property
+    def lost_since(self) -> float | None:
+        """Since when no broker has answered (`time.monotonic`), as far as `there` has seen; None: one has."""
+        return self._contact.lost_since
+
     def silence(self) -> float:
         """Seconds since Kafka has said anything about the partition that it has been silent about for longest, at most
         since all were assigned; of those that are asked about. Any thread may ask."""
