@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from sidings import DirectoryBehind, DirectoryNotReady, SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.kafka.directory.faults import Faults
+from sidings.kafka.directory.follower import Follower
 from sidings.kafka.directory.reader import Reader, Standing
 from sidings.kafka.directory.rows import BadRecord
 from sidings.kafka.directory.storage import Identity
@@ -74,6 +75,41 @@ async def test_a_topic_made_anew_unseen_that_is_as_long_as_before_or_longer_is_n
         await eventually(lambda: terminals["T-1"].acquirer_id == "newest")
 
 
+@pytest.mark.parametrize("by", ["its records", "its id"])
+async def test_a_topic_made_anew_that_is_longer_is_noticed_whatever_is_known_of_its_end(
+    topic, sidings_kafka, monkeypatch, by: str
+):
+    """Where its end was known before its first records, it was read on as if it were the former topic, and the rows
+    that stood in front were missing, for good. Where some of the former one was still to be read, the id tells."""
+    monkeypatch.setattr("sidings.kafka.directory.follower._CHUNK_RECORDS", 1)
+    monkeypatch.setattr("sidings.kafka.directory.follower._DOUBT_SECONDS", 3_600.0)
+    monkeypatch.setattr("sidings.kafka.directory.follower._ID_PAUSE_SECONDS", 0.5 if by == "its id" else 3_600.0)
+    if by == "its id":
+        monkeypatch.setattr(Follower, "_in_doubt", lambda *_: False)
+    name = await topic("terminals", config=COMPACTED)
+    await put(sidings_kafka, name, {"T-0": row("T-0")})
+    fetch, held = Reader.fetch, asyncio.Event()
+    async with a_directory(name, sidings_kafka) as terminals:
+        await terminals.wait_until(timeout=SECONDS)
+
+        async def holding(self: Reader, seconds: float, most: int) -> Any:
+            if terminals.positions()[0] < 3:
+                return await fetch(self, seconds, most)
+            if not held.is_set():  # then the client asks for more
+                assert await fetch(self, 0.0, most) == {}
+            held.set()
+            return await asyncio.sleep(0.05, {})
+
+        monkeypatch.setattr(Reader, "fetch", holding)
+        monkeypatch.setattr(Reader, "there", lambda self: {0})  # its metadata come when it is there again
+        await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in (1, 2)})
+        await eventually(held.is_set)
+        meanwhile(make_anew(sidings_kafka, name, [(f"T-{n}", row(f"T-{n}", "new")) for n in range(3, 10)]))
+        await eventually(lambda: terminals._follower.progress.ends.get(0) == 7)
+        monkeypatch.setattr(Reader, "fetch", fetch)
+        await eventually(lambda: set(terminals) == {f"T-{n}" for n in range(3, 10)}, lambda: set(terminals))
+
+
 async def test_a_topic_made_anew_with_fewer_partitions_is_noticed(topic, sidings_kafka):
     name = await topic("terminals", partitions=2, config=COMPACTED)
     await put(sidings_kafka, name, {"T-1": row("T-1")}, partition=1)
@@ -122,7 +158,7 @@ async def test_who_waits_while_it_is_read_again_waits_for_the_end_of_that(topic,
             await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}", "new") for n in range(500)})
 
         meanwhile(make_it_long())
-        await eventually(lambda: terminals._follower.rebuilds == 1 and terminals.positions()[0] > 1)
+        await eventually(lambda: terminals._follower.rebuilds >= 1 and terminals.positions()[0] > 1)
         await terminals.wait_until(0, timeout=SECONDS)
         assert len(terminals) == 500
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Generic, TypeVar
+from uuid import UUID
 
 from aiokafka.errors import KafkaError
 
@@ -15,6 +16,7 @@ from ...outage import Outage
 from ...waiting import set_within, unless_set
 from ..message import Record
 from ..settings import KafkaSettings
+from ..topic_ids import is_another
 from .callbacks import Callbacks
 from .collector import Collector
 from .faults import Faults
@@ -40,6 +42,8 @@ _REPORT_SECONDS = 5.0
 _NOTE_SECONDS = 10.0  # between notes in the store that nothing is missing
 _MISSING_SECONDS = 1.0  # between looks for a topic that does not exist
 _MAX_PAUSE_SECONDS = 10.0
+_ID_PAUSE_SECONDS = 5.0  # between looks at the topic's id
+_ID_SECONDS = 2.0  # for the answer
 _TOMBSTONE_SECONDS = 86_400.0  # Kafka's default, where it does not tell
 _ABSENT_SECONDS = 60.0  # a shorter absence is none, whatever delete.retention.ms says
 
@@ -80,6 +84,9 @@ class Follower(Generic[T]):
         self._identity: Identity | None = None
         self._marks: dict[int, Mark] = {}
         self._expected: dict[int, Mark] = {}  # what stands first where reading goes on, if it is still the same log
+        self._at_end: set[int] = set()  # read up to their ends since the last look at what stands there
+        self._topic_id: UUID | None = None  # that of the topic which is read
+        self._asked_at = 0.0  # for it
         self._sure_at = 0.0  # when the last record was last looked at
         self._again: dict[Row, Change[T]] | None = None  # while the topic is read again: what it says of each row
         self._unreadable: set[Row] = set()  # the same: rows that stay as they are
@@ -176,7 +183,8 @@ class Follower(Generic[T]):
         try:
             await reader.connect(self._stopping)
             if not self._stopping.is_set():
-                await self._place(reader, facts.cluster)
+                another = await self._is_another(reader)  # first: what is asked next may be of a third one
+                await self._place(reader, facts.cluster, another)
                 self.reader, self.trouble = reader, None
                 self._wake()
                 await self._follow(reader)
@@ -227,6 +235,8 @@ class Follower(Generic[T]):
                     self.failing_since, self._failures = None, 0
                     self._outage.over()
                 await self._take_up_new_partitions(reader)
+                if looked_at - self._asked_at > _ID_PAUSE_SECONDS and (reason := await self._is_another(reader)):
+                    await self._start_over(reader, reason)
             await asyncio.sleep(0)  # a fetch that is at hand is returned at once: others must have their turn
 
     @property
@@ -292,6 +302,7 @@ class Follower(Generic[T]):
                 self.progress.ends[partition] = standing.end
                 if position >= standing.end:
                     self._complete[partition] = standing.answered
+                    self._at_end.add(partition)
         return positions
 
     async def _remember_completeness(self, reader: Reader) -> None:
@@ -314,6 +325,18 @@ class Follower(Generic[T]):
             self.progress.positions |= {partition: begins[partition] for partition in added}
             self._seek(reader, begins)
 
+    async def _is_another(self, reader: Reader) -> str | None:
+        """Why the topic is not the one that was read, though it has its name; None where nothing tells. The records do
+        not, where it has grown past the place that was reached in the former one. A file knows no ids."""
+        self._asked_at = time.monotonic()
+        try:
+            async with asyncio.timeout(_ID_SECONDS):
+                now = await reader.topic_id()
+        except (KafkaError, OSError):  # TimeoutError is an OSError
+            return None
+        former, self._topic_id = self._topic_id, now or self._topic_id
+        return "the topic has another id: it was made anew" if is_another(former, now) else None
+
     def _wake(self) -> None:
         self._moved.set()
         self._moved = asyncio.Event()
@@ -327,8 +350,8 @@ class Follower(Generic[T]):
 
     # -- where to begin ---------------------------------------------------------------------------------------------
 
-    async def _place(self, reader: Reader, cluster: str) -> None:
-        """Decide where to read on, and what is to be reached."""
+    async def _place(self, reader: Reader, cluster: str, another: str | None) -> None:
+        """Decide where to read on, and what is to be reached. another: see `_is_another`."""
         begins, ends = await reader.begins(), await reader.ends()
         former, self._identity = self._identity, Identity(self.topic, cluster, self._rows.describe())
         kept, self._kept = self._kept, None
@@ -340,7 +363,7 @@ class Follower(Generic[T]):
         if former is None:
             await self._storage.reset(self._identity)
             self._complete_at = time.time()
-        elif (reason := _other(former, self._identity) or self._why_not(begins, ends)) is not None:
+        elif reason := another or _other(former, self._identity) or self._why_not(begins, ends):
             await self._begin_again(begins, ends, reason)
         elif kept is not None:
             self._look_again_at(kept.bad.values(), begins)
@@ -397,12 +420,12 @@ class Follower(Generic[T]):
 
     def _in_doubt(self, fetched: Mapping[int, Sequence[Record]]) -> bool:
         """Whether to look first if this is the log that was read before: a client tells nothing of a topic that was
-        made anew, or cut off, and is as long as before."""
+        made anew, or cut off, and is as long as before. Where it is longer, its end may be known before its records
+        are: so what counts is that there was nothing more once."""
         if self._loading:
             return False
-        positions, ends = self.progress.positions, self.progress.ends
         return time.monotonic() - self._sure_at > _DOUBT_SECONDS or any(
-            partition in self._marks and partition not in self._expected and positions[partition] >= ends[partition]
+            partition in self._marks and partition not in self._expected and partition in self._at_end
             for partition in fetched
         )
 
@@ -422,6 +445,7 @@ class Follower(Generic[T]):
     def _seek(self, reader: Reader, begins: Mapping[int, int]) -> None:
         """Read on at the last record that was applied: it tells whether the log is the same."""
         self._expected, self._sure_at = dict(self._marks), time.monotonic()
+        self._at_end.clear()
         for partition in reader.partitions:
             position = self.progress.positions[partition]
             mark = self._marks.get(partition)

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
+from uuid import UUID
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
@@ -12,6 +13,7 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from .. import membership
 from ..message import Record
 from ..settings import KafkaSettings
+from ..topic_ids import ask_topic_ids
 
 __all__ = ["OffsetOutOfRangeError", "Reader", "Standing"]
 
@@ -91,6 +93,10 @@ class Reader:
     async def ends(self) -> dict[int, int]:
         """The next offset behind what is committed, of each partition; an open transaction is not."""
         return await self._ask(cast(_Ask, self._client.end_offsets))
+
+    async def topic_id(self) -> UUID | None:
+        """Which topic it is that has this name now; None where Kafka does not tell. Raises `KafkaError`."""
+        return (await ask_topic_ids(self._client, self._tps())).get(self._topic)
 
     async def fetch(self, seconds: float, most: int) -> dict[int, Sequence[Record]]:
         """The next records, `most` at most; waits for them, `seconds` at most. Raises `OffsetOutOfRangeError`."""
