@@ -176,7 +176,7 @@ class Handling:
         token = current_work.set(tuple(messages) if len(messages) > 1 else messages[0])
         forks = forks_so_far()
         try:
-            await patience.call(self._subscription.call(messages, tx))
+            await patience.call(self._subscription.call(messages, tx), lambda: partition.deaf.add(messages[0].offset))
             if not in_transaction(tx.connection):
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its consumer")
         except asyncio.CancelledError as error:
@@ -197,6 +197,7 @@ class Handling:
                     raise PostgresUnavailable(f"the connection broke under a handler: {told_of(error)}") from error
             raise BatchFailed(error, index) from error
         finally:
+            partition.deaf.discard(messages[0].offset)
             end_if_forked(forks, sys.exception())
             current_work.reset(token)
 

@@ -81,7 +81,8 @@ class AnyOf(TopicPartition):
 
 class Contact:
     """Notices that a client has lost its cluster: it asks the brokers that it has met for ever, and the addresses that
-    it was given only at its start. All brokers may have got others meanwhile."""
+    it was given only at its start. All brokers may have got others meanwhile. And that one of its tasks has ended, over
+    an error that aiokafka does not expect: nobody is told, and nothing more is fetched, or known of the cluster."""
 
     def __init__(self, client: AIOKafkaConsumer) -> None:
         self.lost_since: float | None = None  # `time.monotonic`
@@ -89,6 +90,10 @@ class Contact:
 
     def check(self) -> None:
         """To be called every second or so. Raises `KafkaError` when the client has to be made anew."""
+        for task in (self._client._fetcher._fetch_task, self._client._client._sync_task):
+            if task is not None and task.done():
+                error = None if task.cancelled() else task.exception()
+                raise KafkaError(f"a task of the client has ended: {error!r}")
         cluster = self._client._client.cluster  # aiokafka 0.14 says nowhere in public that it has found no broker
         if cluster._last_refresh_ms == cluster._last_successful_refresh_ms:
             self.lost_since = None
@@ -116,7 +121,7 @@ async def close(client: AIOKafkaConsumer) -> None:
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
             await client.stop()
-    except (KafkaError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - also what has ended one of its tasks
         log.warning("the Kafka client was not closed in good order: %r", error)
         await _end(client)
     except asyncio.CancelledError:
@@ -142,6 +147,8 @@ async def _end(client: AIOKafkaConsumer) -> None:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
     pending.clear()
+    if (synchronizer := parts._client._sync_task) is not None and synchronizer.done():
+        parts._client._sync_task = None  # to close the connections, it would be awaited first, and raise what ended it
     for part in (parts._fetcher, parts._client):
         try:
             async with asyncio.timeout(_END_SECONDS):

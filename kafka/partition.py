@@ -73,12 +73,13 @@ class Partition:
     outside: an offset that Kafka has just refused to read from;
     beyond: a stored offset that lay beyond the end of the log, and how often it had been reset: a person has to decide;
     suspect: it may have a record that cannot be read, and is read alone; careful: so many records of it one by one;
-    unreadable: what is to be told of what cannot be read."""
+    unreadable: what is to be told of what cannot be read; deaf: offsets whose handlers go on after their timeout."""
 
     __slots__ = (
         "beyond",
         "careful",
         "cuts",
+        "deaf",
         "end",
         "failures",
         "first_failure",
@@ -111,6 +112,7 @@ class Partition:
         self.suspect = False
         self.careful = 0
         self.unreadable: str | None = None
+        self.deaf: set[int] = set()
         # Of the message that stands first; they outlive rebalances that leave the partition here.
         self.failures = 0
         self.first_failure = 0.0
@@ -134,6 +136,8 @@ class Partition:
 
     def problem(self) -> str | None:
         """What a health check should say of it."""
+        if deaf := list(self.deaf):
+            return f"{self.origin}: the handler of offset {min(deaf)} goes on, although it was cancelled at its timeout"
         return self.unreadable or (self.reason if self.state is State.REFUSED else None)
 
     def trust(self) -> None:

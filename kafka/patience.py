@@ -2,11 +2,13 @@
 which costs a batch as much as its messages' decoding."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Patience"]
+__all__ = ["DEAF_SECONDS", "Patience"]
+
+DEAF_SECONDS = 15.0  # after its cancellation: a call that goes on for so long is told of
 
 
 class Patience:
@@ -24,6 +26,7 @@ class Patience:
         self._cancelling = 0  # cancellations that were under way before ours
         self._began: float | None = None  # of the call under way
         self._fired = False
+        self._on_deaf: Callable[[], object] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
@@ -38,9 +41,10 @@ class Patience:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def call(self, call: Awaitable[object]) -> None:
-        """Await `call`. Raises `TimeoutError` when it has been cancelled for taking too long."""
-        self._began = self._loop.time()
+    async def call(self, call: Awaitable[object], on_deaf: Callable[[], object] | None = None) -> None:
+        """Await `call`. Raises `TimeoutError` when it has been cancelled for taking too long; `on_deaf` is called where
+        it goes on all the same."""
+        self._began, self._on_deaf = self._loop.time(), on_deaf
         try:
             await call
         except asyncio.CancelledError as error:
@@ -59,10 +63,12 @@ class Patience:
         if self._began is not None:
             left = self._began + self._seconds - self._loop.time()
             if left <= 0:
-                left = self._seconds
+                late, left = -left, min(self._seconds, DEAF_SECONDS)
                 if not self._fired and self._task is not None:
                     self._fired = True
                     self._task.cancel()
+                elif late >= DEAF_SECONDS and self._on_deaf is not None:
+                    self._on_deaf()
         self._timer = self._loop.call_later(left, self._look)
 
     def _take_back(self) -> bool:

@@ -189,18 +189,28 @@ class Placer:
         except (KafkaError, TimeoutError) as error:
             raise _NoAnswer(repr(error)) from error
         stored = await self._offsets.load(waiting.keys())
+        failed: Exception | None = None  # of one topic, perhaps: it stops no other
         if missing := waiting.keys() - stored.keys():
-            await self._offsets.create(await self._starts(missing, first, end))
+            starts = await self._starts(missing, first, end)
+            try:
+                await self._offsets.create(starts)
+            except (KafkaError, TimeoutError) as error:
+                failed = error
             stored = await self._offsets.load(waiting.keys())
         made_anew = await self._compare(ids, stored)
         for tp in waiting.keys() & stored.keys():  # a row may have been deleted this very moment
             if tp in made_anew:
                 self._refuse_another(waiting[tp], stored[tp])
             else:
-                await self._place(waiting[tp], stored[tp], first[tp], end[tp])
+                try:
+                    await self._place(waiting[tp], stored[tp], first[tp], end[tp])
+                except (KafkaError, TimeoutError) as error:
+                    failed = error
         if waiting.keys() - stored.keys():
             self._wanted.set()
         self._on_placed()
+        if failed is not None:
+            raise failed
 
     async def _ask_topic_ids(self, waiting: Collection[TopicPartition]) -> dict[TopicPartition, UUID]:
         if self._topic_ids is None:

@@ -19,6 +19,7 @@ from .settings import KafkaSettings
 __all__ = ["Producer"]
 
 _CAREFUL_SECONDS = 60.0  # after a refusal messages of the topic go alone for so long
+_CONNECT_SECONDS = 12.0  # for a connection, be it that other calls try in vain to make one first
 _GRACE_SECONDS = 1.0  # for what others have under way, before a producer that has failed is closed
 
 
@@ -102,12 +103,20 @@ class Producer:
         await self._senders.close()
 
     async def _send(self, sender: Sender, messages: Sequence[Outgoing], ids: Sequence[bytes], *, alone: bool) -> None:
+        began = time.monotonic()
         sender.users += 1
+        sender.silent_since = sender.silent_since or began
         try:
             async with asyncio.timeout(self._settings.delivery_seconds):
                 pairs = zip(messages, ids, strict=True)
                 futures = [await self._hand_over(sender, message, id) for message, id in pairs]
                 await asyncio.gather(*futures)
+            sender.silent_since = None
+        except asyncio.CancelledError:  # of a caller with less patience: its brokers may be lost all the same
+            silent, waited = (time.monotonic() - since for since in (sender.silent_since or began, began))
+            if silent > self._settings.delivery_seconds and waited > _GRACE_SECONDS:
+                self._drop(sender)
+            raise
         except (KafkaError, OSError) as error:
             if not (alone and isinstance(error, NEVER)):
                 self._drop(sender)
@@ -120,11 +129,14 @@ class Producer:
         nothing."""
         if self._stopped:
             raise KafkaUnavailable("the producer has been stopped")
-        async with self._lock:
+        async with asyncio.timeout(_CONNECT_SECONDS), self._lock:
             if alone not in self._current:
                 settings = self._settings.model_copy(update={"batch_bytes": 1}) if alone else self._settings
                 sender = Sender(self._kafka, settings, idempotent=not alone)
                 await sender.start()
+                if self._stopped:
+                    await sender.kill()
+                    raise KafkaUnavailable("the producer has been stopped")
                 self._current[alone] = sender
             return self._current[alone]
 

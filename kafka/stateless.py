@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
@@ -11,6 +11,7 @@ from .dead_letters import DeadLetters
 from .half import Half
 from .leader_epochs import LeaderEpochs
 from .metrics import ConsumerMetrics
+from .partition import Partition
 from .placing import Placer
 from .settings import KafkaSettings
 from .stateless_handling import StatelessHandling
@@ -18,6 +19,7 @@ from .stateless_loop import StatelessLoop
 from .stateless_offsets import GroupOffsets
 from .stateless_partition import StatelessPartition
 from .stateless_subscription import StatelessSubscription
+from .topic_ids import TopicIdWatch
 from .topic_loop import Roof
 
 __all__ = ["Stateless"]
@@ -79,6 +81,7 @@ class Stateless(Half[StatelessSubscription[object], StatelessPartition, Stateles
         self._roof.spawn(self._placer.run())
         self._roof.spawn(self._commit_now_and_then())
         self._roof.spawn(self._look_for_dead_letter_topics(client))
+        self._roof.spawn(TopicIdWatch(client, self.partitions, offsets.topic_id, self._begin_anew).run())
 
     def rest(self) -> None:
         """Take up nothing more; nothing waits for its next attempt."""
@@ -99,6 +102,11 @@ class Stateless(Half[StatelessSubscription[object], StatelessPartition, Stateles
     async def close(self) -> None:
         """Close the connections."""
         await self._dead_letters.stop()
+
+    def _begin_anew(self, partitions: Collection[Partition]) -> None:
+        """Their topics were made anew, and may have grown past where we are."""
+        for loop in self.loops:
+            loop.start_over([p for p in self._partitions_of(loop.topic) if p in partitions and not p.leaving.is_set()])
 
     def _partitions_of(self, topic: str) -> list[StatelessPartition]:
         return [partition for tp, partition in self.partitions.items() if tp.topic == topic]

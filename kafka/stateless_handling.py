@@ -16,6 +16,7 @@ from .dead_letters import DeadLetters
 from .metrics import ConsumerMetrics
 from .outbox import InvalidMessage, NotPublished
 from .partition import Item
+from .patience import DEAF_SECONDS
 from .stateless_partition import Failing, StatelessPartition
 from .stateless_subscription import StatelessSubscription
 
@@ -94,10 +95,12 @@ class StatelessHandling:
     async def _call(self, partition: StatelessPartition, item: Item) -> None:
         """One call of the handler."""
         assert item.message is not None
-        started = time.monotonic()
+        started, timeout, offset = time.monotonic(), self._subscription.timeout, item.record.offset
+        loop = asyncio.get_running_loop()
+        deaf = None if timeout is None else loop.call_later(timeout + DEAF_SECONDS, partition.deaf.add, offset)
         forks = forks_so_far()
         try:
-            async with asyncio.timeout(self._subscription.timeout):
+            async with asyncio.timeout(timeout):
                 await self._subscription.run(item.message)
         except asyncio.CancelledError as error:
             if partition.leaving.is_set():
@@ -107,6 +110,9 @@ class StatelessHandling:
             end_if_forked(forks, error)
             raise RuntimeError(f"the handler raised {error!r}") from error
         finally:
+            if deaf is not None:
+                deaf.cancel()
+            partition.deaf.discard(offset)
             end_if_forked(forks, sys.exception())
             self._metrics.handled(self._subscription.topic, time.monotonic() - started)
 

@@ -77,6 +77,10 @@ class StatelessLoop(FetchLoop):
                 )
         await self._offsets.commit(partitions)
 
+    def start_over(self, partitions: Iterable[StatelessPartition]) -> None:
+        """Begin again at the committed offsets."""
+        self._displace(partitions)
+
     async def _handle(self, items: list[Item]) -> None:
         for tp in {item.partition.tp: None for item in items}:
             partition = self._mine[tp]

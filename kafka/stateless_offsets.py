@@ -18,7 +18,7 @@ from .leader_epochs import LeaderEpochs
 from .metrics import ConsumerMetrics
 from .offsets import Move
 from .stateless_partition import StatelessPartition
-from .topic_ids import ask_topic_ids
+from .topic_ids import ask_topic_ids, is_another
 
 __all__ = ["GroupOffsets"]
 
@@ -45,6 +45,7 @@ class GroupOffsets:
         self._client = client
         self._leader_epochs = epochs
         self._topic_ids: dict[str, UUID] = {}
+        self._loaded_ids: dict[TopicPartition, UUID] = {}  # the same, when each offset was loaded
         self._epochs: dict[TopicPartition, int | None] = {}
         self._metrics = metrics
         self._seconds = seconds
@@ -60,9 +61,21 @@ class GroupOffsets:
             committed = cast(
                 Mapping[TopicPartition, OffsetAndMetadata], await coordinator.fetch_committed_offsets(list(partitions))
             )
+        mine = {tp: found for tp, found in committed.items() if not self._is_of_former_topic(tp, found.metadata)}
         for tp in partitions:
-            self._epochs[tp] = self._epoch_in(tp, committed[tp].metadata) if tp in committed else None
-        return {tp: found.offset for tp, found in committed.items()}
+            self._epochs[tp] = self._epoch_in(tp, mine[tp].metadata) if tp in mine else None
+            if (id := self._topic_ids.get(tp.topic)) is not None:
+                self._loaded_ids[tp] = id
+        return {tp: found.offset for tp, found in mine.items()}
+
+    def topic_id(self, partition: TopicPartition) -> UUID | None:
+        """The id of the topic when its offset was loaded, None where it is not known."""
+        return self._loaded_ids.get(partition)
+
+    def _is_of_former_topic(self, tp: TopicPartition, metadata: str | None) -> bool:
+        """Whether it was committed here since the topic was made anew: Kafka had deleted it with the former one."""
+        former, found = self._loaded_ids.get(tp), _FOUND.fullmatch(metadata or "")
+        return is_another(former, self._topic_ids.get(tp.topic)) and found is not None and found[2] == str(former)
 
     def epoch(self, partition: TopicPartition) -> int | None:
         """The leader's epoch of the record before the offset that was loaded, None where it is not known."""
@@ -119,12 +132,18 @@ class GroupOffsets:
                 partition.committed = due[partition.tp]
 
     def _with_epoch(self, tp: TopicPartition, offset: int) -> int | tuple[int, str]:
-        epoch, id = self._leader_epochs.before(tp, offset), self._topic_ids.get(tp.topic)
+        epoch, id = self._leader_epochs.before(tp, offset), self._loaded_ids.get(tp)
         return offset if epoch is None or id is None else (offset, _METADATA.format(epoch, id))
 
     async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        failed: Exception | None = None
         for topic in {tp.topic for tp in offsets}:
-            await self._commit_one(topic, {tp: offset for tp, offset in offsets.items() if tp.topic == topic})
+            try:
+                await self._commit_one(topic, {tp: offset for tp, offset in offsets.items() if tp.topic == topic})
+            except (KafkaError, OSError) as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     async def _commit_one(self, topic: str, offsets: Mapping[TopicPartition, int | tuple[int, str]]) -> None:
         """Of one topic: aiokafka tries some refusals again for as long as it is let, and raises one error for all."""

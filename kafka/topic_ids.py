@@ -155,19 +155,20 @@ class KnownIds(Protocol):
 class TopicIdWatch:
     """Notices that a topic was made anew under a running consumer.
 
-    displace: called with its partitions, which have to be placed again.
+    topic_id: tells which topic the offset of a partition belongs to, None where that is not known. displace: called
+    with its partitions, which have to be placed again.
     """
 
     def __init__(
         self,
         client: AIOKafkaConsumer,
         partitions: Mapping[TopicPartition, Partition],
-        known: KnownIds,
+        topic_id: Callable[[TopicPartition], UUID | None],
         displace: Callable[[Collection[Partition]], None],
     ) -> None:
         self._client = client
         self._partitions = partitions
-        self._known = known
+        self._topic_id = topic_id
         self._displace = displace
 
     async def run(self) -> None:
@@ -183,7 +184,7 @@ class TopicIdWatch:
             except (KafkaError, OSError) as error:  # TimeoutError is an OSError
                 log.debug("the topics' ids could not be looked at: %r", error)
                 continue
-            changed = [p for p in placed if is_another(self._known.topic_id(p.tp), now.get(p.tp.topic))]
+            changed = [p for p in placed if is_another(self._topic_id(p.tp), now.get(p.tp.topic))]
             if changed:
                 log.warning("made anew: the topics of %s", ", ".join(partition.origin for partition in changed))
                 self._displace(changed)

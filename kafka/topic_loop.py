@@ -114,8 +114,9 @@ class FetchLoop(ABC):
         self._changed.set()
 
     async def run(self) -> None:
-        """Consume until cancelled. Raises `KafkaError` when the client has to be made anew."""
-        while True:
+        """Consume until cancelled, also where a handler swallows that. Raises `KafkaError` when the client has to be
+        made anew."""
+        while not self._roof.ending:
             self.turned_at = time.monotonic()
             items = await self._next_batch()
             if items:
@@ -265,6 +266,8 @@ class FetchLoop(ABC):
 
     def _refuse(self, partition: Partition, why: str) -> None:
         """Nothing more of it can be read, and nothing else waits for that."""
+        if self._partitions.get(partition.tp) is not partition:
+            return  # assigned anew meanwhile, and not to be paused: whoever polls it then is told so again
         told = f"{partition.origin} stands still: {why}"
         if partition.unreadable is None:
             log.error("%s", told)
@@ -285,6 +288,8 @@ class FetchLoop(ABC):
     async def _pass_gaps(self, silent: Sequence[Partition]) -> None:
         """Nothing came of these: where the client has moved on, there was only a gap, e.g. a transaction's marker."""
         for partition in silent:
+            if partition.state is not State.READY:
+                continue  # assigned anew: it has no position before it is placed, which may take for ever
             try:
                 position = await self._position(partition.tp)
             except IllegalStateError:

@@ -90,3 +90,22 @@ async def test_a_topic_that_may_not_be_read_any_more_stops_no_other(effects, own
             assert other.uncommitted_since is None
             gates[3].set()
         await eventually(lambda: service.problems() == [], service.problems)
+
+
+@pytest.mark.timeout(90)
+async def test_a_topic_that_may_not_be_read_from_the_start_stops_no_other(own_kafka, monkeypatch):
+    kafka = await asyncio.to_thread(lambda: own_kafka(settings=AUTHORIZER))
+    for topic in ("refused", "other"):
+        await create_topic(kafka.bootstrap, topic, partitions=2)
+    service = a_service(None, kafka.bootstrap)
+    seen = []
+    for topic in ("refused", "other"):
+
+        @service.consumer(topic, stateless=True, dead_letter="dead")
+        async def handle(message: Message[Number]) -> None:
+            seen.append(message.topic)
+
+    async with forbidden(kafka.bootstrap, "refused", _READ), service:
+        await produce(kafka.bootstrap, "other", [1], partition=0)
+        await produce(kafka.bootstrap, "other", [1], partition=1)
+        await eventually(lambda: seen == ["other"] * 2, service.problems, seconds=20)

@@ -28,7 +28,8 @@ _START_SECONDS = 10.0
 
 
 class Sender:
-    """One producer. `users`: batches under way. Not idempotent ones serve topics that fail: at most one batch of a
+    """One producer. `users`: batches under way; `silent_since`: when a direct producer began to wait for an
+    acknowledgement and has had none since. Not idempotent ones serve topics that fail: at most one batch of a
     partition is under way there, so the order holds without counting."""
 
     def __init__(self, kafka: KafkaSettings, settings: OutboxSettings, *, idempotent: bool) -> None:
@@ -44,6 +45,7 @@ class Sender:
         )
         self.idempotent = idempotent
         self.users = 0
+        self.silent_since: float | None = None
         self.closed = False
         self.retired = False
 

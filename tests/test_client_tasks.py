@@ -1,0 +1,55 @@
+"""A client whose tasks have ended, over an error that aiokafka does not expect, is made anew."""
+
+import asyncio
+
+import aiokafka.client
+import pytest
+
+from .consumer_support import Number, a_service, as_json, offset_reaches, produce, producing, record
+from .support import eventually
+
+
+@pytest.mark.parametrize("which", ["fetch", "metadata"])
+async def test_a_consumer(effects, sidings_kafka, topic, which):
+    name = await topic()
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "group": name})
+    service.consumer(name, model=Number)(record)
+    await produce(sidings_kafka, name, [0])
+    async with service:
+        await eventually(offset_reaches(effects, name, 1))
+        client = service._life.consumer._client
+        if which == "fetch":
+            client._fetcher._get_actions_per_node = None
+            await eventually(lambda: client._fetcher._fetch_task.done())
+        else:
+            client._client._metadata_update = None
+            client._client.force_metadata_update()
+            await eventually(lambda: client._client._sync_task.done())
+        await eventually(lambda: service._life.consumer._client not in (client, None), service.problems, seconds=15)
+        await produce(sidings_kafka, name, [1])
+        await eventually(offset_reaches(effects, name, 2), service.problems)
+
+
+async def test_a_directory(effects, sidings_kafka, topic, monkeypatch):
+    """As GSSAPI raises where the ticket has run out, until there is another."""
+    name = await topic(config={"cleanup.policy": "compact"})
+    service = a_service(None, sidings_kafka)
+    directory = service.directory(name, model=Number)
+    async with service:
+        await eventually(lambda: directory.ready)
+        create = aiokafka.client.create_conn
+        failed = []
+
+        async def fail(*args, **options):
+            failed.append(args)
+            raise RuntimeError("ticket expired")
+
+        monkeypatch.setattr(aiokafka.client, "create_conn", fail)
+        for connection in list(directory._follower.reader._client._client._conns.values()):
+            connection.close()
+        await eventually(lambda: failed)
+        await asyncio.sleep(0.5)
+        monkeypatch.setattr(aiokafka.client, "create_conn", create)
+        async with producing(sidings_kafka) as producer:
+            await producer.send_and_wait(name, as_json(7), key=b"k")
+        await eventually(lambda: "k" in directory, service.problems)

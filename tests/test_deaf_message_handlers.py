@@ -1,0 +1,52 @@
+"""A handler of messages that goes on after its timeout is told of, as one of jobs is."""
+
+import asyncio
+import contextlib
+
+import pytest
+from sidings import Message, Retry, Transaction
+from tenacity import stop_never, wait_none
+
+from .consumer_support import Number, a_service, produce
+from .support import eventually
+
+
+@pytest.mark.parametrize("way", ["stateless", "aside"])
+async def test_health_tells_of_a_handler_that_goes_on_after_its_timeout(
+    effects, topic, sidings_kafka, monkeypatch, way
+):
+    """Its partition stood still without a word."""
+    monkeypatch.setattr("sidings.kafka.vitals._STUCK_SECONDS", 2.0)
+    for module in ("patience", "stateless_handling"):
+        monkeypatch.setattr(f"sidings.kafka.{module}.DEAF_SECONDS", 1.0, raising=False)
+    name = await topic()
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "group": name})
+    calls, over = [], asyncio.Event()
+
+    async def deaf() -> None:
+        calls.append(None)
+        if way == "aside" and len(calls) == 1:
+            raise ValueError("the first time")
+        while not over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await over.wait()
+
+    if way == "stateless":
+
+        @service.consumer(name, stateless=True, dead_letter="dead", timeout=0.2)
+        async def handle(message: Message[Number]) -> None:
+            await deaf()
+    else:
+
+        @service.consumer(name, timeout=0.2, retry=Retry(wait=wait_none(), stop=stop_never))
+        async def handle_too(message: Message[Number], tx: Transaction) -> None:
+            await deaf()
+
+    await produce(sidings_kafka, name, [1])
+    async with service:
+        try:
+            await eventually(lambda: calls)
+            await eventually(lambda: f"{name}/0" in str(service.problems()), service.problems, seconds=10)
+        finally:
+            over.set()
+        await eventually(lambda: not service.problems(), service.problems)

@@ -1,0 +1,64 @@
+"""`service.producer` when Kafka hangs, or has moved: every call ends in time, and none keeps a dead connection."""
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+from sidings.devstack.topics import create_topic
+from sidings.errors import KafkaUnavailable
+
+from .outbox_support import records, sending
+from .support import SECONDS, eventually
+
+
+def lead_astray(producer) -> None:
+    """What its client knows of the brokers is no longer true; the addresses that it was given are."""
+    inner = producer._current[False]._producer.client
+    for node, broker in inner.cluster._brokers.items():
+        inner.cluster._brokers[node] = broker._replace(port=1)
+    for connection in list(inner._conns.values()):
+        connection.close()
+
+
+async def test_callers_with_less_patience_do_not_keep_a_producer_that_has_lost_its_brokers(sidings_kafka, topic):
+    """It was given up only by a call that waited for `delivery_seconds`: a handler whose own timeout is shorter failed
+    for ever, and its messages went to the dead letters one after another."""
+    etas = await topic("etas")
+    async with sending(sidings_kafka, delivery_seconds=2.0) as producer:
+        await producer.send(etas, key="k", value=b"0")
+        lead_astray(producer)
+
+        async def arrives() -> bool:
+            with contextlib.suppress(TimeoutError, KafkaUnavailable):
+                async with asyncio.timeout(1.0):
+                    await producer.send(etas, key="k", value=b"1")
+                    return True
+            return False
+
+        await eventually(arrives, seconds=15)
+
+
+async def test_many_callers_do_not_wait_for_each_other_when_kafka_hangs(own_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.outbox.senders._START_SECONDS", 2.0)
+    monkeypatch.setattr("sidings.kafka.producer._CONNECT_SECONDS", 3.0, raising=False)
+    kafka = await asyncio.to_thread(own_kafka)
+    await create_topic(kafka.bootstrap, "etas", partitions=1)
+    await asyncio.to_thread(kafka.pause)
+    took = []
+
+    async def call() -> None:
+        began = time.monotonic()
+        with pytest.raises(KafkaUnavailable):
+            await producer.send("etas", key="k", value=b"x")
+        took.append(time.monotonic() - began)
+
+    try:
+        async with sending(kafka.bootstrap, delivery_seconds=2.0) as producer:
+            await asyncio.wait_for(asyncio.gather(*[call() for _ in range(10)]), 2 * SECONDS)
+            assert max(took) < 10, took
+            await asyncio.to_thread(kafka.resume)
+            await producer.send("etas", key="k", value=b"y")
+    finally:
+        await asyncio.to_thread(kafka.resume)
+    assert {record.value for record in await records(kafka.bootstrap, "etas")} == {b"y"}
