@@ -107,7 +107,7 @@ def failed(job_type: JobType[Any], entry: Entry, error: Exception, started: floa
             what = outcome.name.value
     # The texts that are recorded, not the error: what its class does when a filter of the log asks for it is its own.
     info = outcome.error or ErrorInfo.of(error)
-    text = legible(f"{info.error_class}: {info.message}")
+    text = legible(f"{info.error_class}: {info.text}")
     group = entry.group if entry.group is None or entry.group.isprintable() else repr(entry.group)
     log.warning("job %s %s %s: attempt %s failed, %s: %s", entry.id, entry.type, group, entry.attempt, what, text)
     return outcome

@@ -81,7 +81,7 @@ def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished:
     }
     if outcome.error is not None:
         record["error_class"] = outcome.error.error_class
-        record["error_message"] = outcome.error.message
+        record["error_message"] = outcome.error.text
         record["error_fingerprint"] = outcome.error.fingerprint
     match outcome:
         case End():

@@ -87,13 +87,13 @@ class OutcomeName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error as the history keeps it: its class, its message (at most 4,000 characters, no NUL), where a handler
-    raised it behind that, and a fingerprint that is equal for errors which differ only in numbers, ids, quoted values
-    and that place."""
+    """An error as the history keeps it: its class, its message (at most 4,000 characters, no NUL), a fingerprint that
+    is equal for errors which differ only in numbers, ids and quoted values, and where a handler raised it, if known."""
 
     error_class: str
     message: str
     fingerprint: str
+    place: str = ""
 
     @classmethod
     def of(cls, error: BaseException) -> "ErrorInfo":
@@ -122,8 +122,12 @@ class ErrorInfo:
 
     def at(self, place: str) -> "ErrorInfo":
         """The same, raised there."""
-        place = _storable(place)[:_PLACE_CHARACTERS]
-        return replace(self, message=self.message[: _MESSAGE_CHARACTERS - len(place)] + place)
+        return replace(self, place=_storable(place)[:_PLACE_CHARACTERS])
+
+    @property
+    def text(self) -> str:
+        """The message, and behind it the place: what is recorded and logged."""
+        return self.message[: _MESSAGE_CHARACTERS - len(self.place)] + self.place
 
 
 def _storable(text: str) -> str:

@@ -30,7 +30,7 @@ def told_of(error: Exception) -> str:
 
 def failure_of(error: Exception) -> str:
     """The same of what a handler raised, and where it did."""
-    return f"{type(error).__name__}: {ErrorInfo.of(error).at(place_of(error)).message}"
+    return f"{type(error).__name__}: {ErrorInfo.of(error).at(place_of(error)).text}"
 
 
 def text_of(error: Exception) -> str:

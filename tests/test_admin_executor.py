@@ -24,6 +24,7 @@ from .support import (
     outcomes,
     running,
     value,
+    without_place,
 )
 
 OTHER = "transports/1"
@@ -269,7 +270,8 @@ async def test_the_head_of_a_failing_group_is_released_and_its_order_is_kept(dat
         first, _ = await enqueue(database, trips.ride, [ride(1), ride(2)])
         await in_state(admin, first, "backing off")
         [group] = await admin.blocked_groups()
-        assert (group.head, group.behind, group.error) == (first, 1, "ValueError: a is broken")
+        assert (group.head, group.behind) == (first, 1)
+        assert without_place(group.error or "") == "ValueError: a is broken"
         trips.broken.clear()
         assert await admin.release_group(ORIGIN, "a", reason="mended") == first
         await drained(database)

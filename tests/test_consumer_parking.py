@@ -24,7 +24,7 @@ from .consumer_support import (
     record,
     sample,
 )
-from .support import connected, drained, eventually, fetch, outcomes, value
+from .support import connected, drained, eventually, fetch, outcomes, value, without_place
 
 
 def quick_jobs(service, topic: str) -> None:
@@ -59,7 +59,7 @@ async def test_later_messages_of_a_parked_key_wait_behind_it_in_order_and_other_
         }
         first = json.loads(parked[0]["payload"])
         assert (first["offset"], base64.b64decode(first["value"])) == (2, as_json(2))
-        assert first["error"] == "ValueError: the carrier is closed"
+        assert without_place(first["error"]) == "ValueError: the carrier is closed"
         # More of the key, after the batch in which it was parked, waits too; once the head succeeds, all run in order.
         await produce(sidings_kafka, name, [100, 102], key="even")
         await eventually(offset_reaches(effects, name, 22))
@@ -244,7 +244,7 @@ async def test_errors_that_cannot_be_shown_hold_and_park_their_messages(effects,
     rows = await fetch(effects, "SELECT held, payload FROM sidings.job ORDER BY id")
     told = "Unshowable: its text cannot be shown: AttributeError"
     assert rows[0]["held"] == f"the message cannot be decoded: {told}"
-    assert json.loads(rows[1]["payload"])["error"] == told
+    assert without_place(json.loads(rows[1]["payload"])["error"]) == told
 
 
 async def test_a_held_message_runs_when_it_is_released_and_can_be_decoded_now(effects, topic, sidings_kafka):
