@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,14 +72,14 @@ class Stack:
     def given(self) -> External:
         """What the environment names, but for servers of this stack: a shell that has taken over the lines of an `up`
         names those, and they may have been stopped since."""
-        given = external()
-        try:
-            return External(
-                None if given.postgres == self.postgres.dsn else given.postgres,
-                None if given.kafka == self.kafka.bootstrap else given.kafka,
-            )
-        except ServerStateError:  # one was never started
-            return given
+        given, own = external(), set[str]()
+        for address in (lambda: self.postgres.dsn, lambda: self.kafka.bootstrap):
+            with suppress(ServerStateError):  # it was never started
+                own.add(address())
+        return External(
+            None if given.postgres in own else given.postgres,
+            None if given.kafka in own else given.kafka,
+        )
 
     def down(self) -> None:
         """Stop both cleanly; the data stays."""

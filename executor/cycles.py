@@ -225,7 +225,7 @@ class CycleLoop:
                 chosen += self._successors(finished, limit - len(chosen))
             if chosen and workers.batch_sizes:
                 chosen += self._fill_batches(chosen, time)
-        if scheduler.hungry or scheduler.memory.low():
+        if scheduler.hungry or scheduler.crowded or scheduler.memory.low():
             self._on_hungry()
         if not finished and not chosen and not back and not self._barriers and not self._expected.has_news(time):
             return None

@@ -108,6 +108,7 @@ class Lane:
         "queue",
         "queued",
         "running",
+        "size",
         "skipped",
         "version",
     )
@@ -123,6 +124,7 @@ class Lane:
         self.last = 0
         self.due: float | None = None  # backs off until then
         self.line: tuple[int, str] = (0, "")  # priority and type of its head, when it backed off or came back
+        self.size = 0  # of its head's payload, when it backed off or came back
         self.back = False  # has come back, and its head has not been chosen yet
         self.blocked_by: int | None = None  # id of its head, whose type is unknown to this process
         self.newest = 0  # id of the job that the database has just said to be the newest of its kind

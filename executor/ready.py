@@ -3,10 +3,10 @@ backoff as there is room.
 
 The highest priority first; of one priority, the types of jobs in turns; of one type, first attempts and what runs again
 in turns. More lanes may come back than the workers can run, as where a carrier is away: each type of each priority has
-room for a quarter of the window, so that no crowd keeps another one's lanes away, and all together for the window; a
-few always have room. What is back does not count where it is asked how much there is to run, or crowds would keep new
-jobs from being read. So it is with first attempts of slow types, which the workers take fewer of than there are: their
-lanes, too, wait until there is room for them.
+room for a quarter of the window, and of the payloads that memory may hold, so that no crowd keeps another one's lanes
+away, and all together for the window; a few always have room. What is back does not count where it is asked how much
+there is to run, or crowds would keep new jobs from being read. So it is with first attempts of slow types, which the
+workers take fewer of than there are: their lanes, too, wait until there is room for them.
 """
 
 import heapq
@@ -26,9 +26,9 @@ _FEW_TIMERS = 1_000  # of so many it does not matter whether anybody waits for t
 class _Level:
     """What stands here of one priority and type. again: what has run before; its turn comes after a first attempt.
     listed: has its turn among the types. overdue: lanes whose time has come, and when it had; back: how many have come
-    back, and are read again or stand here."""
+    back, and are read again or stand here; size: of the payloads of their heads."""
 
-    __slots__ = ("again", "agains_turn", "back", "first", "listed", "overdue", "priority", "type")
+    __slots__ = ("again", "agains_turn", "back", "first", "listed", "overdue", "priority", "size", "type")
 
     def __init__(self, priority: int, type: str) -> None:
         self.priority = priority
@@ -38,7 +38,7 @@ class _Level:
         self.agains_turn = False
         self.listed = False
         self.overdue: deque[tuple[float, Lane]] = deque()
-        self.back = 0
+        self.back = self.size = 0
 
     def pop(self) -> Entry | Lane | None:
         if self.again and (self.agains_turn or not self.first):
@@ -52,11 +52,12 @@ class ReadyQueue:
     """count: what stands here, lanes and single jobs. back: lanes that have come back, here or being read again.
     slow: types of which the workers take no more than their share."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, payload_budget: int) -> None:
         self.count = 0
         self.back = 0
         self.slow: Collection[str] = frozenset()
         self._window = window
+        self._payload_budget = payload_budget
         self._levels: dict[tuple[int, str], _Level] = {}
         self._turns: dict[
             int, deque[_Level]
@@ -153,6 +154,7 @@ class ReadyQueue:
             return False
         lane.back, lane.line = True, line
         level.back += 1
+        level.size += lane.size
         self.back += 1
         return True
 
@@ -160,7 +162,9 @@ class ReadyQueue:
         """Its head has been chosen, or it backs off again, or is forgotten: there is room for another one."""
         if lane.back:
             lane.back = False
-            self._levels[lane.line].back -= 1
+            level = self._levels[lane.line]
+            level.back -= 1
+            level.size -= lane.size
             self.back -= 1
 
     def returning(self, now: float) -> Iterator[Entry | Lane]:
@@ -188,6 +192,8 @@ class ReadyQueue:
         return min([*dues, *(timer[0] for timer in self._timers[:1])], default=None)
 
     def _has_room(self, level: _Level) -> bool:
+        if level.size >= self._payload_budget // 4 and level.back:
+            return False
         return level.back < max(1, self._window // 4) and (self.back < self._window or level.back < _FEW)
 
     def _level(self, line: tuple[int, str]) -> _Level:

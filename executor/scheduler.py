@@ -72,7 +72,7 @@ class Scheduler:
         self.heavy: dict[Lane, None] = {}  # lanes so deep that the server should leave them out of forward reads
         self.crowded: dict[Lane, str] = {}  # lanes whose head may have been superseded, by a newer job of this type
         self.pauses = NOTHING_PAUSED
-        self._ready = ReadyQueue(window)
+        self._ready = ReadyQueue(window, payload_budget)
         self.memory = Memory(
             self.origins, self._ready, window=window, keep=keep, budget=budget, payload_budget=payload_budget
         )
@@ -277,12 +277,12 @@ class Scheduler:
             count += 1
             position = max(position, entry.position)
             self.insert(entry, now)
-        if not lane.more and (left_out or count >= size):
-            lane.more = True
-            lane.last = upto if count < size else position
         if not lane.more:
-            lane.skipped = 0
-            self.heavy.pop(lane, None)
+            if count < size:  # all up to `upto`: for what may stand above, the next read need not leave the lane out
+                lane.skipped = 0
+                self.heavy.pop(lane, None)
+            lane.more = left_out or count >= size
+            lane.last = upto if count < size else position
         self._go_on(lane, now)
 
     def read_delivered(self) -> None:
@@ -583,10 +583,11 @@ class Scheduler:
         head = lane.queue[0]
         if not self._may_run(lane, head, now):
             return
-        crowds = head.attempt > 1 or head.type in self._shares
-        if crowds and not lane.back and not self._ready.let_back(lane, (head.priority, head.type)):
-            self._stick(lane, head, now)
-            return
+        if (head.attempt > 1 or head.type in self._shares) and not lane.back:
+            lane.size = len(head.payload or "")
+            if not self._ready.let_back(lane, (head.priority, head.type)):
+                self._stick(lane, head, now)
+                return
         lane.queued = True
         self._ready.push(lane, head)
 
@@ -619,7 +620,7 @@ class Scheduler:
 
     def _stick(self, lane: Lane, head: Entry, due: float) -> None:
         self._compact(lane, head.position)
-        lane.line = (head.priority, head.type)
+        lane.line, lane.size = (head.priority, head.type), len(head.payload or "")
         lane.due = due
         self._ready.delay(lane, due)
 

@@ -135,7 +135,7 @@ class Workers:
             return {}, []
         self._tell()
         held = self._held.copy()
-        held.update(entry.type for entry in coming)
+        held.update(map(_type_of, self._in_batches(coming) if self.batch_sizes else coming))
         held.update(map(_type_of, self.claimed))
         slow = {type: held[type] for type in self._slow}
         items = list(self.claimed)
@@ -175,7 +175,7 @@ class Workers:
         if self._waking is None:
             self._wake()
 
-    def _in_batches(self, entries: list[Entry]) -> list[Entry | list[Entry]]:
+    def _in_batches(self, entries: Iterable[Entry]) -> list[Entry | list[Entry]]:
         """Put the jobs of a type that takes lists together, by origin. One that has failed stays alone."""
         items: list[Entry | list[Entry]] = []
         filling: dict[tuple[OriginQueue, str], list[Entry]] = {}

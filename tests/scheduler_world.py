@@ -947,6 +947,10 @@ class World:
             behind = row.position is not None and row.position >= blocked.get((row.origin, row.group), 2**62)
             assert row.held or row.type == "unknown" or behind, f"{row} was never run"
         assert not self.handlers.claimed
+        for _ in range(3):
+            self.send_read()
+            self.deliver_read()
+        assert not self.reader._planner.wants(), "one read follows another, for nothing"
         assert self.scheduler.suspects.running is None
         for queue in self.scheduler.origins.values():
             assert not queue.running

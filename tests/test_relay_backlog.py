@@ -396,3 +396,31 @@ def test_refills_of_large_messages_bring_no_more_bytes_than_a_read_should_and_th
         if not lane.behind:
             break
     assert (database.rows, lane.behind, reader.hungry()) == ({}, {}, False)
+
+
+def test_large_messages_take_no_more_memory_than_small_ones() -> None:
+    database, backlog = Database(), Backlog(10_000)
+    value = b"x" * 102_400
+    xid = database.begin()
+    for n in range(12_000):
+        database.insert(xid, n % 4, "etas", value=value)
+    database.open.discard(xid)
+    quiet: Any = lambda: None  # noqa: E731
+    reader = Reader(None, backlog, schema="sidings", poll_seconds=1, on_rows=quiet, on_new_server=quiet)  # pyright: ignore[reportArgumentType]
+    for number in range(4):
+        backlog.add_slot(Slot(number, f"outbox/{number}", 1))
+    lane, largest, most = backlog.lane("etas"), 0, 0
+    under_way: list[Any] = []
+    for turn in range(1_000):
+        if reader.hungry() or turn == 0:
+            plan = reader._plan()
+            rows = database.read(reader._arguments(plan))
+            largest = max(largest, sum(len(row[6] or b"") for row in rows[1:]))
+            reader._deliver(plan, rows, passing=True)
+        most = max(most, 102_400 * (len(lane.queue) + lane.unaccounted))
+        lane.account(under_way)
+        for row in under_way:
+            del database.rows[row[0]]
+        under_way = lane.take(100)  # a slow Kafka
+    assert not database.rows
+    assert most < 200e6

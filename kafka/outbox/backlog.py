@@ -197,10 +197,10 @@ class Backlog:
         """Whether the slot is still ours, as far as this object has been told."""
         return self.slots.get(slot.number) is slot
 
-    def room(self) -> int:
-        """How many messages more may be read."""
+    def room(self, most: int) -> int:
+        """How many messages more may be read, where memory is to have `most`, and no more than the window."""
         held = sum(len(lane.queue) + lane.unaccounted for lane in self.lanes.values() if not lane.paused)
-        return max(0, self.window - held)
+        return max(0, min(self.window, most) - held)
 
     def lane(self, topic: str) -> Lane:
         """The lane of a topic, made when missing."""

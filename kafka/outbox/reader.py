@@ -28,6 +28,8 @@ _REFILL_PAGE = 1_000
 _REFILLS = 32  # shares a read refills
 _ALL_LATE = 50_000  # rows of a read: they come when a transaction ends, whatever there is room for
 _BYTES = 32 * 1024 * 1024  # a read should bring no more than about that
+_HELD_BYTES = 4 * _BYTES  # nor memory have more
+_FIRST_ROWS = 1_000  # of the first read: nothing is known yet of how large they are
 _LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
 _QUICK_READ = 1.0  # seconds: one that was answered within so many may be followed by a larger one again
 _STEPPING_READ = 1.0  # seconds: one that takes longer may step over millions of messages that are not committed
@@ -76,7 +78,8 @@ class Reader:
         self._advance_sql = load_sql(__package__ or "", "advance", schema)
         self._behind = Outage(log, "the sequence is behind the outbox, and could not be moved on")
         self._woken = asyncio.Event()
-        self._row_bytes = 500.0
+        self._row_bytes = _BYTES / _FIRST_ROWS
+        self._known = False  # how large they are
         self._most: int | None = None  # rows of a read; None: as many as there is room for
         self._too_long = 0  # reads in a row
 
@@ -148,10 +151,14 @@ class Reader:
 
     def hungry(self) -> bool:
         """Whether the database is known to have more than is in memory, and there is room for it."""
-        backlog = self._backlog
-        if backlog.room() < backlog.page:
+        backlog, most = self._backlog, self._most_held()
+        if backlog.room(most) < min(backlog.page, max(1, most // 4)):
             return False
         return any(s.backlogged and not s.draining for s in backlog.slots.values()) or bool(backlog.hungry())
+
+    def _most_held(self) -> int:
+        """Of large messages, memory has fewer than the window."""
+        return max(1, int(_HELD_BYTES / self._row_bytes))
 
     async def _wait(self) -> None:
         if self._woken.is_set():
@@ -163,7 +170,7 @@ class Reader:
         backlog = self._backlog
         slots = [slot for slot in backlog.slots.values() if not slot.draining]
         fitting = max(1, int(_BYTES / self._row_bytes))
-        room = min(backlog.room(), 2 * backlog.page, fitting)
+        room = min(backlog.room(self._most_held()), 2 * backlog.page, fitting)
         busy = sum(slot.backlogged for slot in slots)
         left_out = backlog.left_out()
         found = backlog.to_refill(min(_REFILLS, fitting)) if room else []
@@ -245,7 +252,9 @@ class Reader:
         self._drawn = header["timestamp_ms"]
         sample = [len(row[6] or b"") for row in rows[1::_SAMPLED]]
         if sample:
-            self._row_bytes += 0.2 * (100.0 + sum(sample) / len(sample) - self._row_bytes)
+            share = 0.2 if self._known else 1.0
+            self._row_bytes += share * (100.0 + sum(sample) / len(sample) - self._row_bytes)
+            self._known = True
         self._marks.delivered(header["topic"], header["id"], high_before)
         if self.hungry():
             self._woken.set()

@@ -133,16 +133,19 @@ class Rounds:
     async def _batches(
         self, sender: Sender, partitions: list[int], groups: Mapping[int, list[Row]], batches: Mapping[int, Packed]
     ) -> dict[int, list[Row]]:
-        """One batch for each partition, all at once. batches: those that are packed already. Returns what did not fit
-        into them."""
+        """One batch for each partition, all at once. batches: those that are packed already. Returns what has to follow:
+        what did not fit into them, and what was not handed over as one before it could not be."""
         under_way: dict[asyncio.Future[object], tuple[int, list[Row]]] = {}
         rest: dict[int, list[Row]] = {}
-        for partition, group in groups.items():
+        coming = iter(groups.items())
+        for partition, group in coming:
             packed, future = await self._hand_over(sender, partition, group, batches.get(partition))
-            if future is not None:
-                under_way[future] = (partition, packed.rows)
             if packed.rest:
                 rest[partition] = packed.rest
+            if future is not None:
+                under_way[future] = (partition, packed.rows)
+                if future.done() and future.exception() is not None:
+                    rest.update(coming)  # what Kafka has of the others by now is waited for, and not sent again
         if under_way:
             await self._prepare(sender, partitions)
         unanswered = await self._answers(set(under_way))
@@ -173,7 +176,8 @@ class Rounds:
     async def _hand_over(
         self, sender: Sender, partition: int, rows: list[Row], packed: Packed | None = None
     ) -> tuple[Packed, asyncio.Future[object] | None]:
-        """One batch for one partition, packed already or now. Returns it and the future of its acknowledgement."""
+        """One batch for one partition, packed already or now. Returns it and the future of its acknowledgement, which
+        has failed already where it could not be handed over."""
         ours = self.ledger.still_ours(rows)
         if packed is None or ours is not rows:
             packed = self._packer.pack(sender.batch(), ours)
@@ -186,7 +190,9 @@ class Rounds:
         try:
             return packed, await sender.send(packed.batch, self.lane.topic, partition)
         except (KafkaError, AssertionError, TypeError) as error:  # the topic has just been deleted or recreated
-            raise self._senders.failure(sender, error) from error
+            refused: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            return packed, refused
 
     async def _answers(self, futures: set[asyncio.Future[object]]) -> set[asyncio.Future[object]]:
         """Wait for acknowledgements and refusals. Returns the futures that had none in time."""

@@ -1,0 +1,34 @@
+"""A group so deep that the server leaves it out of forward reads."""
+
+import asyncio
+
+import pytest
+from sidings.executor import planning
+from sidings.jobs import Job, Registry
+
+from .support import Ride, drained, enqueue, running
+
+
+async def test_after_a_deep_group_the_reader_comes_to_rest(database: str, monkeypatch: pytest.MonkeyPatch):
+    """It was refilled for ever, since what the server left out might have been more of it: 2,500 reads a second."""
+    registry, reads = Registry(), list[int]()
+
+    @registry.job(group="transport")
+    async def store(job: Job[Ride]) -> None: ...
+
+    plan = planning.Planner.plan
+
+    def planned(self: planning.Planner, time: float) -> planning.Plan:
+        made = plan(self, time)
+        reads.append(len(made.left_out))
+        return made
+
+    monkeypatch.setattr(planning.Planner, "plan", planned)
+    await enqueue(database, store, [Ride(transport="one") for _ in range(3_000)])
+    async with running(database, registry, poll_seconds=0.2):
+        await drained(database)
+        assert any(reads), "it was never left out"
+        await asyncio.sleep(0.5)
+        reads.clear()
+        await asyncio.sleep(2)
+        assert len(reads) < 40
