@@ -133,8 +133,8 @@ class Rounds:
     async def _batches(
         self, sender: Sender, partitions: list[int], groups: Mapping[int, list[Row]], batches: Mapping[int, Packed]
     ) -> dict[int, list[Row]]:
-        """One batch for each partition, all at once. batches: those that are packed already. Returns what has to follow:
-        what did not fit into them, and what was not handed over as one before it could not be."""
+        """One batch for each partition, all at once. batches: those that are packed already. Returns what has to
+        follow: what did not fit into them, and what was not handed over, as one before it could not be."""
         under_way: dict[asyncio.Future[object], tuple[int, list[Row]]] = {}
         rest: dict[int, list[Row]] = {}
         coming = iter(groups.items())
