@@ -46,6 +46,7 @@ class GroupOffsets:
         self._leader_epochs = epochs
         self._topic_ids: dict[str, UUID] = {}
         self._loaded_ids: dict[TopicPartition, UUID] = {}  # the same, when each offset was loaded
+        self._former_ids: dict[TopicPartition, set[str]] = {}  # those before it
         self._epochs: dict[TopicPartition, int | None] = {}
         self._metrics = metrics
         self._seconds = seconds
@@ -61,11 +62,15 @@ class GroupOffsets:
             committed = cast(
                 Mapping[TopicPartition, OffsetAndMetadata], await coordinator.fetch_committed_offsets(list(partitions))
             )
+        for tp in partitions:
+            loaded, id = self._loaded_ids.get(tp), self._topic_ids.get(tp.topic)
+            if is_another(loaded, id):
+                self._former_ids.setdefault(tp, set()).add(str(loaded))
+            if id is not None:
+                self._loaded_ids[tp] = id
         mine = {tp: found for tp, found in committed.items() if not self._is_of_former_topic(tp, found.metadata)}
         for tp in partitions:
             self._epochs[tp] = self._epoch_in(tp, mine[tp].metadata) if tp in mine else None
-            if (id := self._topic_ids.get(tp.topic)) is not None:
-                self._loaded_ids[tp] = id
         return {tp: found.offset for tp, found in mine.items()}
 
     def topic_id(self, partition: TopicPartition) -> UUID | None:
@@ -74,8 +79,8 @@ class GroupOffsets:
 
     def _is_of_former_topic(self, tp: TopicPartition, metadata: str | None) -> bool:
         """Whether it was committed here since the topic was made anew: Kafka had deleted it with the former one."""
-        former, found = self._loaded_ids.get(tp), _FOUND.fullmatch(metadata or "")
-        return is_another(former, self._topic_ids.get(tp.topic)) and found is not None and found[2] == str(former)
+        found = _FOUND.fullmatch(metadata or "")
+        return found is not None and found[2] in self._former_ids.get(tp, ())
 
     def epoch(self, partition: TopicPartition) -> int | None:
         """The leader's epoch of the record before the offset that was loaded, None where it is not known."""

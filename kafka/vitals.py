@@ -110,7 +110,7 @@ class Vitals:
             found.append(f"{len(unplaced)} partitions ({some}) have no place to read from yet: {why}")
         found += [problem for p in partitions if (problem := p.problem()) is not None]
         silent = [p.origin for p in partitions if p.state is State.READY and self._silence(p) > _STUCK_SECONDS]
-        if silent and not lost:
+        if silent and lost <= _UNREACHABLE_SECONDS:
             found.append(f"Kafka has not answered for {_STUCK_SECONDS:.0f} s about {', '.join(silent[:5])}")
         return found
 

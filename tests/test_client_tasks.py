@@ -1,7 +1,5 @@
 """A client whose tasks have ended, over an error that aiokafka does not expect, is made anew."""
 
-import asyncio
-
 import aiokafka.client
 import pytest
 
@@ -45,10 +43,10 @@ async def test_a_directory(effects, sidings_kafka, topic, monkeypatch):
             raise RuntimeError("ticket expired")
 
         monkeypatch.setattr(aiokafka.client, "create_conn", fail)
-        for connection in list(directory._follower.reader._client._client._conns.values()):
+        client = directory._follower.reader._client
+        for connection in list(client._client._conns.values()):
             connection.close()
-        await eventually(lambda: failed)
-        await asyncio.sleep(0.5)
+        await eventually(lambda: failed and (client._fetcher._fetch_task.done() or client._client._sync_task.done()))
         monkeypatch.setattr(aiokafka.client, "create_conn", create)
         async with producing(sidings_kafka) as producer:
             await producer.send_and_wait(name, as_json(7), key=b"k")

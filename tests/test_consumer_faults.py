@@ -336,6 +336,10 @@ def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_l
     assert after(0) == []
     contact.lost_since = clock[0]
     assert after(10) == []
+    silent = SimpleNamespace(tp=0, origin="positions/0", state=State.READY, since=0.0, problem=lambda: None)
+    vitals._partitions = lambda: [silent]  # type: ignore[assignment, list-item]
+    client.last_poll_timestamp = lambda tp: 0
+    assert after(0) == ["Kafka has not answered for 60 s about positions/0"], "until more can be said"
     assert after(6) == ["none of the brokers that the consumer knows has answered for 16 s"]
     vitals.disconnected(OSError("given up"))
     assert after(0) == ["the consumer has no connection to Kafka: OSError('given up')"], "no moment of seeming health"

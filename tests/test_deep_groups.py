@@ -6,7 +6,7 @@ import pytest
 from sidings.executor import planning
 from sidings.jobs import Job, Registry
 
-from .support import Ride, drained, enqueue, running
+from .support import Ride, drained, enqueue, eventually, running
 
 
 async def test_after_a_deep_group_the_reader_comes_to_rest(database: str, monkeypatch: pytest.MonkeyPatch):
@@ -25,10 +25,13 @@ async def test_after_a_deep_group_the_reader_comes_to_rest(database: str, monkey
 
     monkeypatch.setattr(planning.Planner, "plan", planned)
     await enqueue(database, store, [Ride(transport="one") for _ in range(3_000)])
-    async with running(database, registry, poll_seconds=0.2):
+    async with running(database, registry, poll_seconds=3.0):
         await drained(database)
         assert any(reads), "it was never left out"
-        await asyncio.sleep(0.5)
-        reads.clear()
-        await asyncio.sleep(2)
-        assert len(reads) < 40
+
+        async def at_rest() -> bool:
+            before = len(reads)
+            await asyncio.sleep(0.2)
+            return len(reads) == before
+
+        await eventually(at_rest, "no read for a while", seconds=10)

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest.mock import PropertyMock, patch
 
 import asyncpg
 import psutil
@@ -605,14 +604,16 @@ def test_the_fixtures_use_the_server_that_the_environment_names_and_clean_up(tmp
 
 
 def test_a_postgres_of_our_own_is_not_taken_for_another_where_kafka_was_never_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stack_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`up` started nothing, and said where the server would be."""
-    monkeypatch.setenv("SIDINGS_POSTGRES", "postgresql://ours")
+    stack = devstack.Stack(stack_directory)
+    stack.postgres.start()
+    stack.postgres.stop()
+    monkeypatch.setenv("SIDINGS_POSTGRES", stack.postgres.dsn)
     monkeypatch.setenv("SIDINGS_KAFKA", "127.0.0.1:1")
-    with patch.object(devstack.Postgres, "dsn", PropertyMock(return_value="postgresql://ours")):
-        given = devstack.Stack(tmp_path).given()
-    assert (given.postgres, given.kafka) == (None, "127.0.0.1:1")
+    assert stack.up() == devstack.Endpoints(stack.postgres.dsn, "127.0.0.1:1")
+    assert query(stack.postgres.dsn, "SELECT 1") == 1
 
 
 async def test_database_has_the_schema_and_empty_database_has_nothing(database: str, empty_database: str):

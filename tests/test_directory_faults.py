@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 from prometheus_client import CollectorRegistry
 from sidings import DirectoryBehind, DirectoryNotReady, SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
@@ -106,8 +106,18 @@ async def test_a_topic_made_anew_that_is_longer_is_noticed_whatever_is_known_of_
         await eventually(held.is_set)
         meanwhile(make_anew(sidings_kafka, name, [(f"T-{n}", row(f"T-{n}", "new")) for n in range(3, 10)]))
         await eventually(lambda: terminals._follower.progress.ends.get(0) == 7)
+        begins, failed = Reader.begins, list[Reader]()
+
+        async def once_not(self: Reader) -> dict[int, int]:
+            if not failed:
+                failed.append(self)
+                raise KafkaConnectionError("just then")
+            return await begins(self)
+
+        monkeypatch.setattr(Reader, "begins", once_not)  # what was learnt of the topic is not forgotten over that
         monkeypatch.setattr(Reader, "fetch", fetch)
         await eventually(lambda: set(terminals) == {f"T-{n}" for n in range(3, 10)}, lambda: set(terminals))
+        assert failed
 
 
 async def test_a_topic_made_anew_with_fewer_partitions_is_noticed(topic, sidings_kafka):
@@ -247,6 +257,9 @@ async def test_completeness_is_of_the_partition_that_kafka_has_told_of_least_lat
 
         async def ends(self) -> dict[int, int]:
             return {0: 5, 1: 9}
+
+        async def topic_id(self) -> None:
+            return None
 
         def seek(self, partition: int, offset: int) -> None: ...
 

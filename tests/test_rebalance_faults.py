@@ -74,10 +74,12 @@ async def test_a_refusal_that_comes_over_a_rebalance_pauses_nothing_for_ever(
         consumer = service._life.consumer
         client = consumer._client
         getmany, (before,) = client.getmany, consumer._partitions()
-        refused = asyncio.Event()
+        refused, later = asyncio.Event(), asyncio.Event()
 
         async def over_a_rebalance(*partitions, **options):
             if refused.is_set() or not options.get("max_records"):  # which is the look for errors
+                if options.get("max_records"):
+                    later.set()  # it has been told of the refusal, and goes on
                 return await getmany(*partitions, **options)
             refused.set()
             client._coordinator.request_rejoin()
@@ -86,8 +88,7 @@ async def test_a_refusal_that_comes_over_a_rebalance_pauses_nothing_for_ever(
             raise TopicAuthorizationFailedError(name)
 
         client.getmany = over_a_rebalance
-        await refused.wait()
-        await asyncio.sleep(2)
+        await eventually(later.is_set)
         await produce(sidings_kafka, name, [1])
         await eventually(offset_reaches(effects, name, 2), service.problems, seconds=10)
 

@@ -30,7 +30,6 @@ async def test_a_stateless_consumer_misses_nothing_of_a_topic_that_was_made_anew
     await produce(sidings_kafka, name, range(3))
     async with service:
         await eventually(lambda: len(handled) == 3)
-        await asyncio.sleep(1.5)
         thread = threading.Thread(target=meanwhile)
         thread.start()
         thread.join()  # the loop stands still for a moment, as that of a process that is paused

@@ -5,6 +5,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Generic, TypeVar
 from uuid import UUID
@@ -86,7 +87,8 @@ class Follower(Generic[T]):
         self._expected: dict[int, Mark] = {}  # what stands first where reading goes on, if it is still the same log
         self._at_end: set[int] = set()  # read up to their ends since the last look at what stands there
         self._topic_id: UUID | None = None  # that of the topic which is read
-        self._asked_at = 0.0  # for it
+        self._id_now: UUID | None = None  # that of the topic which has its name, when that was last asked
+        self._id_asked_at = 0.0
         self._sure_at = 0.0  # when the last record was last looked at
         self._again: dict[Row, Change[T]] | None = None  # while the topic is read again: what it says of each row
         self._unreadable: set[Row] = set()  # the same: rows that stay as they are
@@ -183,8 +185,7 @@ class Follower(Generic[T]):
         try:
             await reader.connect(self._stopping)
             if not self._stopping.is_set():
-                another = await self._is_another(reader)  # first: what is asked next may be of a third one
-                await self._place(reader, facts.cluster, another)
+                await self._place(reader, facts.cluster)
                 self.reader, self.trouble = reader, None
                 self._wake()
                 await self._follow(reader)
@@ -206,6 +207,7 @@ class Follower(Generic[T]):
                 seconds = _LOADING_POLL_SECONDS if self._loading else _POLL_SECONDS
                 fetched = await unless_set(self._stopping, reader.fetch(seconds, most=_CHUNK_RECORDS))
             except OffsetOutOfRangeError:
+                await self._ask_id(reader)
                 begins, ends = await reader.begins(), await reader.ends()
                 if (reason := self._outside(begins, ends)) is not None:
                     await self._begin_again(begins, ends, reason)
@@ -235,8 +237,10 @@ class Follower(Generic[T]):
                     self.failing_since, self._failures = None, 0
                     self._outage.over()
                 await self._take_up_new_partitions(reader)
-                if looked_at - self._asked_at > _ID_PAUSE_SECONDS and (reason := await self._is_another(reader)):
-                    await self._start_over(reader, reason)
+                if looked_at - self._id_asked_at > _ID_PAUSE_SECONDS:
+                    await self._ask_id(reader)
+                    if (reason := self._another()) is not None:
+                        await self._start_over(reader, reason)
             await asyncio.sleep(0)  # a fetch that is at hand is returned at once: others must have their turn
 
     @property
@@ -325,17 +329,19 @@ class Follower(Generic[T]):
             self.progress.positions |= {partition: begins[partition] for partition in added}
             self._seek(reader, begins)
 
-    async def _is_another(self, reader: Reader) -> str | None:
-        """Why the topic is not the one that was read, though it has its name; None where nothing tells. The records do
-        not, where it has grown past the place that was reached in the former one. A file knows no ids."""
-        self._asked_at = time.monotonic()
-        try:
+    async def _ask_id(self, reader: Reader) -> None:
+        """Which topic has the name now; as before, where Kafka does not say. To be asked before where its logs begin
+        and end: these may be another's by then, which the next look shows."""
+        self._id_asked_at = time.monotonic()
+        with suppress(KafkaError, OSError):  # TimeoutError is an OSError
             async with asyncio.timeout(_ID_SECONDS):
-                now = await reader.topic_id()
-        except (KafkaError, OSError):  # TimeoutError is an OSError
-            return None
-        former, self._topic_id = self._topic_id, now or self._topic_id
-        return "the topic has another id: it was made anew" if is_another(former, now) else None
+                self._id_now = await reader.topic_id() or self._id_now
+        self._topic_id = self._topic_id or self._id_now
+
+    def _another(self) -> str | None:
+        """Why the topic is not the one that is read, though it has its name; None where nothing tells. The records do
+        not, where it has grown past the place that was reached in the former one. A file knows no ids."""
+        return "the topic has another id: it was made anew" if is_another(self._topic_id, self._id_now) else None
 
     def _wake(self) -> None:
         self._moved.set()
@@ -350,8 +356,9 @@ class Follower(Generic[T]):
 
     # -- where to begin ---------------------------------------------------------------------------------------------
 
-    async def _place(self, reader: Reader, cluster: str, another: str | None) -> None:
-        """Decide where to read on, and what is to be reached. another: see `_is_another`."""
+    async def _place(self, reader: Reader, cluster: str) -> None:
+        """Decide where to read on, and what is to be reached."""
+        await self._ask_id(reader)
         begins, ends = await reader.begins(), await reader.ends()
         former, self._identity = self._identity, Identity(self.topic, cluster, self._rows.describe())
         kept, self._kept = self._kept, None
@@ -363,7 +370,7 @@ class Follower(Generic[T]):
         if former is None:
             await self._storage.reset(self._identity)
             self._complete_at = time.time()
-        elif reason := another or _other(former, self._identity) or self._why_not(begins, ends):
+        elif reason := _other(former, self._identity) or self._another() or self._why_not(begins, ends):
             await self._begin_again(begins, ends, reason)
         elif kept is not None:
             self._look_again_at(kept.bad.values(), begins)
@@ -452,6 +459,7 @@ class Follower(Generic[T]):
             reader.seek(partition, position if mark is None else max(mark.offset, begins.get(partition, 0)))
 
     async def _start_over(self, reader: Reader, reason: str) -> None:
+        await self._ask_id(reader)
         begins, ends = await reader.begins(), await reader.ends()
         await self._begin_again(begins, ends, reason)
         self._seek(reader, begins)
@@ -460,6 +468,7 @@ class Follower(Generic[T]):
         """Read everything again. Rows that are in use stay until it is known which of them are gone."""
         assert self._identity is not None
         self.rebuilds += 1
+        self._topic_id = self._id_now
         log.warning("directory %r is built anew: %s", self.topic, reason)
         if self._loaded:
             self._again = {}
