@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -21,11 +22,12 @@ log = logging.getLogger("sidings.consumer")
 
 _LOOK_SECONDS = 1.0
 _SHARE = 20  # a count takes at most one part in so many of the time
+_RETRY_SECONDS = 10.0  # at most, to the next count where one has failed, which mostly waited for a lock or for Postgres
 
 
 class Backlog:
     """Pauses and resumes partitions. limits: most waiting jobs of an origin, by topic; on_resumed: called when one may
-    be read again. `waiting`: the jobs counted at the last look, by partition, up to limit + 1."""
+    be read again. `waiting`: the jobs counted at the last look, by partition, up to limit + 1. `outage`: of counts."""
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class Backlog:
         on_resumed: Callable[[], None],
     ) -> None:
         self.waiting: dict[TopicPartition, int] = {}
+        self.outage = Outage(log, "waiting jobs could not be counted")
         self._client = client
         self._partitions = partitions
         self._limits = limits
@@ -47,16 +50,16 @@ class Backlog:
 
     async def run(self) -> None:
         """Look every second, or less often where counting takes long, for ever."""
-        outage = Outage(log, "waiting jobs could not be counted")
         try:
             while True:
-                started = time.monotonic()
+                started, longest = time.monotonic(), math.inf
                 try:
                     await self._look()
-                    outage.over()
+                    self.outage.over()
                 except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                    outage.failed(error)
-                await asyncio.sleep(max(_LOOK_SECONDS, (_SHARE - 1) * (time.monotonic() - started)))
+                    self.outage.failed(error)
+                    longest = _RETRY_SECONDS
+                await asyncio.sleep(max(_LOOK_SECONDS, min(longest, (_SHARE - 1) * (time.monotonic() - started))))
         finally:
             await self._link.close()
 

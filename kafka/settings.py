@@ -1,5 +1,6 @@
 """How to reach Kafka, and how the consumer behaves towards it. Durations are seconds."""
 
+import asyncio
 import re
 import ssl
 from pathlib import Path
@@ -143,7 +144,8 @@ class KafkaSettings(BaseModel):
             "sasl_mechanism": self.sasl_mechanism,
             "sasl_plain_username": self.sasl_username,
             "sasl_plain_password": self.sasl_password.get_secret_value() if self.sasl_password else None,
-            "sasl_oauth_token_provider": self.sasl_oauth_token_provider and _Tokens(self.sasl_oauth_token_provider),
+            "sasl_oauth_token_provider": self.sasl_oauth_token_provider
+            and _Tokens(self.sasl_oauth_token_provider, self.request_seconds),
             "sasl_kerberos_service_name": self.sasl_kerberos_service_name,
             "sasl_kerberos_domain_name": self.sasl_kerberos_domain_name,
             "request_timeout_ms": _ms(self.request_seconds),
@@ -173,20 +175,27 @@ class KafkaSettings(BaseModel):
 
 
 class _Tokens(AbstractTokenProvider):
-    """The author's, which may raise anything while there is no token. aiokafka expects errors of its own: over others
-    it loses tasks, and the service would end."""
+    """The author's, which may raise anything while there is no token: aiokafka expects errors of its own, over others
+    it loses tasks, and the service would end. Or take for ever: aiokafka waits, and makes no other connection."""
 
-    def __init__(self, provider: AbstractTokenProvider) -> None:
+    def __init__(self, provider: AbstractTokenProvider, seconds: float) -> None:
         self._provider: Any = provider  # the abstract one is annotated to return None
+        self._seconds = seconds
 
     async def token(self) -> Any:
+        limit = asyncio.timeout(self._seconds)
         try:
-            return await self._provider.token()
+            async with limit:
+                return await self._provider.token()
         except Exception as error:
-            raise KafkaConnectionError(f"sasl_oauth_token_provider gave no token: {error!r}") from error
+            why = f" within {self._seconds} s" if limit.expired() else f": {error!r}"
+            raise KafkaConnectionError(f"sasl_oauth_token_provider gave no token{why}") from error
 
     def extensions(self) -> Any:
-        return self._provider.extensions()
+        try:
+            return self._provider.extensions()
+        except Exception as error:
+            raise KafkaConnectionError(f"sasl_oauth_token_provider gave no extensions: {error!r}") from error
 
 
 def _ms(seconds: float) -> int:

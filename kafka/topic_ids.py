@@ -6,6 +6,7 @@ brokers have it since 2.8).
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Collection, Mapping
 from io import SEEK_CUR, BytesIO
 from typing import Any, Protocol
@@ -124,16 +125,16 @@ class _MetadataRequest(Request[_MetadataRequestV10]):
 
 async def ask_topic_ids(client: AIOKafkaConsumer, partitions: Collection[TopicPartition]) -> dict[str, UUID]:
     """The ids of these partitions' topics; one that Kafka tells none of is absent: an old broker, or no such topic just
-    now. A broker is asked that leads one of them: another may be away.
+    now. A broker is asked that leads one of them, since another may be away; each time any of these, since one may hang.
 
     Raises `KafkaError`.
     """
     inner: Any = client._client  # pyright: ignore[reportPrivateUsage]  # aiokafka lets nobody else send on its connections
-    leaders = {inner.cluster.leader_for_partition(tp) for tp in partitions} - {None, -1}
+    leaders = list({inner.cluster.leader_for_partition(tp) for tp in partitions} - {None, -1})
     if not leaders:
         raise KafkaConnectionError("no broker is known that leads one of the partitions")
     try:
-        response: Any = await inner.send(leaders.pop(), _MetadataRequest(sorted({tp.topic for tp in partitions})))
+        response: Any = await inner.send(random.choice(leaders), _MetadataRequest({tp.topic for tp in partitions}))
     except (IncompatibleBrokerVersion, NotImplementedError) as error:  # older than 2.8, or so new that it is gone
         log.debug("topics have no ids here: %r", error)
         return {}

@@ -109,10 +109,20 @@ class Vitals:
             some = ", ".join(p.origin for p in unplaced[:5])
             found.append(f"{len(unplaced)} partitions ({some}) have no place to read from yet: {why}")
         found += [problem for p in partitions if (problem := p.problem()) is not None]
+        if (uncounted := self._uncounted(partitions)) is not None:
+            found.append(uncounted)
         silent = [p.origin for p in partitions if p.state is State.READY and self._silence(p) > _STUCK_SECONDS]
         if silent and lost <= _UNREACHABLE_SECONDS:
             found.append(f"Kafka has not answered for {_STUCK_SECONDS:.0f} s about {', '.join(silent[:5])}")
         return found
+
+    def _uncounted(self, partitions: list[Partition]) -> str | None:
+        """Partitions that are paused for their jobs go on when few are left, which nobody can know meanwhile."""
+        outage = None if self._backlog is None else self._backlog.outage
+        full = [p.origin for p in partitions if p.state is State.FULL]
+        if outage is None or not full or outage.seconds() <= _UNREACHABLE_SECONDS:
+            return None
+        return f"{', '.join(full[:5])}: paused, and the jobs that wait could not be counted: {outage.error}"
 
     def figures(self) -> Iterator[Figures]:
         """The gauges."""

@@ -113,6 +113,25 @@ async def test_an_executor_that_is_paused_pauses_the_partition_too(effects, topi
     assert await numbers(effects) == list(range(40))
 
 
+async def test_a_full_partition_whose_jobs_cannot_be_counted_is_told_of(effects, topic, sidings_kafka, monkeypatch):
+    """It goes on when half of them are gone, which nobody can know. Nothing was said of it but in the log; and the next
+    count came after 19 times as long as this one had waited for its lock."""
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.5)
+    monkeypatch.setattr("sidings.kafka.backlog._RETRY_SECONDS", 1.0)
+    name = await topic()
+    service, gate = a_service_with_jobs(effects, sidings_kafka, name)
+    await produce(sidings_kafka, name, range(40))
+    async with service, connected(effects) as connection:
+        await eventually(lambda: full(service) == 1)
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE sidings.job")
+            told = f"{name}/0: paused, and the jobs that wait could not be counted: "
+            await eventually(lambda: any(problem.startswith(told) for problem in service.problems()))
+        gate.set()
+        await eventually(offset_reaches(effects, name, 40))
+        assert service.problems() == []
+
+
 async def test_a_full_partition_is_full_after_a_restart_and_after_a_reset(effects, topic, sidings_kafka):
     name = await topic()
     first, _ = a_service_with_jobs(effects, sidings_kafka, name, shutdown_seconds=0.1)

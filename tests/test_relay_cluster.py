@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aiokafka.abc import AbstractTokenProvider
+from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.admin import CreateAclsRequest
 from sidings.devstack.fixtures import ServerDirectory
 from sidings.devstack.kafka import Kafka
@@ -153,7 +154,7 @@ async def test_a_wrong_password_keeps_the_messages_and_says_why(
 
 
 class Tokens(AbstractTokenProvider):
-    """Has none at first."""
+    """Has none at first, then its server hangs, and then it raises when it is asked for more."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -162,13 +163,21 @@ class Tokens(AbstractTokenProvider):
         self._calls += 1
         if self._calls <= 4:
             raise LookupError("no token today")
+        if self._calls <= 6:
+            await asyncio.Event().wait()
         parts = {"alg": "none"}, {"sub": "ANONYMOUS", "iat": time.time(), "exp": time.time() + 600}
         header, claims = (base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
         return f"{header}.{claims}."
 
+    def extensions(self) -> dict[str, str]:
+        if self._calls <= 8:
+            raise LookupError("no extensions today")
+        return {}
+
 
 async def test_a_token_that_cannot_be_had_is_waited_for_like_kafka(database: str, guarded: Kafka) -> None:
-    """What its provider raised ended the relay, or the directory, and the service."""
+    """What its provider raised ended the relay, or the directory, and the service. One that hung kept its client from
+    each broker, for ever."""
     await create_topic(guarded.bootstrap, "tokens", partitions=1, config={"cleanup.policy": "compact"})
     await publish(database, "tokens", [("k", b"{}")])
     reached = KafkaSettings(
@@ -177,10 +186,30 @@ async def test_a_token_that_cannot_be_had_is_waited_for_like_kafka(database: str
         cafile=guarded.ca_file,
         sasl_mechanism="OAUTHBEARER",
         sasl_oauth_token_provider=Tokens(),
+        rebalance_seconds=1,
+        request_seconds=2,
     )
     async with relaying(database, reached), Directory("tokens", kafka=reached, model=dict[str, Any]) as directory:
         await emptied(database)
         await eventually(lambda: directory.get("k") == {})
+
+
+async def test_a_token_whose_provider_hangs_is_given_up() -> None:
+    class Hanging(AbstractTokenProvider):
+        async def token(self) -> None:
+            await asyncio.Event().wait()
+
+    settings = KafkaSettings(
+        bootstrap="127.0.0.1:1",
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="OAUTHBEARER",
+        sasl_oauth_token_provider=Hanging(),
+        rebalance_seconds=1,
+        request_seconds=1.1,
+    )
+    async with asyncio.timeout(10):
+        with pytest.raises(KafkaConnectionError, match=r"sasl_oauth_token_provider gave no token within 1\.1 s"):
+            await settings.client_options()["sasl_oauth_token_provider"].token()
 
 
 async def test_files_for_tls_that_are_replaced_are_read_again_by_clients_that_live(
