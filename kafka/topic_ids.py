@@ -125,7 +125,7 @@ class _MetadataRequest(Request[_MetadataRequestV10]):
 
 async def ask_topic_ids(client: AIOKafkaConsumer, partitions: Collection[TopicPartition]) -> dict[str, UUID]:
     """The ids of these partitions' topics; one that Kafka tells none of is absent: an old broker, or no such topic just
-    now. A broker is asked that leads one of them, since another may be away; each time any of these, since one may hang.
+    now. A broker is asked that leads one of them, another may be away; each time any of these, since one may hang.
 
     Raises `KafkaError`.
     """
