@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from ..errors import ConfigurationError
 from ..jobs.context import travelling
 
-__all__ = ["Message", "Record", "StoredMessage", "check_topic", "group_of_key", "origin_of"]
+__all__ = ["Message", "Record", "StoredMessage", "check_topic", "group_of_key", "origin_of", "size_of"]
 
 T = TypeVar("T")
 
@@ -153,6 +153,12 @@ class StoredMessage(BaseModel):
 def origin_of(topic: str, partition: int) -> str:
     """A partition as jobs name it."""
     return f"{topic}/{partition}"
+
+
+def size_of(record: Record) -> int:
+    """Bytes of its value, key and headers."""
+    size = len(record.value or b"") + len(record.key or b"")
+    return size + sum(len(name) + len(value or b"") for name, value in record.headers) if record.headers else size
 
 
 def group_of_key(key: bytes | None) -> str | None:

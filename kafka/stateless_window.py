@@ -4,6 +4,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 
+from .message import size_of
 from .partition import Item
 
 __all__ = ["Window"]
@@ -13,7 +14,7 @@ class Window:
     """Messages of one partition, in the order of the log, from the first unfinished one to the last that was read.
 
     Messages of one key form a lane, of which only the first may run; a message without a key is a lane of its own.
-    size: of the values of unfinished ones, in bytes; of finished ones only the offset is kept.
+    size: of the unfinished ones, in bytes; of finished ones only the offset is kept.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class Window:
         """Take in messages that follow those of before in the log."""
         for item in items:
             self._offsets.append(item.record.offset)
-            self.size += len(item.record.value or b"")
+            self.size += size_of(item.record)
             key = item.record.key
             if key is None:
                 self._may_start(item)
@@ -65,7 +66,7 @@ class Window:
                 self._may_start(lane[0])
             else:
                 del self._lanes[key]
-        self.size -= len(item.record.value or b"")
+        self.size -= size_of(item.record)
         self._finished.add(item.record.offset)
         while self._offsets and self._offsets[0] in self._finished:
             self._finished.discard(self._offsets.popleft())

@@ -125,28 +125,33 @@ class Database:
         """What others do after the snapshot of a read, before it looks how far ids have been drawn."""
 
     def read(self, arguments: tuple[Any, ...]) -> list[Any]:
-        slots, highs, pages, before, open_ids, open_marks, unseen, left_out, *refills, most_late = arguments
-        g_slots, g_topics, after, upto, page = refills
+        slots, highs, pages, before, open_ids, open_marks, unseen, left_out, *refills = arguments
+        g_slots, g_topics, after, upto, page, most_late, largest, late_bytes = refills
         now = self.snapshot()
         seen = sorted(self.committed(), key=lambda r: r.id)
         header = {"id": self.next_xid, "topic": now, "headers": self.server}
         self.meanwhile()
         answer: list[Any] = [Header(**header, timestamp_ms=self.next_id - 1)]
 
-        def line(part: int, ref: int, row: Stored) -> tuple[Any, ...]:
+        def line(part: int, ref: int, row: Stored, too_large: bool = False) -> tuple[Any, ...]:
+            if too_large or (part != 1 and len(row.value) > largest):
+                return (part + 4, ref, row.id, row.topic, row.key, None, None, None, len(row.value), 0)
             return (part, ref, row.id, row.topic, row.key, None, row.value, None, 0, 0)
 
         marks = [mark for xid, mark in zip(open_ids, open_marks, strict=True) if self.visible(xid, now)]
         if before is not None and int(now.split(":")[1]) > int(before.split(":")[1]):
             marks.append(unseen)
         if marks:
+            size = 0
             for ref, (slot, high) in enumerate(zip(slots, highs, strict=True), 1):
                 late = [
-                    line(1, ref, r)
+                    r
                     for r in seen
                     if r.slot == slot and min(marks) < r.id <= high and not self.visible(r.xid, before or now)
                 ]
-                answer += late[:most_late]
+                for row in late[:most_late]:
+                    size += len(row.value)
+                    answer.append(line(1, ref, row, too_large=size > late_bytes))
         for ref, share in enumerate(zip(g_slots, g_topics, after, upto, strict=True), 1):
             slot, topic, low, high = share
             found = [r for r in seen if r.slot == slot and r.topic == topic and low < r.id <= high]

@@ -3,13 +3,17 @@
 import asyncio
 import multiprocessing
 import os
+import random
 import signal
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from inspect import CORO_SUSPENDED, getcoroutinestate
+from itertools import count
 from typing import Any, cast
+from uuid import uuid4
 
 import asyncpg
 import psycopg
@@ -390,6 +394,50 @@ async def test_messages_that_do_not_come_through_in_time_are_read_by_fewer(
             await relay.stop()
             await relay.reader._link.close()
     assert len(await records(sidings_kafka, etas)) == 120
+
+
+async def test_large_messages_that_follow_small_ones_come_in_reads_that_memory_has_room_for(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many were read as there would have been room for of the ones before: gigabytes, where a thousand of a megabyte
+    came behind small ones, or the relay had just started. So, too, of late ones, and of a topic that works again."""
+    for name in ("_BYTES", "_MOST_BYTES", "_HELD_BYTES"):
+        monkeypatch.setattr(reader, name, getattr(reader, name) // 128)
+    brought: list[int] = []
+    deliver = Reader._deliver
+
+    def measured(self: Reader, plan: Any, rows: list[Any], **options: Any) -> None:
+        brought.append(sum(len(row["value"] or b"") for row in rows))
+        deliver(self, plan, rows, **options)
+
+    monkeypatch.setattr(Reader, "_deliver", measured)
+    etas, missing = await topic("etas"), f"missing-{uuid4().hex}"
+    numbers = count()
+
+    def messages(key: str, many: int, size: int) -> list[tuple[str | None, bytes | None]]:
+        return [(f"{key}{n % 40}", b"%d " % next(numbers) + random.randbytes(size)) for n in range(many)]
+
+    small, late, large, later = [messages(key, 200, size) for key, size in zip("abbc", (9, *[50_000] * 3), strict=True)]
+    waiting = messages("w", 100, 50_000)
+    async with relaying(database, sidings_kafka), publishing(database) as (outbox, connection):
+        for name in (etas, missing):
+            await publish(database, name, small)
+        await emptied(database, etas)
+        await publish(database, missing, waiting)
+        async with connection.transaction():
+            await outbox.publish_many(connection, etas, late)
+            await outbox.publish(connection, etas, key="none", value=None)
+            await publish(database, etas, later)
+            await emptied(database, etas)
+        await publish(database, etas, large)
+        await create_topic(sidings_kafka, missing, partitions=2)
+        await emptied(database)
+    assert max(brought) <= 1.5 * reader._MOST_BYTES
+    for name, sent in ((etas, [*small, *late, ("none", None), *later, *large]), (missing, [*small, *waiting])):
+        wanted: defaultdict[bytes, list[bytes | None]] = defaultdict(list)
+        for key, body in sent:
+            wanted[str(key).encode()].append(body)
+        assert firsts(await records(sidings_kafka, name)) == wanted
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ PARTITION = Partition(TopicPartition("t", 0))
 
 
 def an_item(offset: int, key: bytes | None) -> Item:
-    record: Any = SimpleNamespace(offset=offset, key=key, value=b"x" * (offset % 3) or None)
+    record: Any = SimpleNamespace(offset=offset, key=key, value=b"x" * (offset % 3) or None, headers=())
     return Item(PARTITION, record, None, None)
 
 
@@ -52,7 +52,7 @@ def test_keys_run_in_order_and_the_first_unfinished_offset_is_never_passed(messa
             unfinished.remove(item)
         read = unfinished[: len(unfinished) - len(unread)]
         assert window.first_unfinished == (read[0].record.offset if read else None)
-        assert window.size == sum(item.record.offset % 3 for item in read)
+        assert window.size == sum(item.record.offset % 3 + len(item.record.key or b"") for item in read)
     assert len(window) == 0
     assert window.start() is None
     for key in started.keys() - {None}:

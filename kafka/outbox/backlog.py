@@ -241,15 +241,16 @@ class Backlog:
             lane.put(row)
 
     def refilled(
-        self, lane: Lane, version: int, slot: Slot, rows: list[Row], *, page: int, upto: int, left_out: bool
+        self, lane: Lane, version: int, slot: Slot, rows: list[Row], *, more: bool, upto: int, left_out: bool
     ) -> None:
-        """A refill of one share, asked for when the lane had that version. left_out: as was the topic, of the forward
-        part of the same read."""
+        """A refill of one share, asked for when the lane had that version. more: there may be more of it up to `upto`.
+        left_out: as was the topic, of the forward part of the same read."""
         if lane.version != version or not self.has(slot) or slot not in lane.behind:
             return
         lane.queue.extend(rows)
-        if len(rows) >= page:
-            lane.behind[slot] = id_of(rows[-1])
+        if more:
+            if rows:
+                lane.behind[slot] = id_of(rows[-1])
             lane.caught.discard(slot)
         elif left_out:
             lane.behind[slot] = upto

@@ -4,7 +4,12 @@
 -- $1 slots, $2 their high marks, $3 their page sizes,
 -- $4 snapshot of the previous read (null at first), $5 ids open in it, $6 their marks, $7 mark of the ids from its xmax on,
 -- $8 topics to leave out of the forward part,
--- $9 slots, $10 topics, $11 after, $12 up to: the shares to refill, $13 rows a refill, $14 most late rows of a slot
+-- $9 slots, $10 topics, $11 after, $12 up to: the shares to refill, $13 rows a refill, $14 most late rows of a slot,
+-- $15 most bytes of a refill's or a forward row, $16 of all late ones together
+--
+-- A row that is larger comes as part + 4, bare, with its size as its timestamp: the client takes nothing from there on, and asks for
+-- fewer. The size of value and keys is known without their being unpacked, or fetched from where large ones stand; so is that of
+-- headers which are not compressed, as nearly none are below 2 kB.
 --
 -- Plan: index scans of outbox_pkey, each with its LIMIT inside; never a sequential scan, never a sort over the table;
 -- tests/test_relay.py holds that. Nothing at or below the marks is touched but late rows, so dead entries there cost
@@ -35,32 +40,54 @@ SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id, s.snapshot::text AS topi
        (SELECT q.last_value - (NOT q.is_called)::int FROM sidings.outbox_id q) AS timestamp_ms, NULL::bigint AS published_us
 FROM s, late
 UNION ALL
-SELECT 1, o.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,
-       CASE WHEN isfinite(m.stamped_at) THEN (date_part('epoch', m.stamped_at) * 1e3)::bigint
+SELECT CASE WHEN m.total > $16 THEN 5 ELSE 1 END, m.ref::int, m.id, m.topic,
+       CASE WHEN m.total <= $16 THEN m.key END, CASE WHEN m.total <= $16 THEN m.partition_key END,
+       CASE WHEN m.total <= $16 THEN m.value END, CASE WHEN m.total <= $16 THEN m.headers::text END,
+       CASE WHEN m.total > $16 THEN m.size
+            WHEN isfinite(m.stamped_at) THEN (date_part('epoch', m.stamped_at) * 1e3)::bigint
             WHEN m.stamped_at IS NOT NULL THEN 9223372036854775807 END,
        (date_part('epoch', m.published_at) * 1e6)::bigint
-FROM s, late, unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY o (slot, high, ref),
-     LATERAL (SELECT * FROM sidings.outbox m
-              WHERE m.slot = o.slot AND m.id > late.mark AND m.id <= o.high AND m.txid < pg_snapshot_xmax(s.snapshot)
-                AND NOT pg_visible_in_snapshot(m.txid, $4::text::pg_snapshot)
-              ORDER BY m.id LIMIT $14) m
-WHERE late.mark IS NOT NULL
+FROM (SELECT m.*, o.ref, sum(m.size) OVER (ROWS UNBOUNDED PRECEDING) AS total
+      FROM s, late, unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY o (slot, high, ref),
+           LATERAL (SELECT *, coalesce(octet_length(m.value), 0) + coalesce(octet_length(m.key), 0)
+                           + coalesce(octet_length(m.partition_key), 0)
+                           + coalesce(CASE WHEN pg_column_compression(m.headers) IS NULL THEN pg_column_size(m.headers)
+                                           ELSE octet_length(m.headers::text) END, 0) AS size
+                    FROM sidings.outbox m
+                    WHERE m.slot = o.slot AND m.id > late.mark AND m.id <= o.high AND m.txid < pg_snapshot_xmax(s.snapshot)
+                      AND NOT pg_visible_in_snapshot(m.txid, $4::text::pg_snapshot)
+                    ORDER BY m.id LIMIT $14) m
+      WHERE late.mark IS NOT NULL) m
 UNION ALL
-SELECT 2, g.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,
-       CASE WHEN isfinite(m.stamped_at) THEN (date_part('epoch', m.stamped_at) * 1e3)::bigint
+SELECT CASE WHEN m.size > $15 THEN 6 ELSE 2 END, g.ref::int, m.id, m.topic,
+       CASE WHEN m.size <= $15 THEN m.key END, CASE WHEN m.size <= $15 THEN m.partition_key END,
+       CASE WHEN m.size <= $15 THEN m.value END, CASE WHEN m.size <= $15 THEN m.headers::text END,
+       CASE WHEN m.size > $15 THEN m.size
+            WHEN isfinite(m.stamped_at) THEN (date_part('epoch', m.stamped_at) * 1e3)::bigint
             WHEN m.stamped_at IS NOT NULL THEN 9223372036854775807 END,
        (date_part('epoch', m.published_at) * 1e6)::bigint
 FROM unnest($9::smallint[], $10::text[], $11::bigint[], $12::bigint[]) WITH ORDINALITY g (slot, topic, after, upto, ref),
-     LATERAL (SELECT * FROM sidings.outbox m
+     LATERAL (SELECT *, coalesce(octet_length(m.value), 0) + coalesce(octet_length(m.key), 0)
+                     + coalesce(octet_length(m.partition_key), 0)
+                     + coalesce(CASE WHEN pg_column_compression(m.headers) IS NULL THEN pg_column_size(m.headers)
+                                     ELSE octet_length(m.headers::text) END, 0) AS size
+              FROM sidings.outbox m
               WHERE m.slot = g.slot AND m.topic = g.topic AND m.id > g.after AND m.id <= g.upto
               ORDER BY m.id LIMIT $13) m
 UNION ALL
-SELECT 3, o.ref::int, m.id, m.topic, m.key, m.partition_key, m.value, m.headers::text,
-       CASE WHEN isfinite(m.stamped_at) THEN (date_part('epoch', m.stamped_at) * 1e3)::bigint
+SELECT CASE WHEN m.size > $15 THEN 7 ELSE 3 END, o.ref::int, m.id, m.topic,
+       CASE WHEN m.size <= $15 THEN m.key END, CASE WHEN m.size <= $15 THEN m.partition_key END,
+       CASE WHEN m.size <= $15 THEN m.value END, CASE WHEN m.size <= $15 THEN m.headers::text END,
+       CASE WHEN m.size > $15 THEN m.size
+            WHEN isfinite(m.stamped_at) THEN (date_part('epoch', m.stamped_at) * 1e3)::bigint
             WHEN m.stamped_at IS NOT NULL THEN 9223372036854775807 END,
        (date_part('epoch', m.published_at) * 1e6)::bigint
 FROM unnest($1::smallint[], $2::bigint[], $3::int[]) WITH ORDINALITY o (slot, high, page, ref),
-     LATERAL (SELECT * FROM sidings.outbox m
+     LATERAL (SELECT *, coalesce(octet_length(m.value), 0) + coalesce(octet_length(m.key), 0)
+                     + coalesce(octet_length(m.partition_key), 0)
+                     + coalesce(CASE WHEN pg_column_compression(m.headers) IS NULL THEN pg_column_size(m.headers)
+                                     ELSE octet_length(m.headers::text) END, 0) AS size
+              FROM sidings.outbox m
               WHERE m.slot = o.slot AND m.id > o.high AND m.topic <> ALL ($8::text[])
               ORDER BY m.id LIMIT o.page) m
 UNION ALL

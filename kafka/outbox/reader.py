@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -23,17 +23,21 @@ __all__ = ["Reader"]
 log = logging.getLogger("sidings.outbox")
 
 _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
+_LEFT = 4  # added to the part of a row that was left in the database, as it is too large
 _IDLE_PAGE = 16
 _REFILL_PAGE = 1_000
 _REFILLS = 32  # shares a read refills
 _ALL_LATE = 50_000  # rows of a read: they come when a transaction ends, whatever there is room for
 _BYTES = 32 * 1024 * 1024  # a read should bring no more than about that
-_HELD_BYTES = 4 * _BYTES  # nor memory have more
-_FIRST_ROWS = 1_024  # of the first read: how large they are is not known. A 64th of it is still one of each slot
+_MOST_BYTES = 2 * _BYTES  # nor may it, whatever came before; but for a single message that is larger
+_HELD_BYTES = 4 * _BYTES  # memory should have no more
+_TYPICAL_BYTES = 500.0  # of a message, before any has been seen
 _LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
 _QUICK_READ = 1.0  # seconds: one that was answered within so many may be followed by a larger one again
 _STEPPING_READ = 1.0  # seconds: one that takes longer may step over millions of messages that are not committed
 _SAMPLED = 16  # one row of so many is looked at for how large they are
+
+_Run = tuple[int, int, list[asyncpg.Record]]  # part, number of the slot or share in the plan, rows
 
 _part_and_ref: Callable[[asyncpg.Record], tuple[int, int]] = itemgetter(0, 1)
 
@@ -47,6 +51,7 @@ class _Plan:
     shares: list[tuple[Lane, int, Slot, int, int]]  # lane, its version, slot, after, up to
     refill: int
     most_late: int
+    largest: int  # bytes of a row
 
 
 class Reader:
@@ -78,8 +83,8 @@ class Reader:
         self._advance_sql = load_sql(__package__ or "", "advance", schema)
         self._behind = Outage(log, "the sequence is behind the outbox, and could not be moved on")
         self._woken = asyncio.Event()
-        self._row_bytes = _BYTES / _FIRST_ROWS
-        self._known = False  # how large they are
+        self._row_bytes = _TYPICAL_BYTES
+        self._left: dict[Slot | tuple[Lane, Slot], int] = {}  # what the last read found too large, of a slot or a share
         self._most: int | None = None  # rows of a read; None: as many as there is room for
         self._too_long = 0  # reads in a row
 
@@ -176,17 +181,25 @@ class Reader:
         found = backlog.to_refill(min(_REFILLS, fitting)) if room else []
         for_refills = 0 if not found else room // 2 if busy else room
         refill = min(_REFILL_PAGE, max(_IDLE_PAGE, for_refills // max(1, len(found))), fitting // max(1, len(found)))
-        page = max(_IDLE_PAGE, (room - for_refills) // max(1, busy)) if room else 0
-        pages = [page if slot.backlogged else min(page, _IDLE_PAGE) for slot in slots]
+        idle = max(1, min(_IDLE_PAGE, fitting // max(1, len(slots))))
+        page = max(idle, (room - for_refills) // max(1, busy)) if room else 0
+        pages = [page if slot.backlogged else min(page, idle) for slot in slots]
         most_late = max(_IDLE_PAGE, min(_ALL_LATE, fitting) // max(1, len(slots)))
-        if self._most is not None:
-            turn = random.sample(range(len(slots)), min(self._most, len(slots)))
-            pages = [min(page, self._most // len(turn)) if n in turn else 0 for n, page in enumerate(pages)]
-            refill = min(refill, self._most)
-            found = found[: self._most // refill]
-            most_late = min(most_late, self._most + 1)
+        left, most = self._left, self._most
+        largest = max(left.values(), default=0)
+        if largest:
+            most = max(1, min(most or backlog.window, _MOST_BYTES // largest))
+            found.sort(key=lambda share: -left.get(share[:2], 0))
+        if most is not None:
+            turn = random.sample(range(len(slots)), len(slots))
+            turn = sorted(turn, key=lambda n: -left.get(slots[n], 0))[:most]
+            pages = [min(page, most // len(turn)) if n in turn else 0 for n, page in enumerate(pages)]
+            refill = min(refill, most)
+            found = found[: most // refill]
+            most_late = min(most_late, most + 1)
+        largest = max(largest, _MOST_BYTES // max(1, sum(pages) + len(found) * refill))
         shares = [(lane, lane.version, slot, after, slot.high) for lane, slot, after in found]
-        return _Plan(slots, [slot.high for slot in slots], pages, left_out, shares, refill, most_late)
+        return _Plan(slots, [slot.high for slot in slots], pages, left_out, shares, refill, most_late, largest)
 
     def _arguments(self, plan: _Plan) -> tuple[object, ...]:
         marks = self._marks
@@ -205,6 +218,8 @@ class Reader:
             [upto for _, _, _, _, upto in plan.shares],
             plan.refill,
             plan.most_late,
+            plan.largest,
+            _BYTES,
         )
 
     def _deliver(self, plan: _Plan, rows: list[asyncpg.Record], *, passing: bool) -> None:
@@ -223,10 +238,11 @@ class Reader:
         refills: list[list[Row]] = [[] for _ in plan.shares]
         forward: list[defaultdict[str, list[Row]]] = [defaultdict(list) for _ in plan.slots]  # by slot and topic
         tops: dict[int, int] = {}
-        runs = [(part, ref, list(run)) for (part, ref), run in groupby(rows, _part_and_ref)]
-        for part, ref, run in runs:
-            if part == _LATE and len(run) >= plan.most_late and backlog.has(plan.slots[ref - 1]):
-                backlog.forget(plan.slots[ref - 1])  # there may be more; acquired anew, all of it is read page by page
+        runs, left = _before(rows)
+        full = {ref for part, ref, run in runs if part == _LATE and len(run) >= plan.most_late}  # there may be more
+        for ref in full.union(ref for part, ref in left if part == _LATE):
+            if backlog.has(plan.slots[ref - 1]):
+                backlog.forget(plan.slots[ref - 1])  # acquired anew, all of it is read page by page
         # Of a slot that drains what waited was forgotten: what comes now would be sent before it, which its heir sends.
         live = [backlog.has(slot) and not slot.draining for slot in plan.slots]
         for part, ref, run in runs:
@@ -242,19 +258,26 @@ class Reader:
             elif part == _SCANNED:
                 tops.update((ref, row[2]) for row in run if row[2] is not None)
         left_out = set(plan.left_out)
-        for (lane, version, share, _, upto), found in zip(plan.shares, refills, strict=True):
-            backlog.refilled(lane, version, share, found, page=plan.refill, upto=upto, left_out=lane.topic in left_out)
+        for ref, (lane, version, share, _, upto) in enumerate(plan.shares, start=1):
+            found, out = refills[ref - 1], lane.topic in left_out
+            more = len(found) >= plan.refill or (_REFILL, ref) in left
+            backlog.refilled(lane, version, share, found, more=more, upto=upto, left_out=out)
         for topic in plan.left_out:
             for index, slot in enumerate(plan.slots):
                 if live[index]:
                     backlog.skipped(topic, slot)
-        self._forward(plan, forward, tops, live, self._drawn if passing else 0)
+        cut = {ref for part, ref in left if part == _FORWARD}
+        self._forward(plan, forward, tops, live, cut, self._drawn if passing else 0)
+        self._left = {
+            plan.slots[ref - 1] if part == _FORWARD else (plan.shares[ref - 1][0], plan.shares[ref - 1][2]): size
+            for (part, ref), size in left.items()
+            if part != _LATE
+        }
         self._drawn = header["timestamp_ms"]
-        sample = [len(row[6] or b"") for row in rows[1::_SAMPLED]]
+        sample = [_size_of(row) for row in rows[1::_SAMPLED] if row[0] != _SCANNED]
         if sample:
-            share = 0.2 if self._known else 1.0
-            self._row_bytes += share * (100.0 + sum(sample) / len(sample) - self._row_bytes)
-            self._known = True
+            mean = 100.0 + sum(sample) / len(sample)
+            self._row_bytes = max(mean, self._row_bytes + 0.2 * (mean - self._row_bytes))
         self._marks.delivered(header["topic"], header["id"], high_before)
         if self.hungry():
             self._woken.set()
@@ -265,9 +288,11 @@ class Reader:
         found: Sequence[Mapping[str, list[Row]]],
         tops: dict[int, int],
         live: list[bool],
+        cut: Collection[int],
         passable: int,
     ) -> None:
-        """Apply the forward rows, and move the slots' marks, at the end of a slot to `passable` at least."""
+        """Apply the forward rows, and move the slots' marks, at the end of a slot to `passable` at least. cut: slots of
+        which more rows have come than were taken."""
         for index, (slot, topics) in enumerate(zip(plan.slots, found, strict=True)):
             count = sum(map(len, topics.values()))
             page = plan.pages[index]
@@ -276,7 +301,7 @@ class Reader:
             for topic, rows in topics.items():
                 self._backlog.forward(topic, slot, rows)
                 slot.high = max(slot.high, id_of(rows[-1]))
-            slot.backlogged = count >= page
+            slot.backlogged = count >= page or index + 1 in cut
             if not slot.backlogged:
                 # Past the messages of topics that were left out; and past those that are not committed yet, where
                 # each read would step over too many. They come as late ones, and of so many the slot begins anew,
@@ -295,6 +320,26 @@ class Reader:
         self._marks.reset()
         self._drawn = 0
         self._on_new_server()
+
+
+def _before(rows: Iterable[asyncpg.Record]) -> tuple[list[_Run], dict[tuple[int, int], int]]:
+    """The rows of each part, and slot or share of it, before the first one that was left in the database; and the sizes
+    of these first ones."""
+    runs: list[_Run] = []
+    left: dict[tuple[int, int], int] = {}
+    for (part, ref), run in groupby(rows, _part_and_ref):
+        if part > _LEFT:
+            left.setdefault((part - _LEFT, ref), next(run)[8])
+        elif (part, ref) not in left:
+            runs.append((part, ref, list(run)))
+    return runs, left
+
+
+def _size_of(row: asyncpg.Record) -> int:
+    """Bytes of its key, partition key, value and headers."""
+    if row[0] > _LEFT:
+        return row[8]
+    return len(row[4] or b"") + len(row[5] or b"") + len(row[6] or b"") + len(row[7] or "")
 
 
 def _messages(found: Iterable[asyncpg.Record], slot: Slot) -> Iterator[tuple[str, Row]]:
