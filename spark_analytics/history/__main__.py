@@ -70,8 +70,6 @@ def _told(error: BaseException) -> str:
             return f"Spark has failed: {_cause(error)}"
         case asyncpg.InsufficientPrivilegeError():
             return f"Postgres refuses: {error}; an analysis reads the schema's tables, the archive's role must own them"
-        case asyncpg.LockNotAvailableError():
-            return f"Postgres: {error}; a transaction has written into that day and is open: run this again"
         case asyncpg.PostgresError() | asyncpg.InterfaceError() | ConnectionError() | TimeoutError():
             return f"Postgres: {error or type(error).__name__}"
         case _:

@@ -8,16 +8,17 @@ So whenever it is killed: a file under its name is whole, an entry has its file,
 in a partition that is not entered, or noted; both keep retention from dropping it, and the next run goes on from there.
 """
 
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownParameterType=false
 # (pyarrow has no annotations)
 import asyncio
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _CLOSE_SECONDS = 10.0
 _CALL_SECONDS = 600.0
 _ROWS = 5_000  # in memory at once, as objects
+_PAYLOADS = 100  # of those that have one
+_FETCH_BYTES = 16 << 20  # of rows in memory at once, as far as those before tell
 _GROUP = 200_000  # rows of a row group
 _GROUP_BYTES = 64 << 20  # of one with large payloads
 
@@ -61,7 +64,7 @@ def archive(
 
     Raises `ConfigurationError` where the DSN is none, or the directory is another service's archive or holds other
     things; `SchemaMissing` where the schema is not there or too old, `PostgresUnavailable` where nobody answers;
-    asyncpg's errors, and `OSError`.
+    `SidingsError`, when all others are archived, where a day is in use; asyncpg's errors, and `OSError`.
     """
     return asyncio.run(_archive(dsn, directory.resolve(), valid_schema_name(schema), on_day))
 
@@ -70,32 +73,48 @@ async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str
     connection = await connected(dsn, schema, call_seconds=_CALL_SECONDS)
     try:
         claim_archive(directory, await connection.fetchval(f"SELECT name FROM {schema}.service"))
-        done = 0
+        done, busy = 0, list[date]()
         for row in await connection.fetch(load_sql(__package__, "closed_days", schema)):
             here = row["location"] != str(directory) or part_file(directory, row["day"], row["part"]).exists()
             if row["archived"] and here:
                 continue
-            if not row["divided"]:
-                await connection.execute(f"SELECT {schema}.make_history_day($1)", row["day"])
-            await connection.execute(f"SELECT {schema}.watch_history_day($1)", row["day"])
-            async with connection.transaction():
-                rows = await _day(connection, directory, schema, row["day"], row["part"])
+            try:
+                if not row["divided"]:
+                    await connection.execute(f"SELECT {schema}.make_history_day($1)", row["day"])
+                await connection.execute(f"SELECT {schema}.watch_history_day($1)", row["day"])
+                async with connection.transaction():
+                    rows = await _day(connection, directory, schema, row["day"])
+            except asyncpg.UndefinedTableError:  # others were quicker, and retention has dropped it
+                continue
+            except asyncpg.LockNotAvailableError:
+                busy.append(row["day"])
+                continue
             if rows is None:
                 on_day("another run is at work: the rest is left to it")
                 break
             on_day(f"archived {row['day']}: {rows:,} rows")
             done += 1
+        if busy:
+            days = ", ".join(map(str, busy[:10])) + (f" and {len(busy) - 10} more" if len(busy) > 10 else "")
+            raise SidingsError(
+                f"{days} is in use and not archived: a transaction has written into it and is open, or, where its rows"
+                " are in the default partition, one reads that, as a backup does (pg_stat_activity); run this again"
+            )
         return done
     finally:
         await connection.close(timeout=_CLOSE_SECONDS)
 
 
-async def _day(connection: "Connection", directory: Path, schema: str, day: date, part: int) -> int | None:
+async def _day(connection: "Connection", directory: Path, schema: str, day: date) -> int | None:
     """Archive one day inside a transaction; the number of its rows, or None where another run has the lock."""
     # In the transaction that enters the file: who loses the connection, and with it the lock, cannot enter it either.
     key = f"sidings.archive:{schema}"
     if not await connection.fetchval("SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))", key):
         return None
+    # Which partition it is may have changed since the days were listed: others archive one, retention drops it, a late
+    # row makes another, and the file of the first is all that there is of its rows.
+    await connection.execute(f"LOCK TABLE {schema}.job_history_{day:%Y%m%d} IN ACCESS SHARE MODE")
+    part = await connection.fetchval(load_sql(__package__, "next_part", schema), day)
     # Before the rows: a note that is seen now belongs to a row that is read below.
     late = await connection.fetch(f"SELECT id FROM {schema}.history_late WHERE day = $1", day)
     file = part_file(directory, day, part)
@@ -116,27 +135,39 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
 
 
 async def _write(connection: "Connection", draft: Path, schema: str, day: date) -> int:
-    query = load_sql(__package__, "read_day", schema).replace("{partition}", f"job_history_{day:%Y%m%d}")
-    cursor = await connection.cursor(query)
     rows = 0
     with pq.ParquetWriter(draft, _SHAPE, compression="zstd") as writer:
         batches: list[pa.RecordBatch] = []
-        while found := await cursor.fetch(_ROWS):
-            rows += len(found)
-            columns = [
-                pa.array(column, field.type) for column, field in zip(zip(*found, strict=True), _SHAPE, strict=True)
-            ]
-            batches.append(pa.record_batch(columns, schema=_SHAPE))
-            if (
-                sum(batch.num_rows for batch in batches) >= _GROUP
-                or sum(batch.nbytes for batch in batches) >= _GROUP_BYTES
-            ):
+        size = count = 0
+        async for batch in _batches(connection, schema, day):
+            rows += batch.num_rows
+            batches.append(batch)
+            count, size = count + batch.num_rows, size + batch.nbytes
+            if count >= _GROUP or size >= _GROUP_BYTES:
                 writer.write_table(pa.Table.from_batches(batches))
                 batches.clear()
+                size = count = 0
         if batches:
             writer.write_table(pa.Table.from_batches(batches))
     _sync(draft)
     return rows
+
+
+async def _batches(connection: "Connection", schema: str, day: date) -> AsyncGenerator[pa.RecordBatch]:
+    """The rows of a day. Those with a payload, which may be large, come by fewer."""
+    query = load_sql(__package__, "read_day", schema).replace("{partition}", f"job_history_{day:%Y%m%d}")
+    which = [
+        (await connection.cursor(f"{query} WHERE payload IS {null}"), first, most)
+        for null, first, most in (("NULL", _ROWS, _ROWS), ("NOT NULL", 1, _PAYLOADS))
+    ]
+    for cursor, fetched, most in which:
+        while found := await cursor.fetch(fetched):
+            columns = [
+                pa.array(column, field.type) for column, field in zip(zip(*found, strict=True), _SHAPE, strict=True)
+            ]
+            batch = pa.record_batch(columns, schema=_SHAPE)
+            fetched = max(1, min(most, fetched * 2, _FETCH_BYTES * len(found) // batch.nbytes))
+            yield batch
 
 
 async def _verify(connection: "Connection", draft: Path, rows: int, schema: str, day: date, late: list[int]) -> None:

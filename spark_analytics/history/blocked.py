@@ -73,9 +73,12 @@ def pieces(attempts: DataFrame) -> DataFrame:
     own = f.coalesce(own.cast("int"), f.lit(0)) + f.coalesce((_left() == f.col("finished")).cast("int"), f.lit(0)) * (
         f.col("started").isNotNull().cast("int")
     )
+    # A job that was moved meanwhile goes on at another origin, and who waits for it does too.
+    there = {column: f.lead(column).over(order) for column in ("key", "origin", "group")}
     return (
         again.withColumn("end", f.lead("finished").over(order))
         .withColumn("next", f.lead(f.when(f.col("started").isNotNull(), _left())).over(order))
+        .withColumns(there)
         .where(f.col("outcome").isin(*_FAILED) & f.col("end").isNotNull())
         .select(
             "key", "job_id", "attempt", "origin", "group", "type", "error_fingerprint", "error_class", "error_message",
@@ -162,15 +165,16 @@ def still_failing(attempts: DataFrame, selection: Selection) -> DataFrame:
     cannot know it. origin, group, type, job_id; failures in the window, since when, the last error."""
     again = attempts.where(f.col("group").isNotNull() & ((f.col("outcome") != "succeeded") | (f.col("attempt") > 1)))
     last = f.max_by(
-        f.struct("outcome", "error_class", "error_message", "error_fingerprint"), f.struct("attempt", "finished")
+        f.struct("origin", "group", "outcome", "error_class", "error_message", "error_fingerprint"),
+        f.struct("attempt", "finished"),
     )
-    jobs = again.groupBy("origin", "group", "type", "job_id").agg(
+    jobs = again.groupBy("type", "job_id").agg(  # its origin changes where it is moved
         f.sum((f.col("outcome") == "retried").cast("int")).alias("failures"),
         f.min(f.when(f.col("outcome") == "retried", f.col("finished"))).alias("first"),
         last.alias("last"),
     )
     table = jobs.where(f.col("last.outcome") == "retried").select(
-        "origin", "group", "type", "job_id", "failures", f.timestamp_micros("first").alias("failing_since"),
+        "last.origin", "last.group", "type", "job_id", "failures", f.timestamp_micros("first").alias("failing_since"),
         ((f.lit(selection.until_us) - f.col("first")) / 1e6).alias("seconds"),
         "last.error_class", "last.error_message", "last.error_fingerprint",
     )  # fmt: skip

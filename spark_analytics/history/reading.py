@@ -6,7 +6,7 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Container, Generator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
@@ -77,17 +77,23 @@ def reading(
         raise ConfigurationError(f"the directory for scratch, {scratch}, is not there: make it")
     folder = Path(tempfile.mkdtemp(prefix="sidings-history-", dir=scratch)).resolve()
     try:
-        files = archived_parts(archive) if archive is not None else {}
+        files = archived = archived_parts(archive) if archive is not None else {}
         parts: list[DataFrame] = []
         if postgres is not None:
-            copy = str(folder / "attempts")
-            with asyncio.Runner() as runner, _transaction(runner, postgres, schema, selection) as (connection, days):
-                snapshot = runner.run(connection.fetchval("SELECT pg_export_snapshot()"))
-                if archive is not None:
-                    runner.run(_same_service(connection, schema, archive, service))
-                files = runner.run(_only_archived(connection, schema, selection, set(days), archive, files))
-                rows = _out_of_postgres(spark, postgres, schema, snapshot, selection, _slices(selection, days))
-                run_all(spark.sparkContext, [partial(rows.write.parquet, copy, compression="snappy")])
+            copy, whole = str(folder / "attempts"), False
+            while not whole:
+                shutil.rmtree(copy, ignore_errors=True)
+                with (
+                    asyncio.Runner() as runner,
+                    _transaction(runner, postgres, schema, selection) as (connection, days),
+                ):
+                    snapshot = runner.run(connection.fetchval("SELECT pg_export_snapshot()"))
+                    if archive is not None:
+                        runner.run(_same_service(connection, schema, archive, service))
+                    files = runner.run(_only_archived(connection, schema, selection, set(days), archive, archived))
+                    rows = _out_of_postgres(spark, postgres, schema, snapshot, selection, _slices(selection, days))
+                    run_all(spark.sparkContext, [partial(rows.write.parquet, copy, compression="snappy")])
+                    whole = not runner.run(_divided(connection, schema, selection, days))
             parts.append(_parquet(spark, copy))
         chosen = [file for (day, _), file in files.items() if _touches(selection, day)]
         if chosen:
@@ -157,6 +163,13 @@ async def _locked(connection: "Connection", schema: str, selection: Selection) -
             return {day: row["rows"] for day, row in days.items()}
         except asyncpg.UndefinedTableError:  # retention was quicker
             await connection.execute("ROLLBACK")
+
+
+async def _divided(connection: "Connection", schema: str, selection: Selection, days: Container[date]) -> bool:
+    """Whether a day has got its partition since: what was read of it after that is missing. Its rows are new there, so
+    that the snapshot does not show them, and Postgres does not look for them in the default partition any more."""
+    without = [day for day in selection.days() if day not in days]
+    return bool(await connection.fetch(load_sql(__package__, "divided_days", schema), without))
 
 
 async def _same_service(connection: "Connection", schema: str, archive: Path, service: str | None) -> None:

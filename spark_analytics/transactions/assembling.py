@@ -111,18 +111,22 @@ class Assembling:
         known = self._known(ids, count)
         told: list[str] = []
         given_up = 0
+        # The query stood still, or it would have looked sooner: there is one more time.
+        stood_still = now - at > _ms(max(self._config.expire_seconds, 2 * self._config.trigger_seconds))
         for id in ids:
             state = known.get(id)
             if state is None:
                 continue  # it has become complete
-            if state.alerted:
+            if state.alerted and not stood_still:
                 self._remove(id, state.chunks)
                 self._done.updateValue((id,), (None,))
                 given_up += 1
                 continue
+            told.append(id)
+            if state.alerted:
+                continue
             yield state.pending().overdue(self._config.alerts, id, now)
             self._open.updateValue((id,), state._replace(alerted=True))
-            told.append(id)
         # From now on, not from `at`: after an outage of the query what was missing may not have been read yet.
         self._look_again(now + _ms(self._config.forget_seconds), told)
         self._add(count, -given_up)

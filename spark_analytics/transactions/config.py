@@ -13,7 +13,7 @@ from ...errors import ConfigurationError
 __all__ = ["Config", "Group", "load"]
 
 Name = Annotated[str, Field(min_length=1)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e10)]  # some 300 years; more, and infinity, is no time of Spark's
 DAY = 86_400.0
 
 # Options of Spark's that fields here stand for: given as options too, they would do nothing, or send all to one topic.
@@ -58,8 +58,8 @@ class Group(_Checked):
     name: begins the names of its events, `CustomerCreated`. key: the column that all its tables have, the root's id.
     root: the table whose inserts and deletes are those of the root. tables: all of them, the root among them; with
     Debezium ``schema.table`` (``database.table`` with MySQL), or only ``table``. topic: of its events.
-    primary_keys: by table, the columns that tell rows of one root apart in a snapshot; without, only rows that are
-    the same in all columns count as one. The root's need not be given.
+    primary_keys: by table, the columns that tell rows of one root apart in a snapshot; without, or of a row that lacks
+    one of them, only rows that are the same in all columns count as one. The root's need not be given.
     """
 
     name: Name

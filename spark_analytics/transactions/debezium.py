@@ -34,14 +34,14 @@ def change(config: Config, body: Json) -> Change:
     op = field_of(body, "op", str, "the value")
     block = body.get("transaction")
     table = _table(config, source)
-    if op == "t" and block is not None:
-        # A truncate counts in its transaction, but says nothing about any root: the missing key is told.
-        return Change(table, "DELETE", {}, None, *_position(config, block))
-    if op not in OPERATIONS:
+    if op != "t" and op not in OPERATIONS:
         raise Malformed(f"'op' of the value is {op!r}, not c, u, d, t or r")
-    operation = OPERATIONS[op]
     if op != "r" and block is None:
         raise Malformed("the value has no 'transaction': set provide.transaction.metadata=true in the connector")
+    if op == "t":
+        # A truncate counts in its transaction, but says nothing about any root: the missing key is told.
+        return Change(table, "DELETE", {}, None, *_position(config, block))
+    operation = OPERATIONS[op]
     before = body.get("before")
     data = mapping(field_of(body, "before" if op == "d" else "after", dict, "the value"), "the row")
     return Change(

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, cast
 from . import debezium, header
 from .changes import ID_CHARACTERS, Change, Malformed
 from .combining import pack
-from .config import Config
+from .config import Config, Group
 from .messages import Json, alert, digest, text_of
 
 __all__ = ["Item", "Kind", "Record", "decode"]
@@ -109,9 +109,18 @@ def _items(config: Config, record: Record, change: Change) -> Iterator[Item]:
             "transaction", change.transaction, change.ordinal, change.last, None, packed, record.place, record.at
         )
     elif packed is not None and group is not None:
-        columns = group.primary_key(change.table) or sorted(change.data)
-        part = digest(change.table, text_of([change.data.get(column) for column in columns]))
-        yield Item("snapshot", text_of([group.name, ids[0]]), None, None, part, packed, record.place, record.at)
+        yield Item(
+            "snapshot", text_of([group.name, ids[0]]), None, None, _part(group, change), packed, record.place, record.at
+        )
+
+
+def _part(group: Group, change: Change) -> str:
+    """What tells a row of a snapshot apart from the others of its root: its primary key, or, where that is not known or
+    the row lacks a column of it, all that it has, names and values. A source may leave out columns that are null."""
+    key = group.primary_key(change.table)
+    if key and all(column in change.data for column in key):
+        return digest(change.table, text_of([change.data[column] for column in key]))
+    return digest(change.table, text_of(sorted(change.data.items(), key=lambda column: column[0])))
 
 
 def _root_id(value: object) -> str | None:

@@ -23,6 +23,8 @@ def change(body: Json) -> Change:
     if header.get("transactionId") is None:
         if counter is not None:
             raise Malformed("the header has a 'transactionEventCounter' but no 'transactionId'")
+        if str(header.get("operation")).upper() == "DELETE":  # it would be a row of the snapshot, where it is none
+            raise Malformed("'operation' of the header is DELETE, but it has no 'transactionId'")
         return Change(table, "SNAPSHOT", data)
     transaction = checked_id(field_of(header, "transactionId", str, "the header"), "'transactionId' of the header")
     operation = str(header.get("operation")).upper()
