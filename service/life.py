@@ -115,7 +115,20 @@ class Life:
                 self._stack = stack.pop_all()
         except BaseExceptionGroup as group:
             raise only_error(group) from None
+        finally:
+            if not self.running:
+                await self._take_metrics_back()
         log.info("the service %r runs", name)
+
+    async def _take_metrics_back(self) -> None:
+        """Also of the parts that the start has not come to: they would stand beside those of the next service of this
+        name in the process, under the same labels."""
+        if (database := self._parts.database) is not None:
+            await database.executor.stop()
+            if database.relay is not None:
+                await database.relay.stop()
+        if self.consumer is not None:
+            self.consumer.metrics.close()
 
     def _check(self) -> None:
         """A service that could do nothing of what it declares must not look as if it were well. Nor may one run where a
@@ -169,13 +182,7 @@ class Life:
         transactions, topics, executor = database.transactions, database.topics, database.executor
         transactions.extra = len(self._subscriptions.stored)  # the main line of each topic has one
         transactions.idle_seconds = self._subscriptions.idle_seconds()
-        try:
-            reached = await _reaches(database.settings, self._configuration.name)  # first: others would only log it
-        except BaseException:
-            await executor.stop()  # which has not started, but takes its metrics back
-            if database.relay is not None:
-                await database.relay.stop()
-            raise
+        reached = await _reaches(database.settings, self._configuration.name)  # first: others would only log it
         await transactions.start()
         stack.push_async_callback(transactions.stop)
         if reached:
