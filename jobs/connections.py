@@ -18,22 +18,55 @@ from .transaction import Connection, Transaction
 if TYPE_CHECKING:
     import psycopg
     from django.db.backends.base.base import BaseDatabaseWrapper
-    from django.utils.connection import ConnectionProxy
     from sqlalchemy import Connection as AlchemyConnection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
-    from sqlalchemy.orm import Session, scoped_session
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
-    AnyConnection = (
-        Connection | psycopg.AsyncConnection[Any] | AsyncConnection | AsyncSession | async_scoped_session[Any]
-    )
-    AnySyncConnection = (
-        psycopg.Connection[Any]
-        | AlchemyConnection
-        | Session
-        | scoped_session[Any]
-        | BaseDatabaseWrapper
-        | ConnectionProxy
-    )
+    # Those of the other libraries, by their methods: by its class, a type checker does not know that of a library which
+    # is not installed, and calls each `enqueue` "partially unknown".
+    class _Async(Protocol):
+        def commit(self) -> Awaitable[None]: ...
+        def rollback(self) -> Awaitable[None]: ...
+
+    class _Sync(Protocol):
+        def commit(self) -> None: ...
+        def rollback(self) -> None: ...
+
+    class _Psycopg(Protocol):
+        @property
+        def autocommit(self) -> bool: ...
+        @property
+        def info(self) -> Any: ...
+        def pipeline(self) -> Any: ...
+
+    class _Alchemy(Protocol):
+        def exec_driver_sql(self, statement: str, /) -> Any: ...
+
+    class _Session(Protocol):
+        def connection(self) -> Any: ...
+        def flush(self) -> Any: ...
+
+    class _AsyncPsycopg(_Psycopg, _Async, Protocol): ...
+
+    class _AsyncAlchemy(_Alchemy, _Async, Protocol): ...
+
+    class _AsyncSession(_Session, _Async, Protocol): ...
+
+    class _SyncPsycopg(_Psycopg, _Sync, Protocol): ...
+
+    class _SyncAlchemy(_Alchemy, _Sync, Protocol): ...
+
+    class _SyncSession(_Session, _Sync, Protocol): ...
+
+    class _Django(Protocol):  # django.db.connection, and what it stands for
+        def __getattr__(self, name: str, /) -> Any: ...
+
+    class _DjangoWrapper(Protocol):
+        @property
+        def in_atomic_block(self) -> bool: ...
+        def get_autocommit(self) -> Any: ...
+
+    AnyConnection = Connection | _AsyncPsycopg | _AsyncAlchemy | _AsyncSession
+    AnySyncConnection = _SyncPsycopg | _SyncAlchemy | _SyncSession | _Django | _DjangoWrapper
 else:
     AnyConnection = AnySyncConnection = object
 

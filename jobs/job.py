@@ -12,6 +12,7 @@ from .transaction import Transaction
 __all__ = ["Fence", "Job", "JobId", "P"]
 
 P = TypeVar("P")
+F = TypeVar("F")
 JobId = NewType("JobId", int)
 
 
@@ -50,10 +51,9 @@ class Job(Generic[P]):
     fence: Fence = _NO_FENCE
     transaction: Transaction | None = None
 
-    @classmethod
+    @staticmethod
     def fake(
-        cls,
-        payload: P,
+        payload: F,
         *,
         id: int = 1,
         type: str = "fake",
@@ -66,12 +66,12 @@ class Job(Generic[P]):
         headers: Mapping[str, str] | None = None,
         epoch: int = 1,
         tx: Transaction | None = None,
-    ) -> "Job[P]":
+    ) -> "Job[F]":
         """A job that stands in no database, to call a handler with: ``await send_eta(Job.fake(SendEta(...)))``.
 
         tx: for a transactional handler: a `Transaction` around a connection of the test's.
         """
-        return cls(
+        return Job(
             payload,
             JobId(id),
             type,

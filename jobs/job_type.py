@@ -112,7 +112,7 @@ class JobType(Generic[P]):
         """The schema that its jobs are stored in."""
         return self._destination.schema
 
-    def __call__(self, job: Any) -> Awaitable[object] | object:
+    def __call__(self, job: Any) -> Any:
         return self.handler(job)
 
     def __repr__(self) -> str:
