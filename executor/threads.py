@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any
+from typing import Any, cast
 
 from ..jobs import Snooze
 from .forks import end_if_forked, forks_so_far
@@ -73,4 +74,17 @@ def _run(call: Future[object], handler: Callable[[Any], object], argument: Any) 
         end_if_forked(forks, error)
         call.set_exception(error)
     finally:
+        _close_old_connections()
         del call, argument  # an error's traceback leads here
+
+
+def _close_old_connections() -> None:
+    """Django has a connection for each thread, and looks where a request ends whether it still works, and whether it is
+    to stay open. In here no request ends: one that breaks would fail each job of its thread until the process ends."""
+    django, conf = (cast(Any, sys.modules.get(name)) for name in ("django.db", "django.conf"))
+    if django is None or not conf.settings.configured:
+        return
+    try:
+        django.close_old_connections()
+    except Exception:  # it is no failure of the job
+        log.exception("Django's connections could not be closed")

@@ -135,7 +135,7 @@ async def opened(name: str, dsn: str, *, autocommit: bool = False) -> AsyncItera
                     await way.do(way.connection.close)
                     engine.dispose()
         case ["django"]:
-            with ThreadPoolExecutor(1, initializer=_django, initargs=(dsn,)) as pool:
+            with ThreadPoolExecutor(1, initializer=use_django, initargs=(dsn,)) as pool:
                 way = Way(django.db.connection, pool)
                 try:
                     yield way
@@ -145,7 +145,7 @@ async def opened(name: str, dsn: str, *, autocommit: bool = False) -> AsyncItera
             raise ValueError(name)
 
 
-def _django(dsn: str) -> None:
+def use_django(dsn: str) -> None:
     """Django's default database is `dsn` in this thread; its connections are one per thread."""
     if not django_settings.configured:
         django_settings.configure(USE_TZ=True)
