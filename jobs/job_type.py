@@ -6,13 +6,14 @@ from datetime import datetime, timedelta
 from enum import IntEnum
 from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 
-from pydantic import Secret, SecretBytes, SecretStr, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from ..errors import ConfigurationError, InvalidPayload, MissingGroup, MissingOrigin
 from . import enqueue as _enqueue
 from .connections import AnyConnection, AnySyncConnection, Rows, Statement, store, store_sync
 from .enqueue import UNSET, Unset
 from .job import Job, JobId, P
+from .lossy import MASK, holds_secret, not_finite
 from .periodic import Periodic
 from .retry import Retry
 from .transaction import Transaction
@@ -23,7 +24,6 @@ Handler = Callable[[Job[P]], Awaitable[object] | object] | Callable[[list[Job[P]
 PolicyName = Literal["serial", "latest", "parallel"]
 GroupOf = str | Callable[[P], str | None] | None
 
-_MASK = b'"**********"'  # pydantic's, for SecretStr, SecretBytes and Secret
 _MAX_BATCH = 500  # jobs that run are named in one row of the executor, which has to stay small
 
 
@@ -312,16 +312,26 @@ class JobType(Generic[P]):
             try:
                 checked = validate(payload, by_name=True, by_alias=True)
                 text = to_json(checked, round_trip=True, by_alias=False)
-                if _MASK in text and _holds_secret(self._adapter.dump_python(checked, round_trip=True)):
+                if MASK in text and holds_secret(self._adapter.dump_python(checked, round_trip=True)):
                     raise ValueError(
                         "it holds a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that "
                         "reveals it, or a name by which the handler finds it"
+                    )
+                if b"null" in text and self._loses_numbers(checked, text):
+                    raise ValueError(
+                        "it holds a float that is NaN or infinite, of which JSON gets null: give its model "
+                        "ConfigDict(ser_json_inf_nan='strings'), or None in its place"
                     )
                 texts.append(text)
             except (ValidationError, ValueError, TypeError) as error:
                 raise InvalidPayload(f"the payload of {self.name!r} does not fit its model: {error}") from error
             models.append(checked)
         return models, texts
+
+    def _loses_numbers(self, checked: P, text: bytes) -> bool:
+        """Whether the handler would find None where there is a float that JSON has no form for."""
+        held = not_finite(self._adapter.dump_python(checked, round_trip=True))
+        return held > 0 and held > not_finite(self._adapter.dump_python(self.load(text.decode()), round_trip=True))
 
     def checked_group(self, group: str | None) -> str | None:
         """Refuse an empty group where the type is serial. Raises `MissingGroup`."""
@@ -338,18 +348,6 @@ class JobType(Generic[P]):
             names = ", ".join(cast(dict[str, object], fields))
             if not hasattr(payload, self._group):
                 raise ConfigurationError(f"{self.name}: group={self._group!r} is no field of its payload ({names})")
-
-
-def _holds_secret(value: object) -> bool:
-    match value:
-        case SecretStr() | SecretBytes() | Secret():
-            return bool(cast(object, value.get_secret_value()))
-        case Mapping():
-            return any(map(_holds_secret, cast(Mapping[object, object], value).values()))
-        case list() | tuple() | set() | frozenset():
-            return any(map(_holds_secret, cast(Iterable[object], value)))
-        case _:
-            return False
 
 
 def _group_value(group: GroupOf[P], payload: Any) -> Callable[[P], object]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 from pydantic import BaseModel
 
 from ...jobs.context import CORRELATION_ID, missing_headers
+from ...jobs.lossy import MASK, holds_secret, not_finite
 from .errors import InvalidMessage
 
 __all__ = [
@@ -27,6 +28,7 @@ Value = BaseModel | bytes | None
 Headers = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_NUMBER_AS_TEXT = re.compile(rb'"(?:NaN|-?Infinity)"')  # as a model with ser_json_inf_nan="strings" writes one
 _OVERHEAD_BYTES = 100  # of a record and its batch, beside key, value and headers
 
 
@@ -136,10 +138,23 @@ def _serialise(value: object) -> bytes | None:
         return value
     if isinstance(value, BaseModel):
         try:
-            return value.model_dump_json().encode()
+            data = value.model_dump_json().encode()
+            lost = _lost(value, data)
         except Exception as error:  # whatever a serialiser of the model's own may raise
             raise InvalidMessage(f"{type(value).__name__} cannot be serialised to JSON: {error}") from error
+        if lost:
+            raise InvalidMessage(f"{type(value).__name__} holds {lost}, or give bytes")
+        return data
     raise InvalidMessage(f"value is a {type(value).__name__}: give a pydantic model, bytes, or None for a tombstone")
+
+
+def _lost(value: BaseModel, data: bytes) -> str:
+    """What in it JSON has no form for, and what to do; empty where all of it is there."""
+    if MASK in data and holds_secret(value.model_dump()):
+        return "a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that reveals it"
+    if b"null" in data and not_finite(value.model_dump()) > len(_NUMBER_AS_TEXT.findall(data)):
+        return "a float that is NaN or infinite, of which JSON gets null: ConfigDict(ser_json_inf_nan='strings')"
+    return ""
 
 
 def headers_to_text(headers: Headers) -> str:

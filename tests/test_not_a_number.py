@@ -1,0 +1,85 @@
+"""Floats that JSON has no form for: a handler gets them as they are, or nobody stores them."""
+
+import math
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, SecretStr
+from sidings import InvalidMessage, InvalidPayload
+from sidings.executor import PostgresSettings
+from sidings.jobs import Job, Registry
+from sidings.kafka import Outbox
+from sidings.testing import drain
+
+from .support import ORIGIN, connected, fetch
+
+
+class Price(BaseModel):
+    cents: float | None = None
+    of: dict[str, Any] = {}
+    before: float = 0.0
+    remark: str | None = None
+
+
+class AsText(Price):
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+
+@pytest.mark.parametrize(
+    ("price", "arrives"),
+    [
+        (Price(cents=math.nan), False),
+        (Price(cents=-math.inf, remark="null"), False),
+        (Price(of={"a": [1.0, math.inf]}), False),
+        (Price(before=math.nan), False),  # was held as one that does not validate, when it came to run
+        (Price(cents=1.5, of={"a": None}, remark="NaN"), True),
+        (AsText(cents=math.inf, before=-math.inf), True),
+    ],
+    ids=str,
+)
+async def test_a_number_does_not_become_none_on_its_way(database: str, price: Price, arrives: bool) -> None:
+    """pydantic writes null for NaN and infinity; where the field may be None, that is what the handler got."""
+    registry, got = Registry(), list[Price]()
+
+    @registry.job(payload=type(price))
+    async def bill(job: Job[Any]) -> None:
+        got.append(job.payload)
+
+    async with connected(database) as connection, connection.transaction():
+        if arrives:
+            await bill.enqueue(connection, price, origin=ORIGIN)
+        else:
+            with pytest.raises(InvalidPayload, match=r"NaN or infinite|valid number"):
+                await bill.enqueue_many(connection, [price], origin=ORIGIN)
+    await drain(database, registry)
+    assert got == ([price] if arrives else [])
+
+
+class Login(BaseModel):
+    token: SecretStr
+    text: str = "**********"
+
+
+@pytest.mark.parametrize(
+    ("value", "leaves"),
+    [
+        (Price(cents=math.nan), False),
+        (Price(of={"a": [math.inf]}, before=1.0), False),
+        (Price(remark="NaN"), True),
+        (AsText(cents=math.inf), True),
+        (Login(token=SecretStr("4711")), False),
+        (Login(token=SecretStr("")), True),
+    ],
+    ids=str,
+)
+async def test_nor_on_its_way_into_a_topic(database: str, value: BaseModel, leaves: bool) -> None:
+    """Other services got null for a price, and asterisks for a token."""
+    outbox = Outbox(PostgresSettings(dsn=database))
+    async with connected(database) as connection, connection.transaction():
+        if leaves:
+            await outbox.publish(connection, "prices", key="k", value=value)
+        else:
+            with pytest.raises(InvalidMessage, match=r"NaN or infinite|asterisks"):
+                await outbox.publish(connection, "prices", key="k", value=value)
+    assert len(await fetch(database, "SELECT id FROM sidings.outbox")) == leaves
+    await outbox.close()
