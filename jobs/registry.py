@@ -188,7 +188,8 @@ class Registry:
 
     def include(self, other: "Registry") -> None:
         """Take over the types of `other`, also those that it declares or includes later. From now on they enqueue into
-        this registry's schema. Raises `ConfigurationError` where `other` includes this one."""
+        this registry's schema, so it serves one service of a process at a time: another one, with another schema, that
+        has included it before does not start any more. Raises `ConfigurationError` where `other` includes this one."""
         if other._leads_to(self):
             raise ConfigurationError("a registry cannot include itself, nor one that includes it: include each once")
         for job_type in other:

@@ -143,6 +143,12 @@ class Life:
         if self._parts.database is None and len(self._registry):
             names = ", ".join(job_type.name for job_type in self._registry)
             raise ConfigurationError(f"job types are declared ({names}), and there is no Postgres: {remedy}")
+        for job_type in self._registry:
+            if job_type.schema != self._registry.schema:
+                raise ConfigurationError(
+                    f"the jobs of {job_type.name!r} would be stored in the schema {job_type.schema!r}, for another "
+                    "service of this process has included the registry since: give each a registry of its own"
+                )
         if self._parts.database is None and self._parts.messaging is None and not self._subscriptions.topics:
             raise ConfigurationError(
                 f"the service {self._configuration.name!r} has neither Postgres nor Kafka, so it could do nothing: "
