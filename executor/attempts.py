@@ -13,7 +13,7 @@ from .clock import now
 from .queues import Entry
 from .transactional import Superseded
 
-__all__ = ["Finished", "failed", "invalid", "job_of", "judged", "raised", "results"]
+__all__ = ["Finished", "failed", "invalid", "job_of", "judged", "made", "raised", "results"]
 
 log = logging.getLogger("sidings.executor")
 
@@ -89,6 +89,14 @@ def results(result: object, count: int) -> Sequence[object]:
     what = f"it returned {type(cast(object, result)).__name__}"
     error = TypeError(f"the handler of a batch returns None, or for each of its {count} jobs None or an error; {what}")
     return [error] * count
+
+
+def made(error: BaseException | type[BaseException]) -> BaseException:
+    """The error itself, where a handler has returned its class, as `raise` would make it."""
+    try:
+        return error() if isinstance(error, type) else error
+    except Exception as broken:  # noqa: BLE001 - it takes arguments, say
+        return broken
 
 
 def failed(job_type: JobType[Any], entry: Entry, error: Exception, started: float) -> Outcome:

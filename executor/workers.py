@@ -26,8 +26,8 @@ from ..jobs import (
     Snooze,
 )
 from ..jobs.context import current_work
-from ..jobs.middleware import Call, call_through, completed
-from .attempts import Finished, failed, invalid, job_of, judged, raised, results
+from ..jobs.middleware import Call, call_through, completed, is_error
+from .attempts import Finished, failed, invalid, job_of, judged, made, raised, results
 from .clock import now
 from .forks import end_if_forked, forks_so_far
 from .queues import Entry, OriginQueue
@@ -454,8 +454,8 @@ class Workers:
             outcomes |= {entry: self._raised(worker, job_type, entry, error, started) for entry in valid}
         else:
             for entry, each in zip(valid, results(result, len(valid)), strict=True):
-                if isinstance(each, BaseException):
-                    outcomes[entry] = raised(job_type, entry, each, started)
+                if is_error(each):
+                    outcomes[entry] = raised(job_type, entry, made(each), started)
         return [outcomes.get(entry, SUCCEEDED) for entry in entries]
 
     async def _handle_inside(

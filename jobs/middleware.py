@@ -4,13 +4,13 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from ..errors import ConfigurationError
 from .job import Job
 from .transaction import Transaction
 
-__all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "completed"]
+__all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "completed", "is_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,17 @@ async def call_through(middleware: Sequence[Middleware], call: Call, handler: Ne
 
 async def completed(result: object) -> object:
     """What a handler comes to, of which this was returned: behind a decorator that does not await it, it has not begun
-    when that returns."""
+    when that returns. An error that it returns, as those of lists do, it means to raise: nothing has succeeded."""
     while inspect.isawaitable(result):
         result = await result
+    if is_error(result):
+        raise result
     return result
+
+
+def is_error(result: object) -> TypeGuard[BaseException | type[BaseException]]:
+    """Whether this could be raised: an error, or a class of errors."""
+    return isinstance(result, BaseException) or (isinstance(result, type) and issubclass(result, BaseException))
 
 
 async def _run(middleware: Middleware, call: Call, inner: Next) -> object:
