@@ -34,6 +34,7 @@ _LEAST_SECONDS = 0.002  # between two tries of a tick that came a moment too ear
 _BUSY_SECONDS = 0.5  # how often to see whether an earlier tick's job has ended
 _LATER_SECONDS = (0.05, 0.5)  # executors that did not fire the last tick give the one that did so much time
 _WARN_SECONDS = 60.0
+_AHEAD_SECONDS = 60.0  # so far ahead of the server's clock is a tick only where that has been set back
 _AT_ONCE = 500  # origins of one statement
 _PRUNE_SECONDS = 3_600.0
 
@@ -80,6 +81,7 @@ class PeriodicLoop:
         self._scheduler = scheduler
         self._registry = registry
         self._on_fired = on_fired
+        self._schema = schema
         self._attend_sql = load_sql(__package__, "attend_periodic", schema)
         self._service_sql = load_sql(__package__, "fire_service", schema)
         self._origins_sql = load_sql(__package__, "fire_origins", schema)
@@ -168,6 +170,18 @@ class PeriodicLoop:
                 planned = known.try_at
                 self._plan(known)  # anew, if the server's clock has been set forward
                 known.try_at = min(known.try_at, planned)
+            self._warn_of_clock(made)
+
+    def _warn_of_clock(self, row: _Row) -> None:
+        """Say why nothing is fired although time passes, as after years that a server's clock was ahead."""
+        if (row.last - self._time()).total_seconds() > _AHEAD_SECONDS:
+            name = row.job_type.name.replace("'", "''")
+            log.error(
+                "%s: no tick comes before %s, up to when the server's clock, which was ahead then, has settled all. To "
+                "let them begin now: UPDATE %s.periodic SET since = least(since, now()), "
+                "last_tick = least(last_tick, now()) WHERE name = '%s'",
+                *(row.job_type.name, row.last.isoformat(), self._schema, name),
+            )
 
     def _learn_clock(self, server: datetime, sent: float) -> None:
         self._skew = server.timestamp() - (sent + now()) / 2
