@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -23,6 +23,7 @@ log = logging.getLogger("sidings.consumer")
 _LOOK_SECONDS = 1.0
 _SHARE = 20  # a count takes at most one part in so many of the time
 _RETRY_SECONDS = 10.0  # at most, to the next count where one has failed, which mostly waited for a lock or for Postgres
+_LONG_LOOK = 3.0  # seconds: a statement that failed after so long is followed by one that counts less
 
 
 class Backlog:
@@ -47,6 +48,7 @@ class Backlog:
         self._link = Link(settings)
         self._sql = load_sql(__package__, "waiting_jobs", settings.schema_name)
         self._first: dict[Partition, int] = {}  # position of the first waiting job at the last look
+        self._at_once: int | None = None  # partitions that one statement counts; None: all
 
     async def run(self) -> None:
         """Look every second, or less often where counting takes long, for ever."""
@@ -66,6 +68,28 @@ class Backlog:
     async def _look(self) -> None:
         looked = [p for tp, p in self._partitions.items() if tp.topic in self._limits]
         self._first = {partition: self._first.get(partition, 0) for partition in looked}
+        waiting: dict[TopicPartition, int] = {}
+        began = time.monotonic()
+        while looked:
+            some, sent = looked[: self._at_once], time.monotonic()
+            try:
+                waiting |= await self._count(some)
+            except PostgresUnavailable:
+                if time.monotonic() - sent < _LONG_LOOK:
+                    raise
+                if len(some) == 1:  # unless the server hangs, the next one gets more time
+                    await self._link.be_patient()
+                    raise
+                await self._link.fetch("SELECT")  # which fails, too, where it hangs
+                self._at_once = max(1, len(some) // 4)
+            else:
+                looked = looked[len(some) :]
+        self.waiting = waiting
+        if time.monotonic() - began < _LONG_LOOK:
+            self._at_once, self._link.patience = None, 1
+
+    async def _count(self, looked: Sequence[Partition]) -> dict[TopicPartition, int]:
+        """Count the jobs of these, and pause and resume them."""
         rows = await self._link.fetch(
             self._sql,
             [partition.origin for partition in looked],
@@ -73,11 +97,11 @@ class Backlog:
             [self._limits[partition.tp.topic] + 1 for partition in looked],
         )
         found = {row["origin"]: row for row in rows}
-        self.waiting = {partition.tp: found[partition.origin]["waiting"] for partition in looked}
         for partition in looked:
             self._first[partition] = found[partition.origin]["first"] or self._first[partition]
             if self._partitions.get(partition.tp) is partition:
                 self._judge(partition, found[partition.origin]["waiting"])
+        return {partition.tp: found[partition.origin]["waiting"] for partition in looked}
 
     def _judge(self, partition: Partition, waiting: int) -> None:
         limit = self._limits[partition.tp.topic]
