@@ -1,7 +1,7 @@
 """The database transaction that a consumer's handler works in."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 
@@ -14,6 +14,8 @@ else:
 
 __all__ = ["Connection", "Transaction"]
 
+T = TypeVar("T")
+
 
 class Transaction:
     """An open transaction. Whoever opened it commits it: a consumer after its handler, ``service.transaction()``
@@ -21,7 +23,7 @@ class Transaction:
     on that stays for whoever has the connection next: where one handler needs it, let a middleware set it for all.
     """
 
-    __slots__ = ("_connection", "enqueued", "lent", "published")
+    __slots__ = ("_connection", "enqueued", "failed", "lent", "published")
 
     def __init__(self, connection: Connection) -> None:
         self._connection: Connection | None = connection
@@ -29,6 +31,7 @@ class Transaction:
         self.enqueued: dict[str, list[int]] = {}
         self.published = False  # whether a relay should look for messages then
         self.lent = False  # whether somebody has `connection`
+        self.failed = False  # whether a statement has: where nothing has been rolled back to, Postgres commits no more
 
     @property
     def connection(self) -> Connection:
@@ -48,26 +51,33 @@ class Transaction:
         """Its connection is going to serve others: what a handler has left behind must not reach their transactions."""
         self._connection = None
 
+    async def _noting(self, statement: Awaitable[T]) -> T:
+        try:
+            return await statement
+        except BaseException:  # also its caller's timeout, or cancellation: the server is told to cancel the statement
+            self.failed = True
+            raise
+
     def is_in_transaction(self) -> bool:
         """Whether the connection's transaction is open."""
         return self._open().is_in_transaction()
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run `query` and return Postgres' command tag."""
-        return await self._open().execute(query, *args, timeout=timeout)
+        return await self._noting(self._open().execute(query, *args, timeout=timeout))
 
     async def executemany(self, query: str, args: Iterable[Any], *, timeout: float | None = None) -> None:
         """Run `query` once for each sequence of arguments."""
-        await self._open().executemany(query, args, timeout=timeout)
+        await self._noting(self._open().executemany(query, args, timeout=timeout))
 
     async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
         """Run `query` and return all rows."""
-        return await self._open().fetch(query, *args, timeout=timeout)
+        return await self._noting(self._open().fetch(query, *args, timeout=timeout))
 
     async def fetchrow(self, query: str, *args: Any, timeout: float | None = None) -> asyncpg.Record | None:
         """Run `query` and return its first row, or None."""
-        return await self._open().fetchrow(query, *args, timeout=timeout)
+        return await self._noting(self._open().fetchrow(query, *args, timeout=timeout))
 
     async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
         """Run `query` and return one value of its first row, or None."""
-        return await self._open().fetchval(query, *args, column=column, timeout=timeout)
+        return await self._noting(self._open().fetchval(query, *args, column=column, timeout=timeout))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import asyncpg
 
-from ..errors import PostgresUnavailable
+from ..errors import ConfigurationError, PostgresUnavailable
 from ..executor import PostgresSettings, keep_from_children
 from ..jobs import Connection, Transaction
 
@@ -91,6 +91,7 @@ class Transactions:
         self.on_published: Callable[[], None] | None = None  # after a commit that has put messages into the outbox
         self._on_committed = on_committed
         self._pool: Pool | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # that its connections belong to
         self._outdated = False
 
     async def start(self) -> None:
@@ -108,7 +109,7 @@ class Transactions:
             init=keep_from_children,
         )
         await pool
-        self._pool = pool
+        self._pool, self._loop = pool, asyncio.get_running_loop()
 
     @property
     def _size(self) -> int:
@@ -141,7 +142,10 @@ class Transactions:
         """A transaction that commits at the end of the block, and rolls back when the block raises.
 
         Raises `PostgresUnavailable` when there is no connection, or it broke: after a commit that was not answered
-        it is unknown whether it has happened. Other errors of Postgres pass through; nothing is committed then.
+        it is unknown whether it has happened. `ConfigurationError` in another event loop than that of `start`. Other
+        errors of Postgres pass through; nothing is committed then. One that the block has caught has spoilt the
+        transaction, too, unless a savepoint stood around it: then the end of the block raises
+        `asyncpg.InFailedSQLTransactionError`.
         """
         connection = await self._acquire()
         try:
@@ -153,6 +157,8 @@ class Transactions:
             tx = Transaction(connection)
             try:
                 yield tx
+                if tx.failed or tx.lent:  # Postgres answers the COMMIT of an aborted one with ROLLBACK, and no error
+                    await self._call(partial(connection.execute, "SELECT"), connection)
             except BaseException as error:
                 await self._undo(error, transaction.rollback, connection)
                 raise
@@ -181,6 +187,11 @@ class Transactions:
     async def _acquire(self) -> Connection:
         if self._pool is None:
             raise PostgresUnavailable("the service is not running: enter it (`async with service:`) first")
+        if asyncio.get_running_loop() is not self._loop:
+            raise ConfigurationError(
+                "this is not the event loop that the service runs in, whose connections these are: let that one run "
+                "the coroutine (asyncio.run_coroutine_threadsafe), or store through a connection of your own"
+            )
         try:
             if self._outdated:
                 self._outdated = False

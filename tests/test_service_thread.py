@@ -3,7 +3,8 @@
 import asyncio
 import threading
 
-from sidings import StaticAssignment
+import pytest
+from sidings import ConfigurationError, StaticAssignment
 
 from .consumer_support import a_service
 from .support import ORIGIN, SECONDS, eventually
@@ -26,3 +27,27 @@ async def test_a_service_is_stopped_from_another_thread(database: str):
     service.stop()
     await asyncio.to_thread(thread.join, SECONDS)
     assert ended == [None]
+
+
+async def test_a_transaction_of_another_event_loop_is_refused_and_spoils_no_connection(database: str):
+    """What came out was asyncio's error about a future, and a connection that the service's next handler waited for in
+    vain, for 5 s."""
+    service = a_service(database, assignment=StaticAssignment([ORIGIN]))
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def live() -> None:
+        loops.append(asyncio.get_running_loop())
+        await service.run()
+
+    async def one() -> int:
+        async with service.transaction() as tx:
+            return await tx.fetchval("SELECT 1")
+
+    thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
+    thread.start()
+    await eventually(lambda: ORIGIN in service.executor.held, "the service to run")
+    with pytest.raises(ConfigurationError, match="event loop"):
+        await one()
+    assert await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(one(), loops[0])) == 1
+    service.stop()
+    await asyncio.to_thread(thread.join, SECONDS)
