@@ -37,6 +37,7 @@ class Receipt:
     txid: int = 0
     subxid: int = 0
     timeline: str = ""
+    crash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +168,11 @@ class Outbox:
         timeout: seconds. Raises `TimeoutError` when it is over (the messages may still leave later), `RolledBack` when
         the transaction did not commit, `MessageParked` when Kafka refused one of them, `NotPublished` when it is so
         long ago that Postgres does not know any more what came of the transaction, `PostgresUnavailable` when Postgres
-        was replaced meanwhile (a failover), so that nobody can tell whether they were kept.
+        was replaced meanwhile (a failover), or has crashed before the transaction was seen to have committed, so that
+        nobody can tell whether they were kept.
         """
         left = dict(zip(receipt.ids, receipt.slots, strict=True))
+        kept = False
         backoff = Backoff()
         if left and self._wake is not None:
             self._wake()
@@ -191,6 +194,11 @@ class Outbox:
                         raise PostgresUnavailable(
                             "Postgres was replaced after the message was published: whether it was kept is not known"
                         )
+                    if not kept and row["crash"] not in (None, receipt.crash):
+                        raise PostgresUnavailable(
+                            "Postgres has crashed after the message was published: whether it was kept is not known"
+                        )
+                    kept = kept or row["status"] == "committed"
                     if _acknowledged(row):
                         del left[row["id"]]
                 if left:
@@ -318,15 +326,15 @@ def _named(verb: str, actor: str) -> str:
 
 
 def _receipt(rows: Rows) -> Receipt:
-    """From the rows of insert_message.sql: id, slot, transaction id, xmin, timeline."""
+    """From the rows of insert_message.sql: id, slot, transaction id, xmin, timeline, crash."""
     if not rows:
         return Receipt()
-    txid, xmin, timeline = rows[0][2], rows[0][3], rows[0][4]
+    txid, xmin, timeline, crash = rows[0][2], rows[0][3], rows[0][4], rows[0][5]
     # xmin has 32 bits: it counts on from the transaction's own id, which is never larger.
     subxid = (txid & ~0xFFFFFFFF) | xmin
     if subxid < txid:
         subxid += 1 << 32
-    return Receipt(tuple(row[0] for row in rows), tuple(row[1] for row in rows), txid, subxid, timeline)
+    return Receipt(tuple(row[0] for row in rows), tuple(row[1] for row in rows), txid, subxid, timeline, crash)
 
 
 def _acknowledged(row: "asyncpg.Record") -> bool:
