@@ -99,6 +99,11 @@ class JobType(Generic[P]):
             raise ConfigurationError(
                 f"{name}: home={home!r} needs a topic's name and group=: its hash is the partition"
             )
+        if home == "outbox":
+            raise ConfigurationError(
+                f"{name}: home='outbox': relays lease outbox/0 to outbox/15 as the slots of the outbox, so its jobs "
+                "would never run: give another topic"
+            )
         self.home = home
         if transactional and not self.is_async:
             raise ConfigurationError(f"{name}: a transactional handler has to be `async def`")

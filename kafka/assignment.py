@@ -6,6 +6,7 @@ rebalance, in which every member loses everything for a moment. Only the new ass
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ log = logging.getLogger("sidings.assignment")
 
 Assign = Callable[[Collection[str], int], None]
 
+_SLOT = re.compile(r"outbox/(\d|1[0-5])")
+
 
 @dataclass(frozen=True)
 class StaticAssignment:
@@ -41,6 +44,10 @@ class StaticAssignment:
         names = tuple(origins)
         if not names or not all(names) or len(set(names)) != len(names):
             raise ConfigurationError(f"StaticAssignment({list(names)!r}): give at least one origin, each once")
+        if reserved := [name for name in names if _SLOT.fullmatch(name)]:
+            raise ConfigurationError(
+                f"StaticAssignment({reserved!r}): outbox/0 to outbox/15 are the slots of the outbox: choose another"
+            )
         object.__setattr__(self, "origins", names)
 
 

@@ -22,12 +22,19 @@ _END_MS = 253_402_300_800_000  # of the year 9999
 _MAX_GROUP_BYTES = 500  # longer keys are hashed: origin and group stand in one index entry
 
 
-def check_topic(topic: object, what: str) -> None:
-    """Whether Kafka may have a topic of that name. Raises `ConfigurationError`, which names `what` declares it."""
+def check_topic(topic: object, what: str, *, leased: bool = False) -> None:
+    """Whether Kafka may have a topic of that name. leased: its partitions are origins of an executor, and its name is
+    not that of the outbox' slots. Raises `ConfigurationError`, which names `what` declares it."""
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         given = getattr(topic, "__name__", repr(topic))  # a function, where a decorator stands without parentheses
         raise ConfigurationError(
             f"{what}({given}): name one topic, of 1 to 249 letters, digits, '.', '_' and '-', such as 'positions'"
+        )
+    if leased and topic == "outbox":
+        raise ConfigurationError(
+            f"{what}('outbox'): relays lease outbox/0 to outbox/15 as the slots of the outbox, so jobs of these "
+            "partitions would never run: give the topic another name, or consume it in a service without Postgres "
+            "(stateless=True)"
         )
 
 

@@ -53,7 +53,7 @@ class Configuration:
         self.assignment = assignment
         self.topics = tuple(topics)
         for topic in self.topics:
-            check_topic(topic, "topics")
+            check_topic(topic, "topics", leased=self.postgres is not None)
         self.executor = executor
         self.outbox = outbox
         self.http = http

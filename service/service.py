@@ -200,7 +200,7 @@ class Service:
         unchanged. Raises `ConfigurationError`.
         """
 
-        check_topic(topic, "consumer")
+        check_topic(topic, "consumer", leased=self._subscriptions.has_postgres)
         if not isinstance(stateless, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"{topic}: stateless={stateless!r}: give True or False")
 
@@ -278,7 +278,7 @@ class Service:
 
         Returns an object whose `on` declares the handlers. Raises `ConfigurationError`.
         """
-        check_topic(topic, "topic")
+        check_topic(topic, "topic", leased=self._subscriptions.has_postgres)
         subscription = TypedSubscription(
             topic,
             type_header=type_header,

@@ -22,7 +22,7 @@ class Subscriptions:
         self.stateless: dict[str, StatelessSubscription[Any]] = {}
         self.directories: dict[str, Directory[Any]] = {}
         self._registry = registry
-        self._has_postgres = has_postgres
+        self.has_postgres = has_postgres
         self._open = True
 
     @property
@@ -43,7 +43,7 @@ class Subscriptions:
         """One whose offsets are stored in Postgres. Raises `ConfigurationError`."""
         topic = subscription.topic
         self._must_be_free(topic)
-        if not self._has_postgres:
+        if not self.has_postgres:
             raise ConfigurationError(
                 f"the consumer of {topic!r} stores its offsets in Postgres: give postgres=..., or use a consumer with "
                 "stateless=True"
