@@ -114,6 +114,7 @@ class Follower(Generic[T]):
         try:
             plan = Plan(self.topic, self._rows.derived, self._kept_value, self._rows.key_of)
             self._kept = await self._storage.open(plan)
+            self._topic_id = self._kept.topic_id
             while not self._stopping.is_set():
                 try:
                     if (facts := await self._find_topic()) is not None:
@@ -268,7 +269,7 @@ class Follower(Generic[T]):
         marks = {p: Mark(records[-1].offset, records[-1].timestamp) for p, records in fetched.items()}
         faults = self.faults.note(changes, bad)
         if self._again is None:
-            await self._change(Batch(changes, positions, marks, faults, self._complete_at))
+            await self._change(Batch(changes, positions, marks, faults, self._complete_at, self._topic_id))
         else:  # rows that are in use do not go back to what they were once
             self._again.update((change[0], change) for change in changes)
             self._unreadable.update(row for _, row, _ in bad if row is not None)
@@ -340,7 +341,7 @@ class Follower(Generic[T]):
 
     def _another(self) -> str | None:
         """Why the topic is not the one that is read, though it has its name; None where nothing tells. The records do
-        not, where it has grown past the place that was reached in the former one. A file knows no ids."""
+        not, where it has grown past the place that was reached in the former one, and has none at the last one's."""
         return "the topic has another id: it was made anew" if is_another(self._topic_id, self._id_now) else None
 
     def _wake(self) -> None:
@@ -492,7 +493,8 @@ class Follower(Generic[T]):
                 await self._change(Batch(changes[start : start + _CHUNK_RECORDS]))
                 await asyncio.sleep(0)
             positions, marks = dict(self.progress.positions), dict(self._marks)
-            await self._storage.apply(Batch((), positions, marks, self.faults.now(), self._complete_at))
+            faults = self.faults.now()
+            await self._storage.apply(Batch((), positions, marks, faults, self._complete_at, self._topic_id))
             self._again = None
             self._wake()
             log.info("directory %r has been built anew: %s rows were gone", self.topic, len(gone))

@@ -21,6 +21,7 @@ from io import FileIO
 from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+from uuid import UUID
 from weakref import WeakSet
 
 from pydantic_core import to_json
@@ -268,6 +269,7 @@ class SQLite(Generic[T]):
             {partition: Mark(mark, stamp) for partition, _, mark, stamp in positions if mark is not None},
             {_row(row): BadRecord(**bad) for row, bad in json.loads(notes.get("bad", "[]"))},
             notes.get("complete_at", 0.0),
+            UUID(notes["topic_id"]) if "topic_id" in notes else None,
         )
 
     def _put_aside(self, error: Exception) -> None:
@@ -306,6 +308,8 @@ class SQLite(Generic[T]):
         notes: dict[str, Any] = {"complete_at": batch.complete_at}
         if batch.bad is not None:
             notes["bad"] = json.dumps([(_named(row), asdict(bad)) for row, bad in batch.bad.items()])
+        if batch.topic_id is not None:
+            notes["topic_id"] = str(batch.topic_id)
         positions = [
             (partition, offset, *(batch.marks.get(partition) or (None, None)))
             for partition, offset in batch.positions.items()

@@ -6,6 +6,7 @@ One suite, `tests/test_directory_storage.py`, holds both to what is said here.
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
+from uuid import UUID
 
 from ..message import Record
 from .rows import BadRecord, Change, Row
@@ -45,24 +46,27 @@ class Plan(Generic[T]):
 class Batch(Generic[T]):
     """What is applied at once. positions: the next offset of partitions; marks: their last records. bad: all records
     that could not be applied and still matter, None where that has not changed. complete_at: when nothing of the
-    topic was missing, in seconds since 1970; 0: it is not known."""
+    topic was missing, in seconds since 1970; 0: it is not known. topic_id: Kafka's, of the topic that was read; None
+    where it does not tell."""
 
     changes: Sequence[Change[T]] = ()
     positions: Mapping[int, int] = field(default_factory=dict[int, int])
     marks: Mapping[int, Mark] = field(default_factory=dict[int, Mark])
     bad: Mapping[Row, BadRecord] | None = None
     complete_at: float = 0.0
+    topic_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a store has kept of a life before. identity: None for a new store."""
+    """What a store has kept of a life before. identity: None for a new store. topic_id: the last one that was told."""
 
     identity: Identity | None
     positions: Mapping[int, int]
     marks: Mapping[int, Mark]
     bad: Mapping[Row, BadRecord]
     complete_at: float
+    topic_id: UUID | None = None
 
 
 class Storage(Protocol[T]):
