@@ -63,7 +63,8 @@ class Registry:
         timeout: seconds (or timedelta) after which an attempt is cancelled and counts as failed; of a transactional
             one while its handler runs, not while Postgres begins or ends it. A plain function cannot be interrupted:
             it keeps its group until it returns.
-        history: whether attempts of this type leave rows in `job_history`.
+        history: whether attempts of this type leave rows in `job_history`; one that is discarded always does, with its
+            payload.
         transactional: the handler gets `job.tx`, a transaction that also ends the job: what it writes there happens
             exactly once. It must not commit by itself, has to await what it starts with `job.tx`, and holds a
             connection while it runs.
