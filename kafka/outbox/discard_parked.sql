@@ -1,7 +1,7 @@
 -- Parked messages are given up for good. One row of the audit for each topic, with the first hundred ids.
--- $1 topic (null: any), $2 ids (null: all), $3 who, $4 why
+-- $1 topic (null: any), $2 ids, $3 who, $4 why
 WITH discarded AS (
-    DELETE FROM sidings.outbox_parked p WHERE ($1::text IS NULL OR p.topic = $1) AND ($2::bigint[] IS NULL OR p.id = ANY ($2))
+    DELETE FROM sidings.outbox_parked p WHERE p.id = ANY ($2::bigint[]) AND ($1::text IS NULL OR p.topic = $1)
     RETURNING p.id, p.topic
 ), noted AS (
     INSERT INTO sidings.audit (actor, action, target, reason, detail)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["FailingTopic", "Outbox", "ParkedMessage", "Receipt"]
 
 _POLL_SECONDS = 0.05
+_DECIDED_AT_ONCE = 5_000  # a relay parks millions, and one statement for all of them would take longer than it may
 _MESSAGES = Storing(__package__ or "", "message", "publish")
 
 
@@ -224,7 +225,8 @@ class Outbox:
         self, topic: str | None = None, *, ids: Sequence[int] | None = None, actor: str, reason: str | None = None
     ) -> list[int]:
         """Send parked messages again, as new ones: behind all that waits, in the order that they had. Returns their old
-        ids. Give a topic, ids, or both. actor, reason: who does it, and why, for the audit."""
+        ids. Give a topic, ids, or both. actor, reason: who does it, and why, for the audit. 5,000 are one transaction:
+        what was released stays so, whatever comes after."""
         return await self._decide("release", topic, ids, actor, reason)
 
     async def discard(
@@ -243,11 +245,27 @@ class Outbox:
     ) -> list[int]:
         if topic is None and ids is None:
             raise InvalidMessage("say which messages: give topic=, ids=, or both")
-        which = (topic, None if ids is None else list(ids))
-        found = [row["id"] for row in await self._fetch(f"{verb}_parked", *which, _named(verb, actor), reason)]
-        if found and self._wake is not None:
-            self._wake()
+        who, found = _named(verb, actor), list[int]()
+        async for some in self._parked_ids(topic, ids):
+            found += [row["id"] for row in await self._fetch(f"{verb}_parked", topic, some, who, reason)]
+            if self._wake is not None:
+                self._wake()
         return found
+
+    async def _parked_ids(self, topic: str | None, ids: Sequence[int] | None) -> AsyncGenerator[list[int]]:
+        """Those that are meant, in their order, some at a time; not what is parked again meanwhile."""
+        if ids is not None:
+            chosen = sorted(set(ids))
+            for first in range(0, len(chosen), _DECIDED_AT_ONCE):
+                yield chosen[first : first + _DECIDED_AT_ONCE]
+            return
+        after, last = 0, (await self._fetch("last_parked", topic))[0]["id"]
+        while last is not None and after < last:
+            rows = await self._fetch("parked_ids", topic, after, last, _DECIDED_AT_ONCE)
+            if not rows:
+                return
+            yield [row["id"] for row in rows]
+            after = rows[-1]["id"]
 
     async def _fetch(self, query: str, *args: object) -> "list[Record]":
         async with self._lock:  # one connection

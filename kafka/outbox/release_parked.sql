@@ -1,8 +1,8 @@
 -- Parked messages go back into the outbox, in the order that they had, behind all that waits there now: they get new ids,
 -- since a relay has read past the old ones. One row of the audit for each topic, with the first hundred ids.
--- $1 topic (null: any), $2 ids (null: all), $3 who, $4 why
+-- $1 topic (null: any), $2 ids, $3 who, $4 why
 WITH released AS (
-    DELETE FROM sidings.outbox_parked p WHERE ($1::text IS NULL OR p.topic = $1) AND ($2::bigint[] IS NULL OR p.id = ANY ($2))
+    DELETE FROM sidings.outbox_parked p WHERE p.id = ANY ($2::bigint[]) AND ($1::text IS NULL OR p.topic = $1)
     RETURNING p.*
 ), back AS (
     INSERT INTO sidings.outbox (slot, topic, key, partition_key, value, headers, stamped_at, published_at)
