@@ -42,6 +42,7 @@ R = TypeVar("R")
 _FORMAT = 1  # of the file; one of another format is built anew
 _BUSY_SECONDS = 10.0
 _BATCH_PAGES = 4  # that a batch writes, beside one for each row, or so
+_DAMAGES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _PIECE = 1_000  # rows that are read at once, while other threads wait
 _CHECKPOINT_PAGES = 4_000  # written, before they are brought from the -wal into the file itself
 
@@ -79,6 +80,7 @@ class SQLite(Generic[T]):
         self._thread: ThreadPoolExecutor | None = None
         self._written = 0  # pages since the last checkpoint, about
         self._plan: Plan[T] | None = None
+        self._damage: sqlite3.Error | None = None  # which a read has met
 
     # -- the port: what writes --------------------------------------------------------------------------------------
 
@@ -95,6 +97,8 @@ class SQLite(Generic[T]):
 
     async def apply(self, batch: Batch[T]) -> None:
         """Apply `batch` in one transaction, which is seen when this returns. Raises `StorageError`."""
+        if self._damage is not None:
+            raise self._unusable(self._damage)
         if self._written > _CHECKPOINT_PAGES:
             self._written = 0
             await self._work(self._checkpoint)
@@ -177,11 +181,17 @@ class SQLite(Generic[T]):
 
     @contextmanager
     def _reads(self) -> Generator[tuple[Plan[T], sqlite3.Connection]]:
-        """A file that is closed is no empty one."""
+        """A file that is closed is no empty one. What is found to be damaged is told at the next `apply`, so that the
+        service ends, and builds the file anew when it starts."""
         with self._reading:
             if self._plan is None or self._reader is None:
                 raise StorageError(f"the store {str(self._path)!r} is not open")
-            yield self._plan, self._reader
+            try:
+                yield self._plan, self._reader
+            except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGES:
+                    self._damage = error
+                raise self._unusable(error) from error
 
     @contextmanager
     def _as_it_was(self) -> Generator[None]:
