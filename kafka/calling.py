@@ -1,17 +1,18 @@
 """What a handler works on while it handles one message outside of a batch, and what is told of its errors and of what
 stands in messages."""
 
+import asyncio
 import reprlib
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..jobs import ErrorInfo
+from ..jobs import Again, ErrorInfo, OutcomeName, Snooze
 from ..jobs.context import Within, current_work
 from ..jobs.outcome import legible, place_of
 from .message import Message
 
-__all__ = ["failure_of", "shown", "text_of", "told_of", "working_on"]
+__all__ = ["failure_of", "shown", "snoozed", "text_of", "told_of", "unusual", "working_on"]
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 200, 200
@@ -22,7 +23,7 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
-def told_of(error: Exception) -> str:
+def told_of(error: BaseException) -> str:
     """The name of `error` and its text, whatever its class does when it is asked for that: what an author's code raises
     must not end the service because it cannot be shown."""
     return f"{type(error).__name__}: {ErrorInfo.of(error).message}"
@@ -36,6 +37,27 @@ def failure_of(error: Exception) -> str:
 def text_of(error: Exception) -> str:
     """Its text alone, for the log."""
     return legible(ErrorInfo.of(error).message)
+
+
+def unusual(error: BaseException, task: "asyncio.Task[Any] | None") -> RuntimeError:
+    """The failure that it is where a handler raises what is no `Exception`, as `SystemExit`, or what an extension
+    written in Rust raises when it panics: else each start of the service would end with this message. task: its own.
+
+    Raises what is not the handler's own: the interrupt of a person, and the end of a coroutine that Python closes,
+    after its loop."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    if isinstance(error, GeneratorExit) and (task is None or asyncio.current_task(task.get_loop()) is not task):
+        raise error
+    return RuntimeError(f"the handler raised {told_of(error)}")
+
+
+def snoozed(snooze: Snooze) -> float | None:
+    """For how long. None where a subclass of the author's does not say, or says what is no time: then it has failed."""
+    try:
+        return Again(OutcomeName.SNOOZED, snooze.seconds).delay
+    except Exception:  # noqa: BLE001 - whatever the author's class does when it is asked
+        return None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from ..errors import PostgresUnavailable
 from ..executor import end_if_forked, forks_so_far, takes_no_writes
 from ..jobs import Transaction
 from ..jobs.context import current_work
-from .calling import told_of
+from .calling import told_of, unusual
 from .message import Message
 from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved, OffsetStore
@@ -174,7 +174,7 @@ class Handling:
     ) -> None:
         """One call of the handler."""
         token = current_work.set(tuple(messages) if len(messages) > 1 else messages[0])
-        forks = forks_so_far()
+        forks, task = forks_so_far(), asyncio.current_task()
         try:
             await patience.call(self._subscription.call(messages, tx), lambda: partition.deaf.add(messages[0].offset))
             if not in_transaction(tx.connection):
@@ -183,9 +183,6 @@ class Handling:
             if self._ending():
                 raise
             raise BatchFailed(RuntimeError("the handler raised CancelledError"), index) from error
-        except SystemExit as error:  # else each start of the service would end with this message, as with a job's
-            end_if_forked(forks, error)
-            raise BatchFailed(RuntimeError(f"the handler raised {error!r}"), index) from error
         except Exception as error:
             if self._ending():  # what it makes of its cancellation, as when something cannot be closed
                 raise asyncio.CancelledError from error
@@ -196,6 +193,12 @@ class Handling:
                 if partition.cuts <= _MAX_CUTS:
                     raise PostgresUnavailable(f"the connection broke under a handler: {told_of(error)}") from error
             raise BatchFailed(error, index) from error
+        except BaseException as error:
+            end_if_forked(forks, error)
+            failure = unusual(error, task)
+            if self._ending():
+                raise asyncio.CancelledError from error
+            raise BatchFailed(failure, index) from error
         finally:
             partition.deaf.discard(messages[0].offset)
             end_if_forked(forks, sys.exception())

@@ -15,7 +15,7 @@ from ..jobs import Again, Discard, Snooze
 from ..jobs.outcome import legible
 from ..outage import Outage
 from ..waiting import set_within
-from .calling import failure_of, text_of
+from .calling import failure_of, snoozed, text_of
 from .handling import BatchFailed, Handling
 from .metrics import ConsumerMetrics
 from .offsets import OffsetsMoved
@@ -88,8 +88,8 @@ class Siding:
             await self._handling.discard(item)
             self._outage.over()
             log.warning("%s: discarded: %s", where, text_of(error))
-        elif isinstance(error, Snooze):
-            await set_within(partition.left, error.seconds)
+        elif isinstance(error, Snooze) and (seconds := snoozed(error)) is not None:
+            await set_within(partition.left, seconds)
         else:
             await self._failed(partition, item, error, started, where)
 

@@ -11,7 +11,7 @@ from ..jobs import Again, Discard, Snooze
 from ..jobs.outcome import legible
 from ..outage import Outage
 from ..waiting import set_within
-from .calling import failure_of, text_of
+from .calling import failure_of, snoozed, text_of, unusual
 from .dead_letters import DeadLetters
 from .metrics import ConsumerMetrics
 from .outbox import InvalidMessage, NotPublished
@@ -68,8 +68,6 @@ class StatelessHandling:
             except Discard as error:
                 log.warning("%s: discarded: %s", where, text_of(error))
                 return "discarded", None
-            except Snooze as snooze:
-                delay = snooze.seconds
             except PostgresUnavailable as error:  # no message's fault: an outage would bury them all
                 self._outage.failed(error)
                 self._metrics.postgres_error()
@@ -78,6 +76,10 @@ class StatelessHandling:
                 if partition.leaving.is_set():  # or that is what it makes of its cancellation
                     log.warning("%s: failed while its partition is given up: %s", where, legible(failure_of(error)))
                     return None, None
+                if isinstance(error, Snooze) and (seconds := snoozed(error)) is not None:
+                    if await set_within(partition.leaving, seconds):
+                        return None, None
+                    continue
                 self._metrics.failed(topic)
                 told = failure_of(error)
                 failing = partition.failing.setdefault(item.record.offset, Failing(started))
@@ -98,7 +100,7 @@ class StatelessHandling:
         started, timeout, offset = time.monotonic(), self._subscription.timeout, item.record.offset
         loop = asyncio.get_running_loop()
         deaf = None if timeout is None else loop.call_later(timeout + DEAF_SECONDS, partition.deaf.add, offset)
-        forks = forks_so_far()
+        forks, task = forks_so_far(), asyncio.current_task()
         try:
             async with asyncio.timeout(timeout):
                 await self._subscription.run(item.message)
@@ -106,9 +108,11 @@ class StatelessHandling:
             if partition.leaving.is_set():
                 raise
             raise RuntimeError("the handler raised CancelledError") from error
-        except SystemExit as error:  # else each start of the service would end with this message, as with a job's
+        except Exception:
+            raise
+        except BaseException as error:
             end_if_forked(forks, error)
-            raise RuntimeError(f"the handler raised {error!r}") from error
+            raise unusual(error, task) from error
         finally:
             if deaf is not None:
                 deaf.cancel()

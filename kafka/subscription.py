@@ -114,7 +114,9 @@ class Subscription(Generic[T]):
                     value = self._validate_python(value)
             elif self._validate_json is not None:
                 value = self._validate_json(b"null" if value is None else value)
-        except Exception as error:  # a decoder may raise anything; whatever it is, the message is kept
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a decoder may raise anything; whatever it is, the message is kept
             raise UndecodableMessage(told_of(error)) from error
         return _message(value, record)
 
@@ -167,7 +169,9 @@ class Subscription(Generic[T]):
         else:
             try:
                 found = self.dedup(message)
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 raise UndecodableMessage(f"dedup= failed: {told_of(error)}") from error
         if found is None or found == b"" or found == "":
             if not self._missing_id:
