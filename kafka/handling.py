@@ -6,9 +6,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import asyncpg
+
 from ..errors import PostgresUnavailable
 from ..executor import end_if_forked, forks_so_far, takes_no_writes
-from ..jobs import Transaction
+from ..jobs import Snooze, Transaction
 from ..jobs.context import current_work
 from .calling import told_of, unusual
 from .message import Message
@@ -23,6 +25,7 @@ from .transactions import Transactions, in_transaction, server_is_gone
 
 __all__ = ["BatchFailed", "Handling"]
 
+_SEEN_SECONDS = 1.0  # until a message is tried again whose id is another one's that is under way
 _MAX_CUTS = 2  # connections that may break under one message before it is taken for the cause
 
 
@@ -132,8 +135,14 @@ class Handling:
         return done
 
     async def _repeats(self, tx: Transaction, items: Sequence[Item]) -> frozenset[Item]:
-        """Those of `items` that only repeat a message; the ids of the others are recorded."""
-        return frozenset() if self._seen is None else await self._seen.record(tx, items)
+        """Those of `items` that only repeat a message; the ids of the others are recorded. One whose id is taken by a
+        transaction that is still open, as of a handler that hangs, waits for that by itself, and has not failed."""
+        if self._seen is None:
+            return frozenset()
+        try:
+            return await self._seen.record(tx, items)
+        except asyncpg.LockNotAvailableError as error:
+            raise BatchFailed(Snooze(_SEEN_SECONDS, "another message with its id is under way"), None) from error
 
     async def _blocked(self, tx: Transaction, items: Sequence[Item]) -> frozenset[tuple[str, str]]:
         if self._subscription.isolate:  # every message is stored anyway
