@@ -57,7 +57,9 @@ class Callbacks(Generic[T]):
                 for function in self._functions:
                     try:
                         function(Changed(key, old, new))
-                    except Exception:  # whatever a callback raises, the directory goes on
+                    except KeyboardInterrupt:
+                        raise
+                    except BaseException:  # whatever a callback raises, the directory goes on
                         self.failures += 1
                         log.exception("directory %r: on_change failed for %s", self._topic, shown(key))
 
@@ -65,5 +67,7 @@ class Callbacks(Generic[T]):
 def _differ(old: object, new: object) -> bool:
     try:
         return bool(new != old)
-    except Exception:  # noqa: BLE001 - an author's values; those that do not tell are told of once too often
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - an author's values; those that do not tell are told of once too often
         return True

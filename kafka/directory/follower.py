@@ -395,7 +395,9 @@ class Follower(Generic[T]):
         no more: without the store the row would not be there either."""
         try:
             return self._rows.decode(record)
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # as when it is read from Kafka
             if (place := (record.partition, record.offset)) not in self._refused:
                 self._refused.add(place)
                 log.exception(

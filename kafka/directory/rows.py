@@ -151,7 +151,9 @@ class Rows(Generic[T]):
                     add(self.read(record))
                 else:
                     add((row, row if key_of is None else _hashable(key_of(value)), value, record))
-            except Exception as error:  # noqa: BLE001 - a decoder may raise anything; whatever it is, it is kept
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a decoder may raise anything; whatever it is, it is kept
                 bad.append((len(changes), self._row_or_none(record), _bad(record, error)))
         self._read += len(changes)
         return changes, bad
@@ -351,7 +353,7 @@ def _hashable(key: Hashable) -> Hashable:
     return key
 
 
-def _bad(record: Record, error: Exception) -> BadRecord:
+def _bad(record: Record, error: BaseException) -> BadRecord:
     if isinstance(error, ValidationError):
         found = error.errors(include_url=False, include_input=False, include_context=False)
         reason = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'value'}: {one['msg']}" for one in found)
