@@ -55,12 +55,20 @@ class OffsetStore:
         # How often each partition had been reset when its offset was loaded; the compare-and-set expects it as well.
         self._resets: dict[TopicPartition, int] = {}
         self._timelines: dict[TopicPartition, str] = {}  # that each was loaded from
+        self._lost: set[TopicPartition] = set()  # whose row the server lacks that has replaced the one it was on
         self._topic_ids: dict[TopicPartition, UUID | None] = {}
         self._epochs: dict[TopicPartition, int | None] = {}
 
     async def load(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """The stored offsets; a partition that has none is absent. Raises `PostgresUnavailable`."""
-        rows = await self._fetch(self._load_sql, [p.topic for p in partitions], [p.partition for p in partitions])
+        asked = await self._fetch(self._load_sql, [p.topic for p in partitions], [p.partition for p in partitions])
+        rows = [row for row in asked if row["next_offset"] is not None]
+        for row in asked:
+            tp = TopicPartition(row["topic"], row["partition"])
+            if row["next_offset"] is None and self._timelines.get(tp, row["timeline"]) != row["timeline"]:
+                self._lost.add(tp)
+            else:
+                self._lost.discard(tp)
         self._resets |= {TopicPartition(row["topic"], row["partition"]): row["resets"] for row in rows}
         self._timelines |= {TopicPartition(row["topic"], row["partition"]): row["timeline"] for row in rows}
         self._topic_ids |= {TopicPartition(row["topic"], row["partition"]): row["topic_id"] for row in rows}
@@ -70,6 +78,10 @@ class OffsetStore:
     def resets(self, partition: TopicPartition) -> int:
         """How often a person had reset the offset when it was loaded."""
         return self._resets.get(partition, 0)
+
+    def lost(self, partition: TopicPartition) -> bool:
+        """Whether a failover has lost the stored offset, as the last look has told."""
+        return partition in self._lost
 
     def topic_id(self, partition: TopicPartition) -> UUID | None:
         """The id of the topic that the stored offset belonged to when it was loaded, None where it is not known."""

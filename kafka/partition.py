@@ -69,6 +69,7 @@ class Item:
 class Partition:
     """next_offset: what is stored, and so what the next compare-and-set expects; -1: not known yet. items: fetched and
     not yet handled, in order. end: where reading goes on after the last of them, behind any gap in the log.
+    began: where reading started when it was first placed here; None: not yet.
     placement: grows when what is in memory becomes void, so that whoever has waited can tell.
     outside: an offset that Kafka has just refused to read from;
     beyond: a stored offset that lay beyond the end of the log, and how often it had been reset: a person has to decide;
@@ -76,6 +77,7 @@ class Partition:
     unreadable: what is to be told of what cannot be read; deaf: offsets whose handlers go on after their timeout."""
 
     __slots__ = (
+        "began",
         "beyond",
         "careful",
         "cuts",
@@ -106,6 +108,7 @@ class Partition:
         self.next_offset = -1
         self.items: deque[Item] = deque()
         self.end = -1
+        self.began: int | None = None
         self.placement = 0
         self.outside: int | None = None
         self.beyond: tuple[int, int] | None = None
@@ -149,6 +152,7 @@ class Partition:
         self.next_offset, self.outside, self.beyond = former.next_offset, former.outside, former.beyond
         self.failures, self.first_failure, self.cuts = former.failures, former.first_failure, former.cuts
         self.suspect, self.careful, self.unreadable = former.suspect, former.careful, former.unreadable
+        self.began = former.began
 
     def place(self, offset: int) -> None:
         """Reading starts at the stored `offset`."""
@@ -156,6 +160,7 @@ class Partition:
             self.failures = self.cuts = 0
             self.unreadable = None
         self.next_offset = self.end = offset
+        self.began = offset if self.began is None else min(self.began, offset)
         self.beyond = None
         self.items.clear()
         self.enter(State.READY)

@@ -53,6 +53,10 @@ class StoredOffsets(Protocol):
         """Move one offset on its own."""
         ...
 
+    def lost(self, partition: TopicPartition) -> bool:
+        """Whether a failover has lost the stored offset, as the last `load` has found."""
+        ...
+
     def resets(self, partition: TopicPartition) -> int:
         """How often a person had reset the offset when it was loaded."""
         ...
@@ -235,9 +239,15 @@ class Placer:
         first: Offsets,
         end: Offsets,
     ) -> dict[TopicPartition, int]:
-        """Where partitions without a stored offset start, as their subscription says."""
+        """Where partitions without a stored offset start, as their subscription says. Where a failover has lost it, and
+        so all effects since it was made: where we began."""
         starts: dict[TopicPartition, int] = {}
         for tp in missing:
+            partition = self._partitions.get(tp)
+            if partition is not None and partition.began is not None and self._offsets.lost(tp):
+                starts[tp] = partition.began
+                log.warning("%s: a failover has lost its stored offset: from %s on again", partition.origin, starts[tp])
+                continue
             match self._subscriptions[tp.topic].start:
                 case "earliest":
                     starts[tp] = first[tp]

@@ -99,6 +99,10 @@ class GroupOffsets:
         """Commit one offset. Raises `KafkaError`, `TimeoutError`."""
         await self._commit({move.tp: move.next})  # to what has not been read: of no epoch that is known
 
+    def lost(self, partition: TopicPartition) -> bool:
+        """Not in a failover of Postgres."""
+        return False
+
     def resets(self, partition: TopicPartition) -> int:
         """None that is counted: it takes that no instance runs."""
         return 0

@@ -1,0 +1,49 @@
+"""A failover that has lost the very rows of stored offsets, as of a topic that was consumed for the first time just
+before: what this process has handled since is done anew on the new server, where its effects are lost, too."""
+
+from typing import Any
+
+import pytest
+from sidings import Message, Transaction
+
+from .consumer_support import Number, a_service, produce
+from .support import eventually
+from .test_failover import Failover, failover, line, recorded  # noqa: F401
+from .test_stateless import committed
+
+
+@pytest.mark.parametrize("start", ["latest", "committed", "earliest"])
+async def test_what_was_handled_from_an_offset_that_got_lost_is_done_anew(
+    failover: Failover,  # noqa: F811
+    topic: Any,
+    sidings_kafka: str,
+    start: Any,
+):
+    """It went on as `start` says, behind all that: at the end of the log, or at what Kafka had been told."""
+    name = await topic()
+    service = a_service(
+        failover.proxy.dsn,
+        sidings_kafka,
+        settings={"fetch_seconds": 0.05, "group": name},
+        executor={"lease_seconds": 3.0},
+    )
+
+    @service.consumer(name, start=start)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await tx.execute("INSERT INTO effect VALUES ($1)", str(message.value.n))
+
+    await failover.lose_what_follows()
+    async with service:
+        partitions = service._life.consumer._stored.partitions
+        await eventually(lambda: any(p.state.name == "READY" for p in partitions.values()))
+        await produce(sidings_kafka, name, range(1, 4))
+        await eventually(lambda: recorded(failover.old, range(1, 4)))
+
+        async def kafka_knows() -> bool:
+            return await committed(sidings_kafka, name, group=name) == 3
+
+        await eventually(kafka_knows)
+        await failover.happen()
+        failover.proxy.heal()
+        await produce(sidings_kafka, name, range(4, 6))
+        await eventually(lambda: recorded(failover.new, range(1, 6)), "all of them have their effects there, once")
