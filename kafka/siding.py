@@ -7,7 +7,8 @@ partition waiting.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 
 from ..errors import PostgresUnavailable
 from ..executor import Backoff
@@ -30,7 +31,8 @@ _PARK_AGAIN_SECONDS = 1.0
 
 
 class Siding:
-    """Settles first messages. slots: how many may be tried at once; each needs a connection. settled: called when the
+    """Settles first messages. slots: how many may be tried at once, of all topics, beside one of each; each needs a
+    connection. settled: called when the
     partition may go on, in the main line or by being placed anew."""
 
     def __init__(
@@ -45,6 +47,7 @@ class Siding:
         self._handling = handling
         self._metrics = metrics
         self._slots = slots
+        self._own = asyncio.Semaphore(1)
         self._settled = settled
         self._outage = Outage(log, f"{subscription.topic}: messages that stand aside could not be settled")
 
@@ -75,7 +78,7 @@ class Siding:
         """One attempt, and what follows from its failure."""
         started = time.monotonic()
         try:
-            async with self._slots:
+            async with self._slot():
                 await self._handling.handle([item])
             self._outage.over()
             return
@@ -92,6 +95,28 @@ class Siding:
             await set_within(partition.left, seconds)
         else:
             await self._failed(partition, item, error, started, where)
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncGenerator[None]:
+        """One that the topics share, or the one that this topic has to itself: those of another topic may all hang."""
+        taking = {asyncio.ensure_future(slots.acquire()): slots for slots in (self._own, self._slots)}
+        taken: list[asyncio.Semaphore] = []
+        try:
+            await asyncio.wait(taking, return_when=asyncio.FIRST_COMPLETED)
+            for task in taking:
+                task.cancel()  # no more than asked, where it has one already
+            await asyncio.wait(taking)
+            taken = [slots for task, slots in taking.items() if not task.cancelled()]
+            for slots in taken[1:]:
+                slots.release()
+            del taken[1:]
+            yield
+        finally:
+            for task, slots in taking.items():
+                if not taken and not task.cancel() and not task.cancelled():  # we were cancelled while we waited
+                    slots.release()
+            for slots in taken:
+                slots.release()
 
     async def _failed(self, partition: Partition, item: Item, error: Exception, started: float, where: str) -> None:
         topic, told = self._subscription.topic, failure_of(error)

@@ -186,7 +186,7 @@ class Life:
 
     async def _start_database(self, database: Database, stack: AsyncExitStack) -> None:
         transactions, topics, executor = database.transactions, database.topics, database.executor
-        transactions.extra = len(self._subscriptions.stored)  # the main line of each topic has one
+        transactions.extra = 2 * len(self._subscriptions.stored)  # each topic has one for its main line, and one aside
         transactions.idle_seconds = self._subscriptions.idle_seconds()
         reached = await _reaches(database.settings, self._configuration.name)  # first: others would only log it
         await transactions.start()

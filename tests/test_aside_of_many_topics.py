@@ -1,0 +1,39 @@
+"""Messages of one topic that hang while they are tried alone keep those of another topic waiting for no slot."""
+
+import asyncio
+
+from sidings import Message, Transaction
+
+from .consumer_support import TWICE_AND_PARK, Number, a_service, offset_reaches, produce, record
+from .support import eventually
+
+HANGING = 6  # partitions; five messages are tried alone at once, with the default `pool_size`
+
+
+async def test_hanging_messages_of_a_topic_keep_no_other_topic_from_trying_its_own_again(effects, topic, sidings_kafka):
+    slow, quick = await topic("slow", partitions=HANGING), await topic("quick")
+    go_on, hang, tried = asyncio.Event(), set[int](), list[int]()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(slow, retry=TWICE_AND_PARK)
+    async def call_carrier(message: Message[Number], tx: Transaction) -> None:
+        if message.value.n not in tried:
+            tried.append(message.value.n)
+            raise ValueError("it fails in the main line")
+        hang.add(message.value.n)
+        await go_on.wait()
+
+    @service.consumer(quick, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if -1 not in tried:
+            tried.append(-1)
+            raise ConnectionError("once")
+        await record(message, tx)
+
+    async with service:
+        for number in range(HANGING):
+            await produce(sidings_kafka, slow, [number], partition=number)
+        await eventually(lambda: len(tried) == HANGING and len(hang) >= 5)
+        await produce(sidings_kafka, quick, [0, 1])
+        await eventually(offset_reaches(effects, quick, 2), "the other topic stands still", 15)
+        go_on.set()
