@@ -706,7 +706,7 @@ async def test_jobs_move_in_their_order_behind_what_waits_there(database: str, a
     assert all(int(row["txid"]) > marks for row in rows[1:4])
     assert [row["position"] is None for row in rows[4:]] == [True, True]
     assert (await the_job(database, left) or {})["origin"] == "older/0"
-    detail = {"jobs": 5, "lost": 0, "former_owner": None}
+    detail = {"jobs": 5, "lost": 0, "former_owner": None, "epoch": 0}
     assert await last_action(admin) == ("alice", "move", {"origin": "old/0", "to": "new/0"}, "fewer partitions", detail)
 
 

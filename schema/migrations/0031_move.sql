@@ -1,8 +1,9 @@
--- Jobs are moved to where they can run.
+-- Jobs are moved to where they can run, and requeued where the others of their group have been moved to.
 -- runs with 0019
 
 -- As in 0020, but: the target has been held, which its epoch tells. To have a row is not enough: whoever pauses an origin that is
 -- misspelt, or cancels a job of it, makes one. And it is no slot of the outbox, which a relay holds: jobs there were no orphans either.
+-- The audit tells the epoch that the origin has from then on: as long as it has that, nobody has held it since.
 CREATE OR REPLACE FUNCTION sidings.move_jobs(origin text, "to" text, actor text, reason text DEFAULT NULL,
                                   lease interval DEFAULT interval '1 minute') RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '2s' AS $$
@@ -58,6 +59,7 @@ BEGIN
     END IF;
     UPDATE sidings.origin x SET owner = NULL, lease_until = NULL, epoch = x.epoch + 1
     WHERE x.origin = move_jobs.origin AND x.epoch > 0;   -- 0: nobody has ever held it, and that remains so
+    SELECT x.epoch INTO o.epoch FROM sidings.origin x WHERE x.origin = move_jobs.origin;
     -- First, so that no tick becomes a job there from now on. Lock order: origin, periodic.
     UPDATE sidings.periodic p SET job_origin = move_jobs."to" WHERE p.job_origin = move_jobs.origin AND p.origin = '';
     -- nextval() runs above a materialised sort, and the transaction id has been taken above.
@@ -73,6 +75,74 @@ BEGIN
     GET DIAGNOSTICS others = ROW_COUNT;
     PERFORM sidings.announce("to");
     PERFORM sidings.note_action(actor, 'move', jsonb_build_object('origin', origin, 'to', "to"), reason,
-                                jsonb_build_object('jobs', placed + others, 'lost', lost, 'former_owner', o.owner));
+                                jsonb_build_object('jobs', placed + others, 'lost', lost, 'former_owner', o.owner,
+                                                   'epoch', o.epoch));
     RETURN placed + others;
+END $$;
+
+CREATE INDEX audit_move ON sidings.audit ((target ->> 'origin'), id) WHERE action = 'move';
+
+-- As in 0025, and: a job whose origin was emptied by a move follows it. It came back where nothing runs, and out of its group's order.
+CREATE OR REPLACE FUNCTION sidings.requeue_job(
+    job bigint, actor text, reason text DEFAULT NULL, force boolean DEFAULT false, finished_at timestamptz DEFAULT NULL)
+RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '2s' AS $$
+DECLARE
+    old    record;
+    before record;
+    new_id bigint;
+    moved  text;
+BEGIN
+    PERFORM sidings.begin_action();
+    PERFORM pg_advisory_xact_lock(hashtextextended('sidings.requeue', job));   -- two at once: the second sees the first
+    IF EXISTS (SELECT FROM sidings.job j WHERE j.id = job) THEN
+        RAISE EXCEPTION USING ERRCODE = 'SD004', MESSAGE = format('job %s has not ended', job),
+            HINT = 'Retry it now; release it if it is held.';
+    END IF;
+    SELECT h.* INTO old FROM sidings.job_history h
+    WHERE h.job_id = job AND h.finished_at = requeue_job.finished_at
+      AND h.outcome IN ('succeeded', 'discarded', 'cancelled', 'superseded');
+    IF NOT FOUND THEN
+        SELECT h.* INTO old FROM sidings.job_history h
+        WHERE h.job_id = job AND h.outcome IN ('succeeded', 'discarded', 'cancelled', 'superseded')
+        ORDER BY h.finished_at DESC LIMIT 1;
+    END IF;
+    IF NOT FOUND THEN
+        PERFORM sidings.no_such_job(job);
+    END IF;
+    IF old.outcome = 'succeeded' OR old.payload IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'SD004',
+            MESSAGE = CASE WHEN old.outcome = 'succeeded' THEN format('job %s has succeeded', job)
+                           ELSE format('the history has no payload of job %s', job) END,
+            HINT = 'Enqueue a new job.';
+    END IF;
+    SELECT a.actor, a.at, a.detail ->> 'new_job' AS new_job INTO before FROM sidings.audit a
+    WHERE (a.target ->> 'job')::bigint = job AND a.target ? 'job' AND a.action = 'requeue' ORDER BY a.id DESC LIMIT 1;
+    IF FOUND AND NOT force THEN
+        RAISE EXCEPTION USING ERRCODE = 'SD004',
+            MESSAGE = format('job %s was requeued already, as job %s, by %s at %s', job, before.new_job, before.actor,
+                             to_char(before.at, 'YYYY-MM-DD HH24:MI:SS OF')),
+            HINT = 'Look at that job; force => true requeues it once more.';
+    END IF;
+    -- Where partitions were added, its group may be elsewhere (0010); a tick goes where the other ticks of its type are.
+    old.origin := coalesce((SELECT p.job_origin FROM sidings.periodic p WHERE p.name = old.type AND p.origin = ''),
+                           sidings.place(old.origin, old."group"));
+    -- Where its origin was emptied by a move, and nobody has held it since, it follows the others of its group.
+    FOR step IN 1..10 LOOP
+        SELECT a.target ->> 'to' INTO moved
+        FROM sidings.audit a JOIN sidings.origin x ON x.origin = old.origin AND x.owner IS NULL
+        WHERE a.action = 'move' AND a.target ->> 'origin' = old.origin AND (a.detail ->> 'epoch')::bigint = x.epoch
+        ORDER BY a.id DESC LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        old.origin := moved;
+    END LOOP;
+    INSERT INTO sidings.job (type, origin, "group", priority, payload, headers)
+    VALUES (old.type, old.origin, old."group", old.priority, old.payload,
+            CASE WHEN old.correlation_id IS NOT NULL THEN jsonb_build_object('correlation_id', old.correlation_id) END)
+    RETURNING id INTO new_id;
+    PERFORM sidings.announce(old.origin);
+    PERFORM sidings.note_action(actor, 'requeue', jsonb_build_object('job', job, 'type', old.type, 'origin', old.origin,
+                                                                     'group', old."group"),
+                                reason, jsonb_build_object('found', old.outcome, 'new_job', new_id));
+    RETURN new_id;
 END $$;
