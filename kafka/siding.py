@@ -32,8 +32,7 @@ _PARK_AGAIN_SECONDS = 1.0
 
 class Siding:
     """Settles first messages. slots: how many may be tried at once, of all topics, beside one of each; each needs a
-    connection. settled: called when the
-    partition may go on, in the main line or by being placed anew."""
+    connection. settled: called when the partition may go on, in the main line or by being placed anew."""
 
     def __init__(
         self,

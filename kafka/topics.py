@@ -7,7 +7,6 @@ A topic that gets more partitions is known to have grown by all of them before t
 
 import asyncio
 import logging
-import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal, NamedTuple, cast
@@ -17,7 +16,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka import partitioner as aiokafka_partitioner
 
 from ..errors import MissingOrigin, PostgresUnavailable
-from ..executor import Link, PostgresSettings
+from ..executor import Link, PostgresSettings, now
 from ..outage import Outage
 from ..schema import load_sql
 from ..waiting import set_within
@@ -74,7 +73,7 @@ class Topics:
     def has_grown(self, topic: str) -> bool:
         """Whether a key of `topic` may have jobs in another origin than its own, because partitions were added. True
         also where nothing is known for sure: the answer "no" is believed for a while only."""
-        if self._loaded_at is None or time.monotonic() - self._loaded_at > _FRESH_SECONDS:
+        if self._loaded_at is None or now() - self._loaded_at > _FRESH_SECONDS:
             return True
         known = self._known.get(topic)
         return known is not None and bool(known.former)
@@ -118,7 +117,7 @@ class Topics:
 
     async def load(self) -> None:
         """Read what is known, if Postgres answers."""
-        began = time.monotonic()
+        began = now()
         try:
             rows = await self._fetch(self._load_sql)
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
@@ -159,10 +158,10 @@ class Topics:
     def _look_for_shrunk(self, seen: Mapping[str, _Topic]) -> None:
         """Partitions cannot be taken away: a topic that lastingly has fewer was deleted and made anew."""
         fewer = {name for name, topic in seen.items() if topic.partitions < self._known.get(name, topic).partitions}
-        since = {name: self._shrunk.get(name, time.monotonic()) for name in fewer}
+        since = {name: self._shrunk.get(name, now()) for name in fewer}
         for name, start in since.items():
-            if start < time.monotonic() - _SHRUNK_SECONDS:
-                since[name] = time.monotonic()  # say it again after a while
+            if start < now() - _SHRUNK_SECONDS:
+                since[name] = now()  # say it again after a while
                 log.error(
                     "the topic %r has %s partitions, and had %s: it was made anew. Jobs of partitions that are gone "
                     "are run by nobody, and new ones may still be sent there. Move them (`Admin.move`), then delete "

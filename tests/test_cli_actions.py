@@ -273,13 +273,13 @@ async def test_many_orphans_are_moved_in_more_than_the_time_of_other_statements(
 
 
 async def test_an_orphan_s_jobs_are_moved_and_those_of_a_held_origin_are_not(database: str):
-    await a_holder(database, ORIGIN)
+    await a_holder(database, ORIGIN, "other/0")
     await some_jobs(database, 3, origin="gone/0")
     result = await cli(database, "origins", "move", "gone/0", ORIGIN, "--yes", "--because", "topic deleted")
     assert result.stdout.endswith(f"moved 3 jobs from gone/0 to {ORIGIN}\n")
     assert await value(database, "SELECT count(*) FROM sidings.job WHERE origin = $1", ORIGIN) == 3
     assert await actions(database) == [("alice", "move", "topic deleted")]
-    assert "is held by" in await refused(database, "origins", "move", ORIGIN, "gone/0", "--yes")
+    assert "is held by" in await refused(database, "origins", "move", ORIGIN, "other/0", "--yes")
     assert "no jobs in" in await refused(database, "origins", "move", "gone/0", ORIGIN, "--yes")
 
 

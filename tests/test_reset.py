@@ -193,9 +193,11 @@ async def test_a_message_that_is_tried_alone_when_its_partition_is_reset_takes_n
 async def test_a_message_that_waits_for_its_turn_alone_when_its_partition_is_reset_takes_none_with_it(
     effects, topic, sidings_kafka
 ):
-    name = await topic(partitions=2)
-    service = a_service(PostgresSettings(dsn=effects, pool_size=2), sidings_kafka)  # one is tried alone at once
-    tries, alone, reset, fail, again, go_on = {100: 0, 3: 0}, *(asyncio.Event() for _ in range(5))
+    name = await topic(partitions=3)
+    service = a_service(
+        PostgresSettings(dsn=effects, pool_size=2), sidings_kafka
+    )  # two are tried alone at once: one of the topic's own
+    tries, reset, fail, again, go_on = {100: 0, 101: 0, 3: 0}, *(asyncio.Event() for _ in range(4))
     meanwhile: list[int] = []
 
     @service.consumer(name, retry=Retry(wait=wait_fixed(0)))
@@ -204,7 +206,6 @@ async def test_a_message_that_waits_for_its_turn_alone_when_its_partition_is_res
         if n in tries and not fail.is_set():
             tries[n] += 1
             if tries[n] == 2:
-                alone.set()
                 await fail.wait()
             raise ValueError("no")
         if reset.is_set() and not go_on.is_set():
@@ -214,18 +215,19 @@ async def test_a_message_that_waits_for_its_turn_alone_when_its_partition_is_res
             await go_on.wait()
         await record(message, tx)
 
-    await produce(sidings_kafka, name, [100], partition=1)
+    for number in (1, 2):
+        await produce(sidings_kafka, name, [99 + number], partition=number)
     async with service:
-        await asyncio.wait_for(alone.wait(), SECONDS)
+        await eventually(lambda: (tries[100], tries[101]) == (2, 2))
         await produce(sidings_kafka, name, range(5))
-        await eventually(lambda: len(_running("Siding.settle")) == 2)
+        await eventually(lambda: len(_running("Siding.settle")) == 3)
         reset.set()
         await service.reset_offsets(name, "earliest", partitions=[0], actor="alice")
         await asyncio.wait_for(again.wait(), SECONDS)
-        assert tries == {100: 2, 3: 1}
+        assert tries == {100: 2, 101: 2, 3: 1}
         fail.set()
         await eventually(lambda: not _running("Siding.settle"))
-        assert meanwhile == [0, 100]
+        assert sorted(meanwhile) == [0, 100, 101]
         go_on.set()
         await eventually(offset_reaches(effects, name, 5))
         assert sample(service, "sidings_consumer_conflicts_total") == 1, "what was read since is sound"
