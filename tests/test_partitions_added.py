@@ -1,7 +1,6 @@
 """A topic gets more partitions, so that keys move: a group's jobs stay in one origin until it is empty."""
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from sidings import Job, Message, PostgresSettings, Registry, Transaction
+from sidings.executor import now
 from sidings.jobs.context import current_work
 from sidings.kafka import Topics, partition_for
 from sidings.kafka.topics import _Topic as TopicRow
@@ -343,7 +343,7 @@ async def test_that_a_topic_has_not_grown_is_believed_for_a_while_only(database,
     assert not topics.covers(TopicPartition("positions", 0))
     await topics.load()
     assert not topics.has_grown("positions")
-    topics._loaded_at = time.monotonic() - 60  # Postgres has not answered since, or the process was paused
+    topics._loaded_at = now() - 60  # Postgres has not answered since, or the process was paused
     assert topics.has_grown("positions")
     await topics.close()
 

@@ -194,9 +194,7 @@ async def test_a_message_that_waits_for_its_turn_alone_when_its_partition_is_res
     effects, topic, sidings_kafka
 ):
     name = await topic(partitions=3)
-    service = a_service(
-        PostgresSettings(dsn=effects, pool_size=2), sidings_kafka
-    )  # two are tried alone at once: one of the topic's own
+    service = a_service(PostgresSettings(dsn=effects, pool_size=2), sidings_kafka)  # two are tried alone at once
     tries, reset, fail, again, go_on = {100: 0, 101: 0, 3: 0}, *(asyncio.Event() for _ in range(4))
     meanwhile: list[int] = []
 

@@ -310,9 +310,7 @@ async def test_where_nothing_is_missing_the_right_to_read_is_enough(stranger: st
 
 async def test_a_server_that_can_only_be_read_is_said_to_be_one(empty_database: str):
     standby = f"{empty_database}?options=-c%20default_transaction_read_only%3Don"
-    with pytest.raises(
-        PostgresUnavailable, match=r"can only be read, as a standby, or by a role .*: .* a DSN of the primary"
-    ):
+    with pytest.raises(PostgresUnavailable, match=r"can only be read, as a standby, or .* a DSN of the primary"):
         await migrate(standby, service="test")
 
 
