@@ -46,7 +46,8 @@ def refused_migration(dsn: str, schema: str, error: BaseException) -> SidingsErr
         case asyncpg.ReadOnlySQLTransactionError():
             return PostgresUnavailable(
                 f"{where} can only be read, as a standby, or by a role with default_transaction_read_only: {error}: "
-                "migrate over a DSN of the primary (postgresql://host1,host2/database?target_session_attrs=primary finds it)"
+                "migrate over a DSN of the primary "
+                "(postgresql://host1,host2/database?target_session_attrs=primary finds it)"
             )
         case asyncpg.DuplicateTableError() | asyncpg.DuplicateObjectError() | asyncpg.DuplicateFunctionError():
             return SchemaError(
