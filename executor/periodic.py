@@ -156,6 +156,7 @@ class PeriodicLoop:
             [_periodic(declared[name]).schedule.text for name, _ in keys],
         )
         self._started.update(name for name, _ in keys)
+        ahead: dict[str, _Row] = {}  # by name: an origin each would be many lines
         for row in rows:
             self._learn_clock(row["now"], sent)
             known = self._rows.get((row["name"], row["origin"]))
@@ -170,17 +171,14 @@ class PeriodicLoop:
                 planned = known.try_at
                 self._plan(known)  # anew, if the server's clock has been set forward
                 known.try_at = min(known.try_at, planned)
-            self._warn_of_clock(made)
-
-    def _warn_of_clock(self, row: _Row) -> None:
-        """Say why nothing is fired although time passes, as after years that a server's clock was ahead."""
-        if (row.last - self._time()).total_seconds() > _AHEAD_SECONDS:
-            name = row.job_type.name.replace("'", "''")
+            if (made.last - self._time()).total_seconds() > _AHEAD_SECONDS:
+                ahead[made.job_type.name] = made
+        for name, made in ahead.items():  # say why nothing is fired although time passes
             log.error(
                 "%s: no tick comes before %s, up to when the server's clock, which was ahead then, has settled all. To "
                 "let them begin now: UPDATE %s.periodic SET since = least(since, now()), "
                 "last_tick = least(last_tick, now()) WHERE name = '%s'",
-                *(row.job_type.name, row.last.isoformat(), self._schema, name),
+                *(name, made.last.isoformat(), self._schema, name.replace("'", "''")),
             )
 
     def _learn_clock(self, server: datetime, sent: float) -> None:
