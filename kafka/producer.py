@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from aiokafka.errors import KafkaError
 
-from ..errors import KafkaUnavailable
+from ..errors import ConfigurationError, KafkaUnavailable
 from .outbox import MESSAGE_ID, Headers, InvalidMessage, NotPublished, OutboxSettings, Outgoing, Value
 from .outbox.failures import NEVER, NO_TOPIC
 from .outbox.message import headers_from_text, outgoing
@@ -38,6 +38,7 @@ class Producer:
         self._current: dict[bool, Sender] = {}  # for messages that go together, and for those that go alone
         self._careful_until: dict[str, float] = {}  # by topic; its messages go alone until then
         self._lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None  # that the connections belong to
         self._stopped = False
 
     async def send(
@@ -53,7 +54,8 @@ class Producer:
         """Send one message and return when all in-sync replicas have it; arguments as of `Outbox.publish`.
 
         Raises `InvalidMessage` (nothing was sent, or Kafka refused it for what it is), `NotPublished` (no such topic,
-        or no right to write to it), `KafkaUnavailable` (no acknowledgement in `delivery_seconds`: it may have arrived).
+        or no right to write to it), `KafkaUnavailable` (no acknowledgement in `delivery_seconds`: it may have arrived),
+        `ConfigurationError` in another event loop than that of the first call.
         """
         message = outgoing(
             topic,
@@ -129,6 +131,12 @@ class Producer:
         nothing."""
         if self._stopped:
             raise KafkaUnavailable("the producer has been stopped")
+        self._loop = self._loop or asyncio.get_running_loop()
+        if asyncio.get_running_loop() is not self._loop:
+            raise ConfigurationError(
+                "this is not the event loop in which this producer has sent before, whose connections these are: let "
+                "that one run the coroutine (asyncio.run_coroutine_threadsafe)"
+            )
         async with asyncio.timeout(_CONNECT_SECONDS), self._lock:
             if alone not in self._current:
                 settings = self._settings.model_copy(update={"batch_bytes": 1}) if alone else self._settings

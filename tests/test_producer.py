@@ -5,7 +5,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sidings import Message
+from sidings import ConfigurationError, Message
 from sidings.devstack.topics import create_topic
 from sidings.kafka import OutboxSettings, Producer
 from sidings.kafka.outbox import InvalidMessage, NotPublished
@@ -63,6 +63,22 @@ async def test_many_small_messages_at_once_are_not_taken_for_one_that_is_too_lar
         for _ in range(2):
             several = [outcome(producer, etas, key="k", value=b"x" * 500) for _ in range(40)]
             assert Counter(await asyncio.gather(*several)) == {"sent": 40}
+
+
+async def test_another_event_loop_is_refused_and_does_not_wait_for_ever(sidings_kafka: str, topic) -> None:
+    """Its message was sent, and nobody in that loop was told."""
+    etas = await topic("etas")
+    async with sending(sidings_kafka) as producer:
+        await producer.send(etas, key="k", value=b"1")
+
+        async def elsewhere() -> None:
+            async with asyncio.timeout(10):
+                await producer.send(etas, key="k", value=b"2")
+
+        with pytest.raises(ConfigurationError, match="event loop"):
+            await asyncio.to_thread(asyncio.run, elsewhere())
+        await producer.send(etas, key="k", value=b"3")
+    assert [r.value for r in await records(sidings_kafka, etas)] == [b"1", b"3"]
 
 
 async def test_a_dead_letter_that_was_not_acknowledged_is_sent_again(
