@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import IntEnum
+from functools import partial
 from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,7 +14,7 @@ from . import enqueue as _enqueue
 from .connections import AnyConnection, AnySyncConnection, Rows, Statement, store, store_sync
 from .enqueue import UNSET, Unset
 from .job import Job, JobId, P
-from .lossy import MASK, holds_secret, not_finite
+from .lossy import MASK, held_by, holds_secret, not_finite
 from .periodic import Periodic
 from .retry import Retry
 from .transaction import Transaction
@@ -335,8 +336,11 @@ class JobType(Generic[P]):
 
     def _loses_numbers(self, checked: P, text: bytes) -> bool:
         """Whether the handler would find None where there is a float that JSON has no form for."""
-        held = not_finite(self._adapter.dump_python(checked, round_trip=True))
-        return held > 0 and held > not_finite(self._adapter.dump_python(self.load(text.decode()), round_trip=True))
+        held = self._not_finite(checked)
+        return held > 0 and held > self._not_finite(self.load(text.decode()))
+
+    def _not_finite(self, checked: P) -> int:
+        return not_finite(held_by(partial(self._adapter.dump_python, checked, round_trip=True)))
 
     def checked_group(self, group: str | None) -> str | None:
         """Refuse an empty group where the type is serial. Raises `MissingGroup`."""

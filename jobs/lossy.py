@@ -1,12 +1,12 @@
 """What pydantic writes into JSON as something else, without an error."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
 from pydantic import Secret, SecretBytes, SecretStr
 
-__all__ = ["MASK", "holds_secret", "not_finite"]
+__all__ = ["MASK", "held_by", "holds_secret", "loses_numbers", "not_finite"]
 
 MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
 
@@ -35,3 +35,27 @@ def not_finite(value: object) -> int:
             return sum(map(not_finite, cast(Iterable[object], value)))
         case _:
             return 0
+
+
+def loses_numbers(value: object, read: object) -> bool:
+    """Whether a float that is NaN or infinite in `value` is None in what was `read` of its JSON, in the same order."""
+    match value, read:
+        case float(), None:
+            return not math.isfinite(value)
+        case Mapping(), Mapping():
+            some: Iterable[object] = cast(Mapping[object, object], value).values()
+            there: Iterable[object] = cast(Mapping[object, object], read).values()
+        case list() | tuple() | set() | frozenset(), list():
+            some, there = cast(Iterable[object], value), cast(Iterable[object], read)
+        case _:
+            return False
+    return any(loses_numbers(held, its) for held, its in zip(some, there, strict=False))
+
+
+def held_by(dump: Callable[..., object]) -> object:
+    """What a model holds, which `dump` tells; in its form for JSON where Python has none, as of a set of models, which
+    would be one of dicts."""
+    try:
+        return dump()
+    except TypeError:
+        return dump(mode="json")

@@ -8,9 +8,10 @@ from datetime import datetime
 from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel
+from pydantic_core import from_json
 
 from ...jobs.context import CORRELATION_ID, missing_headers
-from ...jobs.lossy import MASK, holds_secret, not_finite
+from ...jobs.lossy import MASK, held_by, holds_secret, loses_numbers
 from .errors import InvalidMessage
 
 __all__ = [
@@ -28,7 +29,6 @@ Value = BaseModel | bytes | None
 Headers = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-_NUMBER_AS_TEXT = re.compile(rb'"(?:NaN|-?Infinity)"')  # as a model with ser_json_inf_nan="strings" writes one
 _OVERHEAD_BYTES = 100  # of a record and its batch, beside key, value and headers
 
 
@@ -152,7 +152,7 @@ def _lost(value: BaseModel, data: bytes) -> str:
     """What in it JSON has no form for, and what to do; empty where all of it is there."""
     if MASK in data and holds_secret(value.model_dump()):
         return "a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that reveals it"
-    if b"null" in data and not_finite(value.model_dump()) > len(_NUMBER_AS_TEXT.findall(data)):
+    if b"null" in data and loses_numbers(held_by(value.model_dump), from_json(data)):
         return "a float that is NaN or infinite, of which JSON gets null: ConfigDict(ser_json_inf_nan='strings')"
     return ""
 
