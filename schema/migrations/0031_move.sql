@@ -91,7 +91,7 @@ DECLARE
     old    record;
     before record;
     new_id bigint;
-    moved  text;
+    moved  record;
 BEGIN
     PERFORM sidings.begin_action();
     PERFORM pg_advisory_xact_lock(hashtextextended('sidings.requeue', job));   -- two at once: the second sees the first
@@ -127,14 +127,17 @@ BEGIN
     -- Where partitions were added, its group may be elsewhere (0010); a tick goes where the other ticks of its type are.
     old.origin := coalesce((SELECT p.job_origin FROM sidings.periodic p WHERE p.name = old.type AND p.origin = ''),
                            sidings.place(old.origin, old."group"));
-    -- Where its origin was emptied by a move, and nobody has held it since, it follows the others of its group.
-    FOR step IN 1..10 LOOP
-        SELECT a.target ->> 'to' INTO moved
-        FROM sidings.audit a JOIN sidings.origin x ON x.origin = old.origin AND x.owner IS NULL
-        WHERE a.action = 'move' AND a.target ->> 'origin' = old.origin AND (a.detail ->> 'epoch')::bigint = x.epoch
-        ORDER BY a.id DESC LIMIT 1;
-        EXIT WHEN NOT FOUND;
-        old.origin := moved;
+    -- Where its origin was emptied by a move, and nobody has held it since, it follows the others of its group: with each move that came
+    -- after that one and emptied the place where they were, so it ends, though they may have come back.
+    SELECT a.id, a.target ->> 'to' AS origin INTO moved
+    FROM sidings.audit a JOIN sidings.origin x ON x.origin = old.origin AND x.owner IS NULL
+    WHERE a.action = 'move' AND a.target ->> 'origin' = old.origin AND (a.detail ->> 'epoch')::bigint = x.epoch
+    ORDER BY a.id DESC LIMIT 1;
+    WHILE FOUND LOOP
+        old.origin := moved.origin;
+        SELECT a.id, a.target ->> 'to' AS origin INTO moved
+        FROM sidings.audit a WHERE a.action = 'move' AND a.target ->> 'origin' = old.origin AND a.id > moved.id
+        ORDER BY a.id LIMIT 1;
     END LOOP;
     INSERT INTO sidings.job (type, origin, "group", priority, payload, headers)
     VALUES (old.type, old.origin, old."group", old.priority, old.payload,
