@@ -6,19 +6,21 @@ from typing import Any
 
 import pytest
 from sidings import SQLite, StorageError
+from sidings.kafka.directory.storage import Batch
 
 from .directory_support import COMPACTED, a_directory, put, row
 from .support import SECONDS
+from .test_directory_storage import a_batch, begin, plan_of, rows_by
 
 PAGE = 4096
 
 
-def damage(path: Path) -> None:
+def damage(path: Path, of: bytes = b"xxxxxxxx") -> None:
     """All pages with rows in them, as a disk that fails does; what stands in the others is sound."""
     data = path.read_bytes()
     with path.open("r+b") as file:
         for start in range(PAGE, len(data), PAGE):
-            if b"xxxxxxxx" in data[start : start + PAGE]:
+            if of in data[start : start + PAGE]:
                 file.seek(start)
                 file.write(b"\xff" * PAGE)
 
@@ -44,3 +46,46 @@ async def test_damage_that_a_read_meets_ends_the_service_and_the_next_start_mend
     async with a_directory(name, sidings_kafka, storage=SQLite(path)) as terminals:
         assert (len(terminals), terminals["T-5"].acquirer_id) == (200, "x" * 200)
     assert path.with_name(path.name + ".damaged").exists()
+
+
+async def test_damage_that_is_met_by_counting_is_told_at_the_next_batch_too(tmp_path: Path) -> None:
+    """As the metrics count, with each scrape. It raised an error of SQLite's, and nobody was told."""
+    rows = rows_by()
+    first = SQLite[Any](tmp_path / "terminals.db")
+    await begin(first, rows)
+    await first.apply(a_batch(rows, *((f"T-{n}", row(f"T-{n}", "x" * 200)) for n in range(200))))
+    await first.close()
+    second = SQLite[Any](tmp_path / "terminals.db")
+    await second.open(plan_of(rows))
+    try:
+        damage(tmp_path / "terminals.db", b"T-")  # and the index
+        with pytest.raises(StorageError, match="malformed"):
+            len(second)
+        with pytest.raises(StorageError, match="malformed"):
+            await second.apply(Batch())
+    finally:
+        await second.close()
+
+
+async def test_a_store_that_was_damaged_is_as_good_as_new_when_it_is_opened_again(
+    topic: Any, sidings_kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same object, as where a supervisor in the process starts a service anew that has ended: it told of the former
+    file's damage for ever."""
+    monkeypatch.setattr("sidings.kafka.directory.follower._NOTE_SECONDS", 0.1)
+    name = await topic("terminals", config=COMPACTED)
+    path = tmp_path / "terminals.db"
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}", "x" * 200) for n in range(200)})
+    store = SQLite[Any](path)
+    async with a_directory(name, sidings_kafka, storage=store) as terminals:
+        assert len(terminals) == 200
+    terminals = a_directory(name, sidings_kafka, storage=store)
+    life = asyncio.create_task(terminals.run())
+    await terminals.wait_ready(SECONDS)
+    damage(path)
+    with pytest.raises(StorageError, match="malformed"):
+        terminals.get("T-5")
+    with pytest.raises(StorageError, match="malformed"):
+        await asyncio.wait_for(life, SECONDS)
+    async with a_directory(name, sidings_kafka, storage=store) as terminals:
+        assert (len(terminals), terminals["T-5"].acquirer_id) == (200, "x" * 200)

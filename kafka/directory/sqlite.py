@@ -87,6 +87,7 @@ class SQLite(Generic[T]):
     async def open(self, plan: Plan[T]) -> Kept:
         """Begin, with what is in the file. Raises `StorageError`."""
         self._plan = plan
+        self._damage = None  # was that of a file which is put aside now
         self._home = threading.get_ident()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sidings-directory-{plan.topic}")
         return await self._work(self._open)
@@ -125,10 +126,11 @@ class SQLite(Generic[T]):
 
     def __len__(self) -> int:
         with self._reading:
-            if self._plan is None or self._reader is None:
+            if self._reader is None:
                 return 0
-            query = load_sql(__package__, "count_keys") if self._plan.derived else "SELECT count(*) FROM entry"
-            return self._reader.execute(query).fetchone()[0]
+            with self._reads() as (plan, reader):
+                query = load_sql(__package__, "count_keys") if plan.derived else "SELECT count(*) FROM entry"
+                return reader.execute(query).fetchone()[0]
 
     def items(self) -> list[tuple[Hashable, T]]:
         """All keys and values: all of the file is read and decoded. The event loop waits where it has asked."""
@@ -165,7 +167,10 @@ class SQLite(Generic[T]):
     def rows(self) -> Iterable[Row]:
         """All rows."""
         with self._reading:
-            return [] if self._reader is None else [row for (row,) in self._reader.execute("SELECT row FROM entry")]
+            if self._reader is None:
+                return []
+            with self._reads() as (_, reader):
+                return [row for (row,) in reader.execute("SELECT row FROM entry")]
 
     def keys_of(self, rows: Iterable[Row]) -> Iterable[Hashable]:
         """The keys that these rows have now."""
