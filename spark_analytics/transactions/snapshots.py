@@ -53,7 +53,8 @@ class Snapshots:
         elif not sent:
             self._quiet.update((changed, True))
             self._handle.registerTimer(max(keep_until, now + 1))
-            rows = [row for _, row in cast(Iterator[tuple[int, str]], self._parts.values())]
+            # State from before columns' names told parts apart too may have a row once more, under its former part.
+            rows = list(dict.fromkeys(row for _, row in cast(Iterator[tuple[int, str]], self._parts.values())))
             group, root = cast(list[str], json.loads(id))
             yield from combine_snapshot(self._config, group, root, rows)
         elif now >= keep_until:
