@@ -1,10 +1,14 @@
 """A job that ended in an origin whose jobs were moved since comes back where its group is now."""
 
+from itertools import pairwise
+
 import pytest
 from sidings import Admin
 
 from .admin_support import a_holder, a_job
 from .support import connected, value
+
+GIVEN_BACK = "UPDATE sidings.origin SET owner = NULL, lease_until = NULL"
 
 
 async def test_a_job_comes_back_where_its_group_was_moved_to(database: str, admin: Admin) -> None:
@@ -26,10 +30,65 @@ async def test_it_follows_as_far_as_its_group_was_moved(database: str, admin: Ad
     await admin.cancel(ended)
     await admin.move("old/5", "new/0")
     async with connected(database) as connection:
-        await connection.execute("UPDATE sidings.origin SET owner = NULL, lease_until = NULL WHERE origin = 'new/0'")
+        await connection.execute(GIVEN_BACK)
         await admin.move("new/0", "newer/0")
         if held:  # and given it back, as in a handover
             await connection.execute("UPDATE sidings.origin SET epoch = epoch + 1 WHERE origin = 'old/5'")
     back = await admin.requeue(ended)
     found = await value(database, "SELECT origin FROM sidings.job WHERE id = $1", back)
     assert found == ("old/5" if held else "newer/0")
+
+
+@pytest.mark.parametrize(
+    "moves", [("a/0", "b/0", "a/0"), ("a/0", "b/0", "c/0", "a/0")], ids=["there and back", "round"]
+)
+@pytest.mark.parametrize("begin", [0, 1, 2])
+async def test_it_goes_where_its_group_stands_after_moves_that_came_back(
+    database: str, admin: Admin, moves: tuple[str, ...], begin: int
+) -> None:
+    """It was sent round ten times, and stayed wherever that ended: where nothing runs, and out of its group's order."""
+    origin = moves[begin % (len(moves) - 1)]
+    await a_holder(database, *set(moves))
+    async with connected(database) as connection:
+        await connection.execute(GIVEN_BACK)
+    ended = await a_job(database, origin=origin)
+    await admin.cancel(ended)
+    behind = await a_job(database, origin="a/0")
+    for former, new in pairwise(moves):
+        await admin.move(former, new)
+    back = await admin.requeue(ended)
+    found = [await value(database, "SELECT origin FROM sidings.job WHERE id = $1", job) for job in (behind, back)]
+    assert found == ["a/0", "a/0"]
+
+
+async def test_a_move_before_its_group_came_there_counts_for_nothing(database: str, admin: Admin) -> None:
+    """It went on with what had been moved away before."""
+    await a_holder(database, "b/0", "c/0")
+    async with connected(database) as connection:
+        await connection.execute(GIVEN_BACK)
+    ended = await a_job(database, origin="a/0")
+    await admin.cancel(ended)
+    behind = await a_job(database, origin="a/0")
+    await admin.move("b/0", "c/0")
+    await admin.move("a/0", "b/0")
+    back = await admin.requeue(ended)
+    found = [await value(database, "SELECT origin FROM sidings.job WHERE id = $1", job) for job in (behind, back)]
+    assert found == ["b/0", "b/0"]
+
+
+async def test_it_comes_back_with_its_group_though_somebody_has_held_the_place_between(
+    database: str, admin: Admin
+) -> None:
+    """It stayed there."""
+    await a_holder(database, "a/0", "b/0")
+    async with connected(database) as connection:
+        await connection.execute(GIVEN_BACK)
+        ended = await a_job(database, origin="a/0")
+        await admin.cancel(ended)
+        behind = await a_job(database, origin="a/0")
+        await admin.move("a/0", "b/0")
+        await admin.move("b/0", "a/0")
+        await connection.execute("UPDATE sidings.origin SET epoch = epoch + 1 WHERE origin = 'b/0'")
+    back = await admin.requeue(ended)
+    found = [await value(database, "SELECT origin FROM sidings.job WHERE id = $1", job) for job in (behind, back)]
+    assert found == ["a/0", "a/0"]
