@@ -6,4 +6,5 @@
 INSERT INTO sidings.outbox (slot, topic, key, value, headers, partition_key, stamped_at)
 VALUES (sidings.outbox_slot($1::text, coalesce($5::bytea, $2::bytea)), $1, $2, $3, $4::text::json, $5, $6)
 RETURNING id, slot, txid::text::bigint AS txid, xmin::text::bigint AS xmin, (SELECT sidings.timeline()) AS timeline,
-          (SELECT extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time())::text) AS crash
+          (SELECT concat_ws(' ', extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()),
+                            extract(epoch FROM (pg_stat_get_archiver()).stats_reset))) AS crash

@@ -5,4 +5,5 @@ INSERT INTO sidings.outbox (slot, topic, key, value, headers)
 SELECT sidings.outbox_slot($1::text, u.key), $1::text, u.key, u.value, $4::text::json
 FROM unnest($2::bytea[], $3::bytea[]) AS u (key, value)
 RETURNING id, slot, txid::text::bigint AS txid, xmin::text::bigint AS xmin, (SELECT sidings.timeline()) AS timeline,
-          (SELECT extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time())::text) AS crash
+          (SELECT concat_ws(' ', extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()),
+                            extract(epoch FROM (pg_stat_get_archiver()).stats_reset))) AS crash

@@ -195,7 +195,7 @@ class Outbox:
                         raise PostgresUnavailable(
                             "Postgres was replaced after the message was published: whether it was kept is not known"
                         )
-                    if not kept and row["crash"] not in (None, receipt.crash):
+                    if not kept and _has_crashed(receipt.crash, row["crash"]):
                         raise PostgresUnavailable(
                             "Postgres has crashed after the message was published: whether it was kept is not known"
                         )
@@ -353,6 +353,11 @@ def _receipt(rows: Rows) -> Receipt:
     if subxid < txid:
         subxid += 1 << 32
     return Receipt(tuple(row[0] for row in rows), tuple(row[1] for row in rows), txid, subxid, timeline, crash)
+
+
+def _has_crashed(before: str, after: str | None) -> bool:
+    """Whether all statistics have been reset, by the times at which each was. None: a standby answers."""
+    return after is not None and not set(before.split()) & set(after.split())
 
 
 def _acknowledged(row: "asyncpg.Record") -> bool:
