@@ -101,10 +101,10 @@ class Life:
         name = self._configuration.name
         if self.running or self._supervisor.stopping:
             raise ConfigurationError(f"the service {name!r} has been started before: make another one")
-        self._check()
-        self._subscriptions.close()
-        look_up_apart()
         try:
+            self._check()
+            self._subscriptions.close()
+            look_up_apart()
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self._supervisor)
                 try:
@@ -117,6 +117,7 @@ class Life:
             raise only_error(group) from None
         finally:
             if not self.running:
+                self._supervisor.stopping = True  # its executor does not start any more
                 await self._take_metrics_back()
         log.info("the service %r runs", name)
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from sidings import ConfigurationError, Service, StaticAssignment
+from sidings.jobs import Job, Registry
 
-from .support import ORIGIN, SECONDS
+from .support import ORIGIN, SECONDS, Ride
 
 HERE = StaticAssignment([ORIGIN])
 
@@ -32,5 +33,24 @@ async def test_a_start_that_fails_takes_its_metrics_back(database: str, options:
                 async with asyncio.timeout(SECONDS):
                     await service.run()
     assert list(registry.collect()) == []
+    async with Service("test", postgres=database, assignment=HERE, prometheus=registry):
+        assert twice(registry) == []
+
+
+async def test_so_does_one_that_is_refused_for_what_it_declares(database: str) -> None:
+    """Nothing has been connected by then; the metrics were there since the service was made."""
+    registry, shared, other = CollectorRegistry(), Registry(), Registry()
+    other.schema = "other"
+
+    @shared.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    service = Service("test", postgres=database, assignment=HERE, prometheus=registry)
+    service.include(shared)
+    other.include(shared)
+    for reason in ("give each a registry of its own", "make another one"):
+        with pytest.raises(ConfigurationError, match=reason):
+            await service.run()
+        assert list(registry.collect()) == []
     async with Service("test", postgres=database, assignment=HERE, prometheus=registry):
         assert twice(registry) == []
