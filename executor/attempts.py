@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
+from ..jobs.middleware import is_error
 from ..jobs.outcome import legible
 from .clock import now
 from .queues import Entry
@@ -122,11 +123,13 @@ def failed(job_type: JobType[Any], entry: Entry, error: Exception, started: floa
 
 
 def judged(job_type: JobType[Any], entry: Entry, result: object, started: float) -> Outcome:
-    """The policy asks for the result as well."""
+    """The policy asks for the result as well. Raises an error that was returned where it has nothing to say of that."""
     try:
         rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry, started))
     except Exception as broken:  # noqa: BLE001 - a user's own strategy
         return _undecided(entry, broken)
+    if rejected is None and is_error(result):
+        raise result
     return SUCCEEDED if rejected is None else _fitting(entry, rejected)
 
 

@@ -347,7 +347,7 @@ class Workers:
                         handler: Any = job_type.handler
                         result = await handler(job)
                         if result is not None:
-                            result = await completed(result)
+                            result = await completed(result, judged=job_type.judges_results)
                         outcome = judged(job_type, entry, result, started) if job_type.judges_results else SUCCEEDED
                     else:
                         outcome = await self._run(worker, job_type, job, entry, started)
@@ -465,12 +465,14 @@ class Workers:
         handler = partial(cast(Any, job_type.handler), argument)
         if not job_type.is_async:
             handler = partial(self._handle_plain, worker, job_type, argument)
-        return await call_through(self._middleware, Call(job_type.name, jobs[0].origin, jobs=jobs), handler)
+        call = Call(job_type.name, jobs[0].origin, jobs=jobs)
+        return await call_through(self._middleware, call, handler, judged=job_type.judges_results)
 
     async def _handle_plain(self, worker: Worker, job_type: JobType[Any], argument: Any) -> object:
         """Call a plain function, with a job or with a list of them."""
         handler = cast(Callable[[Any], object], job_type.handler)
-        return await completed(await self._threads.call(worker, job_type.name, handler, argument))
+        result = await self._threads.call(worker, job_type.name, handler, argument)
+        return await completed(result, judged=job_type.judges_results)
 
     def _raised(
         self, worker: Worker, job_type: JobType[Any], entry: Entry, error: BaseException, started: float

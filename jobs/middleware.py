@@ -38,8 +38,8 @@ class Next(Protocol):
 Middleware = Callable[[Call, Next], Awaitable[object]]
 
 
-async def call_through(middleware: Sequence[Middleware], call: Call, handler: Next) -> object:
-    """Call `handler` inside of all of these, and return what it returned.
+async def call_through(middleware: Sequence[Middleware], call: Call, handler: Next, *, judged: bool = False) -> object:
+    """Call `handler` inside of all of these, and return what it returned. judged: as of `completed`.
 
     What the handler returns or raises is what counts; a middleware changes it only by raising something else. So none
     can make a failed job, or one that has not run, pass for a successful one by mistake.
@@ -49,17 +49,18 @@ async def call_through(middleware: Sequence[Middleware], call: Call, handler: Ne
     async def layer(number: int) -> object:
         if number < len(middleware):
             return await _run(middleware[number], call, partial(layer, number + 1))
-        return await completed(await handler())
+        return await completed(await handler(), judged=judged)
 
     return await layer(0)
 
 
-async def completed(result: object) -> object:
+async def completed(result: object, *, judged: bool = False) -> object:
     """What a handler comes to, of which this was returned: behind a decorator that does not await it, it has not begun
-    when that returns. An error that it returns, as those of lists do, it means to raise: nothing has succeeded."""
+    when that returns. An error that it returns, as those of lists do, it means to raise: nothing has succeeded. judged:
+    it is handed on, to a retry policy that judges what handlers return."""
     while inspect.isawaitable(result):
         result = await result
-    if is_error(result):
+    if is_error(result) and not judged:
         raise result
     return result
 
