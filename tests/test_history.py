@@ -495,7 +495,8 @@ def test_what_is_wrong_comes_first(table: Callable[[str], pd.DataFrame]):
 
 def test_what_is_wrong_is_told_in_sentences():
     nothing = {"before": 1.0, "after": 3.0, "verdict": "same"}
-    quiet = {"discarded": 0, "lost": 0, "error_rate": 0.049, "wait_p95_seconds": 1.0, "run_p95_seconds": 0.01}
+    quiet = {"succeeded": 1, "retried": 0, "snoozed": 0, "held": 0, "discarded": 0, "lost": 0, "error_rate": 0.049,
+             "wait_p95_seconds": 1.0, "run_p95_seconds": 0.01}  # fmt: skip
     blocking = {"groups": 7, "blocked_seconds": 8_000.0, "longest_seconds": 600.0}
     tables: dict[str, list[dict[str, object]]] = {
         "regressions": [
@@ -516,6 +517,7 @@ def test_what_is_wrong_is_told_in_sentences():
             {**quiet, "type": "given up", "discarded": 1_000},
             {**quiet, "type": "lost", "lost": 2},
             {**quiet, "type": "fails", "error_rate": 0.05},
+            {**quiet, "type": "no history", "succeeded": 0, "lost": 2, "error_rate": 1.0},
             {**quiet, "type": "waits", "wait_p95_seconds": 1.1},
             {**quiet, "type": "waits as it runs", "wait_p95_seconds": 10.0, "run_p95_seconds": 1.0},
         ],
@@ -537,6 +539,7 @@ def test_what_is_wrong_is_told_in_sentences():
         ("bad", "rates", "fails: 5.0% of all attempts failed"),
         ("warn", "blocked", "a: Broken blocked 7 groups for 2.22 h together, 10 min at a time at most"),
         ("warn", "rates", "lost: 2 attempts were lost with their executors"),
+        ("warn", "rates", "no history: 2 attempts were lost with their executors"),
         ("warn", "durations", "waits: of 20 attempts one waited 1.1 s or longer, 19 ran 10 ms at most"),
         ("warn", "skew", "one group has 10% of all attempts, 20 times the median"),
     ]  # fmt: skip

@@ -63,7 +63,9 @@ def findings(tables: dict[str, pd.DataFrame]) -> list[Finding]:
             warn.append(
                 Finding("warn", f"{row['type']}: {row['lost']:,} attempts were lost with their executors", "rates")
             )
-        if row["error_rate"] >= 0.05:
+        # A type with `history=False` has only what was discarded, cancelled or lost, which is no share of anything.
+        known = any(row[outcome] for outcome in ("succeeded", "retried", "snoozed", "held"))
+        if known and row["error_rate"] >= 0.05:
             bad.append(Finding("bad", f"{row['type']}: {row['error_rate']:.1%} of all attempts failed", "rates"))
         wait, run = row["wait_p95_seconds"], row["run_p95_seconds"]
         if pd.notna(wait) and wait > max(10 * run, 1.0):
