@@ -177,7 +177,7 @@ class PeriodicLoop:
             log.error(
                 "%s: no tick comes before %s, up to when the server's clock, which was ahead then, has settled all. To "
                 "let them begin now: UPDATE %s.periodic SET since = least(since, now()), "
-                "last_tick = least(last_tick, now()) WHERE name = '%s'",
+                "last_tick = least(last_tick, now()) WHERE name = '%s' AND greatest(since, last_tick) > now()",
                 *(name, made.last.isoformat(), self._schema, name.replace("'", "''")),
             )
 
