@@ -77,7 +77,7 @@ def reading(
         raise ConfigurationError(f"the directory for scratch, {scratch}, is not there: make it")
     folder = Path(tempfile.mkdtemp(prefix="sidings-history-", dir=scratch)).resolve()
     try:
-        files = archived = archived_parts(archive) if archive is not None else {}
+        files = archived_parts(archive) if archive is not None else {}
         parts: list[DataFrame] = []
         if postgres is not None:
             copy, whole = str(folder / "attempts"), False
@@ -90,7 +90,8 @@ def reading(
                     snapshot = runner.run(connection.fetchval("SELECT pg_export_snapshot()"))
                     if archive is not None:
                         runner.run(_same_service(connection, schema, archive, service))
-                    files = runner.run(_only_archived(connection, schema, selection, set(days), archive, archived))
+                        files = archived_parts(archive)  # since the snapshot: with all that it shows as dropped
+                    files = runner.run(_only_archived(connection, schema, selection, set(days), archive, files))
                     rows = _out_of_postgres(spark, postgres, schema, snapshot, selection, _slices(selection, days))
                     run_all(spark.sparkContext, [partial(rows.write.parquet, copy, compression="snappy")])
                     whole = not runner.run(_divided(connection, schema, selection, days))
@@ -167,9 +168,18 @@ async def _locked(connection: "Connection", schema: str, selection: Selection) -
 
 async def _divided(connection: "Connection", schema: str, selection: Selection, days: Container[date]) -> bool:
     """Whether a day has got its partition since: what was read of it after that is missing. Its rows are new there, so
-    that the snapshot does not show them, and Postgres does not look for them in the default partition any more."""
+    that the snapshot does not show them, and Postgres does not look for them in the default partition any more. It may
+    have been dropped by now, of which the list of files tells. Ends the transaction."""
     without = [day for day in selection.days() if day not in days]
-    return bool(await connection.fetch(load_sql(__package__, "divided_days", schema), without))
+    known = await _dropped(connection, schema)
+    await connection.execute("COMMIT")
+    divided = await connection.fetch(load_sql(__package__, "divided_days", schema), without)
+    return bool(divided) or not {day for day, _ in await _dropped(connection, schema) - known}.isdisjoint(without)
+
+
+async def _dropped(connection: "Connection", schema: str) -> set[tuple[date, int]]:
+    rows = await connection.fetch(load_sql(__package__, "list_parts", schema))
+    return {(row["day"], row["part"]) for row in rows if row["dropped"]}
 
 
 async def _same_service(connection: "Connection", schema: str, archive: Path, service: str | None) -> None:
