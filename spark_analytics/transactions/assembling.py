@@ -110,25 +110,29 @@ class Assembling:
         count = self._counted()
         known = self._known(ids, count)
         told: list[str] = []
+        again: list[str] = []
         given_up = 0
-        # The query stood still, or it would have looked sooner: there is one more time.
+        # The query stood still, or it would have looked sooner: there is one more time, whose milliseconds are odd.
         stood_still = now - at > _ms(max(self._config.expire_seconds, 2 * self._config.trigger_seconds))
         for id in ids:
             state = known.get(id)
             if state is None:
                 continue  # it has become complete
-            if state.alerted and not stood_still:
+            if state.alerted and (not stood_still or at % 2):
                 self._remove(id, state.chunks)
                 self._done.updateValue((id,), (None,))
                 given_up += 1
                 continue
-            told.append(id)
             if state.alerted:
+                again.append(id)
                 continue
+            told.append(id)
             yield state.pending().overdue(self._config.alerts, id, now)
             self._open.updateValue((id,), state._replace(alerted=True))
         # From now on, not from `at`: after an outage of the query what was missing may not have been read yet.
-        self._look_again(now + _ms(self._config.forget_seconds), told)
+        later = now + _ms(self._config.forget_seconds)
+        self._look_again(later + later % 2, told)
+        self._look_again(later + 1 - later % 2, again)
         self._add(count, -given_up)
 
     def _known(self, ids: Iterable[str], count: int) -> dict[str, _Open]:
