@@ -121,6 +121,8 @@ class Handling:
                 _check(placements)  # before anything is asked of partitions that stand elsewhere by now
                 steps = _steps(done.items)
                 await self._offsets.advance(tx, [step.move for step in steps])
+                if steps:
+                    tx.failed = tx.lent = False  # in a transaction that is aborted, that would have failed
         except (BatchFailed, OffsetsMoved, PostgresUnavailable):
             raise
         except TimeoutError as error:
