@@ -82,9 +82,10 @@ def _close_old_connections() -> None:
     """Django has a connection for each thread, and looks where a request ends whether it still works, and whether it is
     to stay open. In here no request ends: one that breaks would fail each job of its thread until the process ends."""
     django, conf = (cast(Any, sys.modules.get(name)) for name in ("django.db", "django.conf"))
-    if django is None or not conf.settings.configured:
+    if django is None or conf is None:
         return
     try:
-        django.close_old_connections()
+        if conf.settings.configured:
+            django.close_old_connections()
     except Exception:  # it is no failure of the job
         log.exception("Django's connections could not be closed")
