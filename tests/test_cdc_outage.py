@@ -29,6 +29,7 @@ def test_what_was_told_before_a_long_outage_is_not_given_up_before_the_rest_is_r
     assert not operator.open
 
 
+@pytest.mark.chaos  # 45 s; the operator alone is tried above
 @pytest.mark.timeout(900)
 async def test_rows_that_kafka_keeps_during_a_long_outage_complete_what_was_told_before(
     spark: SparkSession, sidings_kafka: str, topic: TopicFactory, tmp_path: Path
