@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import IntEnum
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,7 +14,7 @@ from . import enqueue as _enqueue
 from .connections import AnyConnection, AnySyncConnection, Rows, Statement, store, store_sync
 from .enqueue import UNSET, Unset
 from .job import Job, JobId, P
-from .lossy import MASK, held_by, holds_secret, not_finite
+from .lossy import MASK, held_by, holds_secret, may_hold_floats, not_finite
 from .periodic import Periodic
 from .retry import Retry
 from .transaction import Transaction
@@ -323,7 +323,7 @@ class JobType(Generic[P]):
                         "it holds a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that "
                         "reveals it, or a name by which the handler finds it"
                     )
-                if b"null" in text and self._loses_numbers(checked, text):
+                if b"null" in text and self._may_hold_floats and self._loses_numbers(checked, text):
                     raise ValueError(
                         "it holds a float that is NaN or infinite, of which JSON gets null: give its model "
                         "ConfigDict(ser_json_inf_nan='strings'), or None in its place"
@@ -333,6 +333,10 @@ class JobType(Generic[P]):
                 raise InvalidPayload(f"the payload of {self.name!r} does not fit its model: {error}") from error
             models.append(checked)
         return models, texts
+
+    @cached_property
+    def _may_hold_floats(self) -> bool:
+        return may_hold_floats(self._adapter.core_schema)
 
     def _loses_numbers(self, checked: P, text: bytes) -> bool:
         """Whether the handler would find None where there is a float that JSON has no form for."""

@@ -2,13 +2,25 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from typing import cast
 
 from pydantic import Secret, SecretBytes, SecretStr
 
-__all__ = ["MASK", "held_by", "holds_secret", "loses_numbers", "not_finite"]
+__all__ = ["MASK", "held_by", "holds_secret", "loses_numbers", "may_hold_floats", "not_finite"]
 
 MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
+
+# Types of pydantic's core schemas that hold no float themselves; a Decimal that is no number is written as text.
+_WITHOUT_FLOATS = frozenset(
+    (
+        *("bool", "bytes", "date", "datetime", "decimal", "int", "literal", "none", "str", "time", "timedelta", "uuid"),
+        *("model", "model-field", "model-fields", "dataclass", "dataclass-args", "dataclass-field"),
+        *("typed-dict", "typed-dict-field", "dict", "frozenset", "list", "set", "tuple"),
+        *("default", "definition-ref", "definitions", "nullable", "tagged-union", "union", "url", "multi-host-url"),
+    )
+)
+_VALUES = ("default", "metadata")  # of a schema, which are none themselves
 
 
 def holds_secret(value: object) -> bool:
@@ -20,6 +32,26 @@ def holds_secret(value: object) -> bool:
             return any(map(holds_secret, cast(Mapping[object, object], value).values()))
         case list() | tuple() | set() | frozenset():
             return any(map(holds_secret, cast(Iterable[object], value)))
+        case _:
+            return False
+
+
+def may_hold_floats(schema: object) -> bool:
+    """Whether a value of this core schema of pydantic's may have a float in it: most payloads cannot, and need no look
+    at each of their values. True also where that does not tell, as of `Any` or a serializer of the author's."""
+    match schema:
+        case {"type": "enum", "members": list() as members}:
+            return any(isinstance(member.value, float) for member in cast(list[Enum], members))
+        case {"extra_behavior": "allow"} | {"extra_fields_behavior": "allow"}:
+            return True
+        case Mapping():
+            parts = cast(Mapping[str, object], schema)
+            kind = parts.get("type")
+            if isinstance(kind, str) and kind not in _WITHOUT_FLOATS:
+                return True
+            return any(may_hold_floats(part) for name, part in parts.items() if name not in _VALUES)
+        case list() | tuple():
+            return any(map(may_hold_floats, cast(Iterable[object], schema)))
         case _:
             return False
 

@@ -5,13 +5,14 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel
 from pydantic_core import from_json
 
 from ...jobs.context import CORRELATION_ID, missing_headers
-from ...jobs.lossy import MASK, held_by, holds_secret, loses_numbers
+from ...jobs.lossy import MASK, held_by, holds_secret, loses_numbers, may_hold_floats
 from .errors import InvalidMessage
 
 __all__ = [
@@ -148,11 +149,17 @@ def _serialise(value: object) -> bytes | None:
     raise InvalidMessage(f"value is a {type(value).__name__}: give a pydantic model, bytes, or None for a tombstone")
 
 
+@lru_cache(1_000)
+def _may_hold_floats(model: type[BaseModel]) -> bool:
+    return may_hold_floats(model.__pydantic_core_schema__)
+
+
 def _lost(value: BaseModel, data: bytes) -> str:
     """What in it JSON has no form for, and what to do; empty where all of it is there."""
     if MASK in data and holds_secret(value.model_dump()):
         return "a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that reveals it"
-    if b"null" in data and loses_numbers(held_by(value.model_dump), from_json(data)):
+    looked_at = b"null" in data and _may_hold_floats(type(value))
+    if looked_at and loses_numbers(held_by(value.model_dump), from_json(data)):
         return "a float that is NaN or infinite, of which JSON gets null: ConfigDict(ser_json_inf_nan='strings')"
     return ""
 
