@@ -40,8 +40,8 @@ def may_hold_floats(schema: object) -> bool:
     """Whether a value of this core schema of pydantic's may have a float in it: most payloads cannot, and need no look
     at each of their values. True also where that does not tell, as of `Any` or a serializer of the author's."""
     match schema:
-        case {"type": "enum", "members": list() as members}:
-            return any(isinstance(member.value, float) for member in cast(list[Enum], members))
+        case {"type": "enum"}:
+            return any(isinstance(member.value, float) for member in cast(Mapping[str, list[Enum]], schema)["members"])
         case {"extra_behavior": "allow"} | {"extra_fields_behavior": "allow"}:
             return True
         case Mapping():
