@@ -318,7 +318,7 @@ class JobType(Generic[P]):
             try:
                 checked = validate(payload, by_name=True, by_alias=True)
                 text = to_json(checked, round_trip=True, by_alias=False)
-                if MASK in text and holds_secret(self._adapter.dump_python(checked, round_trip=True)):
+                if MASK in text and holds_secret(self._held_by(checked)):
                     raise ValueError(
                         "it holds a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that "
                         "reveals it, or a name by which the handler finds it"
@@ -340,11 +340,11 @@ class JobType(Generic[P]):
 
     def _loses_numbers(self, checked: P, text: bytes) -> bool:
         """Whether the handler would find None where there is a float that JSON has no form for."""
-        held = self._not_finite(checked)
-        return held > 0 and held > self._not_finite(self.load(text.decode()))
+        held = not_finite(self._held_by(checked))
+        return held > 0 and held > not_finite(self._held_by(self.load(text.decode())))
 
-    def _not_finite(self, checked: P) -> int:
-        return not_finite(held_by(partial(self._adapter.dump_python, checked, round_trip=True)))
+    def _held_by(self, checked: P) -> object:
+        return held_by(partial(self._adapter.dump_python, checked, round_trip=True))
 
     def checked_group(self, group: str | None) -> str | None:
         """Refuse an empty group where the type is serial. Raises `MissingGroup`."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from sidings import Admin, Job, Message, Transaction
+from sidings import Admin, Job, Message, PostgresSettings, Transaction
 from sidings.schema import load_sql
 
 from .consumer_support import (
@@ -130,6 +130,32 @@ async def test_a_full_partition_whose_jobs_cannot_be_counted_is_told_of(effects,
         gate.set()
         await eventually(offset_reaches(effects, name, 40))
         assert service.problems() == []
+
+
+async def test_counts_that_take_longer_than_a_call_may_pause_partitions_all_the_same(
+    effects, topic, sidings_kafka, monkeypatch
+):
+    """As of hundreds of thousands of jobs in each of many partitions on a slow disk. No partition was ever counted, so
+    none was paused, and those that were full never went on."""
+
+    def slowly(package: str, name: str, schema: str) -> str:
+        sql = load_sql(package, name, schema)
+        assert "count(w.position) AS waiting" in sql
+        return sql.replace("count(w.position)", "count(w.position) + length(pg_sleep(0.3)::text)")  # of each origin
+
+    monkeypatch.setattr("sidings.kafka.backlog.load_sql", slowly)
+    monkeypatch.setattr("sidings.kafka.backlog._SHARE", 1)
+    monkeypatch.setattr("sidings.kafka.backlog._LONG_LOOK", 0.5)
+    name = await topic(partitions=4)
+    service, gate = a_service_with_jobs(PostgresSettings(dsn=effects, call_seconds=1.0), sidings_kafka, name)
+    for partition in range(4):
+        await produce(sidings_kafka, name, range(FREE), partition=partition, key=f"k{partition}")
+    async with service:
+        await eventually(lambda: full(service) == 4)
+        gate.set()
+        await eventually(lambda: full(service) == 0)
+        for partition in range(4):
+            await eventually(offset_reaches(effects, name, FREE, partition))
 
 
 async def test_a_full_partition_is_full_after_a_restart_and_after_a_reset(effects, topic, sidings_kafka):

@@ -156,7 +156,7 @@ def _may_hold_floats(model: type[BaseModel]) -> bool:
 
 def _lost(value: BaseModel, data: bytes) -> str:
     """What in it JSON has no form for, and what to do; empty where all of it is there."""
-    if MASK in data and holds_secret(value.model_dump()):
+    if MASK in data and holds_secret(held_by(value.model_dump)):
         return "a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that reveals it"
     looked_at = b"null" in data and _may_hold_floats(type(value))
     if looked_at and loses_numbers(held_by(value.model_dump), from_json(data)):
