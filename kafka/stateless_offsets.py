@@ -46,7 +46,7 @@ class GroupOffsets:
         self._leader_epochs = epochs
         self._topic_ids: dict[str, UUID] = {}
         self._loaded_ids: dict[TopicPartition, UUID] = {}  # the same, when each offset was loaded
-        self._former_ids: dict[TopicPartition, set[str]] = {}  # those before it
+        self._made_anew: set[TopicPartition] = set()  # whose topics have got other ids since
         self._epochs: dict[TopicPartition, int | None] = {}
         self._metrics = metrics
         self._seconds = seconds
@@ -54,7 +54,8 @@ class GroupOffsets:
         self._outages: dict[str, Outage] = {}
 
     async def load(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """The committed offsets; a partition that has none is absent. Raises `KafkaError`, `TimeoutError`."""
+        """The committed offsets, 0 where they are of a topic that was made anew; a partition that has none is absent.
+        Raises `KafkaError`, `TimeoutError`."""
         # What aiokafka 0.14 tells in public is the offset alone.
         coordinator: Any = self._client._coordinator  # pyright: ignore[reportPrivateUsage]
         async with asyncio.timeout(self._seconds):
@@ -63,24 +64,34 @@ class GroupOffsets:
                 Mapping[TopicPartition, OffsetAndMetadata], await coordinator.fetch_committed_offsets(list(partitions))
             )
         for tp in partitions:
-            loaded, id = self._loaded_ids.get(tp), self._topic_ids.get(tp.topic)
-            if is_another(loaded, id):
-                self._former_ids.setdefault(tp, set()).add(str(loaded))
+            id = self._topic_ids.get(tp.topic)
+            if is_another(self._loaded_ids.get(tp), id):
+                self._made_anew.add(tp)
             if id is not None:
                 self._loaded_ids[tp] = id
-        mine = {tp: found for tp, found in committed.items() if not self._is_of_former_topic(tp, found.metadata)}
+        former = {tp for tp, found in committed.items() if self._is_of_another_topic(tp, found.metadata)}
+        if former:
+            log.warning(
+                "the committed offsets of %s are of another topic of this name: it was made anew, or the cluster is "
+                "another one; all that it has is new",
+                ", ".join(f"{tp.topic}/{tp.partition}" for tp in sorted(former)),
+            )
+        mine = {tp: found for tp, found in committed.items() if tp not in former}
         for tp in partitions:
             self._epochs[tp] = self._epoch_in(tp, mine[tp].metadata) if tp in mine else None
-        return {tp: found.offset for tp, found in mine.items()}
+        return dict.fromkeys(former | self._made_anew & set(partitions), 0) | {
+            tp: found.offset for tp, found in mine.items()
+        }
 
     def topic_id(self, partition: TopicPartition) -> UUID | None:
         """The id of the topic when its offset was loaded, None where it is not known."""
         return self._loaded_ids.get(partition)
 
-    def _is_of_former_topic(self, tp: TopicPartition, metadata: str | None) -> bool:
-        """Whether it was committed here since the topic was made anew: Kafka had deleted it with the former one."""
-        found = _FOUND.fullmatch(metadata or "")
-        return found is not None and found[2] in self._former_ids.get(tp, ())
+    def _is_of_another_topic(self, tp: TopicPartition, metadata: str | None) -> bool:
+        """Whether it was committed for a topic that is no more: Kafka deletes the offsets with it, but whoever has
+        handled something of it commits into the new one until that is noticed."""
+        found, id = _FOUND.fullmatch(metadata or ""), self._topic_ids.get(tp.topic)
+        return found is not None and id is not None and found[2] != str(id)
 
     def epoch(self, partition: TopicPartition) -> int | None:
         """The leader's epoch of the record before the offset that was loaded, None where it is not known."""
