@@ -49,7 +49,8 @@ def may_hold_floats(schema: object) -> bool:
             kind = parts.get("type")
             if isinstance(kind, str) and kind not in _WITHOUT_FLOATS:
                 return True
-            return any(may_hold_floats(part) for name, part in parts.items() if name not in _VALUES)
+            values = _VALUES if isinstance(kind, str) else ()  # else these are names, as of fields
+            return any(may_hold_floats(part) for name, part in parts.items() if name not in values)
         case list() | tuple():
             return any(map(may_hold_floats, cast(Iterable[object], schema)))
         case _:

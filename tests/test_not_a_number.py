@@ -4,11 +4,11 @@ import math
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, ConfigDict, SecretStr, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, create_model
 from sidings import InvalidMessage, InvalidPayload
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry
@@ -60,6 +60,10 @@ async def test_a_number_does_not_become_none_on_its_way(database: str, price: Pr
     assert got == ([price] if arrives else [])
 
 
+class Shipment(BaseModel):
+    metadata: dict[str, Any]
+
+
 class Login(BaseModel):
     token: SecretStr
     text: str = "**********"
@@ -70,6 +74,7 @@ class Login(BaseModel):
     [
         (Price(cents=math.nan), False),
         (Price(of={"a": [math.inf]}, before=1.0), False),
+        (Shipment(metadata={"weight": math.nan}), False),
         (Price(remark="NaN"), True),
         (AsText(cents=math.inf), True),
         (Login(token=SecretStr("4711")), False),
@@ -106,6 +111,25 @@ class Open(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
+class Column(BaseModel):
+    type: str
+    default: float | None
+
+
+class ByKilogram(BaseModel):
+    kind: Literal["default"]
+    cents: float | None
+
+
+class ByPiece(BaseModel):
+    kind: Literal["piece"]
+    cents: int
+
+
+class Tariff(BaseModel):
+    of: Annotated[ByKilogram | ByPiece, Field(discriminator="kind")]
+
+
 @pytest.mark.parametrize(
     ("kind", "may"),
     [
@@ -114,6 +138,8 @@ class Open(BaseModel):
             (kind, True)
             for kind in (float, float | None, Any, list, dict, object, Half, Open, dict[str, Any], list[Price])
         ),
+        # Names that mean something else in a schema of pydantic's.
+        *((kind, True) for kind in (Shipment, Column, Tariff)),
     ],
     ids=str,
 )
