@@ -240,12 +240,14 @@ class Placer:
         end: Offsets,
     ) -> dict[TopicPartition, int]:
         """Where partitions without a stored offset start, as their subscription says. Where a failover has lost it, and
-        so all effects since it was made: where we began."""
+        so all effects since it was made: where we began, or at the earliest message if that was the start."""
         starts: dict[TopicPartition, int] = {}
         for tp in missing:
             partition = self._partitions.get(tp)
             if partition is not None and partition.began is not None and self._offsets.lost(tp):
                 starts[tp] = partition.began
+                if self._subscriptions[tp.topic].start == "earliest":  # so did who had it before us
+                    starts[tp] = min(partition.began, first[tp])
                 log.warning("%s: a failover has lost its stored offset: from %s on again", partition.origin, starts[tp])
                 continue
             match self._subscriptions[tp.topic].start:

@@ -47,3 +47,38 @@ async def test_what_was_handled_from_an_offset_that_got_lost_is_done_anew(
         failover.proxy.heal()
         await produce(sidings_kafka, name, range(4, 6))
         await eventually(lambda: recorded(failover.new, range(1, 6)), "all of them have their effects there, once")
+
+
+async def test_so_is_what_an_instance_has_handled_that_ran_before(
+    failover: Failover,  # noqa: F811
+    topic: Any,
+    sidings_kafka: str,
+):
+    """The one that met the failover began where that one had ended, and went on from there."""
+    name = await topic()
+
+    def consuming() -> Any:
+        service = a_service(
+            failover.proxy.dsn,
+            sidings_kafka,
+            settings={"fetch_seconds": 0.05, "group": name},
+            executor={"lease_seconds": 3.0},
+        )
+
+        @service.consumer(name)
+        async def handle(message: Message[Number], tx: Transaction) -> None:
+            await tx.execute("INSERT INTO effect VALUES ($1)", str(message.value.n))
+
+        return service
+
+    await failover.lose_what_follows()
+    await produce(sidings_kafka, name, range(1, 4))
+    async with consuming():
+        await eventually(lambda: recorded(failover.old, range(1, 4)))
+    async with consuming():
+        await produce(sidings_kafka, name, range(4, 6))
+        await eventually(lambda: recorded(failover.old, range(1, 6)))
+        await failover.happen()
+        failover.proxy.heal()
+        await produce(sidings_kafka, name, range(6, 8))
+        await eventually(lambda: recorded(failover.new, range(1, 8)), "all of them have their effects there, once")
