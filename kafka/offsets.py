@@ -36,12 +36,15 @@ class Move(NamedTuple):
 
 class OffsetStore:
     """Reads and writes ``consumer_offset``: with each offset goes the leader's epoch of the record before it. `link`
-    serves the calls outside of handlers' transactions."""
+    serves the calls outside of handlers' transactions. timelines: of Postgres, that each offset was loaded from, by a
+    client before, too."""
 
     how_to_set = "insert the row into consumer_offset"
     how_to_delete = "delete the partition's row from consumer_offset"
 
-    def __init__(self, link: Link, settings: PostgresSettings, epochs: LeaderEpochs) -> None:
+    def __init__(
+        self, link: Link, settings: PostgresSettings, epochs: LeaderEpochs, timelines: dict[TopicPartition, str]
+    ) -> None:
         schema = settings.schema_name
         self._link = link
         self._leader_epochs = epochs
@@ -54,7 +57,7 @@ class OffsetStore:
         self._resets_sql = load_sql(__package__, "load_resets", schema)
         # How often each partition had been reset when its offset was loaded; the compare-and-set expects it as well.
         self._resets: dict[TopicPartition, int] = {}
-        self._timelines: dict[TopicPartition, str] = {}  # that each was loaded from
+        self._timelines = timelines
         self._lost: set[TopicPartition] = set()  # whose row the server lacks that has replaced the one it was on
         self._topic_ids: dict[TopicPartition, UUID | None] = {}
         self._epochs: dict[TopicPartition, int | None] = {}

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from ..executor import Link
 from .backlog import Backlog
@@ -49,11 +49,12 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
         self._roof = roof
         self._link = Link(transactions.settings, metrics.postgres_error)
         self._lag: LagCommitter | None = None
+        self._timelines: dict[TopicPartition, str] = {}  # of what one client has loaded, for the next one
 
     def start(self, client: AIOKafkaConsumer, epochs: LeaderEpochs) -> None:
         """Make the parts that work with this client and with Postgres, and start them."""
         settings, postgres, spawn = self._settings, self._transactions.settings, self._roof.spawn
-        offsets = OffsetStore(self._link, postgres, epochs)
+        offsets = OffsetStore(self._link, postgres, epochs, self._timelines)
         self._placer = Placer(
             client,
             self.partitions,

@@ -343,7 +343,7 @@ async def test_an_offset_that_passes_deleted_records_has_no_epoch():
 async def test_an_epoch_is_believed_beside_the_offset_and_the_topic_that_it_was_stored_with(database):
     leader, settings = Leader(), PostgresSettings(dsn=database)
     link = Link(settings, lambda: None)
-    offsets = OffsetStore(link, settings, leader.epochs)
+    offsets = OffsetStore(link, settings, leader.epochs, {})
 
     async def epoch_after(change: str) -> int | None:
         async with connected(database) as connection:

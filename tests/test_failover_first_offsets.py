@@ -82,3 +82,38 @@ async def test_so_is_what_an_instance_has_handled_that_ran_before(
         failover.proxy.heal()
         await produce(sidings_kafka, name, range(6, 8))
         await eventually(lambda: recorded(failover.new, range(1, 8)), "all of them have their effects there, once")
+
+
+async def test_also_where_the_connection_to_kafka_is_made_anew_meanwhile(
+    failover: Failover,  # noqa: F811
+    topic: Any,
+    sidings_kafka: str,
+):
+    """As where both were away. The new client did not know that there had been an offset."""
+    name = await topic()
+    service = a_service(
+        failover.proxy.dsn,
+        sidings_kafka,
+        settings={"fetch_seconds": 0.05, "group": name},
+        executor={"lease_seconds": 3.0},
+    )
+
+    @service.consumer(name, start="latest")
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await tx.execute("INSERT INTO effect VALUES ($1)", str(message.value.n))
+
+    await failover.lose_what_follows()
+    async with service:
+        consumer = service._life.consumer
+        partitions = consumer._stored.partitions
+        await eventually(lambda: any(p.state.name == "READY" for p in partitions.values()))
+        await produce(sidings_kafka, name, range(1, 4))
+        await eventually(lambda: recorded(failover.old, range(1, 4)))
+        await failover.happen()
+        client = consumer._client
+        client._fetcher._fetch_task.cancel()
+        await eventually(lambda: consumer._client not in (client, None) and consumer._client.assignment())
+        failover.proxy.heal()
+        await eventually(lambda: any(p.state.name == "READY" for p in partitions.values()))
+        await produce(sidings_kafka, name, range(4, 6))
+        await eventually(lambda: recorded(failover.new, range(1, 6)), "all of them have their effects there, once")
