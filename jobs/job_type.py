@@ -14,7 +14,7 @@ from . import enqueue as _enqueue
 from .connections import AnyConnection, AnySyncConnection, Rows, Statement, store, store_sync
 from .enqueue import UNSET, Unset
 from .job import Job, JobId, P
-from .lossy import MASK, held_by, holds_secret, may_hold_floats, not_finite
+from .lossy import MASK, held_by, masks_secret, may_hold_floats, not_finite
 from .periodic import Periodic
 from .retry import Retry
 from .transaction import Transaction
@@ -318,7 +318,7 @@ class JobType(Generic[P]):
             try:
                 checked = validate(payload, by_name=True, by_alias=True)
                 text = to_json(checked, round_trip=True, by_alias=False)
-                if MASK in text and holds_secret(self._held_by(checked)):
+                if MASK in text and masks_secret(self._dump(checked)):
                     raise ValueError(
                         "it holds a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that "
                         "reveals it, or a name by which the handler finds it"
@@ -344,7 +344,10 @@ class JobType(Generic[P]):
         return held > 0 and held > not_finite(self._held_by(self.load(text.decode())))
 
     def _held_by(self, checked: P) -> object:
-        return held_by(partial(self._adapter.dump_python, checked, round_trip=True))
+        return held_by(self._dump(checked))
+
+    def _dump(self, checked: P) -> Callable[..., object]:
+        return partial(self._adapter.dump_python, checked, round_trip=True)
 
     def checked_group(self, group: str | None) -> str | None:
         """Refuse an empty group where the type is serial. Raises `MissingGroup`."""

@@ -7,7 +7,7 @@ from typing import cast
 
 from pydantic import Secret, SecretBytes, SecretStr
 
-__all__ = ["MASK", "held_by", "holds_secret", "loses_numbers", "may_hold_floats", "not_finite"]
+__all__ = ["MASK", "held_by", "loses_numbers", "masks_secret", "may_hold_floats", "not_finite"]
 
 MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
 
@@ -23,15 +23,24 @@ _WITHOUT_FLOATS = frozenset(
 _VALUES = ("default", "metadata")  # of a schema, which are none themselves
 
 
-def holds_secret(value: object) -> bool:
+def masks_secret(dump: Callable[..., object]) -> bool:
+    """Whether a mask in the JSON of what `dump` tells stands for a secret. Also where Python has no form of that, so
+    that nothing tells it from a text."""
+    try:
+        return _holds_secret(dump())
+    except TypeError:
+        return True
+
+
+def _holds_secret(value: object) -> bool:
     """Whether there is one in it that is not empty."""
     match value:
         case SecretStr() | SecretBytes() | Secret():
             return bool(cast(object, value.get_secret_value()))
         case Mapping():
-            return any(map(holds_secret, cast(Mapping[object, object], value).values()))
+            return any(map(_holds_secret, cast(Mapping[object, object], value).values()))
         case list() | tuple() | set() | frozenset():
-            return any(map(holds_secret, cast(Iterable[object], value)))
+            return any(map(_holds_secret, cast(Iterable[object], value)))
         case _:
             return False
 

@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict
-from sidings import InvalidMessage
+from pydantic import BaseModel, ConfigDict, SecretStr
+from sidings import InvalidMessage, InvalidPayload
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry
 from sidings.kafka import Outbox
@@ -66,4 +66,26 @@ async def test_a_text_that_reads_nan_hides_no_number_that_is_lost(database: str)
     async with connected(database) as connection, connection.transaction():
         with pytest.raises(InvalidMessage, match="NaN or infinite"):
             await outbox.publish(connection, "prices", key="k", value=Price(cents=math.nan, remark="NaN"))
+    await outbox.close()
+
+
+class Login(BaseModel):
+    tags: set[Tag]
+    token: SecretStr
+
+
+async def test_a_secret_beside_a_set_of_models_is_refused(database: str) -> None:
+    """The handler, and whoever read the message, got asterisks."""
+    registry, login = Registry(), Login(tags={Tag(name="a")}, token=SecretStr("4711"))
+
+    @registry.job(payload=Login)
+    async def greet(job: Job[Any]) -> None:
+        pass
+
+    outbox = Outbox(PostgresSettings(dsn=database))
+    async with connected(database) as connection, connection.transaction():
+        with pytest.raises(InvalidPayload, match="secret"):
+            await greet.enqueue(connection, login, origin=ORIGIN)
+        with pytest.raises(InvalidMessage, match="secret"):
+            await outbox.publish(connection, "logins", key="k", value=login)
     await outbox.close()
