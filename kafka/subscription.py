@@ -4,13 +4,13 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from tenacity import retry_if_not_exception_type, stop_after_attempt, wait_exponential, wait_random
 
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
-from ..jobs.middleware import Call, Middleware, call_through, completed
+from ..jobs.middleware import Call, Middleware, call_through, completed, is_error
 from .calling import shown, told_of, working_on
 from .checks import adapter_of, check_count, check_function, check_seconds
 from .message import Message, Record, StoredMessage
@@ -124,9 +124,13 @@ class Subscription(Generic[T]):
         """Run the handler inside of the service's middleware: with the list, or with the only message."""
         if self.middleware:
             call = Call(self.topic, messages[0].origin, messages=messages, tx=tx)
-            await call_through(self.middleware, call, partial(self.call_handler, messages, tx))
+            result = await call_through(self.middleware, call, partial(self.call_handler, messages, tx))
         else:
-            await completed(await self.call_handler(messages, tx))
+            result = await completed(await self.call_handler(messages, tx))
+        if isinstance(result, list | tuple) and self.batch_of(messages[0]) > 1:
+            for each in cast(Sequence[object], result):
+                if is_error(each):  # of a message, as handlers of lists of jobs return theirs: none has succeeded
+                    raise each
 
     def call_handler(self, messages: list[Message[T]], tx: Transaction) -> Awaitable[object]:
         """Run the handler itself."""
