@@ -40,6 +40,7 @@ _FETCH_BYTES = 16 << 20  # of rows in memory at once, as far as those before tel
 _GROUP = 200_000  # rows of a row group
 _GROUP_BYTES = 64 << 20  # of one with large payloads
 
+_DATABASE = b"sidings.database"  # in a file's metadata: which one has written it
 _TIME = pa.timestamp("us", tz="UTC")
 _SHAPE = pa.schema(
     [
@@ -64,7 +65,8 @@ def archive(
 
     Raises `ConfigurationError` where the DSN is none, or the directory is another service's archive or holds other
     things; `SchemaMissing` where the schema is not there or too old, `PostgresUnavailable` where nobody answers;
-    `SidingsError`, when all others are archived, where a day is in use; asyncpg's errors, and `OSError`.
+    `SidingsError`, when all others are archived, where a day is in use, and where another database of a service with
+    this name has written a file; asyncpg's errors, and `OSError`.
     """
     return asyncio.run(_archive(dsn, directory.resolve(), valid_schema_name(schema), on_day))
 
@@ -119,10 +121,14 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
     late = await connection.fetch(f"SELECT id FROM {schema}.history_late WHERE day = $1", day)
     file = part_file(directory, day, part)
     file.parent.mkdir(parents=True, exist_ok=True)
+    database = (await connection.fetchval(load_sql(__package__, "this_database", schema))).encode()
+    query = f"SELECT FROM {schema}.history_archive WHERE day = $1 AND part = $2 AND location = $3"
+    if await connection.fetchrow(query, day, part, str(directory)) is None:
+        _check_free(file, database)
     _tidy(file)
     draft = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
     try:
-        rows = await _write(connection, draft, schema, day)
+        rows = await _write(connection, draft, schema, day, database)
         await _verify(connection, draft, rows, schema, day, [row["id"] for row in late])
         await connection.execute(load_sql(__package__, "enter_day", schema), day, part, rows, str(directory))
         await connection.execute(f"DELETE FROM {schema}.history_late WHERE id = ANY ($1)", [row["id"] for row in late])
@@ -134,9 +140,19 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
     return rows
 
 
-async def _write(connection: "Connection", draft: Path, schema: str, day: date) -> int:
+def _check_free(file: Path, database: bytes) -> None:
+    """A file that is there and not entered is ours where we were killed before the commit. Else it holds all that there
+    is of another database's day. Raises `SidingsError`."""
+    if file.exists() and (pq.read_metadata(file).metadata or {}).get(_DATABASE) != database:
+        raise SidingsError(
+            f"{file} was written by another database, of a service with the same name: give each database a directory "
+            "of its own"
+        )
+
+
+async def _write(connection: "Connection", draft: Path, schema: str, day: date, database: bytes) -> int:
     rows = 0
-    with pq.ParquetWriter(draft, _SHAPE, compression="zstd") as writer:
+    with pq.ParquetWriter(draft, _SHAPE.with_metadata({_DATABASE: database}), compression="zstd") as writer:
         batches: list[pa.RecordBatch] = []
         size = count = 0
         async for batch in _batches(connection, schema, day):
