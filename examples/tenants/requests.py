@@ -34,6 +34,7 @@ log = logging.getLogger("examples.tenants")
 
 _RECEIPT = TypeAdapter(Receipt)
 _SWEEP_SECONDS = 30.0
+_LOOK_SECONDS = 0.1
 
 
 IdempotencyKey = Annotated[RequestId | None, Header(alias="Idempotency-Key")]
@@ -141,12 +142,35 @@ class Requests:
         try:
             async with asyncio.timeout(self._seconds):
                 for row in rows:
-                    await self.service.outbox.published(_RECEIPT.validate_json(row["receipt"]))
+                    await self._published(row["id"], _RECEIPT.validate_json(row["receipt"]))
         except (TimeoutError, NotPublished) as error:
             raise NotAcknowledged(f"it is stored, but Kafka has not acknowledged it yet: {error}") from error
         if rows:
             async with self.service.transaction() as tx:
                 await tx.execute("DELETE FROM tenants_api.unacknowledged WHERE id = ANY ($1)", [r["id"] for r in rows])
+
+    async def _published(self, id: int, receipt: Receipt) -> None:
+        """Return when Kafka has acknowledged what `receipt` stands for, also where Postgres has crashed since it was
+        made, or was replaced: `published` cannot tell then whether the event was kept. But where the receipt is there,
+        the event was, for they were stored together; and it has left when it neither waits nor is parked."""
+        try:
+            await self.service.outbox.published(receipt)
+            return
+        except (PostgresUnavailable, NotPublished) as error:
+            problem = error
+        query = """
+            SELECT EXISTS (SELECT FROM sidings_api.outbox o WHERE o.slot = ANY ($2) AND o.id = ANY ($3)) AS waiting,
+                   EXISTS (SELECT FROM sidings_api.outbox_parked p WHERE p.id = ANY ($3)) AS parked
+            FROM tenants_api.unacknowledged WHERE id = $1
+        """
+        while True:
+            async with self.service.transaction() as tx:
+                row = await tx.fetchrow(query, id, receipt.slots, receipt.ids)
+            if row is None or row["parked"]:  # none: another request has seen to it, or it is lost after all
+                raise NotPublished(str(problem)) from problem
+            if not row["waiting"]:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def sweep(self) -> None:
         """Forget the acknowledgements that somebody died waiting for; try again while there are some that do not
