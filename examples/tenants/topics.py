@@ -10,10 +10,16 @@ __all__ = ["make_topics"]
 
 
 async def make_topics(settings: Settings, *, partitions: int = 3) -> None:
-    """Make all topics. They are compacted: the newest event of a key is all that is to be known of it."""
-    config = {"cleanup.policy": "compact"}
-    made = (create_topic(settings.kafka, name, partitions=partitions, config=config) for name in settings.topics.all())
-    await asyncio.gather(*made)
+    """Make all topics. They are compacted: the newest event of a key is all that is to be known of it. But an event of
+    a user is also a part of a transaction, which would lack it for ever where a newer one has taken its place."""
+    topics = settings.topics
+    policies = {name: "delete" if name == topics.users else "compact" for name in topics.all()}
+    await asyncio.gather(
+        *(
+            create_topic(settings.kafka, name, partitions=partitions, config={"cleanup.policy": policy})
+            for name, policy in policies.items()
+        )
+    )
 
 
 if __name__ == "__main__":
