@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -209,4 +210,9 @@ def say(text: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m examples.cdc", description=__doc__)
     parser.add_argument("--transactions", type=int, default=300)
-    sys.exit(asyncio.run(main(parser.parse_args().transactions)))
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # the same orderly end
+    try:
+        sys.exit(asyncio.run(main(options.transactions)))
+    except KeyboardInterrupt:
+        sys.exit(130)

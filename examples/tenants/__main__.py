@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
+import os
 import secrets
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,15 +25,15 @@ from .topics import make_topics
 BEGAN = time.monotonic()
 
 
-async def main() -> None:
-    """Start everything, tell the story, stop everything."""
+async def main() -> int:
+    """Start everything, tell the story, stop everything; the exit code."""
     ends = await asyncio.to_thread(devstack.ensure)
     mark = secrets.token_hex(4)
     dsn = await create_database(ends.postgres, f"tenants_{mark}")
     try:
         with tempfile.TemporaryDirectory() as folder:
             async with serving(Path(folder, "journal.jsonl")) as payment:
-                await _with_topics(
+                return await _with_topics(
                     Settings(
                         postgres=dsn, kafka=ends.kafka, payment=payment, prefix=f"{mark}-", port=0, payment_seconds=1.0
                     )
@@ -39,7 +42,7 @@ async def main() -> None:
         await drop_database(ends.postgres, dsn)
 
 
-async def _with_topics(settings: Settings) -> None:
+async def _with_topics(settings: Settings) -> int:
     await make_topics(settings)
     try:
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -48,7 +51,16 @@ async def _with_topics(settings: Settings) -> None:
             await asyncio.wait([system, asyncio.ensure_future(url)], return_when=asyncio.FIRST_COMPLETED)
             if system.done():
                 system.result()
-            await story(await url, settings.payment)
+            telling = asyncio.create_task(story(await url, settings.payment))
+            await asyncio.wait([system, telling], return_when=asyncio.FIRST_COMPLETED)
+            if system.done():  # it has been asked to stop, and nobody would answer the client any more
+                telling.cancel()
+                await asyncio.gather(telling, return_exceptions=True)
+                system.result()
+                say("stopped")
+                return 130
+            telling.result()
+            return 0
         finally:
             system.cancel()
             await asyncio.gather(system, return_exceptions=True)
@@ -102,4 +114,8 @@ def say(text: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.ERROR)
-    asyncio.run(main())
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # the same orderly end
+    try:
+        sys.exit(asyncio.run(main()))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import signal
 import sys
 
 from sidings.devstack import DevstackError
@@ -21,10 +23,14 @@ async def tell(ends: Servers) -> list[str]:
 def main() -> int:
     """Run it; the exit code."""
     logging.basicConfig(level=logging.CRITICAL)  # Postgres is killed: its absence is in everybody's log
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # the same orderly end
     print("Starting Postgres and Kafka ...", flush=True)
     try:
         with servers() as ends:
             broken = asyncio.run(tell(ends))
+    except KeyboardInterrupt:
+        print("Stopped; the servers are gone.")
+        return 130
     except (DevstackError, TimeoutError) as error:
         print(f"It broke down: {error}")
         return 1

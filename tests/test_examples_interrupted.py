@@ -1,0 +1,79 @@
+"""Examples that are interrupted end soon, and leave nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import asyncpg
+import psutil
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def environment(sidings_postgres: str, sidings_kafka: str) -> dict[str, str]:
+    return os.environ | {"SIDINGS_POSTGRES": sidings_postgres, "SIDINGS_KAFKA": sidings_kafka}
+
+
+def interrupted(module: str, number: int, when: str, environment: dict[str, str], *arguments: str) -> str:
+    """What it says after the signal, which it gets with the first line that holds `when`."""
+    with subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            while when not in (line := process.stdout.readline()):
+                assert line, f"it has ended before: {process.wait(30)}"
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(number)
+            rest = process.stdout.read()
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+    deadline = time.monotonic() + 5
+    while any(child.is_running() for child in children):
+        assert time.monotonic() < deadline, children
+        time.sleep(0.05)
+    return rest
+
+
+async def left(postgres: str, kafka: str) -> set[str]:
+    """Names of databases and topics."""
+    connection = await asyncpg.connect(postgres)
+    databases = {row["datname"] for row in await connection.fetch("SELECT datname FROM pg_database")}
+    await connection.close()
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    topics = set(await admin.list_topics())
+    await admin.close()
+    return {name for name in databases | topics if "tenant" in name or "cdc" in name}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_the_story_of_the_tenants_ends_with_the_system(
+    environment: dict[str, str], sidings_postgres: str, sidings_kafka: str, number: int
+) -> None:
+    """The system stopped, and its client asked it for another half a minute, to end with a traceback."""
+    before, began = await left(sidings_postgres, sidings_kafka), time.monotonic()
+    assert "Error" not in interrupted("examples.tenants", number, "bad day (fail)", environment)
+    assert time.monotonic() - began < 28
+    assert await left(sidings_postgres, sidings_kafka) == before
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_story_of_the_terminals_takes_its_postgres_along(environment: dict[str, str], number: int) -> None:
+    """After a SIGTERM the server went on."""
+    rest = interrupted("examples.terminals", number, "ready after", environment)
+    assert rest.endswith("Stopped; the servers are gone.\n")
