@@ -14,7 +14,15 @@ from . import enqueue as _enqueue
 from .connections import AnyConnection, AnySyncConnection, Rows, Statement, store, store_sync
 from .enqueue import UNSET, Unset
 from .job import Job, JobId, P
-from .lossy import MASK, held_by, masks_secret, may_hold_floats, not_finite
+from .lossy import (
+    MASK,
+    becomes_another,
+    held_by,
+    masks_secret,
+    may_become_another,
+    may_hold_floats,
+    not_finite,
+)
 from .periodic import Periodic
 from .retry import Retry
 from .transaction import Transaction
@@ -328,6 +336,8 @@ class JobType(Generic[P]):
                         "it holds a float that is NaN or infinite, of which JSON gets null: give its model "
                         "ConfigDict(ser_json_inf_nan='strings'), or None in its place"
                     )
+                if self._may_become_another and (other := becomes_another(checked, self.load(text.decode()))):
+                    raise ValueError(f"it holds {other}")
                 texts.append(text)
             except (ValidationError, ValueError, TypeError) as error:
                 raise InvalidPayload(f"the payload of {self.name!r} does not fit its model: {error}") from error
@@ -337,6 +347,10 @@ class JobType(Generic[P]):
     @cached_property
     def _may_hold_floats(self) -> bool:
         return may_hold_floats(self._adapter.core_schema)
+
+    @cached_property
+    def _may_become_another(self) -> bool:
+        return may_become_another(self._adapter.core_schema)
 
     def _loses_numbers(self, checked: P, text: bytes) -> bool:
         """Whether the handler would find None where there is a float that JSON has no form for."""

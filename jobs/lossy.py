@@ -1,13 +1,23 @@
-"""What pydantic writes into JSON as something else, without an error."""
+"""What pydantic writes into JSON as something else, or reads as something else again, without an error."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import cast
 
-from pydantic import Secret, SecretBytes, SecretStr
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
-__all__ = ["MASK", "held_by", "loses_numbers", "masks_secret", "may_hold_floats", "not_finite"]
+__all__ = [
+    "MASK",
+    "becomes_another",
+    "held_by",
+    "loses_numbers",
+    "masks_secret",
+    "may_become_another",
+    "may_hold_floats",
+    "not_finite",
+]
 
 MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
 
@@ -21,6 +31,13 @@ _WITHOUT_FLOATS = frozenset(
     )
 )
 _VALUES = ("default", "metadata")  # of a schema, which are none themselves
+_PLAIN = frozenset(  # of which no member of a union is taken for a model, or a list of such
+    (
+        *("bool", "bytes", "date", "datetime", "decimal", "enum", "float", "int", "literal", "none", "str", "time"),
+        *("timedelta", "url", "uuid"),
+    )
+)
+_BYTES = "bytes of which the handler would get others: ConfigDict(val_json_bytes=) has to be what ser_json_bytes= is"
 
 
 def masks_secret(dump: Callable[..., object]) -> bool:
@@ -58,8 +75,7 @@ def may_hold_floats(schema: object) -> bool:
             kind = parts.get("type")
             if isinstance(kind, str) and kind not in _WITHOUT_FLOATS:
                 return True
-            values = _VALUES if isinstance(kind, str) else ()  # else these are names, as of fields
-            return any(may_hold_floats(part) for name, part in parts.items() if name not in values)
+            return any(map(may_hold_floats, _within(parts)))
         case list() | tuple():
             return any(map(may_hold_floats, cast(Iterable[object], schema)))
         case _:
@@ -92,6 +108,66 @@ def loses_numbers(value: object, read: object) -> bool:
         case _:
             return False
     return any(loses_numbers(held, its) for held, its in zip(some, there, strict=False))
+
+
+def may_become_another(schema: object) -> bool:
+    """Whether a value of this core schema of pydantic's may be read from its own JSON as another one: where a union has
+    several models, of which the first that fits best is taken, and where bytes are not read as they are written."""
+    match schema:
+        case Mapping():
+            parts = cast(Mapping[str, object], schema)
+            if parts.get("ser_json_bytes", "utf8") != parts.get("val_json_bytes", "utf8"):
+                return True
+            if parts.get("type") == "union":
+                choices = cast(list[tuple[Mapping[str, object], str] | Mapping[str, object]], parts["choices"])
+                kinds = [choice[0] if isinstance(choice, tuple) else choice for choice in choices]
+                if sum(kind["type"] not in _PLAIN for kind in kinds) > 1:
+                    return True
+            return any(map(may_become_another, _within(parts)))
+        case list() | tuple():
+            return any(map(may_become_another, cast(Iterable[object], schema)))
+        case _:
+            return False
+
+
+def becomes_another(value: object, read: object) -> str:
+    """What in `value` is another one in what was `read` of its JSON, and what to do; empty where nothing is."""
+    some, there = list[object](), list[object]()
+    match value, read:
+        case bytes(), _:
+            return _BYTES if value != read else ""
+        case Mapping(), Mapping():
+            some += cast(Mapping[object, object], value).values()
+            there += cast(Mapping[object, object], read).values()
+        case list() | tuple(), list() | tuple():
+            some += cast(Iterable[object], value)
+            there += cast(Iterable[object], read)
+        case _:
+            names = _fields(value)
+            if names and type(value) is not type(read):
+                return (
+                    f"a {type(value).__name__} of which the handler would get a {type(read).__name__}: give the models "
+                    "of the union a Literal field each, and Field(discriminator=)"
+                )
+            some += [getattr(value, name) for name in names]
+            there += [getattr(read, name) for name in names]
+    for held, its in zip(some, there, strict=False):
+        if told := becomes_another(held, its):
+            return told
+    return ""
+
+
+def _fields(value: object) -> list[str]:
+    """The names of a model's, or a dataclass' fields."""
+    if isinstance(value, BaseModel):
+        return list(type(value).model_fields)
+    return [field.name for field in fields(value)] if is_dataclass(value) and not isinstance(value, type) else []
+
+
+def _within(schema: Mapping[str, object]) -> list[object]:
+    """What a schema is made of; of a mapping that is none, as of fields, all: there "default" is a name."""
+    values = _VALUES if isinstance(schema.get("type"), str) else ()
+    return [part for name, part in schema.items() if name not in values]
 
 
 def held_by(dump: Callable[..., object]) -> object:

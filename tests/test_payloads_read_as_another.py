@@ -1,0 +1,100 @@
+"""Payloads of which the handler would get another model, or other bytes, than were enqueued."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from sidings import InvalidPayload
+from sidings.jobs import Job, Registry
+from sidings.jobs.lossy import may_become_another
+from sidings.testing import drain
+
+from .support import ORIGIN, connected
+
+
+class Confirm(BaseModel):
+    transport: str
+
+
+class Cancel(BaseModel):
+    transport: str
+
+
+class Delay(BaseModel):
+    transport: str
+    minutes: int
+
+
+@dataclass
+class Change:
+    what: Confirm | Cancel | Delay
+
+
+class Changes(BaseModel):
+    all: list[Confirm | Delay | Cancel] = []
+    by: dict[str, Change] = {}
+
+
+class Book(BaseModel):
+    kind: Literal["book"] = "book"
+    transport: str
+
+
+class Drop(BaseModel):
+    kind: Literal["drop"] = "drop"
+    transport: str
+
+
+class Written(BaseModel):
+    model_config = ConfigDict(ser_json_bytes="base64")
+
+    document: bytes
+    pages: list[bytes] = []
+
+
+class Both(Written):
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "arrives"),
+    [
+        (Confirm | Cancel, Confirm(transport="T"), True),
+        (Confirm | Cancel, Cancel(transport="T"), False),  # was confirmed
+        (Confirm | Delay, Delay(transport="T", minutes=3), True),
+        (Change, Change(Cancel(transport="T")), False),
+        (Changes, Changes(all=[Delay(transport="T", minutes=3), Cancel(transport="T")]), False),
+        (Changes, Changes(by={"a": Change(Delay(transport="T", minutes=3))}), True),
+        (Changes, Changes(by={"a": Change(Cancel(transport="T"))}), False),
+        (Annotated[Book | Drop, Field(discriminator="kind")], Drop(transport="T"), True),
+        (Book | Drop, Drop(transport="T"), True),
+        (Written, Written(document=b"bill"), False),  # was base64 of it
+        (Written, Written(document=b"", pages=[b"1"]), False),
+        (Both, Both(document=b"\xff", pages=[b"1"]), True),
+    ],
+    ids=str,
+)
+async def test_a_handler_gets_what_was_enqueued_or_it_is_refused(
+    database: str, kind: Any, payload: Any, arrives: bool
+) -> None:
+    """pydantic takes the first model of a union that fits, and reads bytes as UTF-8 however they were written."""
+    registry, got = Registry(), list[Any]()
+
+    @registry.job(payload=kind)
+    async def change(job: Job[Any]) -> None:
+        got.append(job.payload)
+
+    async with connected(database) as connection, connection.transaction():
+        if arrives:
+            await change.enqueue(connection, payload, origin=ORIGIN)
+        else:
+            with pytest.raises(InvalidPayload, match=r"discriminator|val_json_bytes"):
+                await change.enqueue(connection, payload, origin=ORIGIN)
+    await drain(database, registry)
+    assert got == ([payload] if arrives else [])
+
+
+@pytest.mark.parametrize("kind", [Confirm, Both, str | int | None, Confirm | None, list[str] | str, dict[str, Any]])
+def test_only_payloads_that_may_become_another_are_read_again(kind: Any) -> None:
+    assert not may_become_another(TypeAdapter(kind).core_schema)
