@@ -158,6 +158,31 @@ async def test_counts_that_take_longer_than_a_call_may_pause_partitions_all_the_
             await eventually(offset_reaches(effects, name, FREE, partition))
 
 
+async def test_a_partition_that_can_never_be_counted_keeps_no_other_from_being(
+    effects, topic, sidings_kafka, monkeypatch
+):
+    """Each look ended with it: those behind it were never counted, so none of them was paused, and none went on."""
+
+    def slowly(package: str, name: str, schema: str) -> str:
+        sql = load_sql(package, name, schema)
+        assert "count(w.position) AS waiting" in sql
+        never = "length(pg_sleep(CASE WHEN o.origin LIKE '%/0' THEN 60 ELSE 0 END)::text)"
+        return sql.replace("count(w.position)", f"count(w.position) + {never}")
+
+    monkeypatch.setattr("sidings.kafka.backlog.load_sql", slowly)
+    monkeypatch.setattr("sidings.kafka.backlog._RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("sidings.kafka.backlog._LONG_LOOK", 0.2)
+    monkeypatch.setattr("sidings.executor.link._MOST_PATIENCE", 1)
+    name = await topic(partitions=4)
+    service, gate = a_service_with_jobs(PostgresSettings(dsn=effects, call_seconds=0.5), sidings_kafka, name)
+    for partition in range(4):
+        await produce(sidings_kafka, name, range(FREE), partition=partition, key=f"k{partition}")
+    async with service:
+        await eventually(lambda: full(service) == 3)
+        gate.set()
+        await eventually(lambda: full(service) == 0)
+
+
 async def test_a_full_partition_is_full_after_a_restart_and_after_a_reset(effects, topic, sidings_kafka):
     name = await topic()
     first, _ = a_service_with_jobs(effects, sidings_kafka, name, shutdown_seconds=0.1)
