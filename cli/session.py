@@ -81,11 +81,11 @@ class Session:
         self.now = (await self._fetch("SELECT clock_timestamp()"))[0][0]
 
     async def _fetch(self, sql: str, *arguments: object) -> "list[asyncpg.Record]":
-        import asyncpg
+        from ..executor.link import BROKEN
 
         try:
             return await self.connection.fetch(sql, *arguments, timeout=_STATEMENT_SECONDS)
-        except (OSError, TimeoutError, asyncpg.PostgresConnectionError) as error:
+        except BROKEN as error:
             raise _no_answer(error) from error
 
 

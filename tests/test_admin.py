@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -1012,6 +1013,33 @@ async def test_a_connection_that_was_closed_says_so(database: str):
     await connection.close()
     with pytest.raises(PostgresUnavailable, match="is closed"):
         await Admin(connection).jobs()
+
+
+async def test_a_server_that_ends_connections_of_a_pool_is_one_that_did_not_answer(database: str):
+    """As it does for a restart. Its last word may have reached an idle connection, for which asyncpg has an error of
+    its own; and the pool takes back at once what breaks while it is in use."""
+    async with connected(database) as other:
+        for round in range(20):
+            async with asyncpg.create_pool(database, min_size=1, max_size=1) as pool:
+                admin = Admin(pool, actor="alice")
+                await admin.pauses()
+                calls = asyncio.create_task(until_it_breaks(admin))
+                await asyncio.sleep(0.002 * (round % 4))
+                await other.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+                with pytest.raises(PostgresUnavailable, match="did not answer"):
+                    await calls
+                pool.terminate()
+
+
+async def until_it_breaks(admin: Admin) -> None:
+    while True:
+        await admin.pauses()
+        await admin.jobs()
+        with suppress(JobNotFound):
+            await admin.cancel(1)
 
 
 # -- the documentation --------------------------------------------------------------------------------------------

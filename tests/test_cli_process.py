@@ -127,6 +127,24 @@ async def test_a_watch_ends_where_the_server_ceases_to_answer(
             await asyncio.wait_for(shows, 15)
 
 
+async def test_a_watch_ends_where_the_server_closes_its_connection(database: str):
+    process = await watching(database, every=0.6)
+    assert process.stdout is not None
+    async with asyncio.timeout(SECONDS):
+        while b"no jobs" not in await process.stdout.readline():
+            pass
+        await asyncio.sleep(0.2)  # it waits for its next look
+        await execute(
+            database,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        )
+        _, errors = await process.communicate()
+    assert process.returncode == 3, errors
+    (line,) = errors.decode().splitlines()
+    assert line.startswith("error: Postgres did not answer")
+
+
 async def test_whoever_reads_only_the_beginning_ends_it_without_a_word(database: str):
     process = await watching(database)
     assert process.stdout is not None
@@ -137,11 +155,11 @@ async def test_whoever_reads_only_the_beginning_ends_it_without_a_word(database:
         assert await process.wait() == 1
 
 
-async def watching(dsn: str, *arguments: str) -> asyncio.subprocess.Process:
+async def watching(dsn: str, *arguments: str, every: float = 0.2) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     environment = {**os.environ, "SIDINGS_POSTGRES": dsn}
     return await asyncio.create_subprocess_exec(
-        EXECUTABLE, "status", "--watch", "0.2", *arguments, stdout=pipe, stderr=pipe, env=environment
+        EXECUTABLE, "status", "--watch", str(every), *arguments, stdout=pipe, stderr=pipe, env=environment
     )
 
 

@@ -35,6 +35,15 @@ _ERRORS: dict[str, type[SidingsError]] = {
     "42P01": SchemaTooOld,
     "42883": SchemaTooOld,
 }
+# The server's fault, not the statement's.
+_GONE = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.InternalClientError,  # asyncpg 0.32, when a shutdown's last message has reached an idle connection
+)
 _ROLLBACK_SECONDS = 5.0
 # For walks along an index: a bitmap has to be sorted, and both may look cheaper where a table was analysed long ago.
 _WALK = "SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off; SET LOCAL jit = off"
@@ -72,6 +81,7 @@ class Calls:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncGenerator[Connection]:
+        connection: Connection | None = None
         try:
             if isinstance(self._database, asyncpg.Pool):
                 async with self._database.acquire(timeout=self._timeout) as connection:
@@ -83,10 +93,13 @@ class Calls:
                     "administration needs a connection without an open transaction: executors would wait until it ends"
                 )
             else:
-                yield self._database
+                connection = self._database
+                yield connection
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
             raise Busy("somebody else is changing the same rows just now; nothing has changed: try again") from error
-        except (OSError, TimeoutError, asyncpg.PostgresConnectionError) as error:
+        except (*_GONE, asyncpg.InterfaceError) as error:
+            if isinstance(error, asyncpg.InterfaceError) and (connection is None or not _is_closed(connection)):
+                raise  # a mistake in its use
             raise PostgresUnavailable(
                 f"Postgres did not answer ({type(error).__name__}: {error}); the audit tells whether it was done"
             ) from error
@@ -110,9 +123,18 @@ async def _transaction(connection: Connection, mode: str, timeout: float) -> Asy
         try:
             async with asyncio.timeout(_ROLLBACK_SECONDS):
                 await connection.execute("ROLLBACK")
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            connection.terminate()  # which ends the transaction as well
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+            if not _is_closed(connection):
+                connection.terminate()  # which ends the transaction as well
         raise
+
+
+def _is_closed(connection: Connection) -> bool:
+    """A pool takes one that broke back by itself, and it answers nothing any more."""
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:
+        return True
 
 
 def refused(code: str, text: str) -> AdministrationError:
