@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import asyncpg
 
-from ..errors import ConfigurationError, PostgresUnavailable
+from ..errors import ConfigurationError, NotInTransaction, PostgresUnavailable
 from ..executor import PostgresSettings, keep_from_children
 from ..jobs import Connection, Transaction
 
@@ -37,6 +37,9 @@ _SERVER_GONE = (
     asyncpg.CannotConnectNowError,
     asyncpg.ReadOnlySQLTransactionError,  # a standby, or a primary that has been demoted
 )
+# What comes of a connection that is gone. The third is asyncpg 0.32's where a shutdown's last message has just arrived,
+# the last one what is said of a job or message that was to be stored.
+_OF_POSTGRES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, NotInTransaction)
 
 
 def server_is_gone(error: BaseException, connection: Connection) -> bool:
@@ -174,8 +177,7 @@ class Transactions:
         self, error: BaseException, rollback: Callable[[], Awaitable[None]], connection: Connection
     ) -> None:
         """Roll back after `error`, and say so where it was the server's."""
-        of_postgres = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError)
-        gone = of_postgres and server_is_gone(error, connection)
+        gone = isinstance(error, _OF_POSTGRES) and server_is_gone(error, connection)
         if gone or isinstance(error, PostgresUnavailable):
             # Also where it still answers: a demoted primary must not come back from the pool.
             terminate(connection)

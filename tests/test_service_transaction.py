@@ -10,7 +10,7 @@ from sidings.jobs import Job, Registry
 from sidings.kafka import Outbox, Transactions
 from sidings.kafka.transactions import is_closed
 
-from .support import ORIGIN, SECONDS, Ride, eventually, fetch
+from .support import ORIGIN, SECONDS, Ride, connected, eventually, fetch
 
 
 def transactions(database: str) -> Transactions:
@@ -101,4 +101,29 @@ async def test_a_connection_that_is_closed_by_then_is_told_of_as_what_it_is(data
         await work()
     async with pool.open() as tx:
         assert await tx.fetchval("SELECT 1") == 1
+    await pool.stop()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02], ids=["just then", "before"])
+async def test_what_is_stored_on_a_connection_that_the_server_closes_says_that_it_broke(
+    database: str, seconds: float
+) -> None:
+    """It said that there was no transaction; or, where the server's last word had just come, an error of asyncpg's."""
+    registry, pool = Registry(), transactions(database)
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    async def work(other: asyncpg.Connection) -> None:
+        async with pool.open() as tx:
+            backend = await tx.fetchval("SELECT pg_backend_pid()")
+            await other.execute(f"SELECT pg_terminate_backend({backend})")
+            await asyncio.sleep(seconds)
+            await ride.enqueue(tx, Ride(), origin=ORIGIN)
+
+    await pool.start()
+    async with connected(database) as other:
+        for _ in range(10):
+            with pytest.raises(PostgresUnavailable, match="the connection to Postgres broke"):
+                await work(other)
     await pool.stop()
