@@ -134,7 +134,7 @@ async def ended(
         origin=origin,
         limit=limit,
     )
-    more = rows[-1].finished_at.isoformat() if len(rows) == limit else None
+    more = rows[-1].finished_at.isoformat() if len(rows) >= limit else None
     if as_json:
         print_json(session.now, jobs=rows, next=more)
         return

@@ -248,7 +248,7 @@ async def _ended(session: Session, request: Request) -> Page:
         origin=asked["origin"],
         limit=_ROWS,
     )
-    more = _address("/ended", {**asked, "before": found[-1].finished_at.isoformat()}) if len(found) == _ROWS else None
+    more = _address("/ended", {**asked, "before": found[-1].finished_at.isoformat()}) if len(found) >= _ROWS else None
     section = _section(None, jobs.ended_table(found, session.now), _OF_JOBS, more=more)
     filters = _filled({**asked, "since": asked["since"] or "24h"})
     return Page("Jobs that ended without success", [section], filters=filters)

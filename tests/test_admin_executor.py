@@ -11,6 +11,7 @@ from sidings import Admin, Discard, Job, JobNotFound, Registry, Retry
 from sidings.jobs.admin import JobState
 from tenacity import stop_after_attempt, wait_fixed
 
+from .cli_support import cli_json
 from .support import (
     ORIGIN,
     Ride,
@@ -504,3 +505,24 @@ async def test_jobs_whose_lease_runs_out_before_they_start_run_later_although_so
         await enqueue(database, ride, [Ride(number=n) for n in range(100)])
         await drained(database)
     assert sorted(called) == list(range(100))
+
+
+async def test_pages_of_what_has_ended_leave_out_none_of_a_list(database: str, admin: Admin):
+    """Jobs of one list end in one instant, before which the next page begins."""
+    registry, seen, before = Registry(), list[int](), None
+
+    @registry.job(batch=20)
+    async def lot(jobs: list[Job[Ride]]) -> None:
+        raise Discard("half of the file is missing")
+
+    async with running(database, registry):
+        ids = await enqueue(database, lot, [ride(number) for number in range(50)])
+        await drained(database)
+    while page := await admin.ended(limit=15, before=before):
+        assert len(page) <= 15 + 20
+        seen += [row.job_id for row in page]
+        before = page[-1].finished_at
+    assert sorted(seen) == ids
+    newest = await cli_json(database, "jobs", "ended", "--limit", 15)
+    older = await cli_json(database, "jobs", "ended", "--before", newest["next"])
+    assert len(newest["jobs"] + older["jobs"]) == 50

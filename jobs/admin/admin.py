@@ -140,7 +140,8 @@ class Admin:
         limit: int = 100,
     ) -> list[AttemptRow]:
         """The last attempts of jobs that ended, newest first. since: default: a day ago. before: default: now; the
-        `finished_at` of the last row gives the next page."""
+        `finished_at` of the last row gives the next page. limit: more, where several ended with the last one in one
+        instant, as those of a list do."""
         rows = await self._calls.rows("ended_jobs", *_ended(outcomes, since, before, type, origin, limit))
         return [_attempt(row) for row in rows]
 
