@@ -1,6 +1,8 @@
--- The first origin between each two that are held, if jobs wait there for longer than $1 seconds: nobody runs them.
--- Plan: a probe into job_scan for each gap. What the holders have deleted is not stepped over, as it lies in their origins.
-WITH held AS (
+-- The first origin between each two that are held, if jobs wait there for longer than $1 seconds: nobody runs them. So, too, the first one
+-- where a delayed job has been due for as long, which nobody promotes.
+-- Plan: a probe into job_scan for each gap, and into job_due, one more for each origin there whose delayed jobs are not due. What the
+-- holders have deleted is not stepped over, as it lies in their origins.
+WITH RECURSIVE held AS (
     SELECT o.origin FROM sidings.origin o WHERE o.owner IS NOT NULL AND o.lease_until >= clock_timestamp()
 ), gap (above, below) AS (
     SELECT h.origin, lead(h.origin) OVER (ORDER BY h.origin) FROM held h
@@ -18,7 +20,32 @@ WITH held AS (
     FROM last l CROSS JOIN LATERAL (
         SELECT j.origin, j.enqueued_at FROM sidings.job j
         WHERE j.position IS NOT NULL AND j.origin > l.above ORDER BY j.origin, j.position LIMIT 1) f
+), between (below, origin, run_at) AS (
+    SELECT g.below, f.origin, f.run_at
+    FROM gap g CROSS JOIN LATERAL (
+        SELECT j.origin, j.run_at FROM sidings.job j
+        WHERE j.position IS NULL AND j.held IS NULL AND j.origin > g.above AND j.origin < g.below
+        ORDER BY j.origin, j.run_at LIMIT 1) f
+    UNION ALL
+    SELECT b.below, f.origin, f.run_at
+    FROM between b CROSS JOIN LATERAL (
+        SELECT j.origin, j.run_at FROM sidings.job j
+        WHERE j.position IS NULL AND j.held IS NULL AND j.origin > b.origin AND j.origin < b.below
+        ORDER BY j.origin, j.run_at LIMIT 1) f
+    WHERE b.run_at >= clock_timestamp() - make_interval(secs => $1)
+), behind (origin, run_at) AS (
+    SELECT f.origin, f.run_at
+    FROM last l CROSS JOIN LATERAL (
+        SELECT j.origin, j.run_at FROM sidings.job j
+        WHERE j.position IS NULL AND j.held IS NULL AND j.origin > l.above ORDER BY j.origin, j.run_at LIMIT 1) f
+    UNION ALL
+    SELECT f.origin, f.run_at
+    FROM behind b CROSS JOIN LATERAL (
+        SELECT j.origin, j.run_at FROM sidings.job j
+        WHERE j.position IS NULL AND j.held IS NULL AND j.origin > b.origin ORDER BY j.origin, j.run_at LIMIT 1) f
+    WHERE b.run_at >= clock_timestamp() - make_interval(secs => $1)
 )
-SELECT f.origin FROM found f
-WHERE f.enqueued_at < clock_timestamp() - make_interval(secs => $1)
-ORDER BY f.origin
+SELECT f.origin
+FROM (SELECT * FROM found UNION ALL SELECT * FROM behind UNION ALL SELECT b.origin, b.run_at FROM between b) f (origin, since)
+WHERE f.since < clock_timestamp() - make_interval(secs => $1)
+GROUP BY f.origin ORDER BY f.origin

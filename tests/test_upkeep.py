@@ -13,7 +13,9 @@ from sidings.executor.queues import OriginQueue
 from sidings.executor.scheduler import Scheduler
 from sidings.executor.upkeep import Upkeep
 from sidings.jobs import Registry
+from sidings.schema import load_sql
 
+from .admin_support import a_holder, a_job
 from .support import ORIGIN, connected, eventually, running
 
 STORE = """
@@ -160,6 +162,24 @@ async def test_an_origin_that_nobody_holds_is_named_once_and_counted(database: s
         await upkeep.look_for_orphans()
         assert upkeep.orphans == []
         await link.close()
+
+
+async def test_delayed_jobs_that_are_due_where_nobody_holds_their_origin_are_orphans(database: str):
+    """Nobody promotes them. Where no other job waited there they stood still in silence."""
+    link = Link(PostgresSettings(dsn=database))
+    orphans = load_sql("sidings.executor", "orphans", "sidings")
+    due, later = {"run_at": "now() - interval '100 s'"}, {"run_at": "now() + interval '1 hour'"}
+    await a_holder(database, ORIGIN, "y/0")
+    for origin, delay in [
+        ("a/0", later), ("a/1", due), ("a/2", due),  # two of one gap: the first that is due counts
+        (ORIGIN, due), ("u/0", later), ("v/0", {"run_at": "now() - interval '5 s'"}), ("y/0", due),
+        ("z/0", later), ("z/1", due), ("z/2", {"run_at": "'infinity'"}),
+    ]:  # fmt: skip
+        await a_job(database, "delayed", origin=origin, **delay)
+    assert [row["origin"] for row in await link.fetch(orphans, 60.0)] == ["a/1", "z/1"]
+    await a_job(database, origin="z/1", enqueued_at="now() - interval '100 s'")
+    assert [row["origin"] for row in await link.fetch(orphans, 60.0)] == ["a/1", "z/1"]
+    await link.close()
 
 
 async def test_orphans_are_looked_for(database: str, monkeypatch):
