@@ -84,6 +84,15 @@ def test_counters_that_alerts_ask_for_are_there_before_anything_is_counted() -> 
     assert [registry.get_sample_value(name, labels) for name, labels in counters] == [0] * len(counters)
 
 
+def test_alerts_see_what_is_counted_before_the_first_scrape() -> None:
+    """As a consumer does that misses messages while it starts: the series begins with them."""
+    alerts = (ROOT / "docs/alerts.yml").read_text()
+    counted = re.findall(r"sum by (\(.+\)) \(increase\((\w+)(\{.+\})?\[(\w+)\]\)\) > 0\n", alerts)
+    assert len(counted) == alerts.count("increase(sidings_") >= 7
+    for by, name, labels, time in counted:
+        assert f"or sum by {by} (({name}{labels} > 0) unless {name} offset {time})\n" in alerts
+
+
 @pytest.mark.parametrize("model", [PostgresSettings, ExecutorSettings, KafkaSettings, OutboxSettings])
 def test_the_configuration_reference_lists_every_field(model: type[BaseModel]) -> None:
     assert configured(rf"`{model.__name__}`") == set(model.model_fields)
