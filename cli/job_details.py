@@ -1,6 +1,7 @@
 """One job on the screen."""
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -12,6 +13,9 @@ from .session import Session
 
 if TYPE_CHECKING:
     from ..jobs.admin import AttemptRow, AuditRow, JobDetails, PauseRow
+
+_TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+')
+_DEEPEST = 50  # of its indentations: a payload may be nested by thousands
 
 __all__ = ["actions_table", "attempts_table", "facts", "pause_text", "payload_text", "show_details"]
 
@@ -69,8 +73,18 @@ def facts(details: "JobDetails", now: datetime) -> dict[str, object]:
 
 
 def payload_text(payload: str) -> str:
-    """Indented."""
-    return json.dumps(json.loads(payload), indent=2, ensure_ascii=False)
+    """Indented. Numbers are as they stand there: Python's own are rounded, and there are some that it does not take."""
+    out, depth, before = list[str](), 0, ""
+    for token in _TOKENS.findall(payload):
+        ends = token in ("]", "}")
+        depth -= ends
+        if before in ("[", "{", ",") if not ends else before not in ("[", "{"):
+            out.append("\n" + "  " * min(depth, _DEEPEST))
+        depth += token in ("[", "{")
+        is_text = token.startswith('"')
+        out.append(json.dumps(json.loads(token), ensure_ascii=False) if is_text else ": " if token == ":" else token)
+        before = token
+    return "".join(out)
 
 
 def attempts_table(attempts: "Sequence[AttemptRow]", now: datetime) -> Table:

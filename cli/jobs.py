@@ -1,6 +1,5 @@
 """`sidings jobs`: looking at jobs. `job_actions` adds what is done to them."""
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import fields
@@ -12,8 +11,8 @@ import typer
 from ..errors import ActionRefused, ConfigurationError
 from .command import Json, Limit, command, group
 from .filters import NAMES, a_state, a_time, check_group, check_words, outcome_names, state_names
-from .job_details import show_details
-from .output import Table, age, note, plain, print_json, table, until
+from .job_details import payload_text, show_details
+from .output import Table, Verbatim, age, note, plain, print_json, table, until
 from .session import Session
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ async def show(session: Session, id: Annotated[int, typer.Argument(help="Its num
     """One job, also one that has ended: payload, attempts, what was done to it, what keeps it from starting."""
     details = await session.admin().show(id)
     if as_json:
-        payload = None if details.payload is None else json.loads(details.payload)
+        payload = None if details.payload is None else Verbatim(payload_text(details.payload))
         row = None if details.row is None else without_cursor(details.row)
         rest = {"attempts": details.attempts, "actions": details.actions, "pauses": details.pauses}
         print_json(session.now, id=id, job=row, payload=payload, headers=details.headers, **rest)

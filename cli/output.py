@@ -5,13 +5,14 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import typer
 
 __all__ = [
     "STYLES",
     "Table",
+    "Verbatim",
     "age",
     "at_most",
     "counted",
@@ -24,6 +25,13 @@ __all__ = [
     "table",
     "until",
 ]
+
+
+class Verbatim(NamedTuple):
+    """JSON that stands in a document as it is."""
+
+    text: str
+
 
 Table = tuple[Sequence[str], Sequence[Sequence[object]]]  # columns, rows
 
@@ -92,8 +100,14 @@ def plain(text: str) -> str:
 def print_json(now: datetime, **content: object) -> None:
     """One document: what is listed, under its name, and `now` by the database's clock, to which ages
     refer. What could steer a terminal is escaped, as in `plain`."""
-    text = json.dumps(document({"now": now, **content}), indent=2, ensure_ascii=False)
+    members = [f"  {json.dumps(name)}: {_indented(value)}" for name, value in {"now": now, **content}.items()]
+    text = "{\n" + ",\n".join(members) + "\n}"
     typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
+
+
+def _indented(value: object) -> str:
+    text = value.text if isinstance(value, Verbatim) else json.dumps(document(value), indent=2, ensure_ascii=False)
+    return text.replace("\n", "\n  ")
 
 
 def document(value: object) -> Any:

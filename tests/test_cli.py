@@ -10,6 +10,7 @@ import typer
 from sidings import ConfigurationError
 from sidings.cli.command import fail
 from sidings.cli.filters import a_state, a_time, outcome_names, state_names
+from sidings.cli.job_details import payload_text
 from sidings.cli.job_types import backlogs
 from sidings.cli.output import document, duration, plain
 from sidings.jobs import OutcomeName
@@ -98,6 +99,34 @@ async def test_a_key_or_an_error_cannot_steer_the_terminal(database: str):
     assert r"two\nlines" in shown
     assert (await cli_json(database, "jobs", "list"))["jobs"][0]["group"] == "evil\x1b[2J\x9b"
     assert "\x9b" not in (await cli(database, "jobs", "list", "--json")).stdout  # as good as ESC ["
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        '{"amount": 12345678901234567.89, "rate": 0.10000000000000000001, "limit": 1e400}',  # Python rounds them
+        '{"number": ' + "1" * 5_000 + "}",  # and refuses this one
+        "[" * 3_000 + "]" * 3_000,
+        '{"a": 1, "a": 2}',
+        '{"empty": [{}, []], "text": "[,] {:} \\" \\\\", "none": null, "yes": true, "in words": -1.5e-3}',
+        '"alone"',
+    ],
+    ids=lambda payload: payload[:20],
+)
+async def test_a_payload_is_shown_as_it_is(database: str, payload: str):
+    """Of amounts, other numbers were shown; and of a held job, a traceback."""
+    id = await a_job(database, "held", payload=f"'{payload}'")
+    text = (await cli(database, "jobs", "show", id)).stdout
+    shown = text.partition("payload:\n")[2]
+    assert "".join(shown.split()) == "".join(payload.split())
+    document = (await cli(database, "jobs", "show", id, "--json")).stdout
+    assert "".join(document.partition('"payload":')[2].split()).startswith("".join(payload.split()) + ',"headers":')
+    assert text.isascii()
+
+
+def test_a_payload_is_indented_as_python_does_it():
+    for value in ({"a": [1, {"b": 'ü\n"', "c": []}], "d": {}}, [], {}, [[1.5, None], True], "x", 7):
+        assert payload_text(json.dumps(value)) == json.dumps(value, indent=2, ensure_ascii=False)
 
 
 async def test_one_job_is_shown_whole_also_after_its_end(database: str):
