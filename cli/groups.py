@@ -1,5 +1,6 @@
 """`sidings groups`: groups that wait for their head, and what to do about them."""
 
+import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -80,7 +81,8 @@ async def show(session: Session, origin: Origin, group: Group, limit: Limit = 20
         typer.echo(f"paused: {plain(pause_text(pause))}, {age(pause.paused_at, session.now)} ago")
     print_jobs(session, jobs)
     if len(jobs) == limit:
-        note(f"these are the first {limit}; sidings jobs list --origin {origin} --group '{group}' lists all")
+        whole = shlex.join(["sidings", "jobs", "list", "--origin", origin, "--group", group])
+        note(f"these are the first {limit}; {plain(whole)} lists all")
 
 
 @command(app, "release")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from datetime import UTC, datetime, timedelta
 from time import perf_counter
 
@@ -267,6 +268,12 @@ async def test_groups_that_wait_for_their_head_are_listed_with_the_cause(databas
         result = await cli(database, "groups", *command)
         assert len(result.stdout.splitlines()) == 2, command
         assert "these are the first 1" in result.stderr
+    odd = "O'Brien; $(id)"  # keys come from elsewhere
+    await some_jobs(database, 2, group=odd)
+    told = (await cli(database, "groups", "show", ORIGIN, odd, "--limit", 1)).stderr
+    command = shlex.split(told.partition("; ")[2].removesuffix(" lists all\n"))
+    assert len((await cli_json(database, *command[1:]))["jobs"]) == 2
+    await cli(database, "groups", "clear", ORIGIN, odd, "--yes")
     await cli(database, "origins", "pause", ORIGIN, "--because", "look")
     await cli(database, "groups", "pause", ORIGIN, "second", "--because", "not this one")
     shown = await cli_json(database, "groups", "show", ORIGIN, GROUP)

@@ -336,10 +336,14 @@ async def test_a_directory_table_is_published_anew(database: str, topic: Any):
 
 
 async def test_what_operations_shows_in_sql(database: str):
-    for statement in block("operations.md", "What goes on", "sql").split(";\n"):
+    statements = block("operations.md", "What goes on", "sql").split(";\n")
+    for statement in statements:
         await fetch(database, statement)
     enqueue = "SELECT sidings.enqueue('send_eta', '{}', origin => $1)"
     job = await value(database, enqueue, ORIGIN)
+    [where] = [statement for statement in statements if "where the jobs of a group stand" in statement]
+    await fetch(database, "UPDATE sidings.job SET \"group\" = 't-1'")
+    assert [tuple(row) for row in await fetch(database, where)] == [(ORIGIN, 1)], "which nobody has ever held"
     await fetch(database, "UPDATE sidings.job SET held = 'no such carrier', position = NULL")
     await fetch(database, replaced(block("operations.md", "Held jobs", "sql"), "4711", str(job)))
     assert await value(database, "SELECT held FROM sidings.job") is None
