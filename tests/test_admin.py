@@ -829,6 +829,9 @@ async def test_wrong_filters_are_refused_by_name(admin: Admin):
         await admin.jobs(state="lost")
     with pytest.raises(ActionRefused, match="after='x' is no cursor"):
         await admin.jobs(after="x")
+    for odd in ("ordered:²:1:x", "ordered:--5:1:x", "ordered:1:²:x"):  # "²" is a digit, and no decimal
+        with pytest.raises(ActionRefused, match="is no cursor"):
+            await admin.jobs(after=odd)
     with pytest.raises(ActionRefused, match="outcome 'lost' ends no job"):
         await admin.ended(outcomes=["lost"])
     with pytest.raises(ActionRefused, match="colour"):

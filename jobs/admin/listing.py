@@ -4,6 +4,7 @@ A position, a due time or an id of the last row is enough to go on in the middle
 however many jobs come before it, and nothing is sorted.
 """
 
+import re
 from typing import NamedTuple
 
 import asyncpg
@@ -48,7 +49,7 @@ class _Cursor(NamedTuple):
         section, _, rest = text.partition(":")
         key, _, rest = rest.partition(":")
         id, _, origin = rest.partition(":")
-        if section not in sections or not key.lstrip("-").isdigit() or not id.isdigit():
+        if section not in sections or not re.fullmatch("-?[0-9]{1,19}", key) or not re.fullmatch("[0-9]{1,19}", id):
             raise ActionRefused(f"after={text!r} is no cursor of this list: give the cursor of its last row")
         return cls(section, int(key), int(id), origin)
 
