@@ -81,7 +81,7 @@ async def drain(
     as long as that lies within. `math.inf`: until nothing waits any more. limit: most attempts.
 
     Jobs run one at a time, by priority and position, and as an executor runs them: payloads, timeouts, retry policies,
-    transactional handlers, history. Held jobs and types without a handler are left alone.
+    transactional handlers, history. Held and paused jobs, and types without a handler, are left alone.
 
     Raises `NotDrained` when an executor that runs has the jobs' origin, or after `limit` attempts. What handlers raise
     stands in the attempts.

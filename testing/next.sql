@@ -1,4 +1,5 @@
--- The job that runs next: the highest priority, then by position; of a group only its first. $1 known types, $2 origins
+-- The job that runs next: the highest priority, then by position; of a group only its first. What is paused stays, and what
+-- stands behind it in its group. $1 known types, $2 origins
 SELECT j.id, j.type, j.origin, j."group", j.position, j.attempt, j.failures, j.losses, j.priority, j.policy, j.headers::text AS headers,
        j.payload::text AS payload, date_part('epoch', j.enqueued_at) AS enqueued,
        date_part('epoch', clock_timestamp() - j.run_at) AS overdue,
@@ -10,5 +11,7 @@ WHERE j.position IS NOT NULL AND (j.run_at IS NULL OR j.run_at <= clock_timestam
        OR NOT EXISTS (SELECT FROM sidings.job before
                       WHERE before.origin = j.origin AND before."group" = j."group" AND before.policy <> 2
                         AND before.position < j.position))
+  AND NOT EXISTS (SELECT FROM sidings.pause p
+                  WHERE p.type = j.type OR (p.origin = j.origin AND (p."group" IS NULL OR p."group" = j."group")))
 ORDER BY j.priority DESC, j.position
 LIMIT 1

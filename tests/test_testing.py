@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
-from sidings import Discard, Job, Registry, Retry, Service, Snooze, Transaction
+from sidings import Admin, Discard, Job, Registry, Retry, Service, Snooze, Transaction
 from sidings.schema import migrate
 from sidings.testing import NotDrained, advance, drain, enqueued
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -217,6 +217,28 @@ async def test_held_jobs_and_unknown_types_are_left_alone(database: str):
     await value(database, f"SELECT sidings.enqueue('ride', '{{}}', '{ORIGIN}', 'a')")  # behind it
     assert await drain(database, registry, until=math.inf) == []
     assert await jobs_left(database) == 2
+
+
+async def test_what_is_paused_stays_with_what_stands_behind_it(database: str, admin: Admin):
+    registry = Registry()
+
+    @registry.job(group="transport")
+    async def bill(job: Job[Ride]) -> None: ...
+
+    @registry.job(group="transport")
+    async def post(job: Job[Ride]) -> None: ...
+
+    for job_type, group, origin in [(bill, "a", "t/0"), (post, "a", "t/0"), (post, "b", "t/0"), (post, "b", "t/1")]:
+        await enqueue(database, job_type, [Ride(transport=group)], origin=origin)
+    await enqueue(database, post, [Ride(transport="b")], origin="t/0", delay=60)
+    await enqueue(database, post, [Ride(transport="c")], origin="t/2")
+    await admin.pause(type="bill", reason="test")
+    await admin.pause(origin="t/0", group="b", reason="test")
+    await admin.pause(origin="t/2", reason="test")
+    assert [(a.group, a.origin, a.after) for a in await drain(database, registry, until=math.inf)] == [("b", "t/1", 0)]
+    await admin.resume(type="bill")
+    assert [(a.type, a.group) for a in await drain(database, registry)] == [("bill", "a"), ("post", "a")]
+    assert await jobs_left(database) == 3
 
 
 async def test_a_blocked_group_waits_for_a_person_however_much_time_passes(database: str):
