@@ -80,8 +80,9 @@ async def drain(
     until: seconds of simulated time to pass: whenever nothing is due, the clock jumps to the next delayed job or retry,
     as long as that lies within. `math.inf`: until nothing waits any more. limit: most attempts.
 
-    Jobs run one at a time, by priority and position, and as an executor runs them: payloads, timeouts, retry policies,
-    transactional handlers, history. Held and paused jobs, and types without a handler, are left alone.
+    Jobs run one at a time, those of a handler that takes lists as many as there are, by priority and position, and as
+    an executor runs them: payloads, timeouts, retry policies, transactional handlers, history. Held and paused jobs,
+    and types without a handler, are left alone.
 
     Raises `NotDrained` when an executor that runs has the jobs' origin, or after `limit` attempts. What handlers raise
     stands in the attempts.
@@ -96,13 +97,12 @@ async def drain(
     async with _opened(settings, registry) as drainer:
         left = seconds_of(until)
         while True:
-            while (entry := await drainer.next()) is not None:
+            while entries := await drainer.next():
                 if len(attempts) >= limit:
                     raise NotDrained(
                         f"jobs are left after {limit} attempts ({attempts[-1]}): give limit= or less until="
                     )
-                finished = await drainer.run(entry)
-                attempts.append(drainer.attempt(finished))
+                attempts += map(drainer.attempt, await drainer.run(entries))
             due = await drainer.next_due()
             if due is None or due > left:
                 return attempts
@@ -153,18 +153,31 @@ class _Drainer:
         await self._fetch(_EXECUTOR, "release", self._id, list(self._held), epochs)
         await self._fetch(_EXECUTOR, "deregister", self._id)
 
-    async def next(self) -> Entry | None:
-        """The job that runs next, if one is due."""
+    async def next(self) -> list[Entry]:
+        """The job that runs next, or the jobs that go to their handler as one list; none where none is due."""
         await self._acquire()
         names, epochs = list(self._held), [queue.epoch for queue in self._held.values()]
         await self._fetch(_EXECUTOR, "promote", self._id, names, epochs, _MOST_DUE, self._registry.silent(), None)
         known = [job_type.name for job_type in self._registry]
-        rows = await self._fetch(_HERE, "next", known, names)
-        while rows and rows[0]["policy"] == Policy.LATEST and await self._supersede(rows[0]):
-            rows = await self._fetch(_HERE, "next", known, names)
+        rows = await self._first(known, names, 1)
         if not rows:
-            return None
-        row, time = rows[0], now()
+            return []
+        size = self._workers.batch_sizes.get(rows[0]["type"])
+        if size is not None and _may_share(rows[0]):
+            together = await self._first([rows[0]["type"]], [rows[0]["origin"]], size)
+            rows = [row for row in together if _may_share(row)]
+        return [self._entry(row) for row in rows]
+
+    async def _first(self, types: list[str], origins: list[str], most: int) -> list[asyncpg.Record]:
+        """The rows of the jobs that run next, none of which a newer one has superseded."""
+        while True:
+            rows = await self._fetch(_HERE, "next", types, origins, most)
+            latest = [row for row in rows if row["policy"] == Policy.LATEST]
+            if not latest or not await self._supersede(latest):
+                return rows
+
+    def _entry(self, row: asyncpg.Record) -> Entry:
+        time = now()
         entry = Entry(
             row["id"],
             self._held[row["origin"]],
@@ -186,11 +199,12 @@ class _Drainer:
             entry.lane = Lane(entry.origin, entry.group)
         return entry
 
-    async def _supersede(self, row: asyncpg.Record) -> bool:
+    async def _supersede(self, rows: list[asyncpg.Record]) -> bool:
         """End the waiting jobs that a newer one of their group and type has followed; whether there were any."""
-        lane = [row["origin"]], [self._held[row["origin"]].epoch], [row["group"]], [row["type"]]
-        [thinned] = await self._fetch(_EXECUTOR, "supersede", self._id, *lane, self._registry.silent(), _MOST_DUE)
-        return thinned["superseded"] > 0
+        lanes = [[row[name] for row in rows] for name in ("origin", "group", "type")]
+        lanes.insert(1, [self._held[row["origin"]].epoch for row in rows])
+        thinned = await self._fetch(_EXECUTOR, "supersede", self._id, *lanes, self._registry.silent(), _MOST_DUE)
+        return any(lane["superseded"] for lane in thinned)
 
     async def _acquire(self) -> None:
         rows = await self._fetch(_HERE, "origins")
@@ -202,24 +216,23 @@ class _Drainer:
         if taken := [name for name in wanted if name not in self._held]:
             raise NotDrained(f"an executor that runs has the jobs of {', '.join(taken)}: stop it, or let it run them")
 
-    async def run(self, entry: Entry) -> Finished:
-        """One attempt, and its record: the cycle's statement names the job, and records what came of it."""
-        await self._record([entry.id], None)
+    async def run(self, entries: list[Entry]) -> list[Finished]:
+        """One attempt, and its record: the cycle's statement names the jobs, and records what came of them."""
+        await self._record([entry.id for entry in entries], [])
         self._workers.changed.clear()
-        self._workers.claim([entry])
+        self._workers.claim(entries)
         while not self._workers.finished:
             await self._workers.changed.wait()
             self._workers.changed.clear()
             if self._fenced or self._workers.expired:
-                raise NotDrained(f"another executor has taken {entry.origin.name} over: stop it before the drain")
-        finished = self._workers.finished.pop()
+                raise NotDrained(f"another executor has taken {entries[0].origin.name} over: stop it before the drain")
+        finished, self._workers.finished = self._workers.finished, []
         await self._record([], finished)
         return finished
 
-    async def _record(self, running: list[int], finished: Finished | None) -> None:
+    async def _record(self, running: list[int], finished: list[Finished]) -> None:
         self._cycle += 1
-        done = [] if finished is None else [finished]
-        arguments = cycle_arguments(self._id, self._cycle, 0, running, done, self._registry.silent(), now())
+        arguments = cycle_arguments(self._id, self._cycle, 0, running, finished, self._registry.silent(), now())
         [row] = await self._fetch(_EXECUTOR, "cycle", *arguments)
         if row["applied"] != 1:
             raise NotDrained("another executor has taken this drain's origins over: stop it before the drain")
@@ -253,6 +266,11 @@ class _Drainer:
 
     async def _fetch(self, package: str, name: str, *arguments: Any) -> list[asyncpg.Record]:
         return await self._connection.fetch(load_sql(package, name, self._schema), *arguments)
+
+
+def _may_share(row: asyncpg.Record) -> bool:
+    """Whether the job may be in a list with others: one that has failed once, or was lost, is alone in its list."""
+    return not row["failures"] and not row["losses"]
 
 
 def _payload(job_type: Any, text: str | None) -> Any:

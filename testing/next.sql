@@ -1,5 +1,5 @@
--- The job that runs next: the highest priority, then by position; of a group only its first. What is paused stays, and what
--- stands behind it in its group. $1 known types, $2 origins
+-- The jobs that run next: the highest priority, then by position; of a group only its first. What is paused stays, and what
+-- stands behind it in its group. $1 known types, $2 origins, $3 how many
 SELECT j.id, j.type, j.origin, j."group", j.position, j.attempt, j.failures, j.losses, j.priority, j.policy, j.headers::text AS headers,
        j.payload::text AS payload, date_part('epoch', j.enqueued_at) AS enqueued,
        date_part('epoch', clock_timestamp() - j.run_at) AS overdue,
@@ -14,4 +14,4 @@ WHERE j.position IS NOT NULL AND (j.run_at IS NULL OR j.run_at <= clock_timestam
   AND NOT EXISTS (SELECT FROM sidings.pause p
                   WHERE p.type = j.type OR (p.origin = j.origin AND (p."group" IS NULL OR p."group" = j."group")))
 ORDER BY j.priority DESC, j.position
-LIMIT 1
+LIMIT $3

@@ -363,6 +363,45 @@ async def test_policies_and_batches_are_drained_as_an_executor_runs_them(databas
     assert sorted(await outcomes(database)) == ["succeeded"] * 8 + ["superseded"] * 3
 
 
+async def test_a_handler_of_lists_gets_the_lists_that_an_executor_would_make(database: str):
+    registry, lists = Registry(), list[list[tuple[str, str, int]]]()
+
+    @registry.job(group="transport", batch=3, retry=Retry(wait=wait_fixed(10)))
+    async def post(jobs: list[Job[Ride]]) -> list[Exception | None]:
+        lists.append([(job.origin, job.payload.transport, job.attempt) for job in jobs])
+        return [ValueError("broken") if job.payload.number == 1 and job.attempt == 1 else None for job in jobs]
+
+    @registry.job(group="transport", policy="latest", batch=3)
+    async def locate(jobs: list[Job[Ride]]) -> None:
+        lists.append([(job.origin, job.payload.transport, job.payload.number) for job in jobs])
+
+    await enqueue(database, post, [Ride(transport=t, number=n) for n, t in enumerate("abac")], origin="t/0")
+    await enqueue(database, post, [Ride(transport="a")], origin="t/1")
+    attempts = await drain(database, registry, until=10)
+    assert lists == [
+        [("t/0", "a", 1), ("t/0", "b", 1), ("t/0", "c", 1)],
+        [("t/0", "a", 1)],
+        [("t/1", "a", 1)],
+        [("t/0", "b", 2)],
+    ]
+    assert [(a.group, a.outcome) for a in attempts[:3]] == [("a", "succeeded"), ("b", "retried"), ("c", "succeeded")]
+    lists.clear()
+    await enqueue(database, locate, [Ride(transport=t, number=n) for n, t in enumerate("abab")], origin="t/0")
+    await drain(database, registry)
+    assert lists == [[("t/0", "a", 2), ("t/0", "b", 3)]]
+
+
+async def test_a_handler_of_lists_that_answers_for_too_few_has_failed(database: str):
+    registry = Registry()
+
+    @registry.job(group="transport", batch=10, retry=Retry(stop=stop_after_attempt(1)))
+    async def post(jobs: list[Job[Ride]]) -> list[None]:
+        return [None]  # right for a single job only
+
+    await enqueue(database, post, [Ride(transport=t) for t in "ab"])
+    assert [a.outcome for a in await drain(database, registry)] == ["discarded"] * 2
+
+
 async def test_a_parallel_job_neither_waits_for_its_group_nor_holds_it_up(database: str):
     registry, again = Registry(), Retry(wait=wait_fixed(3600))
 
