@@ -17,14 +17,16 @@ from ..executor.queues import Entry, Lane, OriginQueue
 from ..executor.recording import cycle_arguments
 from ..executor.transactional import Transactional
 from ..executor.workers import Workers
-from ..jobs import Again, ErrorInfo, OutcomeName, Policy, Registry
+from ..jobs import Again, Committed, ErrorInfo, OutcomeName, Policy, Registry
 from ..schema import load_sql
+from ..waiting import set_within
 from .look import advance, seconds_of
 
 __all__ = ["Attempt", "NotDrained", "drain"]
 
 _EXECUTOR, _HERE = "sidings.executor", "sidings.testing"
 _LEASE = timedelta(hours=1)  # nobody renews it: no test takes that long
+_LOOK_SECONDS = 0.5  # how often to see, while a handler runs, whether a person has ended its job
 _MOST_DUE = 1_000
 
 
@@ -133,7 +135,8 @@ class _Drainer:
         self._registry = registry
         self._connection = connection
         self._id = uuid4()
-        self._cycle = 0
+        self._cycle = self._fence = 0
+        self._gone: set[int] = set()  # jobs that somebody else has ended while they ran
         self._fenced: list[str] = []
         self._held: dict[str, OriginQueue] = {}
         self._transactional = Transactional(settings, self._fenced.append, lambda jobs: None)
@@ -217,25 +220,52 @@ class _Drainer:
             raise NotDrained(f"an executor that runs has the jobs of {', '.join(taken)}: stop it, or let it run them")
 
     async def run(self, entries: list[Entry]) -> list[Finished]:
-        """One attempt, and its record: the cycle's statement names the jobs, and records what came of them."""
-        await self._record([entry.id for entry in entries], [])
+        """One attempt, and its record: the cycle's statement names the jobs, and records what came of them. Nothing is
+        run where a person has changed jobs since these were chosen."""
+        if not await self._record([entry.id for entry in entries], []):
+            return []
         self._workers.changed.clear()
         self._workers.claim(entries)
         while not self._workers.finished:
-            await self._workers.changed.wait()
+            if not await set_within(self._workers.changed, _LOOK_SECONDS):
+                await self._look_up()
             self._workers.changed.clear()
             if self._fenced or self._workers.expired:
                 raise NotDrained(f"another executor has taken {entries[0].origin.name} over: stop it before the drain")
-        finished, self._workers.finished = self._workers.finished, []
-        await self._record([], finished)
+        finished, self._workers.finished = self._unless_gone(self._workers.finished), []
+        while not await self._record([], finished):
+            finished = self._unless_gone(finished)
         return finished
 
-    async def _record(self, running: list[int], finished: list[Finished]) -> None:
-        self._cycle += 1
-        arguments = cycle_arguments(self._id, self._cycle, 0, running, finished, self._registry.silent(), now())
+    def _unless_gone(self, finished: list[Finished]) -> list[Finished]:
+        """What somebody else has ended is over, whatever its handler says."""
+        over = Committed(OutcomeName.CANCELLED)
+        return [
+            (entry, over if entry.id in self._gone and not isinstance(outcome, Committed) else outcome, started, ended)
+            for entry, outcome, started, ended in finished
+        ]
+
+    async def _record(self, running: list[int], finished: list[Finished]) -> bool:
+        """Whether it holds. It does not where a person, or a handler by `Admin`, has changed jobs meanwhile."""
+        number, silent = self._cycle + 1, self._registry.silent()
+        arguments = cycle_arguments(self._id, number, self._fence, running, finished, silent, now())
         [row] = await self._fetch(_EXECUTOR, "cycle", *arguments)
-        if row["applied"] != 1:
+        if row["applied"] == 1:
+            self._cycle = number
+            return True
+        await self._look_up()
+        return False
+
+    async def _look_up(self) -> None:
+        """How this drain stands with the database: another's takeover ends it; what a person ends, is stopped."""
+        rows = await self._fetch(_EXECUTOR, "standing", self._id, self._fence, 0)
+        held = dict(zip(rows[0]["origins"], rows[0]["epochs"], strict=True)) if rows else {}
+        if not rows or any(held.get(queue.name) != queue.epoch for queue in self._held.values()):
             raise NotDrained("another executor has taken this drain's origins over: stop it before the drain")
+        if rows[0]["fence"] != self._fence:  # else what is gone has ended in its handler's own transaction
+            self._gone.update(rows[0]["gone"])
+            self._workers.cancel_jobs(self._gone)
+        self._cycle, self._fence = rows[0]["cycle"], rows[0]["fence"]
 
     def attempt(self, finished: Finished) -> Attempt:
         """What the test gets to see."""

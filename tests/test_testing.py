@@ -187,6 +187,46 @@ async def test_jobs_of_a_running_executor_are_not_touched(database: str):
     assert len(await drain(database, registry)) == 1
 
 
+async def test_handlers_may_act_as_persons_do(database: str):
+    registry, ids, seen = Registry(), dict[str, Any](), list[str]()
+
+    @registry.job(group="transport", retry=Retry(stop=stop_after_attempt(1), on_exhausted="hold"))
+    async def ride(job: Job[Ride]) -> None:
+        seen.append(f"{job.payload.transport} {job.attempt}")
+        async with connected(database) as connection:
+            admin = Admin(connection, actor="a breaker")
+            match job.payload.transport:
+                case "held" if job.attempt == 1:
+                    raise ValueError("broken")
+                case "releases":
+                    await admin.release(ids["held"])
+                case "cancels":
+                    await admin.cancel(ids["cancelled"])
+                case "ends itself":
+                    await admin.cancel(job.id)
+                    if job.payload.number:
+                        await asyncio.sleep(SECONDS)
+                case "pauses":
+                    await admin.pause(type="ride", reason="the carrier is away")
+
+    for transport in ("held", "releases", "cancels", "cancelled", "ends itself", "pauses", "waits"):
+        [ids[transport]] = await enqueue(database, ride, [Ride(transport=transport)])
+    await enqueue(database, ride, [Ride(transport="ends itself", number=1)], priority=-1)
+    await enqueue(database, ride, [Ride(transport="ends itself", number=1)], origin="t/1", priority=100)
+    async with asyncio.timeout(SECONDS / 2):
+        attempts = await drain(database, registry)
+    assert seen == ["ends itself 1", "held 1", "releases 1", "cancels 1", "ends itself 1", "pauses 1"]
+    assert [a.outcome for a in attempts] == ["cancelled", "held", "succeeded", "succeeded", "cancelled", "succeeded"]
+    assert await jobs_left(database) == 3  # which the pause keeps
+    assert await fetch(database, "SELECT id FROM sidings.executor") == []
+    async with connected(database) as connection:
+        await Admin(connection, actor="alice").resume(type="ride")
+    seen.clear()
+    await drain(database, registry)
+    assert seen == ["waits 1", "held 2", "ends itself 1"]
+    assert await jobs_left(database) == 0
+
+
 @pytest.mark.parametrize("transactional", [False, True])
 async def test_a_drain_whose_jobs_are_taken_over_meanwhile_says_so(database: str, transactional: bool):
     async def handler(job: Job[Ride]) -> None:
