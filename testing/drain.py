@@ -1,5 +1,6 @@
 """Run jobs in the test's own process, one after the other, until none is due."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from .look import advance, seconds_of
 __all__ = ["Attempt", "NotDrained", "drain"]
 
 _EXECUTOR, _HERE = "sidings.executor", "sidings.testing"
-_LEASE = timedelta(hours=1)  # nobody renews it: no test takes that long
+_LEASE = timedelta(minutes=1)  # so long a drain that was killed keeps others away
 _LOOK_SECONDS = 0.5  # how often to see, while a handler runs, whether a person has ended its job
+_RENEW_SECONDS = 10.0
 _MOST_DUE = 1_000
 
 
@@ -120,10 +122,14 @@ async def _opened(settings: PostgresSettings, registry: Registry) -> "AsyncGener
         await drainer.begin()
         yield drainer
     finally:
+        ending = asyncio.create_task(drainer.end())
         try:
-            await drainer.end()
-        finally:
-            await connection.close(timeout=settings.call_seconds)
+            await asyncio.shield(ending)
+        finally:  # a cancellation may come just then
+            try:
+                await ending
+            finally:
+                await connection.close(timeout=settings.call_seconds)
 
 
 class _Drainer:
@@ -136,6 +142,7 @@ class _Drainer:
         self._connection = connection
         self._id = uuid4()
         self._cycle = self._fence = 0
+        self._renew_at = now() + _RENEW_SECONDS
         self._gone: set[int] = set()  # jobs that somebody else has ended while they ran
         self._fenced: list[str] = []
         self._held: dict[str, OriginQueue] = {}
@@ -149,16 +156,20 @@ class _Drainer:
         self._workers.start()
 
     async def end(self) -> None:
-        """Give everything back."""
+        """Give everything back. Where a handler was cut off its job is named no more: it waits, as before."""
         await self._workers.stop()
         await self._transactional.close()
-        epochs = [queue.epoch for queue in self._held.values()]
-        await self._fetch(_EXECUTOR, "release", self._id, list(self._held), epochs)
-        await self._fetch(_EXECUTOR, "deregister", self._id)
+        # By what the database says: statements that were cut off may have been done.
+        for row in await self._fetch(_EXECUTOR, "standing", self._id, 0, 0):
+            self._cycle, self._fence = row["cycle"], row["fence"]
+            await self._record([], [])
+            await self._fetch(_EXECUTOR, "release", self._id, row["origins"], row["epochs"])
+            await self._fetch(_EXECUTOR, "deregister", self._id)
 
     async def next(self) -> list[Entry]:
         """The job that runs next, or the jobs that go to their handler as one list; none where none is due."""
         await self._acquire()
+        await self._renew()
         names, epochs = list(self._held), [queue.epoch for queue in self._held.values()]
         await self._fetch(_EXECUTOR, "promote", self._id, names, epochs, _MOST_DUE, self._registry.silent(), None)
         known = [job_type.name for job_type in self._registry]
@@ -217,7 +228,16 @@ class _Drainer:
         for row in await self._fetch(_EXECUTOR, "acquire", self._id, wanted, 0, _LEASE, True):
             self._held[row["acquired"]] = OriginQueue(row["acquired"], row["acquired_epoch"])
         if taken := [name for name in wanted if name not in self._held]:
-            raise NotDrained(f"an executor that runs has the jobs of {', '.join(taken)}: stop it, or let it run them")
+            raise NotDrained(
+                f"an executor that runs has the jobs of {', '.join(taken)}: stop it, or let it run them; what a test "
+                f"had that was killed is free within {_LEASE.total_seconds():.0f} s"
+            )
+
+    async def _renew(self) -> None:
+        if now() >= self._renew_at:
+            self._renew_at = now() + _RENEW_SECONDS
+            epochs = [queue.epoch for queue in self._held.values()]
+            await self._fetch(_EXECUTOR, "renew", self._id, list(self._held), epochs, _LEASE)
 
     async def run(self, entries: list[Entry]) -> list[Finished]:
         """One attempt, and its record: the cycle's statement names the jobs, and records what came of them. Nothing is
@@ -229,6 +249,7 @@ class _Drainer:
         while not self._workers.finished:
             if not await set_within(self._workers.changed, _LOOK_SECONDS):
                 await self._look_up()
+                await self._renew()
             self._workers.changed.clear()
             if self._fenced or self._workers.expired:
                 raise NotDrained(f"another executor has taken {entries[0].origin.name} over: stop it before the drain")

@@ -242,6 +242,77 @@ async def test_a_drain_whose_jobs_are_taken_over_meanwhile_says_so(database: str
     assert await jobs_left(database) == 1
 
 
+@pytest.mark.parametrize("transactional", [False, True])
+async def test_a_drain_that_is_cut_off_leaves_its_job_waiting_and_nothing_else(database: str, transactional: bool):
+    async def handler(job: Job[Ride]) -> None:
+        if not seen:
+            seen.append(job.attempt)
+            await asyncio.Event().wait()
+
+    seen: list[int] = []
+    registry, ride = declare(handler, transactional=transactional)
+    await enqueue(database, ride, [Ride(transport="a")])
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await drain(database, registry)
+    assert await fetch(database, "SELECT id FROM sidings.executor") == []
+    assert await value(database, "SELECT state FROM sidings.job_overview") == "waiting"
+    assert [(a.attempt, a.outcome) for a in await drain(database, registry)] == [(1, "succeeded")]
+
+
+async def test_a_drain_that_is_cut_off_at_any_moment_gives_all_back(database: str):
+    registry, ride = declare(lambda job: None)
+    await enqueue(database, ride, [Ride(transport=str(n)) for n in range(300)])
+    for step in range(30):
+        drainer = asyncio.create_task(drain(database, registry))
+        await asyncio.sleep(0.015 + step * 0.0017)
+        drainer.cancel()
+        await asyncio.wait([drainer])
+        assert await fetch(database, "SELECT id FROM sidings.executor") == []
+        assert await fetch(database, "SELECT origin FROM sidings.origin WHERE owner IS NOT NULL") == []
+    await drain(database, registry)
+    assert sorted(await outcomes(database)) == ["succeeded"] * 300
+
+
+async def test_a_drain_that_was_killed_keeps_others_away_for_a_minute_at_most(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    program = (
+        "import asyncio, os, sys\n"
+        "from sidings import Registry\n"
+        "from sidings.testing import drain\n"
+        "registry = Registry()\n"
+        "registry.job(name='ride', payload=dict)(lambda job: os._exit(9))\n"
+        "asyncio.run(drain(sys.argv[1], registry))\n"
+    )
+    registry, ride = declare(lambda job: None)
+    await enqueue(database, ride, [Ride(transport="a")])
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, database)
+    assert await process.wait() == 9
+    assert await value(database, "SELECT lease_until < now() + interval '61 seconds' FROM sidings.origin")
+    with pytest.raises(NotDrained, match="killed is free within 60 s"):
+        await drain(database, registry)
+    await value(database, "UPDATE sidings.origin SET lease_until = now() - interval '1 second'")
+    monkeypatch.setattr(sys.modules[drain.__module__], "_LEASE", timedelta(0))  # as if the server were older
+    assert [(a.attempt, a.outcome) for a in await drain(database, registry)] == [(2, "succeeded")]
+    assert await outcomes(database) == ["lost", "succeeded"]
+
+
+async def test_leases_are_renewed_while_jobs_run(database: str, monkeypatch: pytest.MonkeyPatch):
+    async def handler(job: Job[Ride]) -> None:
+        if job.payload.number == 2:
+            await asyncio.sleep(1.5)
+        left.append(await value(database, "SELECT date_part('epoch', lease_until - now()) FROM sidings.origin"))
+
+    left: list[float] = []
+    registry, ride = declare(handler)
+    await enqueue(database, ride, [Ride(transport="a", number=n) for n in range(3)])
+    monkeypatch.setattr(sys.modules[drain.__module__], "_LEASE", timedelta(seconds=2))
+    monkeypatch.setattr(sys.modules[drain.__module__], "_RENEW_SECONDS", 0.0)
+    await drain(database, registry)
+    assert min(left) > 1
+
+
 async def test_an_executor_can_take_over_right_after_a_drain(database: str):
     registry, ride = declare(lambda job: None)
     await enqueue(database, ride, [Ride(transport="a")])
