@@ -200,8 +200,8 @@ async def _apply_patiently(
         pause = min(2 * pause, _PAUSE_SECONDS)
 
 
-async def check(connection: asyncpg.Connection, *, service: str, schema: str = "sidings") -> None:
-    """Refuse a schema that this process must not touch. Called by every service at start.
+async def check(connection: asyncpg.Connection, *, service: str | None, schema: str = "sidings") -> None:
+    """Refuse a schema that this process must not touch. Called by every service at start. service: None: of any.
 
     Raises `SchemaMissing`, `SchemaTooOld`, `SchemaTooNew`, `SchemaChanged` or `ForeignSchema`; `SchemaError` where
     somebody has given its sequences a cache, or where the server is too old or set up so that SQL means something else,
@@ -212,14 +212,15 @@ async def check(connection: asyncpg.Connection, *, service: str, schema: str = "
     if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.migration") is None:
         raise SchemaMissing(
             f"the database has no schema {schema!r}: call `await service.migrate()` once before the service runs, or "
-            f"`python -m sidings.schema --service {service} --schema {schema} DSN`"
+            f"`python -m sidings.schema --service {service or 'NAME'} --schema {schema} DSN`"
         )
     applied = await _applied(connection, schema)
     _verify(applied, schema)
     if missing := [m for m in migrations() if m.version not in applied]:
         names = ", ".join(f"{m.version:04}_{m.name}" for m in missing)
         raise SchemaTooOld(f"the schema {schema!r} lacks the migrations {names}: call `await service.migrate()`")
-    await _verify_owner(connection, service, schema)
+    if service is not None:
+        await _verify_owner(connection, service, schema)
     await _verify_sequences(connection, schema)
     await _warn_of_collation(connection)
 

@@ -19,7 +19,7 @@ from ..executor.recording import cycle_arguments
 from ..executor.transactional import Transactional
 from ..executor.workers import Workers
 from ..jobs import Again, Committed, ErrorInfo, OutcomeName, Policy, Registry
-from ..schema import load_sql
+from ..schema import check, load_sql
 from ..waiting import set_within
 from .look import advance, seconds_of
 
@@ -88,8 +88,8 @@ async def drain(
     an executor runs them: payloads, timeouts, retry policies, transactional handlers, history. Held and paused jobs,
     and types without a handler, are left alone.
 
-    Raises `NotDrained` when an executor that runs has the jobs' origin, or after `limit` attempts. What handlers raise
-    stands in the attempts.
+    Raises `NotDrained` when an executor that runs has the jobs' origin, or after `limit` attempts; `SchemaError` where
+    Sidings' tables are missing or old. What handlers raise stands in the attempts.
     """
     if isinstance(database, str):
         if registry is None:
@@ -117,6 +117,11 @@ async def drain(
 @asynccontextmanager
 async def _opened(settings: PostgresSettings, registry: Registry) -> "AsyncGenerator[_Drainer]":
     connection = await connect(settings)
+    try:
+        await check(connection, service=None, schema=settings.schema_name)
+    except BaseException:
+        connection.terminate()
+        raise
     drainer = _Drainer(settings, registry, connection)
     try:
         await drainer.begin()
@@ -328,5 +333,5 @@ def _payload(job_type: Any, text: str | None) -> Any:
     """The payload as its handler got it; the stored text where it does not validate."""
     try:
         return job_type.load(text)
-    except ValueError:
+    except Exception:  # noqa: BLE001 - a model's own validators may raise anything
         return text

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
-from pydantic import BaseModel
-from sidings import Admin, Discard, Job, Registry, Retry, Service, Snooze, Transaction
+from pydantic import BaseModel, field_validator
+from sidings import Admin, Discard, Job, Registry, Retry, SchemaMissing, SchemaTooOld, Service, Snooze, Transaction
 from sidings.schema import migrate
 from sidings.testing import NotDrained, advance, drain, enqueued
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -92,6 +92,33 @@ async def test_outcomes_are_those_of_an_executor(database: str):
     assert (attempts["fail"].error.error_class, attempts["fail"].error.message) == ("ValueError", "broken")
     stored = {row["group"]: row["outcome"] for row in await history(database)}
     assert stored == {group: a.outcome for group, a in attempts.items()}
+
+
+async def test_what_a_models_validator_raises_holds_the_job(database: str):
+    class Tyre(BaseModel):
+        size: str
+
+        @field_validator("size")
+        @classmethod
+        def in_inches(cls, size: str) -> str:
+            return {"195": "16"}[size]
+
+    registry, _ = declare(lambda job: None, payload=Tyre, group=None)
+    await value(database, f"SELECT sidings.enqueue('ride', '{{\"size\": \"7\"}}', '{ORIGIN}')")
+    [attempt] = await drain(database, registry)
+    assert (attempt.outcome, attempt.payload) == ("held", '{"size": "7"}')
+
+
+async def test_a_database_without_the_tables_or_with_old_ones_is_told_as_such(empty_database: str):
+    registry, _ = declare(lambda job: None)
+    with pytest.raises(SchemaMissing, match=r"python -m sidings\.schema --service NAME"):
+        await drain(empty_database, registry)
+    await migrate(empty_database, service="test")
+    await value(
+        empty_database, "DELETE FROM sidings.migration WHERE version = (SELECT max(version) FROM sidings.migration)"
+    )
+    with pytest.raises(SchemaTooOld):
+        await drain(empty_database, registry)
 
 
 async def test_plain_functions_and_transactional_handlers_run(database: str):
