@@ -115,6 +115,11 @@ class Transactions:
         self._pool, self._loop = pool, asyncio.get_running_loop()
 
     @property
+    def started(self) -> bool:
+        """Whether transactions can be opened."""
+        return self._pool is not None
+
+    @property
     def _size(self) -> int:
         return self.settings.pool_size + self.extra
 

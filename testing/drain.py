@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -54,12 +54,13 @@ class Attempt:
 
 
 class _Service(Protocol):
-    """What `drain` needs of a `Service`; an `Executor` has the same."""
+    """What `drain` needs of a `Service`."""
 
     @property
     def registry(self) -> Registry: ...
     @property
     def executor(self) -> "_Executor": ...
+    def lent(self) -> AbstractAsyncContextManager[None]: ...
 
 
 class _Executor(Protocol):
@@ -80,7 +81,8 @@ async def drain(
         [attempt] = await drain(service)
         assert attempt.outcome == "succeeded"
 
-    database: a service that does not run, or a DSN together with the `registry` of the handlers.
+    database: a service that does not run, whose `transaction()` and `origin_for` work in its handlers meanwhile, or a
+    DSN together with the `registry` of the handlers.
     until: seconds of simulated time to pass: whenever nothing is due, the clock jumps to the next delayed job or retry,
     as long as that lies within. `math.inf`: until nothing waits any more. limit: most attempts.
 
@@ -94,11 +96,11 @@ async def drain(
     if isinstance(database, str):
         if registry is None:
             raise ValueError("drain(dsn) needs the handlers as well: drain(dsn, registry)")
-        settings = PostgresSettings(dsn=database, schema_name=registry.schema)
+        settings, lent = PostgresSettings(dsn=database, schema_name=registry.schema), nullcontext()
     else:
-        settings, registry = database.executor.postgres, database.registry
+        settings, registry, lent = database.executor.postgres, database.registry, database.lent()
     attempts: list[Attempt] = []
-    async with _opened(settings, registry) as drainer:
+    async with lent, _opened(settings, registry) as drainer:
         left = seconds_of(until)
         while True:
             while entries := await drainer.next():

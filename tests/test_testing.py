@@ -12,7 +12,19 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, field_validator
-from sidings import Admin, Discard, Job, Registry, Retry, SchemaMissing, SchemaTooOld, Service, Snooze, Transaction
+from sidings import (
+    Admin,
+    Discard,
+    Job,
+    PostgresUnavailable,
+    Registry,
+    Retry,
+    SchemaMissing,
+    SchemaTooOld,
+    Service,
+    Snooze,
+    Transaction,
+)
 from sidings.schema import migrate
 from sidings.testing import NotDrained, advance, drain, enqueued
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -407,6 +419,37 @@ async def test_a_service_that_does_not_run_is_drained(database: str):
     ride = service.job(name="ride", group="transport", payload=Ride)(lambda job: None)
     await enqueue(database, ride, [Ride(transport="a")])
     assert [a.outcome for a in await drain(service)] == ["succeeded"]
+
+
+async def test_handlers_use_the_transactions_of_their_service_though_it_does_not_run(database: str):
+    service = Service("test", postgres=database, kafka="127.0.0.1:1", prometheus=CollectorRegistry())
+
+    @service.job(group="transport", payload=Ride)
+    async def ride(job: Job[Ride]) -> None:
+        async with service.transaction() as tx:
+            await service.outbox.publish(tx, "rides", key="a", value=job.payload)
+            if job.payload.number:
+                below = Ride(transport="a", number=job.payload.number - 1)
+                await ride.enqueue(tx, below, origin=service.origin_for("a", "transports"))
+
+    await value(database, "INSERT INTO sidings.topic (topic, partitions) VALUES ('transports', 1)")
+    await enqueue(database, ride, [Ride(transport="a", number=2)], origin="t/0")
+    attempts = await drain(service)
+    assert [(a.origin, a.outcome) for a in attempts] == [("t/0", "succeeded"), *[(ORIGIN, "succeeded")] * 2]
+
+    async def in_a_loop_of_its_own() -> None:
+        await enqueue(database, ride, [Ride(transport="a", number=1)])
+        assert [a.outcome for a in await drain(service)] == ["succeeded"] * 2
+
+    await asyncio.to_thread(asyncio.run, in_a_loop_of_its_own())
+    async with service.lent():
+        await ride(Job.fake(Ride(transport="a", number=1)))
+    with pytest.raises(PostgresUnavailable, match="the service is not running"):
+        await ride(Job.fake(Ride(transport="a", number=1)))
+    async with service:  # and it can still be started
+        await ride(Job.fake(Ride()))
+        assert await drain(service) != []
+        await ride(Job.fake(Ride()))
 
 
 # -- enqueued and fake --------------------------------------------------------------------------------------------
