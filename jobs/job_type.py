@@ -1,7 +1,8 @@
 """A job type: a named handler, and how its jobs are stored. Declared through a `Registry`."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from enum import IntEnum
 from functools import cached_property, partial
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..errors import ConfigurationError, InvalidPayload, MissingGroup, MissingOrigin
 from . import enqueue as _enqueue
 from .connections import AnyConnection, AnySyncConnection, Rows, Statement, store, store_sync
+from .context import current_work
 from .enqueue import UNSET, Unset
 from .job import Job, JobId, P
 from .lossy import (
@@ -127,7 +129,15 @@ class JobType(Generic[P]):
         return self._destination.schema
 
     def __call__(self, job: Any) -> Any:
-        return self.handler(job)
+        """The handler alone, as in a test. What it enqueues belongs to the job's origin, as in an executor."""
+        if self.is_async:
+            return self._call(job)
+        with _working_on(job):
+            return self.handler(job)
+
+    async def _call(self, job: Any) -> Any:
+        with _working_on(job):
+            return await cast(Any, self.handler)(job)
 
     def __repr__(self) -> str:
         return f"JobType({self.name!r})"
@@ -378,6 +388,20 @@ class JobType(Generic[P]):
             names = ", ".join(cast(dict[str, object], fields))
             if not hasattr(payload, self._group):
                 raise ConfigurationError(f"{self.name}: group={self._group!r} is no field of its payload ({names})")
+
+
+@contextmanager
+def _working_on(given: Any) -> Generator[None]:
+    """What a handler is called with: a job, or a list of them; or something of a test's own that stands for one."""
+    jobs = tuple(cast(list[Any], given)) if isinstance(given, list) else (given,)
+    if not jobs or not all(isinstance(job, Job) for job in jobs):
+        yield
+        return
+    token = current_work.set(jobs if isinstance(given, list) else given)
+    try:
+        yield
+    finally:
+        current_work.reset(token)
 
 
 def _group_value(group: GroupOf[P], payload: Any) -> Callable[[P], object]:

@@ -1,12 +1,14 @@
 """`sidings.testing`: what a service's own tests use."""
 
 import asyncio
+import json
 import math
 import os
 import re
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,6 +18,7 @@ from sidings import (
     Admin,
     Discard,
     Job,
+    MissingOrigin,
     PostgresUnavailable,
     Registry,
     Retry,
@@ -490,6 +493,36 @@ async def test_a_fake_job_has_what_a_handler_looks_at():
     job = Job.fake(Payload(n=1), group="g", attempt=3, headers={"a": "b"}, epoch=7)
     assert (job.payload.n, job.group, job.attempt, job.headers, job.fence) == (1, "g", 3, {"a": "b"}, ("fake/0", 7))
     assert datetime.now(UTC) - job.enqueued_at < timedelta(seconds=SECONDS)
+
+
+async def test_what_a_handler_enqueues_that_a_test_calls_belongs_to_the_jobs_origin(database: str):
+    registry = Registry()
+
+    @registry.job(group="transport")
+    async def bill(job: Job[Ride]) -> None: ...
+
+    @registry.job(transactional=True)
+    async def ride(job: Job[Ride]) -> None:
+        await bill.enqueue(job.tx, job.payload)
+
+    @registry.job(batch=2)
+    async def rides(jobs: list[Job[Ride]]) -> None:
+        await bill.enqueue_many(jobs.pop(0).tx, [Ride(transport="b")])
+
+    async with connected(database) as connection, connection.transaction():
+        tx = Transaction(connection)
+        await ride(Job.fake(Ride(transport="a"), tx=tx, headers={"correlation_id": "c"}))
+        await rides([Job.fake(Ride(), origin="t/1", tx=tx)])
+        assert await enqueued(connection, bill, origin="fake/0") == [Ride(transport="a")]
+        assert await enqueued(connection, bill, origin="t/1") == [Ride(transport="b")]
+        headers = await connection.fetchval("SELECT headers FROM sidings.job WHERE origin = 'fake/0'")
+        assert json.loads(headers) == {"correlation_id": "c"}
+        for nobodys in (
+            bill.enqueue(connection, Ride(transport="c")),
+            ride(SimpleNamespace(tx=tx, payload=Ride(transport="c"))),
+        ):
+            with pytest.raises(MissingOrigin):
+                await nobodys
 
 
 # -- the guide ----------------------------------------------------------------------------------------------------
