@@ -18,7 +18,8 @@ _VARY = 4  # how many times as large as the others payloads may be, before a rea
 
 
 class Memory:
-    """jobs: by id, waiting and running. payload: characters of their payloads, all together. keep: most jobs of a lane.
+    """jobs: by id, waiting and running. payload: characters of their payloads and headers, all together. keep: most jobs
+    of a lane.
 
     origins, ready: what is held and what could run. For the sizes see `Scheduler`.
     """
@@ -47,8 +48,7 @@ class Memory:
         """Forget a job, unless another entry stands for it: its origin may have been dropped and read anew."""
         if self.jobs.get(entry.id) is entry:
             del self.jobs[entry.id]
-            if entry.payload is not None:
-                self.payload -= len(entry.payload)
+            self.payload -= entry.size
 
     def running(self) -> int:
         """Jobs that have been chosen."""
@@ -87,12 +87,12 @@ class Memory:
         the database while that takes a quarter more than there is to be at most: all rows would come twice."""
         return int(max(1, self._spare() / rows, min(_VARY * self._size(), self.payload_budget / 4 / rows)))
 
-    def passed(self, payloads: Iterable[str | None]) -> None:
-        """These have been read forward. Where none is kept, as of what is paused, those that follow may be as large:
-        else reads would stay as small as the first one until something is kept."""
+    def passed(self, sizes: Iterable[int]) -> None:
+        """Jobs of these sizes have been read forward. Where none is kept, as of what is paused, those that follow may
+        be as large: else reads would stay as small as the first one until something is kept."""
         self.size_ahead = self.payload_budget / (_FIRST_ROOM * _VARY)
-        if not self.jobs and (sizes := [len(payload or "") for payload in payloads]):
-            self.size_ahead = sum(sizes) / len(sizes)
+        if not self.jobs and (passed := list(sizes)):
+            self.size_ahead = sum(passed) / len(passed)
 
     def _spare(self) -> int:
         """How many more characters of payloads there is room for."""

@@ -87,6 +87,11 @@ class Entry:
         self.payload = payload
         self.lane: Lane | None = None
 
+    @property
+    def size(self) -> int:
+        """Characters of its payload and headers."""
+        return len(self.payload or "") + len(self.headers or "")
+
     def __repr__(self) -> str:
         return f"Entry({self.id}, {self.origin.name}, group={self.group!r}, position={self.position})"
 
@@ -124,7 +129,7 @@ class Lane:
         self.last = 0
         self.due: float | None = None  # backs off until then
         self.line: tuple[int, str] = (0, "")  # priority and type of its head, when it backed off or came back
-        self.size = 0  # of its head's payload, when it backed off or came back
+        self.size = 0  # of its head, when it backed off or came back
         self.back = False  # has come back, and its head has not been chosen yet
         self.blocked_by: int | None = None  # id of its head, whose type is unknown to this process
         self.newest = 0  # id of the job that the database has just said to be the newest of its kind

@@ -384,7 +384,7 @@ class Reader:
                 insert(entry, time)
                 if entry.position > highs[ref]:
                     highs[ref] = entry.position
-        self._scheduler.memory.passed(row[11] for row in rows)
+        self._scheduler.memory.passed(len(row[10] or "") + len(row[11] or "") for row in rows)
         tops = {row[1]: row[5] for row in scanned}
         for ref, page in enumerate(plan.pages, start=1):
             queue = live[ref]

@@ -51,7 +51,7 @@ class Scheduler:
     known_type: whether this process has a handler for a type; jobs of other types wait.
     window: how many runnable lanes and single jobs to have in memory. keep: most jobs of one lane in memory.
     budget: how many jobs in memory suffice while there are enough runnable ones. payload_budget: the same in characters
-    of their payloads.
+    of their payloads and headers.
     """
 
     def __init__(
@@ -209,6 +209,8 @@ class Scheduler:
         memory.jobs[entry.id] = entry  # without a call: this is done for each job
         if entry.payload is not None:
             memory.payload += len(entry.payload)
+        if entry.headers is not None:
+            memory.payload += len(entry.headers)
         if entry.due is not None and entry.due > now:
             self._ready.delay(entry, entry.due)
         else:
@@ -229,6 +231,8 @@ class Scheduler:
         memory.jobs[entry.id] = entry
         if entry.payload is not None:
             memory.payload += len(entry.payload)
+        if entry.headers is not None:
+            memory.payload += len(entry.headers)
         queue = lane.queue
         if not queue or entry.position > queue[-1].position:
             queue.append(entry)
@@ -463,6 +467,8 @@ class Scheduler:
                 del known[entry.id]
                 if entry.payload is not None:
                     size += len(entry.payload)
+                if entry.headers is not None:
+                    size += len(entry.headers)
             origin.running.discard(entry)
             if lane is not None and origins.get(origin.name) is origin:
                 if lane.ending is entry:  # it has been handed over
@@ -584,7 +590,7 @@ class Scheduler:
         if not self._may_run(lane, head, now):
             return
         if (head.attempt > 1 or head.type in self._shares) and not lane.back:
-            lane.size = len(head.payload or "")
+            lane.size = head.size
             if not self._ready.let_back(lane, (head.priority, head.type)):
                 self._stick(lane, head, now)
                 return
@@ -620,7 +626,7 @@ class Scheduler:
 
     def _stick(self, lane: Lane, head: Entry, due: float) -> None:
         self._compact(lane, head.position)
-        lane.line, lane.size = (head.priority, head.type), len(head.payload or "")
+        lane.line, lane.size = (head.priority, head.type), head.size
         lane.due = due
         self._ready.delay(lane, due)
 

@@ -169,6 +169,7 @@ class Transactional:
                 else:
                     await completed(await handler())
                 end_if_forked(forks)
+                job.transaction.check_awaited()
             finally:
                 limit(None)
                 job.transaction.close()

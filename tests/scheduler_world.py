@@ -855,7 +855,7 @@ class World:
                 assert positions == sorted(positions)
             if queue.draining:
                 assert not any(entry.origin is queue for entry in self.handlers.claimed)
-        assert scheduler.memory.payload == sum(len(entry.payload or "") for entry in scheduler.memory.jobs.values())
+        assert scheduler.memory.payload == sum(entry.size for entry in scheduler.memory.jobs.values())
         lanes = [lane for queue in scheduler.origins.values() for lane in queue.lanes.values()]
         back = Counter(lane.line for lane in lanes if lane.back)
         assert back == Counter({line: level.back for line, level in scheduler._ready._levels.items()}), (

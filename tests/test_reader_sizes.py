@@ -33,7 +33,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
         sizes.brought.append(sum(len(row["payload"] or "") for row in rows if row["part"]))
         sizes.left += sum(row["part"] > 4 for row in rows)
         deliver(self, plan, rows, sent)
-        sizes.held = max(sizes.held, sum(len(e.payload or "") for e in self._scheduler.memory.jobs.values()))
+        sizes.held = max(sizes.held, sum(entry.size for entry in self._scheduler.memory.jobs.values()))
 
     monkeypatch.setattr(reader.Reader, "_deliver", counted)
     return sizes
@@ -88,6 +88,16 @@ async def test_large_jobs_behind_small_ones_are_brought_as_memory_holds_them(dat
     assert len(ran) == 4_400
     assert max(sizes.brought) <= 2 * BUDGET  # refills and what is read forward
     assert sizes.held <= 3 * BUDGET
+
+
+async def test_headers_count_as_payloads_do(database: str, sizes: Sizes):
+    """As many jobs were in memory as there may be of small ones, however large their headers were."""
+    registry, [single, _] = types(ran := [])
+    await enqueue(database, single, [Ride()] * 1_000, headers={"token": LARGE})
+    async with with_little_memory(database, registry):
+        await drained(database)
+    assert len(ran) == 1_000
+    assert sizes.held <= 256 * 2 * len(LARGE)  # the first read knows of nothing yet
 
 
 async def test_late_rows_that_are_large_are_brought_as_memory_holds_them(database: str, sizes: Sizes):

@@ -286,13 +286,13 @@ def test_room_shrinks_with_what_is_ready_and_with_what_is_in_memory():
 def test_what_is_read_and_not_kept_says_how_large_the_next_payloads_are():
     rig = Rig(window=1000, payload_budget=256_000)
     assert rig.scheduler.memory.room() == 256  # nothing is known yet
-    rig.scheduler.memory.passed(["x" * 300, None, "x" * 600])
+    rig.scheduler.memory.passed([300, 0, 600])
     assert rig.scheduler.memory.room() == 213  # of 300 each, and up to four times as large
-    rig.scheduler.memory.passed(["x" * 2000])
+    rig.scheduler.memory.passed([2000])
     assert rig.scheduler.memory.room() == 32
     rig.scheduler.memory.passed([])  # there is nothing more: what comes next is something else
     assert rig.scheduler.memory.room() == 256
-    rig.scheduler.memory.passed(["x"])
+    rig.scheduler.memory.passed([1])
     rig.put(1, group=None, payload="x" * 4000)
     rig.scheduler.memory.passed(["x" * 4000])  # it is kept
     assert rig.scheduler.memory.room() == 15
