@@ -1,7 +1,7 @@
 """The registry: job types are declared with its decorators, and services include it."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta
 from typing import Any, Never, get_args, get_origin, get_type_hints
 from weakref import WeakSet
@@ -222,9 +222,11 @@ class Registry:
                 "declare it with @service.job, or include its registry"
             ) from None
 
-    async def enqueue(self, tx: Transaction | AnyConnection, type_name: str, payload: Any, **options: Any) -> JobId:
+    def enqueue(
+        self, tx: Transaction | AnyConnection, type_name: str, payload: Any, **options: Any
+    ) -> Coroutine[Any, Any, JobId]:
         """`JobType.enqueue` by name. Raises `UnknownJobType` as well."""
-        return await self[type_name].enqueue(tx, payload, **options)
+        return self[type_name].enqueue(tx, payload, **options)
 
     def enqueue_sync(self, connection: AnySyncConnection, type_name: str, payload: Any, **options: Any) -> JobId:
         """`JobType.enqueue_sync` by name. Raises `UnknownJobType` as well."""

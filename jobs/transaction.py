@@ -1,6 +1,7 @@
 """The database transaction that a consumer's handler works in."""
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Coroutine, Iterable
+from inspect import CORO_CLOSED, CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
@@ -16,6 +17,8 @@ __all__ = ["Connection", "Transaction"]
 
 T = TypeVar("T")
 
+_CALLS = 16  # remembered at least: one that is awaited ends before the next
+
 
 class Transaction:
     """An open transaction. Whoever opened it commits it: a consumer after its handler, ``service.transaction()``
@@ -23,7 +26,7 @@ class Transaction:
     on that stays for whoever has the connection next: where one handler needs it, let a middleware set it for all.
     """
 
-    __slots__ = ("_connection", "enqueued", "failed", "lent", "published")
+    __slots__ = ("_calls", "_connection", "_most_calls", "enqueued", "failed", "lent", "published")
 
     def __init__(self, connection: Connection) -> None:
         self._connection: Connection | None = connection
@@ -32,6 +35,8 @@ class Transaction:
         self.published = False  # whether a relay should look for messages then
         self.lent = False  # whether somebody has `connection`
         self.failed = False  # whether a statement has: where nothing has been rolled back to, Postgres commits no more
+        self._calls: list[tuple[Coroutine[Any, Any, Any], str]] = []
+        self._most_calls = _CALLS
 
     @property
     def connection(self) -> Connection:
@@ -51,33 +56,62 @@ class Transaction:
         """Its connection is going to serve others: what a handler has left behind must not reach their transactions."""
         self._connection = None
 
-    async def _noting(self, statement: Awaitable[T]) -> T:
-        try:
-            return await statement
-        except BaseException:  # also its caller's timeout, or cancellation: the server is told to cancel the statement
-            self.failed = True
-            raise
+    def begun(self, call: Coroutine[Any, Any, T], name: str) -> Coroutine[Any, Any, T]:
+        """Remember a call that belongs to this transaction until it has ended, for `check_awaited`."""
+        if len(self._calls) >= self._most_calls:
+            self._calls = [each for each in self._calls if getcoroutinestate(each[0]) != CORO_CLOSED]
+            self._most_calls = _CALLS + 2 * len(self._calls)
+        self._calls.append((call, name))
+        return call
+
+    def check_awaited(self) -> None:
+        """To be called before the commit. Raises `RuntimeError` where a call has not ended, as without its ``await``:
+        what it should have stored would be missing, without a word."""
+        for call, name in self._calls:
+            state = getcoroutinestate(call)
+            if state == CORO_CREATED:
+                call.close()
+                raise RuntimeError(f"{name}() was called and not awaited, so nothing is done: `await {name}(...)`")
+            if state != CORO_CLOSED:
+                raise RuntimeError(f"{name}() is still under way: await all that is started in a transaction")
 
     def is_in_transaction(self) -> bool:
         """Whether the connection's transaction is open."""
         return self._open().is_in_transaction()
 
-    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
+    def execute(self, query: str, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, str]:
         """Run `query` and return Postgres' command tag."""
-        return await self._noting(self._open().execute(query, *args, timeout=timeout))
+        return self._run("execute", query, *args, timeout=timeout)
 
-    async def executemany(self, query: str, args: Iterable[Any], *, timeout: float | None = None) -> None:
+    def executemany(
+        self, query: str, args: Iterable[Any], *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, None]:
         """Run `query` once for each sequence of arguments."""
-        await self._noting(self._open().executemany(query, args, timeout=timeout))
+        return self._run("executemany", query, args, timeout=timeout)
 
-    async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
+    def fetch(self, query: str, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, list[asyncpg.Record]]:
         """Run `query` and return all rows."""
-        return await self._noting(self._open().fetch(query, *args, timeout=timeout))
+        return self._run("fetch", query, *args, timeout=timeout)
 
-    async def fetchrow(self, query: str, *args: Any, timeout: float | None = None) -> asyncpg.Record | None:
+    def fetchrow(
+        self, query: str, *args: Any, timeout: float | None = None
+    ) -> Coroutine[Any, Any, asyncpg.Record | None]:
         """Run `query` and return its first row, or None."""
-        return await self._noting(self._open().fetchrow(query, *args, timeout=timeout))
+        return self._run("fetchrow", query, *args, timeout=timeout)
 
-    async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
+    def fetchval(
+        self, query: str, *args: Any, column: int = 0, timeout: float | None = None
+    ) -> Coroutine[Any, Any, Any]:
         """Run `query` and return one value of its first row, or None."""
-        return await self._noting(self._open().fetchval(query, *args, column=column, timeout=timeout))
+        return self._run("fetchval", query, *args, column=column, timeout=timeout)
+
+    def _run(self, method: str, *args: Any, **options: Any) -> Coroutine[Any, Any, Any]:
+        return self.begun(self._noting(method, *args, **options), f"tx.{method}")
+
+    async def _noting(self, method: str, *args: Any, **options: Any) -> Any:
+        statement = getattr(self._open(), method)(*args, **options)
+        try:
+            return await statement
+        except BaseException:  # also its caller's timeout, or cancellation: the server is told to cancel the statement
+            self.failed = True
+            raise

@@ -188,6 +188,7 @@ class Handling:
         forks, task = forks_so_far(), asyncio.current_task()
         try:
             await patience.call(self._subscription.call(messages, tx), lambda: partition.deaf.add(messages[0].offset))
+            tx.check_awaited()
             if not in_transaction(tx.connection):
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its consumer")
         except asyncio.CancelledError as error:

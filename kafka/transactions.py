@@ -153,7 +153,7 @@ class Transactions:
         it is unknown whether it has happened. `ConfigurationError` in another event loop than that of `start`. Other
         errors of Postgres pass through; nothing is committed then. One that the block has caught has spoilt the
         transaction, too, unless a savepoint stood around it: then the end of the block raises
-        `asyncpg.InFailedSQLTransactionError`.
+        `asyncpg.InFailedSQLTransactionError`. A call on it that was not awaited has stored nothing: `RuntimeError`.
         """
         connection = await self._acquire()
         try:
@@ -165,6 +165,7 @@ class Transactions:
             tx = Transaction(connection)
             try:
                 yield tx
+                tx.check_awaited()
                 if tx.failed or tx.lent:  # Postgres answers the COMMIT of an aborted one with ROLLBACK, and no error
                     await self._call(partial(connection.execute, "SELECT"), connection)
             except BaseException as error:
