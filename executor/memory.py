@@ -18,8 +18,8 @@ _VARY = 4  # how many times as large as the others payloads may be, before a rea
 
 
 class Memory:
-    """jobs: by id, waiting and running. payload: characters of their payloads and headers, all together. keep: most jobs
-    of a lane.
+    """jobs: by id, waiting and running. payload: characters of their payloads and headers, all together. keep: most
+    jobs of a lane.
 
     origins, ready: what is held and what could run. For the sizes see `Scheduler`.
     """
