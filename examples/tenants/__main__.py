@@ -59,8 +59,7 @@ async def _with_topics(settings: Settings) -> int:
                 system.result()
                 say("stopped")
                 return 130
-            telling.result()
-            return 0
+            return 0 if telling.result() else 1
         finally:
             system.cancel()
             await asyncio.gather(system, return_exceptions=True)
@@ -68,34 +67,45 @@ async def _with_topics(settings: Settings) -> int:
         await delete_topics(settings.kafka, settings.topics.all())
 
 
-async def story(url: str, payment: str) -> None:
-    """What a client sees."""
+async def story(url: str, payment: str) -> bool:
+    """What a client sees; whether it is what was promised."""
+    kept: list[bool] = []
+
+    def claim(text: str, holds: bool) -> None:
+        kept.append(holds)
+        say(text if holds else f"BROKEN: {text}")
+
     say(f"the API is at {url}, its documentation at {url}/docs")
     async with TenantsClient(url) as client, httpx.AsyncClient(base_url=url) as http:
         ann = {"email": "ann@example.com", "name": "Ann", "billing_address": "Main Street 1"}
         tenant = await client.create(**ann)
         say(f"created {tenant.email}: {tenant.status}; Kafka has the event, the payment provider is being asked")
-        say(f"waited: {(await client.active(tenant.id)).status}")
+        status = (await client.active(tenant.id)).status
+        claim(f"waited: {status}", status == "active")
         again = await http.post("/tenants", json=ann)
-        say(f"the same POST again: {again.status_code}, the same tenant: {again.json()['id'] == str(tenant.id)}")
+        same = again.json().get("id") == str(tenant.id)
+        claim(f"the same POST again: {again.status_code}, the same tenant: {same}", same)
         try:
             await client.create(**ann | {"name": "Bob"})
+            claim("another one for that address: created", False)
         except Refused as refused:
-            say(f"another one for that address: {refused}")
+            claim(f"another one for that address: {refused}", True)
         for mode in (Mode.FAIL, Mode.TWICE, Mode.SLOW):
             await mode_of(payment, mode)
             made = await client.create_active(**ann | {"email": f"{mode}@example.com"})
-            done = [entry for entry in await journal(payment) if entry["tenant"] == str(made.id)]
-            say(f"the provider's bad day ({mode}): {made.email} is {made.status}, registered {len(done)} time")
+            done = len([entry for entry in await journal(payment) if entry["tenant"] == str(made.id)])
+            claim(f"the provider's bad day ({mode}): {made.email} is {made.status}, registered {done} time", done == 1)
         try:
-            await client.create_active(**ann | {"email": "eve@example.com", "payment_method": "declined"})
+            eve = await client.create_active(**ann | {"email": "eve@example.com", "payment_method": "declined"})
+            claim(f"{eve.email} is {eve.status}, although the provider has declined", False)
         except TenantFailed as failed:
-            say(f"{failed.tenant.email} does not become active: {failed}")
+            claim(f"{failed.tenant.email} does not become active: {failed}", True)
         users = [{"email": f"{name}@example.com", "name": name} for name in ("carl", "dora")]
-        answer = await http.post(f"/tenants/{tenant.id}/users/import", json={"users": users})
-        say(f"imported {len(answer.json())} users: one transaction of {len(users)} events")
+        answer = (await http.post(f"/tenants/{tenant.id}/users/import", json={"users": users})).json()
+        claim(f"imported {len(answer)} users: one transaction of {len(users)} events", len(answer) == len(users))
         await client.delete(tenant.id)
         say("deleted the tenant, and its users with it")
+    return all(kept)
 
 
 async def mode_of(payment: str, mode: Mode) -> None:
