@@ -19,6 +19,7 @@ from .job import Job, JobId, P
 from .lossy import (
     MASK,
     becomes_another,
+    classes_in,
     held_by,
     masks_secret,
     may_become_another,
@@ -374,7 +375,7 @@ class JobType(Generic[P]):
                         "it holds a float that is NaN or infinite, of which JSON gets null: give its model "
                         "ConfigDict(ser_json_inf_nan='strings'), or None in its place"
                     )
-                if self._may_become_another and (other := becomes_another(checked, self.load(text.decode()))):
+                if self._may_become_another and (other := self._another_in(checked, text)):
                     raise ValueError(f"it holds {other}")
                 texts.append(text)
             except (ValidationError, ValueError, TypeError) as error:
@@ -389,6 +390,13 @@ class JobType(Generic[P]):
     @cached_property
     def _may_become_another(self) -> bool:
         return may_become_another(self._adapter.core_schema)
+
+    @cached_property
+    def _classes(self) -> frozenset[type]:
+        return classes_in(self._adapter.core_schema)
+
+    def _another_in(self, checked: P, text: bytes) -> str:
+        return becomes_another(checked, self.load(text.decode()), self._classes)
 
     def _loses_numbers(self, checked: P, text: bytes) -> bool:
         """Whether the handler would find None where there is a float that JSON has no form for."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 __all__ = [
     "MASK",
     "becomes_another",
+    "classes_in",
     "held_by",
     "loses_numbers",
     "masks_secret",
@@ -130,12 +131,30 @@ def may_become_another(schema: object) -> bool:
             return False
 
 
-def becomes_another(value: object, read: object) -> str:
-    """What in `value` is another one in what was `read` of its JSON, and what to do; empty where nothing is."""
+def classes_in(schema: object) -> frozenset[type]:
+    """The models and dataclasses that this core schema of pydantic's names."""
+    match schema:
+        case Mapping():
+            parts = cast(Mapping[str, object], schema)
+            found, inner = (
+                {parts["cls"]} if parts.get("type") in ("model", "dataclass") else set[object](),
+                _within(parts),
+            )
+        case list() | tuple():
+            found, inner = set[object](), list(cast(Iterable[object], schema))
+        case _:
+            return frozenset()
+    return cast(frozenset[type], frozenset(found).union(*map(classes_in, inner)))
+
+
+def becomes_another(value: object, read: object, classes: frozenset[type]) -> str:
+    """What in `value` is another one in what was `read` of its JSON, and what to do; empty where nothing is. classes:
+    those of its schema. What is of none of them, as where the schema says `Any`, arrives without its class by design,
+    and an instance of a class derived from one of them as that one."""
     some, there = list[object](), list[object]()
     match value, read:
         case bytes(), _:
-            return _BYTES if value != read else ""
+            return _BYTES if (read.encode() if isinstance(read, str) else read) != value else ""
         case Mapping(), Mapping():
             some += cast(Mapping[object, object], value).values()
             there += cast(Mapping[object, object], read).values()
@@ -143,25 +162,26 @@ def becomes_another(value: object, read: object) -> str:
             some += cast(Iterable[object], value)
             there += cast(Iterable[object], read)
         case _:
-            names = _fields(value)
-            if names and type(value) is not type(read):
+            kind = next((kind for kind in type(value).__mro__ if kind in classes), None)
+            if kind is not None and kind is not type(read):
                 return (
-                    f"a {type(value).__name__} of which the handler would get a {type(read).__name__}: give the models "
+                    f"a {kind.__name__} of which the handler would get a {type(read).__name__}: give the models "
                     "of the union a Literal field each, and Field(discriminator=)"
                 )
+            names = _fields(read) if kind is not None else []
             some += [getattr(value, name) for name in names]
             there += [getattr(read, name) for name in names]
     for held, its in zip(some, there, strict=False):
-        if told := becomes_another(held, its):
+        if told := becomes_another(held, its, classes):
             return told
     return ""
 
 
-def _fields(value: object) -> list[str]:
-    """The names of a model's, or a dataclass' fields."""
-    if isinstance(value, BaseModel):
-        return list(type(value).model_fields)
-    return [field.name for field in fields(value)] if is_dataclass(value) and not isinstance(value, type) else []
+def _fields(read: object) -> list[str]:
+    """The names of those of a model's, or a dataclass' fields that were read; not of those with `exclude`, say."""
+    if isinstance(read, BaseModel):
+        return [name for name in type(read).model_fields if name in read.model_fields_set]
+    return [field.name for field in fields(read)] if is_dataclass(read) and not isinstance(read, type) else []
 
 
 def _within(schema: Mapping[str, object]) -> list[object]:
