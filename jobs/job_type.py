@@ -131,14 +131,13 @@ class JobType(Generic[P]):
 
     def __call__(self, job: Any) -> Any:
         """The handler alone, as in a test. What it enqueues belongs to the job's origin, as in an executor."""
-        if self.is_async:
-            return self._call(job)
         with _working_on(job):
-            return self.handler(job)
+            result = self.handler(job)
+        return self._awaited(job, result) if inspect.isawaitable(result) else result
 
-    async def _call(self, job: Any) -> Any:
+    async def _awaited(self, job: Any, result: Awaitable[object]) -> object:
         with _working_on(job):
-            return await cast(Any, self.handler)(job)
+            return await result
 
     def __repr__(self) -> str:
         return f"JobType({self.name!r})"

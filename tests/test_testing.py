@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -509,9 +510,19 @@ async def test_what_a_handler_enqueues_that_a_test_calls_belongs_to_the_jobs_ori
     async def rides(jobs: list[Job[Ride]]) -> None:
         await bill.enqueue_many(jobs.pop(0).tx, [Ride(transport="b")])
 
+    def decorated(job: Job[Ride]) -> Awaitable[None]:
+        return bill_again(job)
+
+    async def bill_again(job: Job[Ride]) -> None:
+        await bill.enqueue(job.tx, Ride(transport="c"))
+
+    again = registry.job(name="again", payload=Ride)(decorated)
+
     async with connected(database) as connection, connection.transaction():
         tx = Transaction(connection)
         await ride(Job.fake(Ride(transport="a"), tx=tx, headers={"correlation_id": "c"}))
+        await again(Job.fake(Ride(), origin="t/2", tx=tx))
+        assert await enqueued(connection, bill, origin="t/2") == [Ride(transport="c")]
         await rides([Job.fake(Ride(), origin="t/1", tx=tx)])
         assert await enqueued(connection, bill, origin="fake/0") == [Ride(transport="a")]
         assert await enqueued(connection, bill, origin="t/1") == [Ride(transport="b")]
