@@ -38,6 +38,7 @@ _PLAIN = frozenset(  # of which no member of a union is taken for a model, or a 
         *("timedelta", "url", "uuid"),
     )
 )
+_LEAVES = frozenset((str, int, float, bool, type(None)))
 _BYTES = "bytes of which the handler would get others: ConfigDict(val_json_bytes=) has to be what ser_json_bytes= is"
 
 
@@ -122,11 +123,25 @@ def may_become_another(schema: object) -> bool:
             if parts.get("type") == "union":
                 choices = cast(list[tuple[Mapping[str, object], str] | Mapping[str, object]], parts["choices"])
                 kinds = [choice[0] if isinstance(choice, tuple) else choice for choice in choices]
-                if sum(kind["type"] not in _PLAIN for kind in kinds) > 1:
+                if sum(kind["type"] not in _PLAIN for kind in kinds) > 1 and any(map(_may_be_of_a_class, kinds)):
                     return True
             return any(map(may_become_another, _within(parts)))
         case list() | tuple():
             return any(map(may_become_another, cast(Iterable[object], schema)))
+        case _:
+            return False
+
+
+def _may_be_of_a_class(schema: object) -> bool:
+    """Whether a value of it may be, or have in it, a model or a dataclass: a list of numbers is read as one."""
+    match schema:
+        case Mapping():
+            parts = cast(Mapping[str, object], schema)
+            return parts.get("type") in ("model", "dataclass", "definition-ref") or any(
+                map(_may_be_of_a_class, _within(parts))
+            )
+        case list() | tuple():
+            return any(map(_may_be_of_a_class, cast(Iterable[object], schema)))
         case _:
             return False
 
@@ -172,7 +187,7 @@ def becomes_another(value: object, read: object, classes: frozenset[type]) -> st
             some += [getattr(value, name) for name in names]
             there += [getattr(read, name) for name in names]
     for held, its in zip(some, there, strict=False):
-        if told := becomes_another(held, its, classes):
+        if type(held) not in _LEAVES and (told := becomes_another(held, its, classes)):
             return told
     return ""
 
