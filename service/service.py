@@ -369,9 +369,10 @@ class Service:
             yield tx
 
     @asynccontextmanager
-    async def lent(self) -> AsyncGenerator[None]:
-        """Not running it: `transaction()` and `origin_for` work within this block, for handlers that a test calls, as
-        `sidings.testing.drain` does."""
+    async def connected(self) -> AsyncGenerator[None]:
+        """Without running: within this block `transaction()` and `origin_for` work, for handlers that a test calls. One
+        block around all that it calls; `sidings.testing.drain` opens its own. Raises `ConfigurationError` without
+        Postgres."""
         database = self._database()
         if database.transactions.started:
             yield

@@ -60,7 +60,7 @@ class _Service(Protocol):
     def registry(self) -> Registry: ...
     @property
     def executor(self) -> "_Executor": ...
-    def lent(self) -> AbstractAsyncContextManager[None]: ...
+    def connected(self) -> AbstractAsyncContextManager[None]: ...
 
 
 class _Executor(Protocol):
@@ -96,11 +96,11 @@ async def drain(
     if isinstance(database, str):
         if registry is None:
             raise ValueError("drain(dsn) needs the handlers as well: drain(dsn, registry)")
-        settings, lent = PostgresSettings(dsn=database, schema_name=registry.schema), nullcontext()
+        settings, connected = PostgresSettings(dsn=database, schema_name=registry.schema), nullcontext()
     else:
-        settings, registry, lent = database.executor.postgres, database.registry, database.lent()
+        settings, registry, connected = database.executor.postgres, database.registry, database.connected()
     attempts: list[Attempt] = []
-    async with lent, _opened(settings, registry) as drainer:
+    async with connected, _opened(settings, registry) as drainer:
         left = seconds_of(until)
         while True:
             while entries := await drainer.next():

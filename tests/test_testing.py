@@ -446,7 +446,7 @@ async def test_handlers_use_the_transactions_of_their_service_though_it_does_not
         assert [a.outcome for a in await drain(service)] == ["succeeded"] * 2
 
     await asyncio.to_thread(asyncio.run, in_a_loop_of_its_own())
-    async with service.lent():
+    async with service.connected():
         await ride(Job.fake(Ride(transport="a", number=1)))
     with pytest.raises(PostgresUnavailable, match="the service is not running"):
         await ride(Job.fake(Ride(transport="a", number=1)))
