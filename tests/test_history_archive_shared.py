@@ -1,14 +1,20 @@
-"""Two databases of services with one name, whose days go into one directory."""
+"""Two databases of services with one name, or one and what was restored of it, whose days go into one directory."""
 
+import os
+import shutil
+from datetime import timedelta
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from sidings.devstack.databases import create_database, drop_database, ensure_template
+from sidings.devstack.fixtures import OwnPostgres
 from sidings.errors import SidingsError
+from sidings.schema import migrate
 
 from .history_support import stored
 from .support import connected
-from .test_history_archive import an_attempt, archived, jobs, maintained
+from .test_history_archive import OLD, an_attempt, archived, jobs, maintained
 
 
 async def test_a_database_does_not_write_over_what_another_one_has_archived(
@@ -21,7 +27,7 @@ async def test_a_database_does_not_write_over_what_another_one_has_archived(
         await stored(database, [an_attempt(1)])
         await stored(other, [an_attempt(2)])
         assert await archived(database, tmp_path) >= 1
-        with pytest.raises(SidingsError, match="another database"):
+        with pytest.raises(SidingsError, match="another database has written it"):
             await archived(other, tmp_path)
         assert jobs(tmp_path) == [1]
         async with connected(other) as connection:
@@ -31,3 +37,48 @@ async def test_a_database_does_not_write_over_what_another_one_has_archived(
         assert jobs(tmp_path / "other") == [2]
     finally:
         await drop_database(sidings_postgres, other)
+
+
+async def test_a_database_restored_from_a_copy_of_its_files_does_not_write_over_what_it_had_archived(
+    own_postgres: OwnPostgres, tmp_path: Path
+) -> None:
+    """It passed for the one that had written them. Days that the archive has not got yet are archived all the same."""
+    postgres, archive = own_postgres(), tmp_path / "archive"
+    data, copy = postgres.directory / "data", tmp_path / "copy"
+    await migrate(postgres.dsn, service="test")
+    await stored(postgres.dsn, [an_attempt(1), an_attempt(2, OLD + timedelta(days=1))])
+    postgres.stop()
+    shutil.copytree(data, copy, copy_function=_with_owner)
+    postgres.start()
+    await stored(postgres.dsn, [an_attempt(3)])
+    assert await archived(postgres.dsn, archive) >= 2
+    next(archive.glob(f"day={OLD + timedelta(days=1):%Y-%m-%d}/*")).unlink()
+    postgres.stop()
+    for file in copy.rglob("*"):
+        if file.is_file():
+            _with_owner(file, data / file.relative_to(copy))
+    postgres.start()
+    with pytest.raises(SidingsError, match="has 1 rows that this database has not"):
+        await archived(postgres.dsn, archive)
+    assert jobs(archive) == [1, 2, 3]
+
+
+async def test_a_file_of_rows_that_the_database_has_is_replaced_whoever_has_written_it(
+    database: str, tmp_path: Path
+) -> None:
+    """As one that a former version had written when it was killed, or that somebody has copied with its directory. The
+    run failed for ever, and no later day was archived."""
+    await stored(database, [an_attempt(1), an_attempt(2, OLD + timedelta(days=1))])
+    assert await archived(database, tmp_path / "former") >= 2
+    shutil.copytree(tmp_path / "former", tmp_path / "moved")
+    for file in (tmp_path / "moved").rglob("*.parquet"):
+        pq.write_table(pq.read_table(file).replace_schema_metadata(None), file)
+    await stored(database, [an_attempt(3), an_attempt(4, OLD + timedelta(days=1))], partitions=False)
+    assert await archived(database, tmp_path / "moved") == 2
+    assert jobs(tmp_path / "moved") == [1, 2, 3, 4]
+
+
+def _with_owner(source: Path | str, target: Path | str) -> None:
+    shutil.copy2(source, target)
+    owner = Path(source).stat()
+    os.chown(target, owner.st_uid, owner.st_gid)

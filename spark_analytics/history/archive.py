@@ -40,7 +40,6 @@ _FETCH_BYTES = 16 << 20  # of rows in memory at once, as far as those before tel
 _GROUP = 200_000  # rows of a row group
 _GROUP_BYTES = 64 << 20  # of one with large payloads
 
-_DATABASE = b"sidings.database"  # in a file's metadata: which one has written it
 _TIME = pa.timestamp("us", tz="UTC")
 _SHAPE = pa.schema(
     [
@@ -51,6 +50,10 @@ _SHAPE = pa.schema(
         ("correlation_id", pa.string()), ("payload", pa.string()),
     ]
 )  # fmt: skip
+
+
+class _Foreign(SidingsError):
+    """A day's file has rows that the database has not."""
 
 
 def archive(
@@ -65,8 +68,8 @@ def archive(
 
     Raises `ConfigurationError` where the DSN is none, or the directory is another service's archive or holds other
     things; `SchemaMissing` where the schema is not there or too old, `PostgresUnavailable` where nobody answers;
-    `SidingsError`, when all others are archived, where a day is in use, and where another database of a service with
-    this name has written a file; asyncpg's errors, and `OSError`.
+    `SidingsError`, when all others are archived, where a day is in use, or its file has rows that the database has not;
+    asyncpg's errors, and `OSError`.
     """
     return asyncio.run(_archive(dsn, directory.resolve(), valid_schema_name(schema), on_day))
 
@@ -75,7 +78,7 @@ async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str
     connection = await connected(dsn, schema, call_seconds=_CALL_SECONDS)
     try:
         claim_archive(directory, await connection.fetchval(f"SELECT name FROM {schema}.service"))
-        done, busy = 0, list[date]()
+        done, busy, foreign = 0, list[date](), list[_Foreign]()
         for row in await connection.fetch(load_sql(__package__, "closed_days", schema)):
             here = row["location"] != str(directory) or part_file(directory, row["day"], row["part"]).exists()
             if row["archived"] and here:
@@ -91,11 +94,16 @@ async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str
             except asyncpg.LockNotAvailableError:
                 busy.append(row["day"])
                 continue
+            except _Foreign as error:
+                foreign.append(error)
+                continue
             if rows is None:
                 on_day("another run is at work: the rest is left to it")
                 break
             on_day(f"archived {row['day']}: {rows:,} rows")
             done += 1
+        if foreign:
+            raise foreign[0]
         if busy:
             days = ", ".join(map(str, busy[:10])) + (f" and {len(busy) - 10} more" if len(busy) > 10 else "")
             raise SidingsError(
@@ -121,14 +129,13 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
     late = await connection.fetch(f"SELECT id FROM {schema}.history_late WHERE day = $1", day)
     file = part_file(directory, day, part)
     file.parent.mkdir(parents=True, exist_ok=True)
-    database = (await connection.fetchval(load_sql(__package__, "this_database", schema))).encode()
     query = f"SELECT FROM {schema}.history_archive WHERE day = $1 AND part = $2 AND location = $3"
-    if await connection.fetchrow(query, day, part, str(directory)) is None:
-        _check_free(file, database)
+    if file.exists() and await connection.fetchrow(query, day, part, str(directory)) is None:
+        await _check_free(connection, file, schema, day)
     _tidy(file)
     draft = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
     try:
-        rows = await _write(connection, draft, schema, day, database)
+        rows = await _write(connection, draft, schema, day)
         await _verify(connection, draft, rows, schema, day, [row["id"] for row in late])
         await connection.execute(load_sql(__package__, "enter_day", schema), day, part, rows, str(directory))
         await connection.execute(f"DELETE FROM {schema}.history_late WHERE id = ANY ($1)", [row["id"] for row in late])
@@ -140,19 +147,26 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
     return rows
 
 
-def _check_free(file: Path, database: bytes) -> None:
-    """A file that is there and not entered is ours where we were killed before the commit. Else it holds all that there
-    is of another database's day. Raises `SidingsError`."""
-    if file.exists() and (pq.read_metadata(file).metadata or {}).get(_DATABASE) != database:
-        raise SidingsError(
-            f"{file} was written by another database, of a service with the same name: give each database a directory "
-            "of its own"
+async def _check_free(connection: "Connection", file: Path, schema: str, day: date) -> None:
+    """A file that is there and not entered is ours where we were killed before the commit. Another database's, or our
+    own from before we were restored from a backup, may hold all that there is of some rows. Raises `_Foreign`."""
+    columns = "job_id bigint, attempt integer, finished_at timestamptz"
+    await connection.execute(f"CREATE TEMP TABLE archive_file ({columns}) ON COMMIT DROP")
+    names = ("job_id", "attempt", "finished_at")
+    for batch in pq.ParquetFile(file).iter_batches(_ROWS, columns=list(names)):
+        rows = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+        await connection.copy_records_to_table("archive_file", records=rows, columns=names)
+    query = load_sql(__package__, "missing_rows", schema).replace("{partition}", f"job_history_{day:%Y%m%d}")
+    if missing := await connection.fetchval(query):
+        raise _Foreign(
+            f"{file} has {missing} rows that this database has not: another database has written it, of a service with "
+            "the same name, or this one before it was restored from a backup; give it another directory"
         )
 
 
-async def _write(connection: "Connection", draft: Path, schema: str, day: date, database: bytes) -> int:
+async def _write(connection: "Connection", draft: Path, schema: str, day: date) -> int:
     rows = 0
-    with pq.ParquetWriter(draft, _SHAPE.with_metadata({_DATABASE: database}), compression="zstd") as writer:
+    with pq.ParquetWriter(draft, _SHAPE, compression="zstd") as writer:
         batches: list[pa.RecordBatch] = []
         size = count = 0
         async for batch in _batches(connection, schema, day):
