@@ -211,6 +211,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m examples.cdc", description=__doc__)
     parser.add_argument("--transactions", type=int, default=300)
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored by what it starts with `&`
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # the same orderly end
     try:
         sys.exit(asyncio.run(main(options.transactions)))

@@ -124,6 +124,7 @@ def say(text: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.ERROR)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored by what it starts with `&`
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # the same orderly end
     try:
         sys.exit(asyncio.run(main()))

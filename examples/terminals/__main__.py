@@ -23,6 +23,7 @@ async def tell(ends: Servers) -> list[str]:
 def main() -> int:
     """Run it; the exit code."""
     logging.basicConfig(level=logging.CRITICAL)  # Postgres is killed: its absence is in everybody's log
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored by what it starts with `&`
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # the same orderly end
     print("Starting Postgres and Kafka ...", flush=True)
     try:
