@@ -829,7 +829,8 @@ async def test_wrong_filters_are_refused_by_name(admin: Admin):
         await admin.jobs(state="lost")
     with pytest.raises(ActionRefused, match="after='x' is no cursor"):
         await admin.jobs(after="x")
-    for odd in ("ordered:²:1:x", "ordered:--5:1:x", "ordered:1:²:x"):  # "²" is a digit, and no decimal
+    beyond = ["ordered:9999999999999999999:1:x", "ordered:1:9999999999999999999:x", "delayed:-9000000000000000000:1:x"]
+    for odd in ("ordered:²:1:x", "ordered:--5:1:x", "ordered:1:²:x", *beyond):  # "²" is a digit, and no decimal
         with pytest.raises(ActionRefused, match="is no cursor"):
             await admin.jobs(after=odd)
     with pytest.raises(ActionRefused, match="outcome 'lost' ends no job"):

@@ -35,6 +35,9 @@ class Filter(NamedTuple):
     group: str | None
 
 
+_KEYS = range(-210_866_803_200_000_000, 1 << 63)  # what Postgres takes for a number, and as a time from 4713 BC on
+
+
 class _Cursor(NamedTuple):
     section: str
     key: int = 0  # a position, or a time in microseconds since 1970
@@ -49,7 +52,8 @@ class _Cursor(NamedTuple):
         section, _, rest = text.partition(":")
         key, _, rest = rest.partition(":")
         id, _, origin = rest.partition(":")
-        if section not in sections or not re.fullmatch("-?[0-9]{1,19}", key) or not re.fullmatch("[0-9]{1,19}", id):
+        numbers = re.fullmatch("-?[0-9]{1,19}", key) and re.fullmatch("[0-9]{1,19}", id)
+        if section not in sections or not numbers or int(key) not in _KEYS or int(id) not in _KEYS:
             raise ActionRefused(f"after={text!r} is no cursor of this list: give the cursor of its last row")
         return cls(section, int(key), int(id), origin)
 
