@@ -14,7 +14,7 @@ from .clock import now
 from .queues import Entry
 from .transactional import Superseded
 
-__all__ = ["Finished", "failed", "invalid", "job_of", "judged", "made", "raised", "results"]
+__all__ = ["Finished", "failed", "invalid", "job_of", "judged", "made", "poison", "raised", "results"]
 
 log = logging.getLogger("sidings.executor")
 
@@ -52,6 +52,14 @@ def invalid(entry: Entry, error: Exception) -> Outcome:
         *(entry.id, entry.type, entry.id, legible(info.message)),
     )
     return Hold("the payload does not validate", info)
+
+
+def poison(job_type: JobType[Any] | None, entry: Entry) -> Outcome:
+    """A job that keeps killing executors is not run but held; its payload stays where it is."""
+    log.error("job %s %s has killed %s executors: it waits for a person", entry.id, entry.type, entry.losses)
+    error = ErrorInfo.from_text("Poison", f"lost {entry.losses} times; its executor died each time")
+    blocks = entry.lane is not None and job_type is not None and job_type.retry.on_exhausted == "block"
+    return Hold("poison: it kept killing executors", error, blocks=blocks)
 
 
 def raised(job_type: JobType[Any], entry: Entry, error: BaseException, started: float) -> Outcome | None:

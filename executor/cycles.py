@@ -18,11 +18,11 @@ from uuid import UUID
 import asyncpg
 
 from ..errors import PostgresUnavailable
-from ..jobs import SUCCEEDED, Again, Committed, ErrorInfo, Hold, Registry
+from ..jobs import SUCCEEDED, Again, Committed, Hold, Registry
 from ..outage import Outage
 from ..schema import load_sql
 from ..waiting import set_within
-from .attempts import Finished
+from .attempts import Finished, poison
 from .clock import now
 from .deferral import Deferral
 from .expected import Expected
@@ -269,16 +269,11 @@ class CycleLoop:
         return self._scheduler.choose_more(wanted, room, time) if wanted and room > 0 else []
 
     def _without_poison(self, chosen: list[Entry], finished: list[Finished]) -> list[Entry]:
-        """A job that keeps killing executors is not run but held; its payload stays where it is."""
+        """A job that keeps killing executors does not start."""
         entry = self._scheduler.suspects.running  # no other job that has been chosen has any losses
         if entry is None or entry.losses <= self._poison_after or entry not in chosen:
             return chosen
-        log.error("job %s %s has killed %s executors: it waits for a person", entry.id, entry.type, entry.losses)
-        error = ErrorInfo.from_text("Poison", f"lost {entry.losses} times; its executor died each time")
-        job_type = self._registry.get(entry.type)
-        blocks = entry.lane is not None and job_type is not None and job_type.retry.on_exhausted == "block"
-        outcome = Hold("poison: it kept killing executors", error, blocks=blocks)
-        finished.append((entry, outcome, now(), now()))
+        finished.append((entry, poison(self._registry.get(entry.type), entry), now(), now()))
         return [other for other in chosen if other is not entry]
 
     def _put_back(self, entries: list[Entry], time: float) -> None:

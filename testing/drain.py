@@ -11,8 +11,8 @@ from uuid import uuid4
 import asyncpg
 
 from ..errors import SidingsError
-from ..executor import PostgresSettings, connect
-from ..executor.attempts import Finished
+from ..executor import ExecutorSettings, PostgresSettings, connect
+from ..executor.attempts import Finished, poison
 from ..executor.clock import now
 from ..executor.queues import Entry, Lane, OriginQueue
 from ..executor.recording import cycle_arguments
@@ -66,6 +66,8 @@ class _Service(Protocol):
 class _Executor(Protocol):
     @property
     def postgres(self) -> PostgresSettings: ...
+    @property
+    def settings(self) -> ExecutorSettings: ...
 
 
 async def drain(
@@ -97,10 +99,12 @@ async def drain(
         if registry is None:
             raise ValueError("drain(dsn) needs the handlers as well: drain(dsn, registry)")
         settings, connected = PostgresSettings(dsn=database, schema_name=registry.schema), nullcontext()
+        poison_after = ExecutorSettings().poison_after
     else:
         settings, registry, connected = database.executor.postgres, database.registry, database.connected()
+        poison_after = database.executor.settings.poison_after
     attempts: list[Attempt] = []
-    async with connected, _opened(settings, registry) as drainer:
+    async with connected, _opened(settings, registry, poison_after) as drainer:
         left = seconds_of(until)
         while True:
             while entries := await drainer.next():
@@ -117,14 +121,14 @@ async def drain(
 
 
 @asynccontextmanager
-async def _opened(settings: PostgresSettings, registry: Registry) -> "AsyncGenerator[_Drainer]":
+async def _opened(settings: PostgresSettings, registry: Registry, poison_after: int) -> "AsyncGenerator[_Drainer]":
     connection = await connect(settings)
     try:
         await check(connection, service=None, schema=settings.schema_name)
     except BaseException:
         connection.terminate()
         raise
-    drainer = _Drainer(settings, registry, connection)
+    drainer = _Drainer(settings, registry, connection, poison_after)
     try:
         await drainer.begin()
         yield drainer
@@ -142,11 +146,14 @@ async def _opened(settings: PostgresSettings, registry: Registry) -> "AsyncGener
 class _Drainer:
     """An executor by hand: the same statements and the same workers, but each step when the test asks for it."""
 
-    def __init__(self, settings: PostgresSettings, registry: Registry, connection: asyncpg.Connection) -> None:
+    def __init__(
+        self, settings: PostgresSettings, registry: Registry, connection: asyncpg.Connection, poison_after: int
+    ) -> None:
         self.passed = 0.0
         self._schema = settings.schema_name
         self._registry = registry
         self._connection = connection
+        self._poison_after = poison_after
         self._id = uuid4()
         self._cycle = self._fence = 0
         self._renew_at = now() + _RENEW_SECONDS
@@ -248,7 +255,10 @@ class _Drainer:
 
     async def run(self, entries: list[Entry]) -> list[Finished]:
         """One attempt, and its record: the cycle's statement names the jobs, and records what came of them. Nothing is
-        run where a person has changed jobs since these were chosen."""
+        run where a person has changed jobs since these were chosen, nor what has killed its process again and again."""
+        if (suspect := entries[0]).losses > self._poison_after:  # which is alone
+            held = [(suspect, poison(self._registry[suspect.type], suspect), now(), now())]
+            return held if await self._record([], held) else []
         if not await self._record([entry.id for entry in entries], []):
             return []
         self._workers.changed.clear()

@@ -341,6 +341,24 @@ async def test_a_drain_that_was_killed_keeps_others_away_for_a_minute_at_most(
     assert await outcomes(database) == ["lost", "succeeded"]
 
 
+async def test_what_has_killed_its_process_again_and_again_is_held_as_by_an_executor(database: str):
+    """It ran, and killed the tests' process once more."""
+    registry, ride = declare(lambda job: None, retry=Retry(on_exhausted="block"))
+    [poison, _] = await enqueue(database, ride, [Ride(transport="a"), Ride(transport="a")])
+    last_chance, _ = await enqueue(database, ride, [Ride(transport="b"), Ride(transport="b")])
+    await value(database, "UPDATE sidings.job SET losses = 6, attempt = 7 WHERE id = $1", poison)
+    await value(database, "UPDATE sidings.job SET losses = 5, attempt = 6 WHERE id = $1", last_chance)
+    attempts = await drain(database, registry, until=math.inf)
+    assert [(a.group, a.attempt, a.outcome) for a in attempts] == [
+        ("a", 7, "held"),
+        ("b", 6, "succeeded"),
+        ("b", 1, "succeeded"),
+    ]
+    assert attempts[0].error is not None
+    assert attempts[0].error.error_class == "Poison"
+    assert await jobs_left(database) == 2
+
+
 async def test_leases_are_renewed_while_jobs_run(database: str, monkeypatch: pytest.MonkeyPatch):
     async def handler(job: Job[Ride]) -> None:
         if job.payload.number == 2:
