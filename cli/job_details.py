@@ -31,7 +31,7 @@ def show_details(session: Session, details: "JobDetails") -> None:
         typer.echo(f"{'header:':<17} {plain(f'{name}={value}')}")
     if details.payload is not None:
         typer.echo("payload:")
-        for line in payload_text(details.payload).splitlines():
+        for line in payload_text(details.payload).split("\n"):
             typer.echo(f"  {plain(line)}")
     if details.attempts:
         table(*attempts_table(details.attempts, now), title="attempts")

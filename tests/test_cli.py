@@ -125,6 +125,12 @@ async def test_a_payload_is_shown_as_it_is(database: str, payload: str):
     assert text.isascii()
 
 
+async def test_a_text_in_a_payload_makes_no_lines_of_its_own(database: str):
+    id = await a_job(database, payload='\'{"text": "a\u2028b\x85paused: by alice"}\'')
+    shown = (await cli(database, "jobs", "show", id)).stdout.partition("payload:\n")[2]
+    assert shown.split("\n")[:3] == ["  {", r'    "text": "a\u2028b\x85paused: by alice"', "  }"]
+
+
 def test_a_payload_is_indented_as_python_does_it():
     for value in ({"a": [1, {"b": 'ü\n"', "c": []}], "d": {}}, [], {}, [[1.5, None], True], "x", 7):
         assert payload_text(json.dumps(value)) == json.dumps(value, indent=2, ensure_ascii=False)
