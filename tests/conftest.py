@@ -1,5 +1,6 @@
 """Fixtures for all tests: real servers, as a user of Sidings would get them."""
 
+import signal
 from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,9 @@ from .support import connected
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell has started with `&`: it would be inherited
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["sidings.devstack.fixtures"]
 

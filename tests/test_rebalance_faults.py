@@ -114,7 +114,7 @@ async def test_a_handler_that_swallows_its_cancellation_does_not_keep_a_client_t
         consumer = service._life.consumer
         await entered.wait()
         client = consumer._client
-        client._coordinator._push_error_to_user(KafkaError("as of a heartbeat that was refused"))
+        client._coordinator._push_error_to_user(KafkaError("as of a heartbeat that was refused")).close()
         await eventually(lambda: numbers(effects))
         await eventually(lambda: consumer._client not in (client, None), service.problems, seconds=20)
         await produce(sidings_kafka, name, [1])
