@@ -107,7 +107,7 @@ async def drain(
     async with connected, _opened(settings, registry, poison_after) as drainer:
         left = seconds_of(until)
         while True:
-            while entries := await drainer.next():
+            while entries := await drainer.next(limit - len(attempts)):
                 if len(attempts) >= limit:
                     raise NotDrained(
                         f"jobs are left after {limit} attempts ({attempts[-1]}): give limit= or less until="
@@ -180,8 +180,8 @@ class _Drainer:
             await self._fetch(_EXECUTOR, "release", self._id, row["origins"], row["epochs"])
             await self._fetch(_EXECUTOR, "deregister", self._id)
 
-    async def next(self) -> list[Entry]:
-        """The job that runs next, or the jobs that go to their handler as one list; none where none is due."""
+    async def next(self, most: int) -> list[Entry]:
+        """The job that runs next, or up to `most` that go to their handler as one list; none where none is due."""
         await self._acquire()
         await self._renew()
         names, epochs = list(self._held), [queue.epoch for queue in self._held.values()]
@@ -192,7 +192,7 @@ class _Drainer:
             return []
         size = self._workers.batch_sizes.get(rows[0]["type"])
         if size is not None and _may_share(rows[0]):
-            together = await self._first([rows[0]["type"]], [rows[0]["origin"]], size)
+            together = await self._first([rows[0]["type"]], [rows[0]["origin"]], max(1, min(size, most)))
             rows = [row for row in together if _may_share(row)]
         return [self._entry(row) for row in rows]
 

@@ -221,6 +221,19 @@ async def test_a_job_that_comes_back_for_ever_ends_the_drain(database: str):
     assert len(tried) == 7
 
 
+async def test_a_list_is_no_longer_than_the_drains_limit(database: str):
+    """The last one was as long as its handler takes, and nothing said that jobs were left."""
+    registry = Registry()
+
+    @registry.job(batch=10)
+    async def post(jobs: list[Job[Ride]]) -> None: ...
+
+    await enqueue(database, post, [Ride(number=n) for n in range(8)])
+    with pytest.raises(NotDrained, match="left after 3 attempts"):
+        await drain(database, registry, limit=3)
+    assert await jobs_left(database) == 5
+
+
 async def test_jobs_of_a_running_executor_are_not_touched(database: str):
     registry, ride = declare(lambda job: None)
     async with running(database, Registry()):  # it has the origin, and no handler
