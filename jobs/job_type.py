@@ -1,7 +1,7 @@
 """A job type: a named handler, and how its jobs are stored. Declared through a `Registry`."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from enum import IntEnum
@@ -28,7 +28,7 @@ from .lossy import (
 )
 from .periodic import Periodic
 from .retry import Retry
-from .transaction import Transaction
+from .transaction import Transaction, noted
 
 __all__ = ["GroupOf", "Handler", "JobType", "Policy", "PolicyName"]
 
@@ -142,7 +142,8 @@ class JobType(Generic[P]):
     def __repr__(self) -> str:
         return f"JobType({self.name!r})"
 
-    def enqueue(
+    @noted
+    async def enqueue(
         self,
         tx: Transaction | AnyConnection,
         payload: P,
@@ -154,7 +155,7 @@ class JobType(Generic[P]):
         priority: int = 0,
         headers: Mapping[str, str] | None = None,
         unique_key: str | None = None,
-    ) -> Coroutine[Any, Any, JobId]:
+    ) -> JobId:
         """Store one job in the caller's transaction, which this call neither commits nor rolls back.
 
         tx: a consumer's or service's `Transaction`; or a connection with a transaction open: asyncpg's, psycopg's
@@ -175,10 +176,16 @@ class JobType(Generic[P]):
         what else cannot be stored; nothing is written then. Where Sidings' tables are missing or old: `SchemaError`,
         with the remedy; the transaction has to be rolled back then.
         """
-        call = self._enqueue(tx, payload, origin, group, delay, run_at, priority, headers, unique_key)
-        return tx.begun(call, f"{self.name}.enqueue") if isinstance(tx, Transaction) else call
+        statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
+        rows = await store(tx, statement)
+        if isinstance(tx, Transaction) and rows:
+            ids = tx.enqueued.setdefault(statement.origin or rows[0][1], [])
+            if delay is None and run_at is None and unique_key is None:
+                ids.append(rows[0][0])
+        return rows[0][0] if rows else self._homeless()
 
-    def enqueue_many(
+    @noted
+    async def enqueue_many(
         self,
         tx: Transaction | AnyConnection,
         payloads: Iterable[P],
@@ -188,10 +195,14 @@ class JobType(Generic[P]):
         run_at: datetime | None = None,
         priority: int = 0,
         headers: Mapping[str, str] | None = None,
-    ) -> Coroutine[Any, Any, list[JobId]]:
+    ) -> list[JobId]:
         """Store many jobs with one statement, in the order of `payloads`; see `enqueue`. All or none are stored."""
-        call = self._enqueue_many(tx, payloads, origin, delay, run_at, priority, headers)
-        return tx.begun(call, f"{self.name}.enqueue_many") if isinstance(tx, Transaction) else call
+        statement = self._many(payloads, origin, delay, run_at, priority, headers)
+        rows = await store(tx, statement)
+        if isinstance(tx, Transaction):
+            for name in [statement.origin] if statement.origin else {row[1] for row in rows}:
+                tx.enqueued.setdefault(name, [])
+        return self._ids(statement, rows)
 
     def enqueue_sync(
         self,
@@ -226,43 +237,6 @@ class JobType(Generic[P]):
         """`enqueue_many` for synchronous code; see `enqueue_sync`."""
         statement = self._many(payloads, origin, delay, run_at, priority, headers)
         return self._ids(statement, store_sync(connection, statement))
-
-    async def _enqueue(
-        self,
-        tx: Transaction | AnyConnection,
-        payload: P,
-        origin: str | None,
-        group: str | Unset | None,
-        delay: timedelta | float | None,
-        run_at: datetime | None,
-        priority: int,
-        headers: Mapping[str, str] | None,
-        unique_key: str | None,
-    ) -> JobId:
-        statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
-        rows = await store(tx, statement)
-        if isinstance(tx, Transaction) and rows:
-            ids = tx.enqueued.setdefault(statement.origin or rows[0][1], [])
-            if delay is None and run_at is None and unique_key is None:
-                ids.append(rows[0][0])
-        return rows[0][0] if rows else self._homeless()
-
-    async def _enqueue_many(
-        self,
-        tx: Transaction | AnyConnection,
-        payloads: Iterable[P],
-        origin: str | None,
-        delay: timedelta | float | None,
-        run_at: datetime | None,
-        priority: int,
-        headers: Mapping[str, str] | None,
-    ) -> list[JobId]:
-        statement = self._many(payloads, origin, delay, run_at, priority, headers)
-        rows = await store(tx, statement)
-        if isinstance(tx, Transaction):
-            for name in [statement.origin] if statement.origin else {row[1] for row in rows}:
-                tx.enqueued.setdefault(name, [])
-        return self._ids(statement, rows)
 
     def _one(
         self,

@@ -1,7 +1,7 @@
 """The registry: job types are declared with its decorators, and services include it."""
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Never, get_args, get_origin, get_type_hints
 from weakref import WeakSet
@@ -13,7 +13,7 @@ from .job_type import GroupOf, Handler, JobType, PolicyName
 from .middleware import Middleware
 from .periodic import Missed, Per, Tick, periodic_of
 from .retry import Retry
-from .transaction import Transaction
+from .transaction import Transaction, noted
 
 __all__ = ["Registry"]
 
@@ -222,11 +222,10 @@ class Registry:
                 "declare it with @service.job, or include its registry"
             ) from None
 
-    def enqueue(
-        self, tx: Transaction | AnyConnection, type_name: str, payload: Any, **options: Any
-    ) -> Coroutine[Any, Any, JobId]:
+    @noted
+    async def enqueue(self, tx: Transaction | AnyConnection, type_name: str, payload: Any, **options: Any) -> JobId:
         """`JobType.enqueue` by name. Raises `UnknownJobType` as well."""
-        return self[type_name].enqueue(tx, payload, **options)
+        return await self[type_name].enqueue(tx, payload, **options)
 
     def enqueue_sync(self, connection: AnySyncConnection, type_name: str, payload: Any, **options: Any) -> JobId:
         """`JobType.enqueue_sync` by name. Raises `UnknownJobType` as well."""

@@ -1,8 +1,11 @@
 """The database transaction that a consumer's handler works in."""
 
-from collections.abc import Coroutine, Iterable
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import wraps
 from inspect import CORO_CLOSED, CORO_CREATED, getcoroutinestate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import asyncpg
 
@@ -13,11 +16,32 @@ if TYPE_CHECKING:
 else:
     Connection = asyncpg.Connection
 
-__all__ = ["Connection", "Transaction"]
+__all__ = ["Connection", "Transaction", "noted"]
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _CALLS = 16  # remembered at least: one that is awaited ends before the next
+
+
+def noted(method: F) -> F:
+    """Decorates a coroutine method of `Transaction`, or one whose first argument, `tx`, may be one: it notes the call,
+    and does not commit where that was not awaited."""
+
+    @wraps(method)
+    def call(self: object, *args: Any, **options: Any) -> Coroutine[Any, Any, Any]:
+        begun = method(self, *args, **options)
+        tx = self if isinstance(self, Transaction) else args[0] if args else options.get("tx")
+        if isinstance(tx, Transaction):
+            tx._begun(begun, self)  # pyright: ignore[reportPrivateUsage]
+        return begun
+
+    told, since_312 = cast(Any, call), cast(Any, inspect)  # as a coroutine function, so that mocks of it are, too
+    if hasattr(inspect, "markcoroutinefunction"):
+        since_312.markcoroutinefunction(told)
+    else:
+        told._is_coroutine = cast(Any, asyncio.coroutines)._is_coroutine
+    return told
 
 
 class Transaction:
@@ -35,7 +59,7 @@ class Transaction:
         self.published = False  # whether a relay should look for messages then
         self.lent = False  # whether somebody has `connection`
         self.failed = False  # whether a statement has: where nothing has been rolled back to, Postgres commits no more
-        self._calls: list[tuple[Coroutine[Any, Any, Any], str]] = []
+        self._calls: list[tuple[Coroutine[Any, Any, Any], object]] = []
         self._most_calls = _CALLS
 
     @property
@@ -56,19 +80,19 @@ class Transaction:
         """Its connection is going to serve others: what a handler has left behind must not reach their transactions."""
         self._connection = None
 
-    def begun(self, call: Coroutine[Any, Any, T], name: str) -> Coroutine[Any, Any, T]:
-        """Remember a call that belongs to this transaction until it has ended, for `check_awaited`."""
+    def _begun(self, call: Coroutine[Any, Any, Any], of: object) -> None:
+        """Remember a call of `of` until it has ended, for `check_awaited`."""
         if len(self._calls) >= self._most_calls:
             self._calls = [each for each in self._calls if getcoroutinestate(each[0]) != CORO_CLOSED]
             self._most_calls = _CALLS + 2 * len(self._calls)
-        self._calls.append((call, name))
-        return call
+        self._calls.append((call, of))
 
     def check_awaited(self) -> None:
         """To be called before the commit. Raises `RuntimeError` where a call has not ended, as without its ``await``:
         what it should have stored would be missing, without a word."""
-        for call, name in self._calls:
+        for call, of in self._calls:
             state = getcoroutinestate(call)
+            name = f"{'tx' if of is self else getattr(of, 'name', type(of).__name__.lower())}.{call.__name__}"
             if state == CORO_CREATED:
                 call.close()
                 raise RuntimeError(f"{name}() was called and not awaited, so nothing is done: `await {name}(...)`")
@@ -79,37 +103,32 @@ class Transaction:
         """Whether the connection's transaction is open."""
         return self._open().is_in_transaction()
 
-    def execute(self, query: str, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, str]:
+    @noted
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run `query` and return Postgres' command tag."""
-        return self._run("execute", query, *args, timeout=timeout)
+        return await self._noting(self._open().execute(query, *args, timeout=timeout))
 
-    def executemany(
-        self, query: str, args: Iterable[Any], *, timeout: float | None = None
-    ) -> Coroutine[Any, Any, None]:
+    @noted
+    async def executemany(self, query: str, args: Iterable[Any], *, timeout: float | None = None) -> None:
         """Run `query` once for each sequence of arguments."""
-        return self._run("executemany", query, args, timeout=timeout)
+        await self._noting(self._open().executemany(query, args, timeout=timeout))
 
-    def fetch(self, query: str, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, list[asyncpg.Record]]:
+    @noted
+    async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
         """Run `query` and return all rows."""
-        return self._run("fetch", query, *args, timeout=timeout)
+        return await self._noting(self._open().fetch(query, *args, timeout=timeout))
 
-    def fetchrow(
-        self, query: str, *args: Any, timeout: float | None = None
-    ) -> Coroutine[Any, Any, asyncpg.Record | None]:
+    @noted
+    async def fetchrow(self, query: str, *args: Any, timeout: float | None = None) -> asyncpg.Record | None:
         """Run `query` and return its first row, or None."""
-        return self._run("fetchrow", query, *args, timeout=timeout)
+        return await self._noting(self._open().fetchrow(query, *args, timeout=timeout))
 
-    def fetchval(
-        self, query: str, *args: Any, column: int = 0, timeout: float | None = None
-    ) -> Coroutine[Any, Any, Any]:
+    @noted
+    async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
         """Run `query` and return one value of its first row, or None."""
-        return self._run("fetchval", query, *args, column=column, timeout=timeout)
+        return await self._noting(self._open().fetchval(query, *args, column=column, timeout=timeout))
 
-    def _run(self, method: str, *args: Any, **options: Any) -> Coroutine[Any, Any, Any]:
-        return self.begun(self._noting(method, *args, **options), f"tx.{method}")
-
-    async def _noting(self, method: str, *args: Any, **options: Any) -> Any:
-        statement = getattr(self._open(), method)(*args, **options)
+    async def _noting(self, statement: Awaitable[T]) -> T:
         try:
             return await statement
         except BaseException:  # also its caller's timeout, or cancellation: the server is told to cancel the statement

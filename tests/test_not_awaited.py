@@ -4,11 +4,12 @@ import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from sidings import Job, Message, Retry, Transaction
 from sidings.executor import PostgresSettings
-from sidings.jobs import Registry
+from sidings.jobs import JobType, Registry
 from sidings.kafka import Outbox, Transactions
 from tenacity import stop_after_attempt, wait_fixed
 
@@ -86,6 +87,11 @@ async def test_calls_that_have_ended_somehow_are_no_hindrance_and_are_forgotten(
         await asyncio.gather(*(ride.enqueue(tx, Ride(), origin=ORIGIN) for _ in range(1)))
         assert len(tx._calls) <= 32
     assert len(await fetch(database, "SELECT id FROM sidings.job")) == 1
+
+
+@pytest.mark.parametrize("method", [JobType.enqueue, JobType.enqueue_many, Outbox.publish, Transaction.execute])
+async def test_mocks_of_them_are_to_be_awaited_as_well(method: Callable[..., Any]) -> None:
+    await create_autospec(method)("a", "b", "c")
 
 
 async def test_a_job_whose_handler_forgets_it_has_failed(database: str) -> None:

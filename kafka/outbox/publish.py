@@ -2,10 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 import asyncpg
@@ -14,6 +14,7 @@ from ...errors import ConfigurationError, EnqueueError, NotInTransaction, Postgr
 from ...executor import Backoff, Link, PostgresSettings
 from ...jobs import Transaction
 from ...jobs.connections import AnyConnection, AnySyncConnection, Rows, Statement, Storing, store, store_sync
+from ...jobs.transaction import noted
 from ...schema import load_sql
 from .errors import InvalidMessage, MessageParked, NotPublished, RolledBack
 from .message import Headers, Outgoing, Value, outgoing, outgoing_many
@@ -97,7 +98,8 @@ class Outbox:
         self._direct = direct
         self._wake = wake
 
-    def publish(
+    @noted
+    async def publish(
         self,
         tx: Transaction | AnyConnection | None,
         topic: str,
@@ -107,7 +109,7 @@ class Outbox:
         headers: Headers | None = None,
         partition_key: str | bytes | None = None,
         timestamp: datetime | None = None,
-    ) -> Coroutine[Any, Any, Receipt]:
+    ) -> Receipt:
         """Store one message in the caller's transaction, which this call neither commits nor rolls back.
 
         tx: a `Transaction`, or a connection with a transaction open: asyncpg's, psycopg's ``AsyncConnection``,
@@ -124,36 +126,18 @@ class Outbox:
         old: `SchemaError`, with the remedy; the transaction has to be rolled back then. Where the topic's route is
         direct: as `Producer.send`.
         """
-        call = self._publish(tx, topic, key, value, headers, partition_key, timestamp)
-        return tx.begun(call, "outbox.publish") if isinstance(tx, Transaction) else call
-
-    def publish_many(
-        self, tx: Transaction | AnyConnection | None, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]
-    ) -> Coroutine[Any, Any, Receipt]:
-        """Store many messages of one topic, pairs of key and value, with one statement, in order; see `publish`.
-        All or none are stored."""
-        call = self._publish_many(tx, topic, messages)
-        return tx.begun(call, "outbox.publish_many") if isinstance(tx, Transaction) else call
-
-    async def _publish(
-        self,
-        tx: Transaction | AnyConnection | None,
-        topic: str,
-        key: str | bytes | None,
-        value: Value,
-        headers: Headers | None,
-        partition_key: str | bytes | None,
-        timestamp: datetime | None,
-    ) -> Receipt:
         message = self._message(topic, key, value, headers, partition_key, timestamp)
         if self._is_direct(topic):
             await self._sender().send_many([message])
             return Receipt()
         return await self._store(tx, self._one(message))
 
-    async def _publish_many(
+    @noted
+    async def publish_many(
         self, tx: Transaction | AnyConnection | None, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]
     ) -> Receipt:
+        """Store many messages of one topic, pairs of key and value, with one statement, in order; see `publish`.
+        All or none are stored."""
         made = self._messages(topic, messages)
         if self._is_direct(topic):
             await self._sender().send_many(made)
