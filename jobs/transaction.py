@@ -48,6 +48,8 @@ class Transaction:
     """An open transaction. Whoever opened it commits it: a consumer after its handler, ``service.transaction()``
     at the end of its block. It has asyncpg's query methods; `connection` is asyncpg's own object. A codec that is set
     on that stays for whoever has the connection next: where one handler needs it, let a middleware set it for all.
+
+    It does not commit where a call of these methods, or of `enqueue` or `publish` with it, was not awaited.
     """
 
     __slots__ = ("_calls", "_connection", "_most_calls", "enqueued", "failed", "lent", "published")
