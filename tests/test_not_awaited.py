@@ -115,16 +115,24 @@ async def test_a_job_whose_handler_forgets_it_has_failed(database: str) -> None:
     assert third["type"] == "ride_of_mine"
 
 
-async def test_a_message_whose_handler_forgets_it_is_not_passed_over(effects, topic, sidings_kafka) -> None:
+@pytest.mark.parametrize(("begun", "said"), [(False, "was called and not awaited"), (True, "is still under way")])
+async def test_a_message_whose_handler_forgets_it_is_not_passed_over(
+    effects, topic, sidings_kafka, begun, said
+) -> None:
     name = await topic()
     service = a_service(effects, sidings_kafka)
+    left = []
 
     @service.consumer(name, retry=TWICE_AND_PARK)
     async def handle(message: Message[Number], tx: Transaction) -> None:
-        tx.execute("INSERT INTO effects VALUES (1)")
+        call = tx.execute("SELECT pg_sleep(20)")
+        if begun:
+            left.append(asyncio.create_task(call))
+            await asyncio.sleep(0)
 
     await produce(sidings_kafka, name, [0])
     async with service:
         await eventually(offset_reaches(effects, name, 1))
         [parked] = await fetch(effects, "SELECT payload FROM sidings.job")
-    assert "tx.execute() was called and not awaited" in json.loads(parked["payload"])["error"]
+    assert f"tx.execute() {said}" in json.loads(parked["payload"])["error"]
+    await asyncio.gather(*left, return_exceptions=True)
