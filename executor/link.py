@@ -158,7 +158,8 @@ class Link:
             self.drop()
             if self._on_error is not None:
                 self._on_error()
-            raise PostgresUnavailable(f"Postgres did not answer: {_text(error)}") from error
+            what = "takes no writes" if isinstance(error, asyncpg.ReadOnlySQLTransactionError) else "did not answer"
+            raise PostgresUnavailable(f"Postgres {what}: {_text(error)}") from error
         except PostgresUnavailable:
             if self._on_error is not None:
                 self._on_error()

@@ -7,7 +7,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 from pydantic import BaseModel, field_serializer
-from sidings.errors import ConfigurationError, NotInTransaction
+from sidings.errors import ConfigurationError, NotInTransaction, PostgresUnavailable
 from sidings.executor import PostgresSettings
 from sidings.jobs import Transaction
 from sidings.jobs.admin import Admin
@@ -242,6 +242,14 @@ async def test_a_topic_that_is_tried_again_by_a_person_is_audited_once(database:
         assert await connection.fetchval("SELECT bool_and(retry_at <= clock_timestamp()) FROM sidings.outbox_topic")
         [row] = await Admin(connection).audit()
     assert (row.actor, row.action, row.target, row.reason) == ("alice", "retry topic", {"topic": "etas"}, "made it")
+
+
+async def test_a_server_that_takes_no_writes_is_none_that_does_not_answer(database: str) -> None:
+    await fetch(database, f'ALTER DATABASE "{database.rpartition("/")[2]}" SET default_transaction_read_only = on')
+    outbox = Outbox(PostgresSettings(dsn=database))
+    with pytest.raises(PostgresUnavailable, match=r"takes no writes: .*read-only transaction"):
+        await outbox.retry("etas", actor="alice")
+    await outbox.close()
 
 
 async def test_another_schema_name_is_used_throughout(empty_database: str, sidings_kafka: str, topic) -> None:
