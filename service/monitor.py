@@ -79,12 +79,18 @@ class Monitor:
             timeout = 10  # a client that says nothing does not keep its thread
 
             def do_GET(self) -> None:
+                self.wfile.write(self._begin())
+
+            def do_HEAD(self) -> None:  # as some probes ask
+                self._begin()
+
+            def _begin(self) -> bytes:
                 status, content_type, body = monitor._answer(self.path.partition("?")[0])
                 self.send_response(status)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                return body
 
             def log_message(self, format: str, *args: object) -> None:
                 """Nothing: probes come every few seconds."""

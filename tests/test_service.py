@@ -53,13 +53,14 @@ from .support import ORIGIN, SECONDS, Ride, drained, eventually, outcomes, value
 HERE = StaticAssignment([ORIGIN])
 
 
-async def get(service: Any, path: str) -> tuple[int, str]:
+async def get(service: Any, path: str, method: str = "GET") -> tuple[int, str]:
     """Status and body of a page."""
     host, port = service.http_address or ("", 0)
 
     def ask() -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=SECONDS) as answer:
+            request = urllib.request.Request(f"http://{host}:{port}{path}", method=method)
+            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -104,6 +105,8 @@ async def test_a_client_that_says_nothing_keeps_no_monitor_from_stopping_and_its
     with socket.create_connection(monitor.address, timeout=SECONDS):
         assert await get(listening, "/health?verbose=1") == (200, '{"status": "ok"}')
         assert (await get(listening, "/ready"))[0] == 503
+        assert await get(listening, "/health", "HEAD") == (200, "")  # as some probes ask
+        assert await get(listening, "/ready", "HEAD") == (503, "")
         async with asyncio.timeout(5.0):  # it would hear of the client's silence after 10 s
             await asyncio.to_thread(monitor.stop)
     monitor.stop()
