@@ -48,7 +48,8 @@ class Backlog:
         self._link = Link(settings)
         self._sql = load_sql(__package__, "waiting_jobs", settings.schema_name)
         self._first: dict[Partition, int] = {}  # position of the first waiting job at the last look
-        self._last: set[Partition] = set()  # could not be counted, alone: the others have their turn before them
+        # Could not be counted, alone: the others have their turn before them, and they take turns.
+        self._last: dict[Partition, None] = {}
         self._at_once: int | None = None  # partitions that one statement counts; None: all
 
     async def run(self) -> None:
@@ -69,8 +70,8 @@ class Backlog:
     async def _look(self) -> None:
         looked = [p for tp, p in self._partitions.items() if tp.topic in self._limits]
         self._first = {partition: self._first.get(partition, 0) for partition in looked}
-        self._last.intersection_update(looked)
-        looked.sort(key=self._last.__contains__)
+        self._last = {partition: None for partition in self._last if partition in self._first}
+        looked = [partition for partition in looked if partition not in self._last] + list(self._last)
         waiting: dict[TopicPartition, int] = {}
         began = time.monotonic()
         while looked:
@@ -81,7 +82,8 @@ class Backlog:
                 if time.monotonic() - sent < _LONG_LOOK:
                     raise
                 if len(some) == 1:  # unless the server hangs, the next one gets more time
-                    self._last.update(some)
+                    self._last.pop(some[0], None)
+                    self._last[some[0]] = None
                     self.waiting = waiting
                     await self._link.be_patient()
                     raise
@@ -89,7 +91,8 @@ class Backlog:
                 self._at_once = max(1, len(some) // 4)
             else:
                 looked = looked[len(some) :]
-                self._last.difference_update(some)
+                for partition in some:
+                    self._last.pop(partition, None)
         self.waiting = waiting
         if time.monotonic() - began < _LONG_LOOK:
             self._at_once, self._link.patience = None, 1
