@@ -94,12 +94,14 @@ class Transaction:
         what it should have stored would be missing, without a word."""
         for call, of in self._calls:
             state = getcoroutinestate(call)
+            if state == CORO_CLOSED:
+                continue
             name = f"{'tx' if of is self else getattr(of, 'name', type(of).__name__.lower())}.{call.__name__}"
             if state == CORO_CREATED:
                 call.close()
                 raise RuntimeError(f"{name}() was called and not awaited, so nothing is done: `await {name}(...)`")
-            if state != CORO_CLOSED:
-                raise RuntimeError(f"{name}() is still under way: await all that is started in a transaction")
+            raise RuntimeError(f"{name}() is still under way: await all that is started in a transaction")
+        self._calls.clear()  # a consumer asks after each of a batch's messages
 
     def is_in_transaction(self) -> bool:
         """Whether the connection's transaction is open."""

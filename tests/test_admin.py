@@ -1028,15 +1028,18 @@ async def test_a_server_that_ends_connections_of_a_pool_is_one_that_did_not_answ
                 admin = Admin(pool, actor="alice")
                 await admin.pauses()
                 calls = asyncio.create_task(until_it_breaks(admin))
-                await asyncio.sleep(0.002 * (round % 4))
-                while not calls.done():  # a pool replaces one that ends while it is idle, and nobody sees it
-                    await other.execute(
-                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                    )
-                    await asyncio.wait([calls], timeout=0.05)
-                with pytest.raises(PostgresUnavailable, match="did not answer"):
-                    await calls
+                try:
+                    await asyncio.sleep(0.002 * (round % 4))  # in the middle of this or that call
+                    while not calls.done():  # a pool replaces one that ends while it is idle, and nobody sees it
+                        await other.execute(
+                            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                        )
+                        await asyncio.wait([calls], timeout=0.05)
+                    with pytest.raises(PostgresUnavailable, match="did not answer"):
+                        await calls
+                finally:
+                    calls.cancel()  # else the pool would wait for it
                 pool.terminate()
 
 

@@ -21,7 +21,7 @@ from sidings.schema import migrations
 from .admin_support import some_jobs
 from .cli_support import EXECUTABLE, cli, cli_json, executed, refused
 from .faulty_proxy import proxied
-from .support import SECONDS, connected, eventually, jobs_left, value
+from .support import SECONDS, connected, eventually, fetch, jobs_left, value
 from .test_cli import execute
 
 LAST = len(migrations())
@@ -133,11 +133,9 @@ async def test_a_watch_ends_where_the_server_closes_its_connection(database: str
     async with asyncio.timeout(SECONDS):
         while b"no jobs" not in await process.stdout.readline():
             pass
-        await asyncio.sleep(0.2)  # it waits for its next look
-        await execute(
-            database,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        idle = "WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'idle'"
+        await eventually(  # it waits for its next look
+            lambda: fetch(database, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity {idle}")
         )
         _, errors = await process.communicate()
     assert process.returncode == 3, errors
