@@ -12,6 +12,19 @@ from .test_failover import Failover, failover, line, recorded  # noqa: F401
 from .test_stateless import committed
 
 
+def consuming(failover: Failover, kafka: str, topic: str, start: Any) -> Any:  # noqa: F811
+    """A service whose consumer writes down which numbers it has handled."""
+    service = a_service(
+        failover.proxy.dsn, kafka, settings={"fetch_seconds": 0.05, "group": topic}, executor={"lease_seconds": 3.0}
+    )
+
+    @service.consumer(topic, start=start)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await tx.execute("INSERT INTO effect VALUES ($1)", str(message.value.n))
+
+    return service
+
+
 @pytest.mark.parametrize("start", ["latest", "committed", "earliest"])
 async def test_what_was_handled_from_an_offset_that_got_lost_is_done_anew(
     failover: Failover,  # noqa: F811
@@ -21,16 +34,7 @@ async def test_what_was_handled_from_an_offset_that_got_lost_is_done_anew(
 ):
     """It went on as `start` says, behind all that: at the end of the log, or at what Kafka had been told."""
     name = await topic()
-    service = a_service(
-        failover.proxy.dsn,
-        sidings_kafka,
-        settings={"fetch_seconds": 0.05, "group": name},
-        executor={"lease_seconds": 3.0},
-    )
-
-    @service.consumer(name, start=start)
-    async def handle(message: Message[Number], tx: Transaction) -> None:
-        await tx.execute("INSERT INTO effect VALUES ($1)", str(message.value.n))
+    service = consuming(failover, sidings_kafka, name, start)
 
     await failover.lose_what_follows()
     async with service:
@@ -57,25 +61,11 @@ async def test_so_is_what_an_instance_has_handled_that_ran_before(
     """The one that met the failover began where that one had ended, and went on from there."""
     name = await topic()
 
-    def consuming() -> Any:
-        service = a_service(
-            failover.proxy.dsn,
-            sidings_kafka,
-            settings={"fetch_seconds": 0.05, "group": name},
-            executor={"lease_seconds": 3.0},
-        )
-
-        @service.consumer(name)
-        async def handle(message: Message[Number], tx: Transaction) -> None:
-            await tx.execute("INSERT INTO effect VALUES ($1)", str(message.value.n))
-
-        return service
-
     await failover.lose_what_follows()
     await produce(sidings_kafka, name, range(1, 4))
-    async with consuming():
+    async with consuming(failover, sidings_kafka, name, "earliest"):
         await eventually(lambda: recorded(failover.old, range(1, 4)))
-    async with consuming():
+    async with consuming(failover, sidings_kafka, name, "earliest"):
         await produce(sidings_kafka, name, range(4, 6))
         await eventually(lambda: recorded(failover.old, range(1, 6)))
         await failover.happen()
@@ -91,16 +81,7 @@ async def test_also_where_the_connection_to_kafka_is_made_anew_meanwhile(
 ):
     """As where both were away. The new client did not know that there had been an offset."""
     name = await topic()
-    service = a_service(
-        failover.proxy.dsn,
-        sidings_kafka,
-        settings={"fetch_seconds": 0.05, "group": name},
-        executor={"lease_seconds": 3.0},
-    )
-
-    @service.consumer(name, start="latest")
-    async def handle(message: Message[Number], tx: Transaction) -> None:
-        await tx.execute("INSERT INTO effect VALUES ($1)", str(message.value.n))
+    service = consuming(failover, sidings_kafka, name, "latest")
 
     await failover.lose_what_follows()
     async with service:
