@@ -8,6 +8,7 @@ with them.
 
 import asyncio
 import logging
+from itertools import chain
 from typing import Any, cast
 
 from aiokafka import AIOKafkaProducer
@@ -106,7 +107,10 @@ class Sender:
         task: asyncio.Task[None] | None = producer._sender.sender_task
         if task is not None:
             task.cancel()
-        producer._message_accumulator.fail_all(ProducerClosed())
+        accumulator = producer._message_accumulator
+        for batch in chain.from_iterable(accumulator._batches.values()):
+            _heard(batch._drain_waiter)  # it has not had its turn yet, and nobody waits for that
+        accumulator.fail_all(ProducerClosed())
         for closing in (producer.client.close, producer.stop):
             try:
                 async with asyncio.timeout(_CLOSE_SECONDS):
