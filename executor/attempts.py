@@ -45,21 +45,26 @@ def job_of(job_type: JobType[Any], entry: Entry) -> Job[Any]:
     return job
 
 
-def invalid(entry: Entry, error: Exception) -> Outcome:
-    info = ErrorInfo.of(error)
+def invalid(job_type: JobType[Any], entry: Entry, error: Exception) -> Outcome:
+    info, blocks = ErrorInfo.of(error), _blocks(job_type, entry)
+    what = "held, and its group blocked, until `sidings jobs retry" if blocks else "held until `sidings jobs release"
     log.error(
-        "job %s %s: its payload does not validate, held until `sidings jobs release %s`, when the model takes it: %s",
-        *(entry.id, entry.type, entry.id, legible(info.message)),
+        "job %s %s: its payload does not validate, %s %s`, when the model takes it: %s",
+        *(entry.id, entry.type, what, entry.id, legible(info.message)),
     )
-    return Hold("the payload does not validate", info)
+    return Hold("the payload does not validate", info, blocks=blocks)
 
 
 def poison(job_type: JobType[Any] | None, entry: Entry) -> Outcome:
     """A job that keeps killing executors is not run but held; its payload stays where it is."""
     log.error("job %s %s has killed %s executors: it waits for a person", entry.id, entry.type, entry.losses)
     error = ErrorInfo.from_text("Poison", f"lost {entry.losses} times; its executor died each time")
-    blocks = entry.lane is not None and job_type is not None and job_type.retry.on_exhausted == "block"
-    return Hold("poison: it kept killing executors", error, blocks=blocks)
+    return Hold("poison: it kept killing executors", error, blocks=_blocks(job_type, entry))
+
+
+def _blocks(job_type: JobType[Any] | None, entry: Entry) -> bool:
+    """Whether a job that is not run keeps its place in its group: none of such a type is passed by a later one."""
+    return entry.lane is not None and job_type is not None and job_type.retry.on_exhausted == "block"
 
 
 def raised(job_type: JobType[Any], entry: Entry, error: BaseException, started: float) -> Outcome | None:

@@ -340,7 +340,7 @@ class Workers:
                 try:
                     job = job_of(job_type, entry)
                 except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
-                    outcome = invalid(entry, error)
+                    outcome = invalid(job_type, entry, error)
                 else:
                     current_work.set(job)
                     if job_type.is_async and not job_type.transactional and not self._middleware:
@@ -437,7 +437,7 @@ class Workers:
                 jobs.append(job_of(job_type, entry))
                 valid.append(entry)
             except Exception as error:  # noqa: BLE001 - a model's own validators may raise anything
-                outcomes[entry] = invalid(entry, error)
+                outcomes[entry] = invalid(job_type, entry, error)
         current_work.set(tuple(jobs))
         try:
             if not jobs:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, field_validator
 from sidings.errors import ConfigurationError, Fenced
 from sidings.executor import cycles
 from sidings.jobs import Discard, Job, OutcomeName, Registry, Retry, Snooze
+from sidings.jobs.admin import Admin
 from sidings.jobs.middleware import Call, Next
 from tenacity import (
     retry_if_exception_type,
@@ -443,6 +444,36 @@ async def test_a_payload_that_no_longer_validates_is_held_with_its_error_and_its
     job = await the_job(database)
     assert (job["held"], job["payload"]) == ("the payload does not validate", stored)
     assert rows[0]["error_class"]
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+async def test_a_payload_that_no_longer_validates_blocks_its_group_where_its_type_says_so(
+    database: str, caplog: pytest.LogCaptureFixture, batch: int | None
+):
+    """As while a deployment rolls: one that the other release takes. None of such a type is passed by a later one."""
+    called: list[int] = []
+
+    def release(model: Any) -> tuple[Registry, Any]:
+        async def ride(job: Any) -> None:
+            called.extend(each.payload.number for each in (job if batch else [job]))
+
+        registry = Registry()
+        declare = registry.job(payload=model, group="transport", batch=batch, retry=Retry(on_exhausted="block"))
+        return registry, declare(ride)
+
+    earlier, _ = release(Strict)
+    later, ride = release(Ride)
+    await enqueue(database, ride, [Ride(transport="a", number=number) for number in (13, 14)])
+    await enqueue(database, ride, [Ride(transport="b", number=15)])
+    async with running(database, earlier):
+        rows = await ended(database, 2)
+    assert called == [15]
+    assert sorted(row["outcome"] for row in rows) == ["held", "succeeded"]
+    [id] = re.findall(r"held, and its group blocked, until `sidings jobs retry (\d+)`", caplog.text)
+    async with running(database, later), connected(database) as connection:
+        assert await Admin(connection, actor="alice").retry_now(int(id))
+        await drained(database)
+    assert called == [15, 13, 14]
 
 
 async def test_a_job_stored_by_sql_without_a_payload_is_run_where_the_model_allows_it(database: str):
