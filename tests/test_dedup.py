@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+import asyncpg
 import pytest
 from sidings import ConfigurationError, Discard, Message, Retry, Transaction
 from sidings.kafka.outbox import MESSAGE_ID
@@ -22,7 +23,7 @@ from .consumer_support import (
     sample,
     stored_offsets,
 )
-from .support import SECONDS, connected, drained, eventually, fetch, value
+from .support import SECONDS, a_role, connected, drained, eventually, fetch, value
 
 
 async def send(
@@ -365,6 +366,24 @@ async def test_days_are_made_ahead_and_old_ones_dropped_while_a_consumer_runs(ef
 
     async with service:
         await eventually(maintained)
+
+
+async def test_a_role_that_owns_no_tables_can_tell_repeats(effects, topic, sidings_kafka):
+    """Only the owner can make the table of a day, and nobody has made that of today yet: each message failed."""
+    name = await topic()
+    await send(sidings_kafka, name, [(1, "a"), (2, "b"), (1, "a")])
+    async with a_role(effects) as (role, dsn):
+        async with connected(effects) as admin:
+            await admin.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+            await admin.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}")
+        service = a_service(dsn, sidings_kafka)
+        service.consumer(name, model=Number, dedup=True, retry=TWICE_AND_PARK)(record)
+        async with service:
+            await eventually(offset_reaches(effects, name, 3))
+        async with connected(dsn) as its:  # it can make no others
+            with pytest.raises(asyncpg.InsufficientPrivilegeError, match="is none to make now"):
+                await its.execute("SELECT sidings.make_seen_day('3000-01-01')")
+    assert await numbers(effects) == [1, 2]
 
 
 def test_wrong_declarations_are_refused_with_the_remedy():
