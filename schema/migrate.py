@@ -288,9 +288,13 @@ async def _missing(connection: asyncpg.Connection, service: str, schema: str) ->
 
 async def _applied(connection: asyncpg.Connection, schema: str) -> dict[int, asyncpg.Record]:
     # By way of JSON: before 0019 the column is not there.
-    rows = await connection.fetch(
-        f"SELECT version, checksum, (to_jsonb(m) ->> 'runs_with')::integer AS runs_with FROM {schema}.migration m"
-    )
+    query = f"SELECT version, checksum, (to_jsonb(m) ->> 'runs_with')::integer AS runs_with FROM {schema}.migration m"
+    try:
+        rows = await connection.fetch(query)
+    except asyncpg.UndefinedColumnError:
+        raise SchemaError(
+            f"the table {schema}.migration is not Sidings': choose a schema of its own (schema=..., SIDINGS_SCHEMA)"
+        ) from None
     return {row["version"]: row for row in rows}
 
 

@@ -322,6 +322,14 @@ async def test_a_schema_of_somebody_else_is_left_as_it_is(empty_database: str):
     assert await value(empty_database, "SELECT to_regclass('taken.migration')") is None
 
 
+async def test_a_table_of_migrations_of_somebody_elses_is_said_to_be_one(empty_database: str):
+    async with connected(empty_database) as connection:
+        await connection.execute("CREATE SCHEMA taken; CREATE TABLE taken.migration (id int, name text)")
+    for refused in (migrate(empty_database, service="test", schema="taken"), checked(empty_database, schema="taken")):
+        with pytest.raises(SchemaError, match=r"the table taken.migration is not Sidings': choose a schema of its own"):
+            await refused
+
+
 async def test_an_isolation_level_of_the_role_changes_nothing(empty_database: str):
     """What others have applied while it waited would not be seen."""
     strict = f"{empty_database}?options=-c%20default_transaction_isolation%3Dserializable"
