@@ -221,3 +221,23 @@ async def test_a_file_survives_what_another_release_takes_for_valid(
         await eventually(lambda: "T-1" in terminals)
     assert [(change.key, change.old) for change in changes] == [("T-1", None)]
     assert (await load(name, sidings_kafka, path, model=Checked))[1:] == (0, 0)
+
+
+async def test_a_file_is_built_anew_where_a_release_has_changed_a_function(
+    topic: Any, sidings_kafka: str, tmp_path: Path
+):
+    """They have one name. Rows stood under the keys that the former function had made."""
+    name = await topic("terminals", config=COMPACTED)
+    path = tmp_path / "terminals.db"
+    await put(sidings_kafka, name, {"T-1": row("T-1", "a"), "T-2": row("T-2", "b")})
+    earlier, same, later = (
+        lambda value: value.terminal_id in {"T-1", "T-3"} and value.terminal_id,
+        lambda value: value.terminal_id in {"T-1", "T-3"} and value.terminal_id,
+        lambda value: value.terminal_id in {"T-1", "T-2"} and value.acquirer_id,
+    )
+    assert (await load(name, sidings_kafka, path, key=earlier))[1:] == (2, 0)
+    assert (await load(name, sidings_kafka, path, key=same))[1:] == (0, 0)
+    async with a_directory(name, sidings_kafka, storage=SQLite(path), key=later) as terminals:
+        assert terminals._follower.rebuilds == 1
+        assert [terminals[key].terminal_id for key in ("a", "b")] == ["T-1", "T-2"]
+        assert "T-1" not in terminals

@@ -7,7 +7,9 @@ record by record, each with or without the wrapper ``{"schema": ..., "payload": 
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from operator import attrgetter
+from types import CodeType
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
@@ -256,11 +258,25 @@ def _key_function(topic: str, key: Any, model: Any) -> Callable[[Any], Hashable]
 
 
 def _name(given: object) -> str | None:
-    """What stays the same from one process to the next; what a function does may change all the same."""
+    """What stays the same from one process to the next. Of a function it tells what it does itself; what that calls may
+    change all the same."""
     if given is None or isinstance(given, str):
         return given
     named: object = given if hasattr(given, "__qualname__") else type(given)
-    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}()"
+    name = f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}()"
+    code = getattr(given, "__code__", None)
+    return f"{name} {sha256(repr(_code(code)).encode()).hexdigest()}" if isinstance(code, CodeType) else name
+
+
+def _code(code: CodeType) -> tuple[object, ...]:
+    """What a function does, without the places of its lines. A set has another order in each process."""
+    constants: list[object] = []
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            constants.append(_code(each))
+        else:
+            constants.append(sorted(map(repr, cast(frozenset[object], each))) if isinstance(each, frozenset) else each)
+    return code.co_code, code.co_names, constants
 
 
 def _member(value: Any, name: str) -> Any:
