@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..errors import AdministrationError, ConfigurationError
+from ..errors import AdministrationError, Busy, ConfigurationError
 from .command import Because, By, Limit, Yes, command, fail
 from .consent import ask
 from .filters import NAMES, a_state, check_group
@@ -109,13 +109,16 @@ async def requeue(
     if filtered or len(ids) > 1:
         ask(f"requeue {counted(len(ids), 'job')}", yes=yes)
     admin, refused = session.admin(by), 0
-    for id in ids:  # each in a transaction of its own: that delays no executor
+    for number, id in enumerate(ids):  # each in a transaction of its own: that delays no executor
         try:
             new = await admin.requeue(id, reason=because, force=force, finished_at=ends.get(id))
             typer.echo(f"job {id}: requeued as {new}")
         except AdministrationError as error:
             _say_refused(id, error, len(ids))
             refused += 1
+            if isinstance(error, Busy):  # those behind it in its group would come before it
+                refused += len(ids) - number - 1
+                break
     _end(refused, len(ids))
 
 

@@ -85,6 +85,21 @@ async def test_ended_jobs_come_back_in_the_order_of_their_groups_however_they_en
     assert await jobs_left(database) == 8
 
 
+async def test_none_of_a_group_come_back_before_one_that_somebody_keeps(database: str):
+    """Those behind it were requeued, and so ran before it."""
+    ids = await some_jobs(database, 3)
+    for id in ids:
+        await cli(database, "jobs", "discard", id)
+    requeue = ("jobs", "requeue", "--outcome", "discarded", "--yes")
+    async with connected(database) as other, other.transaction():
+        await other.execute("SELECT pg_advisory_xact_lock(hashtextextended('sidings.requeue', $1))", ids[0])
+        result = await cli(database, *requeue, exit_code=1)
+    assert "3 of 3 jobs were left as they are" in result.stderr
+    assert await jobs_left(database) == 0
+    await cli(database, *requeue)
+    assert await jobs_left(database) == 3
+
+
 async def test_many_jobs_are_not_touched_unless_somebody_says_yes(database: str):
     ids = await some_jobs(database, 3)
     await cli(database, "groups", "pause", ORIGIN, GROUP, "--because", "look")
