@@ -123,6 +123,10 @@ class Workers:
                     worker.entry = None
         self._threads.stop()
 
+    def in_threads(self) -> Entry | None:
+        """The job of a plain function that has not returned yet, which a stop leaves to itself."""
+        return next((worker.entry for worker in self.all if worker.call is not None and not worker.call.done()), None)
+
     def capacity(self) -> int:
         """Workers that have nothing to do and no claimed job waiting for them."""
         return len(self._idle) - len(self.claimed)

@@ -1,6 +1,7 @@
 """Run jobs in the test's own process, one after the other, until none is due."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,9 +26,12 @@ from .look import advance, seconds_of
 
 __all__ = ["Attempt", "NotDrained", "drain"]
 
+log = logging.getLogger("sidings.testing")
+
 _EXECUTOR, _HERE = "sidings.executor", "sidings.testing"
 _LEASE = timedelta(minutes=1)  # so long a drain that was killed keeps others away
 _LOOK_SECONDS = 0.5  # how often to see, while a handler runs, whether a person has ended its job
+_THREAD_SECONDS = 0.05  # how often to see whether a plain function has returned
 _RENEW_SECONDS = 10.0
 _MOST_DUE = 1_000
 
@@ -170,8 +174,14 @@ class _Drainer:
         self._workers.start()
 
     async def end(self) -> None:
-        """Give everything back. Where a handler was cut off its job is named no more: it waits, as before."""
+        """Give everything back. Where a handler was cut off its job is named no more: it waits, as before. A plain
+        function cannot be cut off; another drain would run its job beside it."""
         await self._workers.stop()
+        if left := self._workers.in_threads():
+            log.warning("%s: a plain function cannot be cut off; the drain ends when it has returned", left.type)
+        while self._workers.in_threads():
+            await asyncio.sleep(_THREAD_SECONDS)
+            await self._renew()
         await self._transactional.close()
         # By what the database says: statements that were cut off may have been done.
         for row in await self._fetch(_EXECUTOR, "standing", self._id, 0, 0):

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+import threading
 from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -329,6 +330,44 @@ async def test_a_drain_that_is_cut_off_leaves_its_job_waiting_and_nothing_else(d
     assert await fetch(database, "SELECT id FROM sidings.executor") == []
     assert await value(database, "SELECT state FROM sidings.job_overview") == "waiting"
     assert [(a.attempt, a.outcome) for a in await drain(database, registry)] == [(1, "succeeded")]
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+async def test_a_drain_that_is_cut_off_waits_for_a_plain_function(
+    database: str, monkeypatch: pytest.MonkeyPatch, times: int
+):
+    """Its thread went on, and the next drain ran the same job beside it."""
+
+    def handler(job: Job[Ride]) -> None:
+        told.append("begins")
+        entered.set()
+        assert goes_on.wait(SECONDS)
+        told.append("ends")
+
+    told: list[str] = []
+    entered, goes_on = threading.Event(), threading.Event()
+    registry, ride = declare(handler)
+    await enqueue(database, ride, [Ride(transport="a")])
+    monkeypatch.setattr(sys.modules[drain.__module__], "_RENEW_SECONDS", 0.0)
+    drainer = asyncio.create_task(drain(database, registry))
+    await asyncio.to_thread(entered.wait, SECONDS)
+    try:
+        for _ in range(times):
+            drainer.cancel()
+            await asyncio.wait([drainer], timeout=0.5)
+        assert not drainer.done()
+        lease = f"SELECT lease_until FROM sidings.origin WHERE origin = '{ORIGIN}'"
+        before = await value(database, lease)
+        await eventually(lambda: fetch(database, lease + " AND lease_until > $1", before), "its lease is renewed")
+        with pytest.raises(NotDrained, match=ORIGIN):
+            await drain(database, registry)
+    finally:
+        goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await drainer
+    assert [a.outcome for a in await drain(database, registry)] == ["succeeded"]
+    assert told == ["begins", "ends"] * 2
+    assert await fetch(database, "SELECT id FROM sidings.executor") == []
 
 
 async def test_a_drain_that_is_cut_off_at_any_moment_gives_all_back(database: str):
