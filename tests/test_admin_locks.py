@@ -161,6 +161,28 @@ async def test_an_action_takes_no_lease_and_no_finish_away(database: str):
     assert {row["job_id"]: row["outcome"] for row in await history(database)} == {id: "cancelled", other: "succeeded"}
 
 
+async def test_a_reset_takes_no_lease_away_however_long_it_takes(database: str):
+    """To cancel a million jobs takes longer than a lease, which ran out: the process of a plain handler ended."""
+    id = await a_job(database, type="'message:transports'", payload="""'{"partition": 0, "offset": 7}'""")
+    me, heir = await a_holder(database, ORIGIN), await a_holder(database)
+    async with connected(database) as connection, connected(database) as executor, acting(database) as (admin, pid):
+        async with connection.transaction():
+            reset = "SELECT cancelled FROM sidings.reset_offsets('transports', '{0}', '{0}', 'alice', 'why')"
+            assert await connection.fetchval(reset) == 1
+            [row] = await executor.fetch(load_sql("sidings.executor", "renew"), me, [ORIGIN], [7], timedelta(hours=2))
+            assert (row["renewed"], row["held"]) == (True, True)
+            await executor.execute("UPDATE sidings.origin SET lease_until = now() - interval '1 hour'")
+            assert await acquire(executor, heir) == []
+            await executor.execute("UPDATE sidings.origin SET lease_until = now() + interval '1 hour'")
+            action = asyncio.create_task(admin.cancel(id))
+            await waits(database, pid)
+        with pytest.raises(JobNotFound, match="cancelled at"):
+            await action
+        assert await cycle(executor, me, 1, 0, [id]) == 0
+    assert await fence(database, me) == 1
+    assert [row["outcome"] for row in await history(database)] == ["cancelled"]
+
+
 async def test_a_transactional_handler_that_is_committing_wins(database: str):
     id = await a_job(database)
     me = await a_holder(database, ORIGIN, running=[id])
