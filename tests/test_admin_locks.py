@@ -2,6 +2,7 @@
 interleaving happens as it is written here."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
@@ -209,6 +210,27 @@ async def test_promotion_and_clearing_wait_for_each_other_without_a_deadlock(dat
             await promoter.execute("UPDATE sidings.job SET position = nextval('sidings.job_position')")
         assert await action == len(delayed)
     assert await fence(database, me) == 1
+
+
+async def test_a_group_is_cleared_altogether_though_some_of_its_jobs_are_superseded_meanwhile(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Fewer than it takes at once were left to cancel, which it took for the end of the group."""
+    monkeypatch.setattr(sys.modules[Admin.__module__], "_CLEARED_AT_ONCE", 4)
+    monkeypatch.setattr(sys.modules[Admin.__module__], "_REST_SECONDS", 0.0)
+    await some_jobs(database, 5)
+    latest = await some_jobs(database, 3, type="'latest'", policy="1")
+    me = await a_holder(database, ORIGIN)
+    async with connected(database) as executor, acting(database) as (admin, pid):
+        async with executor.transaction():
+            supersede = load_sql("sidings.executor", "supersede")
+            [row] = await executor.fetch(supersede, me, [ORIGIN], [7], [GROUP], ["latest"], [], 1000)
+            assert (row["id"], row["superseded"]) == (latest[-1], 2)
+            action = asyncio.create_task(admin.clear_group(ORIGIN, GROUP))
+            await waits(database, pid)
+        assert await action == 6
+        assert await executor.fetchval("SELECT count(*) FROM sidings.job") == 0
+    assert sorted(row["outcome"] for row in await history(database)) == ["cancelled"] * 6 + ["superseded"] * 2
 
 
 async def test_while_many_jobs_wait_for_an_origin_they_keep_no_executor_from_its_cycle(database: str):
