@@ -184,6 +184,21 @@ async def test_a_reset_takes_no_lease_away_however_long_it_takes(database: str):
     assert [row["outcome"] for row in await history(database)] == ["cancelled"]
 
 
+async def test_a_reset_finds_the_jobs_of_a_move_that_is_under_way(database: str):
+    """They were looked for before it had waited: their messages were delivered again, and handled twice."""
+    await fetch(database, "INSERT INTO sidings.topic (topic, partitions) VALUES ('t', 2)")
+    await a_job(database, origin="t/1", type="'message:t'", payload="""'{"partition": 1, "offset": 7}'""")
+    await a_holder(database, "t/0")
+    async with connected(database) as mover, connected(database) as connection:
+        async with mover.transaction():
+            await mover.execute("SELECT sidings.move_jobs('t/1', 't/0', 'bob')")
+            reset = "SELECT cancelled FROM sidings.reset_offsets('t', '{1}', '{0}', 'alice', 'why')"
+            resetting = asyncio.create_task(connection.fetchval(reset))
+            await waits(database, connection.get_server_pid())
+        assert await resetting == 1
+    assert [row["outcome"] for row in await history(database)] == ["cancelled"]
+
+
 async def test_a_transactional_handler_that_is_committing_wins(database: str):
     id = await a_job(database)
     me = await a_holder(database, ORIGIN, running=[id])

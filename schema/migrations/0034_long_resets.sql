@@ -14,7 +14,7 @@ BEGIN
     PERFORM sidings.announce(its_origin);
 END $$;
 
--- As in 0027, but for intervene_for_long().
+-- As in 0027, but for intervene_for_long(), and: a move of the partitions' jobs that is under way is waited for, before they are looked for.
 CREATE OR REPLACE FUNCTION sidings.reset_offsets(
     its_topic text, partitions integer[], offsets bigint[], actor text, reason text, topic_id uuid DEFAULT NULL,
     cuts bigint[] DEFAULT NULL)
@@ -45,6 +45,7 @@ BEGIN
         DO UPDATE SET next_offset = excluded.next_offset, resets = c.resets + 1, topic_id = excluded.topic_id,
                       leader_epoch = NULL;
     END LOOP;
+    PERFORM sidings.stay_origin(n.origin) FROM (SELECT its_topic || '/' || p AS origin FROM unnest(partitions) p ORDER BY 1) n;
     FOR o IN
         WITH moved AS (
             SELECT r.partition, r.next, coalesce(r.cut, 9223372036854775807) AS until
