@@ -71,6 +71,12 @@ class LaneSenders:
             self._senders.retire(sender)
         return Failed(error, cut=cut, unreachable=unreachable)
 
+    def end(self) -> None:
+        """What the topic's own producer has under way may not be sent again; there is another one after it."""
+        if self._own is not None:
+            own, self._own = self._own, None
+            self._kill(own, 0.0)
+
     async def close(self) -> None:
         """The topic is sent no more: end its own producer."""
         if self._own is not None:

@@ -51,6 +51,10 @@ class LaneWorker:
         """The messages under way of which nothing has become yet."""
         return self._rounds.ledger.outstanding()
 
+    def cut(self) -> None:
+        """As `Senders.kill_all`, of the producer that a topic which fails has for itself."""
+        self._rounds.cut()
+
     def retry_now(self) -> None:
         """Not when the backoff ends."""
         self.retry_at = 0.0

@@ -308,6 +308,8 @@ class Relay:
             # Its new owner sends these; a repeat by aiokafka might come after what he sends then.
             log.warning("%s was lost with %s messages under way: closing the producers", slot.name, under_way)
             self._senders.kill_all()
+            for worker in self._workers.values():
+                worker.cut()
 
     def _stalled(self) -> bool:
         return now() - self._answered > _STALL_SECONDS

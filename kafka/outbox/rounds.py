@@ -104,6 +104,10 @@ class Rounds:
         self.ledger = Ledger(self.lane, [], self._backlog, self._recorder)
         return outstanding
 
+    def cut(self) -> None:
+        """What is under way through the topic's own producer may not be sent again; the round fails."""
+        self._senders.end()
+
     async def close(self) -> None:
         """The end: what is under way may not be sent again."""
         await self._senders.close()

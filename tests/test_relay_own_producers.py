@@ -1,0 +1,64 @@
+"""The producers that topics which fail, or have had a message refused, have for themselves."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from aiokafka.errors import KafkaError
+from sidings.devstack.topics import create_topic
+from sidings.kafka.outbox import senders
+
+from .consumer_support import administering
+from .outbox_support import arrived, emptied, publish, relaying
+from .support import connected, eventually
+
+
+@pytest.mark.timeout(300)
+async def test_what_a_topics_own_producer_has_under_way_is_not_sent_after_its_slot_was_lost(
+    database: str, own_kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new owner sends it, and newer messages of its key behind it; the former one's copy came last."""
+    handed_over: list[asyncio.Future[object]] = []
+    send = senders.Sender.send
+
+    async def watched(sender: Any, *args: Any) -> asyncio.Future[object]:
+        handed_over.append(await send(sender, *args))
+        return handed_over[-1]
+
+    monkeypatch.setattr(senders.Sender, "send", watched)
+    kafka = await asyncio.to_thread(own_kafka, brokers=2)
+    config = {"min.insync.replicas": "2", "max.message.bytes": "10000"}
+    await create_topic(kafka.bootstrap, "etas", partitions=1, replicas=2, config=config)
+
+    async def in_sync(count: int) -> bool:
+        with suppress(KafkaError):  # it asks any broker
+            async with administering(kafka.bootstrap) as admin:
+                [etas] = await admin.describe_topics(["etas"])
+            return len(etas["partitions"][0]["isr"]) == count
+        return False
+
+    async with (
+        relaying(database, kafka.bootstrap, delivery_seconds=200.0, lease_seconds=1.0) as relay,
+        connected(database) as heir,
+    ):
+        await publish(database, "etas", [("k", b"x" * 20_000)])  # it is refused
+        await emptied(database)
+        await asyncio.to_thread(kafka.broker(2).kill)
+        await eventually(lambda: in_sync(1))
+        handed_over.clear()
+        await publish(
+            database, "etas", [("k", b"x")]
+        )  # the broker has too few replicas: aiokafka tries again and again
+        await eventually(lambda: bool(handed_over))
+        await heir.execute(
+            "UPDATE sidings.origin SET owner = $1, epoch = epoch + 1, lease_until = now() + interval '1 hour' "
+            "WHERE origin LIKE 'outbox/%'",
+            uuid4(),
+        )
+        await eventually(lambda: relay.held == {})
+        await asyncio.to_thread(kafka.start)
+        await eventually(lambda: in_sync(2))
+        await eventually(handed_over[0].done)
+        assert await arrived(kafka.bootstrap, "etas") == 0
