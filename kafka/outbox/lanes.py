@@ -37,9 +37,8 @@ class LaneWorker:
         self.lane = rounds.lane
         self.retries = 0
         self.retry_at = 0.0
-        self._failing_since = 0.0
         self._unreachable = False
-        self._missing = False
+        self._missing_since: float | None = None  # Kafka says so; what was before, as an outage, does not count
         self._told = False  # the database says that the topic fails
         self._rounds = rounds
         self._recorder = recorder
@@ -95,7 +94,7 @@ class LaneWorker:
                 self._on_room()
             if pause <= 0 and lane.queue:
                 return
-            if pause <= 0 and self._told and not (self._missing or lane.behind or lane.unaccounted):
+            if pause <= 0 and self._told and not (self._missing_since or lane.behind or lane.unaccounted):
                 await self._works()  # nothing waits for it that could show whether it does
             await set_within(lane.event, pause if pause > 0 else None)
 
@@ -117,11 +116,9 @@ class LaneWorker:
 
     async def _back_off(self, failed: Failed) -> None:
         topic, error, settings = self.lane.topic, text_of(failed.error), self._settings
-        if not self.retries:
-            self._failing_since = now()
         self.retries += 1
         self._unreachable = failed.unreachable
-        self._missing = isinstance(failed.error, NO_TOPIC)
+        self._missing_since = (self._missing_since or now()) if isinstance(failed.error, NO_TOPIC) else None
         longest = min(settings.max_backoff_seconds, settings.backoff_seconds * 2 ** min(self.retries - 1, 30))
         pause = longest * random.uniform(0.75, 1.0)
         self.retry_at = now() + pause
@@ -132,7 +129,7 @@ class LaneWorker:
         await self._tell("topic_fails", topic, self._recorder.relay_id, self.retries, pause, clean(error))
         patience = settings.topic_patience_seconds
         if isinstance(failed.error, InvalidTopicError) or (
-            self._missing and patience is not None and now() - self._failing_since >= patience
+            self._missing_since and patience is not None and now() - self._missing_since >= patience
         ):
             await self._park_all(error)
 
@@ -150,7 +147,7 @@ class LaneWorker:
         if self.retries:
             log.warning("%s works again", self.lane.topic)
         self.retries = 0
-        self._unreachable = self._missing = False
+        self._unreachable, self._missing_since = False, None
         if self._told:
             await self._works()
 

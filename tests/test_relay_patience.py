@@ -1,0 +1,44 @@
+"""How long a relay waits for a topic that does not exist: from when Kafka says so, however long it was away before."""
+
+import asyncio
+
+import pytest
+from sidings.devstack.topics import create_topic
+from sidings.kafka.outbox import lanes
+
+from .outbox_support import arrived, emptied, publish, publishing, relaying
+from .support import eventually
+
+
+@pytest.mark.timeout(300)
+async def test_a_topic_that_is_missing_after_an_outage_is_waited_for_as_any_other(
+    database: str, own_kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a cluster that is set up anew: all that waited was parked at its first answer, before its topics were
+    made."""
+    clock, ahead = lanes.now, 0.0
+    monkeypatch.setattr(lanes, "now", lambda: clock() + ahead)
+    kafka = await asyncio.to_thread(own_kafka)
+    async with (
+        relaying(database, kafka.bootstrap, max_backoff_seconds=0.3) as relay,
+        publishing(database) as (outbox, _),
+    ):
+        await eventually(lambda: len(relay.held) == 16)
+        await asyncio.to_thread(kafka.kill)
+        await publish(database, "etas", [(f"k{n}", b"x") for n in range(20)])
+
+        async def fails_with(words: str) -> bool:
+            return any(words in state.error for state in await outbox.failing())
+
+        await eventually(lambda: fails_with("no broker answers"), seconds=60.0)
+        ahead = 1_000.0
+        await asyncio.to_thread(kafka.start)
+        await eventually(lambda: fails_with("does not exist"), seconds=60.0)
+        failed = relay.metrics.count("failed", "etas")
+        await eventually(
+            lambda: relay.metrics.count("failed", "etas") > failed + 1 or relay.metrics.count("parked", "etas")
+        )
+        assert await outbox.parked() == []
+        await create_topic(kafka.bootstrap, "etas", partitions=1)
+        await emptied(database)
+        assert await arrived(kafka.bootstrap, "etas") == 20
