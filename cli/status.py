@@ -44,6 +44,7 @@ class Overview:
     pauses: "list[PauseRow]"
     outbox: list[OutboxTopic]
     relays: int
+    relays_without_kafka: int
     problems: list[str]
 
 
@@ -87,6 +88,7 @@ async def look(session: Session) -> Overview:
     types = backlogs(await admin.counts(by=["state", "type"]), pauses)
     orphans = await admin.orphans()
     outbox = await topics(session)
+    [relays] = await session.rows("alive_relays")
     overview = Overview(
         session.service,
         session.settings.schema_name,
@@ -99,7 +101,8 @@ async def look(session: Session) -> Overview:
         orphans,
         pauses,
         outbox,
-        (await session.rows("alive_relays"))[0]["relays"],
+        relays["relays"],
+        relays["cut_off"],
         [],
     )
     overview.problems.extend(_problems(overview))
@@ -121,7 +124,8 @@ def _problems(overview: Overview) -> list[str]:
     if count := sums[JobState.HELD]:
         out.append(f"{counted(count, 'job')} held: sidings jobs list --state held")
     if waiting := sum(topic.waiting for topic in overview.outbox if not overview.relays):
-        out.append(f"{counted(waiting, 'message')} to send, and no relay is alive: sidings outbox list")
+        why = "no relay reaches Kafka" if overview.relays_without_kafka else "no relay is alive"
+        out.append(f"{counted(waiting, 'message')} to send, and {why}: sidings outbox list")
     if parked := sum(topic.parked for topic in overview.outbox):
         out.append(f"{counted(parked, 'message')} parked: sidings outbox parked")
     if failing := [topic.topic for topic in overview.outbox if topic.failing]:

@@ -19,7 +19,8 @@ from sidings.jobs.admin import JobCount, JobState
 
 from .admin_support import GROUP, STATES, a_holder, a_job, some_jobs
 from .cli_support import cli, cli_json, refused
-from .support import ORIGIN, connected
+from .outbox_support import relaying
+from .support import ORIGIN, connected, eventually
 
 
 async def execute(dsn: str, *statements: str) -> None:
@@ -399,7 +400,7 @@ async def test_status_names_what_needs_a_person_and_says_so_by_its_exit_code(dat
             await execute(
                 database,
                 "SELECT sidings.publish('etas', 'k', '1')",
-                "INSERT INTO sidings.outbox_relay (id, alive_until) VALUES (gen_random_uuid(), now())",
+                "INSERT INTO sidings.outbox_relay (id, alive_until) VALUES (gen_random_uuid(), now() - interval '6 s')",
             )
         case "orphan":
             await a_job(database, origin="gone/0")
@@ -408,6 +409,19 @@ async def test_status_names_what_needs_a_person_and_says_so_by_its_exit_code(dat
     found = await cli_json(database, "status", exit_code=4)
     assert found["problems"] == [problem]
     assert f"! {problem}" in (await cli(database, "status", exit_code=4)).stdout
+
+
+async def test_status_tells_a_relay_that_does_not_reach_kafka_from_none(database: str):
+    await a_holder(database, ORIGIN)
+    await execute(database, "SELECT sidings.publish('etas', 'k', '1')")
+    async with relaying(database, "127.0.0.1:1") as relay:
+        await eventually(lambda: bool(relay.metrics.waiting), "it has looked at the outbox")
+
+        async def problems() -> bool:
+            found = await cli_json(database, "status", exit_code=4)
+            return found["problems"] == ["1 message to send, and no relay reaches Kafka: sidings outbox list"]
+
+        await eventually(problems)
 
 
 async def a_parked_message(dsn: str, id: int = 1, topic: str = "etas") -> None:
