@@ -108,9 +108,12 @@ class Sender:
         if task is not None:
             task.cancel()
         accumulator = producer._message_accumulator
-        for batch in chain.from_iterable(accumulator._batches.values()):
+        waiting = list(chain.from_iterable(accumulator._batches.values()))
+        for batch in waiting:
             _heard(batch._drain_waiter)  # it has not had its turn yet, and nobody waits for that
         accumulator.fail_all(ProducerClosed())
+        # The callbacks of those that wait to be tried again take them from there, and raise where they are not.
+        accumulator._pending_batches.update(batch for batch in waiting if batch.retry_count)
         for closing in (producer.client.close, producer.stop):
             try:
                 async with asyncio.timeout(_CLOSE_SECONDS):
