@@ -4,11 +4,13 @@ import asyncio
 import gc
 
 import pytest
+from aiokafka import TopicPartition
 from sidings.devstack.topics import create_topic
 from sidings.kafka.outbox import OutboxSettings
 from sidings.kafka.outbox.senders import Sender
 from sidings.kafka.settings import KafkaSettings
 
+from .outbox_support import arrived
 from .support import SECONDS, eventually
 
 
@@ -53,3 +55,26 @@ async def test_batches_that_wait_to_be_tried_again_are_failed_without_a_word_of_
     await asyncio.sleep(0)
     assert "Exception in callback" not in caplog.text
     await asyncio.to_thread(kafka.resume)
+
+
+async def test_a_producer_that_is_ended_while_it_connects_sends_nothing_when_brokers_answer(own_kafka) -> None:
+    """Of several brokers to which it connected, one was given up; to the others it sent what others had sent again
+    since."""
+    kafka = await asyncio.to_thread(own_kafka, brokers=3)
+    await create_topic(kafka.bootstrap, "etas", partitions=3)
+    sender = Sender(KafkaSettings(bootstrap=kafka.bootstrap), OutboxSettings(delivery_seconds=100), idempotent=False)
+    await sender.start()
+    await sender.partitions("etas", SECONDS)
+    client = sender._producer.client
+    connected = {node for node, _ in client._conns}
+    leaders = {number: client.cluster.leader_for_partition(TopicPartition("etas", number)) for number in range(3)}
+    await asyncio.to_thread(kafka.pause)
+    for number in (partition for partition, leader in leaders.items() if leader not in connected):
+        batch = sender.batch()
+        batch.append(timestamp=None, key=None, value=b"1")
+        await sender.send(batch, "etas", number)
+    await eventually(lambda: len(sender._producer._sender._in_flight) >= 2)
+    await sender.kill()
+    await asyncio.to_thread(kafka.resume)
+    await asyncio.sleep(2)
+    assert await arrived(kafka.bootstrap, "etas") == 0

@@ -114,6 +114,9 @@ class Sender:
         accumulator.fail_all(ProducerClosed())
         # The callbacks of those that wait to be tried again take them from there, and raise where they are not.
         accumulator._pending_batches.update(batch for batch in waiting if batch.retry_count)
+        # Requests that wait for their connection are tasks of which nobody knows: they are not sent when it is there.
+        producer.client._conns = _Ended(producer.client._conns)
+        accumulator.reenqueue = lambda batch: None  # pyright: ignore[reportUnknownLambdaType]
         for closing in (producer.client.close, producer.stop):
             try:
                 async with asyncio.timeout(_CLOSE_SECONDS):
@@ -128,6 +131,14 @@ class Sender:
                     raise
         if task is not None and not task.done():
             task.cancel()
+
+
+class _Ended(dict[Any, Any]):
+    """The connections of a client that is ended: there are no new ones, and whoever has made one is cancelled."""
+
+    def __setitem__(self, key: Any, connection: Any) -> None:
+        connection.close()
+        raise asyncio.CancelledError
 
 
 def _heard(sent: "asyncio.Future[object]") -> "asyncio.Future[object]":
