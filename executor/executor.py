@@ -423,8 +423,9 @@ class Executor:
         for name, outage in list(self._periodic.outages.items()):
             if (failing := outage.seconds()) > limit:
                 found.append(f"{name} cannot be fired, for {failing:.1f} s: {outage.error}")
-        if self._registered.is_set() and now() - self.reader.last_answer > limit:
-            found.append(f"the last read was answered {now() - self.reader.last_answer:.1f} s ago")
+        unread = now() - self.reader.last_answer  # where nothing wakes it, it reads at the next poll
+        if self._registered.is_set() and unread > limit + 1.2 * self.settings.poll_seconds:
+            found.append(f"the last read was answered {unread:.1f} s ago")
         return found
 
     def _gauges(self) -> Iterator[Metric]:

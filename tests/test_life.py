@@ -4,8 +4,9 @@ import asyncio
 import time
 
 import pytest
-from sidings import Message, Transaction
+from sidings import Message, OutboxSettings, Transaction
 from sidings.executor import Executor
+from sidings.executor.clock import now
 from sidings.kafka import Directory, KafkaSettings, Relay
 
 from .consumer_support import Number, a_service, numbers, produce, record
@@ -46,6 +47,22 @@ async def test_health_tells_of_each_part(database, topic, sidings_kafka, monkeyp
     async with service:
         await eventually(lambda: not any("not loaded" in told for told in service._life.not_ready()))
         assert {"the relay is slow", "the directory is old"} <= set(service.problems())
+
+
+async def test_health_bears_with_an_executor_and_a_relay_that_poll_seldom(database, topic, sidings_kafka):
+    """An idle one was unwell from the end of a lease until its next poll: a liveness probe would have ended it."""
+    outbox = OutboxSettings(poll_seconds=60.0, lease_seconds=3.0)
+    service = a_service(database, sidings_kafka, executor={"poll_seconds": 60.0}, outbox=outbox)
+    service.consumer(await topic(), model=Number)(record)
+    async with service:
+        await eventually(lambda: service._life.not_ready() == [], service._life.not_ready)
+        readers = service.executor.reader, service._parts.database.relay.reader
+        for reader in readers:
+            reader.last_answer = now() - 70.0
+        assert service.problems() == []
+        for reader in readers:
+            reader.last_answer = now() - 80.0
+        assert [told[:22] for told in service.problems()] == ["the last read was answ", "the outbox was last re"]
 
 
 async def test_a_service_whose_relay_has_no_kafka_is_ready_and_says_so(database, sidings_kafka, monkeypatch):

@@ -114,8 +114,9 @@ class Relay:
         found: list[str] = []
         if self._main is None or self._main.done():
             found.append("the relay does not run")
-        if now() - self.reader.last_answer > max(5.0, self.settings.lease_seconds):
-            found.append(f"the outbox was last read {now() - self.reader.last_answer:.1f} s ago")
+        unread = now() - self.reader.last_answer  # where nothing wakes it, it reads at the next poll
+        if unread > max(5.0, self.settings.lease_seconds) + 1.2 * self.settings.poll_seconds:
+            found.append(f"the outbox was last read {unread:.1f} s ago")
         return found
 
     def unreachable(self) -> list[str]:
