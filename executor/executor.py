@@ -431,7 +431,6 @@ class Executor:
     def _gauges(self) -> Iterator[Metric]:
         service = (self._service,)
         scheduler = self.scheduler
-        held_types = dict(scheduler.unknown)
         origins = list(scheduler.origins.values())
         # This is asked from a thread: only copies, which Python makes in one go, do not change while they are counted.
         stuck = sum(lane.due is not None for queue in origins for lane in list(queue.lanes.values()))
@@ -466,9 +465,9 @@ class Executor:
         )
         yield gauge(
             "sidings_unknown_jobs",
-            "Jobs seen of types that this process has no handler for.",
+            "Jobs of types that this process has no handler for, in origins that it has leased.",
             ["service", "type"],
-            {(self._service, kind): count for kind, count in held_types.items()},
+            {(self._service, kind): count for kind, count in scheduler.unknown.items()},
         )
         yield gauge(
             "sidings_oldest_waiting_seconds",

@@ -154,6 +154,7 @@ class OriginQueue:
         "name",
         "running",
         "timeline",
+        "unknown",
         "version",
     )
 
@@ -169,4 +170,5 @@ class OriginQueue:
         self.running: set[Entry] = set()  # chosen, running, or finished but not yet acknowledged
         self.draining = False
         self.backlogged = True
+        self.unknown: dict[str, int] = {}  # jobs by type, of those that this process does not know
         self.version = 0

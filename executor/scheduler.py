@@ -66,7 +66,6 @@ class Scheduler:
         self.origins: dict[str, OriginQueue] = {}
         self.timeline: str | None = None  # of the server that everything here was read from
         self.suspects = Suspects()
-        self.unknown: dict[str, int] = {}  # jobs seen of types that this process does not know
         self.reading = False
         self.hungry: dict[Lane, None] = {}  # lanes to refill
         self.heavy: dict[Lane, None] = {}  # lanes so deep that the server should leave them out of forward reads
@@ -78,6 +77,7 @@ class Scheduler:
         )
         self._known_type = known_type
         self._types: set[str] = set()  # those that it has said yes to
+        self._told: set[str] = set()  # unknown types that the log has named
         self._ended: dict[int, int] = {}  # id -> attempt, of jobs that ended while a read was under way
         self._early: dict[int, Entry] = {}  # next attempts, read before the last one's outcome was acknowledged
         self._shares: dict[str, int] = {}  # how many more may be chosen of each slow type
@@ -201,7 +201,7 @@ class Scheduler:
 
     def _insert_single(self, entry: Entry, now: float) -> None:
         if entry.type not in self._types and not self._knows_type(entry.type):
-            self._meet_unknown(entry.type)
+            self._meet_unknown(entry)
             return
         if self.pauses is not NOTHING_PAUSED and self.withholds(entry.type, entry.origin.name, entry.group):
             return
@@ -569,6 +569,19 @@ class Scheduler:
         """Jobs in memory that have not been chosen."""
         return len(self.memory.jobs) - self.memory.running()
 
+    @property
+    def unknown(self) -> dict[str, int]:
+        """Jobs of types that this process does not know. Any thread may ask."""
+        out: dict[str, int] = {}
+        for queue in list(self.origins.values()):
+            for job_type, count in queue.unknown.copy().items():
+                out[job_type] = out.get(job_type, 0) + count
+        return out
+
+    def knows_type(self, type: str) -> bool:
+        """Whether this process has a handler for jobs of this type."""
+        return type in self._types or self._knows_type(type)
+
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _knows_type(self, type: str) -> bool:
@@ -609,20 +622,22 @@ class Scheduler:
             return False
         if head.type not in self._types and not self._knows_type(head.type):
             if lane.blocked_by != head.id:
-                self._meet_unknown(head.type)
+                self._meet_unknown(head)
             self._stick(lane, head, now + _UNKNOWN_SECONDS)
             lane.blocked_by = head.id
             return False
         return True
 
-    def _meet_unknown(self, job_type: str) -> None:
-        if job_type not in self.unknown:
+    def _meet_unknown(self, entry: Entry) -> None:
+        job_type, met = entry.type, entry.origin.unknown
+        if job_type not in self._told:
+            self._told.add(job_type)
             log.warning(
                 "jobs of the type %r wait, since this process has no handler for it: declare it, or end them "
                 "(`sidings jobs list --type %s`)",
                 *(job_type, shlex.quote(job_type) if job_type.isprintable() else "TYPE"),
             )
-        self.unknown[job_type] = self.unknown.get(job_type, 0) + 1
+        met[job_type] = met.get(job_type, 0) + 1
 
     def _stick(self, lane: Lane, head: Entry, due: float) -> None:
         self._compact(lane, head.position)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import asyncpg
@@ -172,6 +173,7 @@ class Upkeep:
 
     async def _unaccounted(self, queue: OriginQueue) -> set[int]:
         out: set[int] = set()
+        unknown: Counter[str] = Counter()
         after = 0
         while self._scheduler.origins.get(queue.name) is queue:
             version = queue.version
@@ -179,11 +181,15 @@ class Upkeep:
             if queue.version != version:
                 return set()
             for row in rows:
-                known = self._scheduler.knows(row["id"]) or row["type"] in self._scheduler.unknown
+                if not self._scheduler.knows_type(row["type"]):
+                    unknown[row["type"]] += 1
+                    continue
+                known = self._scheduler.knows(row["id"])
                 known = known or self._scheduler.withholds(row["type"], queue.name, row["group"])
                 if not known and not self._scheduler.accounts_for(queue.name, row["group"], row["position"]):
                     out.add(row["id"])
             if len(rows) < _PAGE:
+                queue.unknown = dict(unknown)
                 return out
             after = rows[-1]["position"]
             await asyncio.sleep(0.01)

@@ -64,7 +64,7 @@ async def test_a_look_at_ages_begins_where_the_last_one_found_something(database
     assert await look() == pytest.approx(50, abs=10)
     await _store(connection, 111, 150)
     assert await look() == pytest.approx(50, abs=10)
-    scheduler.unknown["x"] = 4  # so the audit has nothing to say of them
+    monkeypatch.setattr(scheduler, "knows_type", lambda kind: False)  # so the audit has nothing to say of them
     assert await upkeep.audit() == 0  # from then on a look begins at the front again
     assert await look() == pytest.approx(200, abs=10)
     before, fetch = queue.first, link.fetch
@@ -130,6 +130,33 @@ async def test_a_look_at_ages_sees_a_job_whose_transaction_commits_late(database
         await eventually(lambda: queue.first < last, "the first is read")
         await executor._upkeep._look_at_ages()
         assert executor._upkeep.oldest[ORIGIN] == pytest.approx(200, abs=10)
+
+
+async def test_jobs_of_an_unknown_type_are_counted_as_long_as_they_are_here(database: str):
+    """They were counted for ever, and once more whenever they were read anew: the alert outlived what it asks for."""
+    exposed = CollectorRegistry()
+
+    def counted() -> float:
+        return exposed.get_sample_value("sidings_unknown_jobs", {"service": "test", "type": "gone"}) or 0.0
+
+    origins = [ORIGIN, "other/0"]
+    async with (
+        running(database, Registry(), origins, prometheus=exposed, audit_seconds=0.2) as executor,
+        connected(database) as connection,
+    ):
+        store = "SELECT sidings.enqueue('gone', '{}', origin => $1, \"group\" => $2)"
+        for group in ("a", "a", None):
+            await connection.execute(store, ORIGIN, group)
+        await connection.execute(store, "other/0", None)
+        await eventually(lambda: counted() == 4)
+        for queue in executor.scheduler.origins.values():
+            executor._reread(queue)
+        await eventually(lambda: all(queue.high for queue in executor.scheduler.origins.values()), "all is read anew")
+        await eventually(lambda: counted() == 4)
+        executor.assign([ORIGIN], 2)
+        await eventually(lambda: counted() == 3)
+        await connection.execute("DELETE FROM sidings.job")
+        await eventually(lambda: counted() == 0)
 
 
 async def test_an_origin_that_nobody_holds_is_named_once_and_counted(database: str, caplog):
