@@ -17,7 +17,7 @@ from ..schema import REFUSED, refusal
 from ..supervision import Supervisor, only_error
 from .configuration import Configuration
 from .lookups import look_up_apart
-from .monitor import Monitor
+from .monitor import Monitor, ProblemMetrics
 from .parts import Database, Parts
 from .subscriptions import Subscriptions
 
@@ -163,6 +163,8 @@ class Life:
         self.consumer = self._parts.make_consumer(self._subscriptions)
         if (spans := tracing()) is not None:
             self._registry.middleware.insert(0, spans)
+        configuration = self._configuration
+        stack.callback(ProblemMetrics(configuration.name, configuration.prometheus, self.problems).close)
         if self.monitor is not None:
             self.monitor.start()
             stack.callback(self.monitor.stop)

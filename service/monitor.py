@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,10 +14,13 @@ from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from ..errors import ConfigurationError
+from ..executor import gauge
 
-__all__ = ["Monitor", "address_of"]
+__all__ = ["Monitor", "ProblemMetrics", "address_of"]
 
 Problems = Callable[[], list[str]]
 
@@ -50,6 +53,30 @@ def address_of(http: str | int) -> tuple[str, int]:
     if not port.isdigit() or int(port) > 65_535 or (colon and not host and not str(http).startswith(":")):
         raise ConfigurationError(f"http={http!r}: give 'host:port' or a port, 0 for a free one")
     return host.strip("[]") or "0.0.0.0", int(port)
+
+
+class ProblemMetrics(Collector):
+    """Of how much ``/health`` complains, for rules: much of that shows in no other metric, as a consumer without Kafka.
+    In the registry until `close`."""
+
+    def __init__(self, service: str, registry: CollectorRegistry, problems: Problems) -> None:
+        self._service = service
+        self._registry = registry
+        self._problems = problems
+        registry.register(self)
+
+    def close(self) -> None:
+        """Leave the registry."""
+        self._registry.unregister(self)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the names would collide when a process has several services in one registry."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """The metric, as prometheus-client wants it."""
+        values = {(self._service,): float(len(self._problems()))}
+        yield gauge("sidings_problems", "What /health complains about.", ["service"], values)
 
 
 class Monitor:

@@ -9,7 +9,7 @@ from sidings.executor import Executor
 from sidings.executor.clock import now
 from sidings.kafka import Directory, KafkaSettings, Relay
 
-from .consumer_support import Number, a_service, numbers, produce, record
+from .consumer_support import Number, a_service, numbers, produce, record, sample
 from .support import SECONDS, eventually
 
 
@@ -63,6 +63,17 @@ async def test_health_bears_with_an_executor_and_a_relay_that_poll_seldom(databa
         for reader in readers:
             reader.last_answer = now() - 80.0
         assert [told[:22] for told in service.problems()] == ["the last read was answ", "the outbox was last re"]
+
+
+async def test_a_consumer_without_kafka_shows_in_the_metrics(database, monkeypatch):
+    """No rule told of it: its lag was not there, and all else was 0."""
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.2)
+    monkeypatch.setattr("sidings.kafka.outbox.relay._UNREACHABLE_SECONDS", 1e9)
+    service = a_service(database, "127.0.0.1:1")
+    service.consumer("positions", model=Number)(record)
+    async with service:
+        await eventually(lambda: sample(service, "sidings_problems") == len(service.problems()) == 1, service.problems)
+    assert service.samples.get_sample_value("sidings_problems", {"service": "test"}) is None, "it is taken back"
 
 
 async def test_a_service_whose_relay_has_no_kafka_is_ready_and_says_so(database, sidings_kafka, monkeypatch):
