@@ -20,7 +20,7 @@ from .clock import now
 from .cycles import CycleLoop
 from .leases import LeaseEvents, LeaseThread, tell_loop
 from .link import Backoff, Link, check_schema
-from .metrics import ExecutorMetrics, gauge
+from .metrics import ExecutorMetrics, gauge, show_no_more
 from .notify import Notifier
 from .periodic import PeriodicLoop
 from .promoter import Promoter
@@ -370,10 +370,7 @@ class Executor:
 
     def _unregister_metrics(self) -> None:
         if self._prometheus is not None:
-            try:
-                self._prometheus.unregister(self.metrics)
-            except KeyError:
-                log.debug("the metrics were not registered")
+            show_no_more(self.metrics, self._prometheus)
 
     # -- seeing what goes on ----------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -17,7 +18,7 @@ from prometheus_client.registry import Collector
 from ..jobs import JobType, Outcome, OutcomeName
 from .queues import Entry
 
-__all__ = ["ExecutorMetrics", "Gauges"]
+__all__ = ["ExecutorMetrics", "Gauges", "gauge", "show", "show_no_more"]
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 _COUNTED = [outcome for outcome in OutcomeName if outcome is not OutcomeName.LOST]  # those are in `lost`
@@ -92,7 +93,7 @@ class ExecutorMetrics(Collector):
         self.database_errors = counter("sidings_database_errors", "Statements that failed or were not answered.")
         self.late_rows = counter("sidings_late_rows", "Jobs that became visible behind jobs already read.")
         if registry is not None:
-            registry.register(self)
+            show(self, registry)
 
     def set_clock_skew(self, seconds: float) -> None:
         """The server's epoch seconds minus the executor's clock."""
@@ -124,10 +125,6 @@ class ExecutorMetrics(Collector):
             key = (kind, OutcomeName.SUPERSEDED)
             self._outcomes[key] = self._outcomes.get(key, 0) + count
 
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: the names would collide when a process has several executors in one registry."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         """All metrics, as prometheus-client wants them."""
         ended = CounterMetricFamily(
@@ -152,6 +149,44 @@ class ExecutorMetrics(Collector):
     def count(self, outcome: OutcomeName, kind: str | None = None) -> int:
         """Attempts that ended so, of one type or of all."""
         return sum(n for (k, o), n in self._outcomes.items() if o is outcome and kind in (None, k))
+
+
+class _Together(Collector):
+    """Collectors of one registry as one: a process with several services shows each metric once. Where a name came
+    twice, all that reads the text strictly would refuse all of it."""
+
+    def __init__(self) -> None:
+        self.collectors: list[Collector] = []
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: it is registered before there is anything to show."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, as prometheus-client wants them."""
+        metrics: dict[str, Metric] = {}
+        for collector in list(self.collectors):
+            for metric in collector.collect():
+                if (first := metrics.setdefault(metric.name, metric)) is not metric:
+                    first.samples.extend(metric.samples)
+        return iter(metrics.values())
+
+
+_together: WeakKeyDictionary[CollectorRegistry, _Together] = WeakKeyDictionary()
+
+
+def show(collector: Collector, registry: CollectorRegistry) -> None:
+    """Show what it collects in this registry."""
+    if (together := _together.get(registry)) is None:
+        together = _together[registry] = _Together()
+        registry.register(together)
+    together.collectors.append(collector)
+
+
+def show_no_more(collector: Collector, registry: CollectorRegistry) -> None:
+    """The contrary. Safe to call twice."""
+    if (together := _together.get(registry)) is not None and collector in together.collectors:
+        together.collectors.remove(collector)
 
 
 def gauge(name: str, text: str, labels: list[str], values: dict[tuple[str, ...], float]) -> GaugeMetricFamily:

@@ -7,6 +7,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ..executor import show, show_no_more
+
 __all__ = ["ConsumerMetrics", "Figures"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -56,13 +58,13 @@ class ConsumerMetrics(Collector):
             for each in (self._failures, self._retries, self._conflicts, self._missed):
                 each.labels(service, topic)
         if registry is not None:
-            registry.register(self)
+            show(self, registry)
 
     def close(self) -> None:
         """Take the metrics out of their registry."""
         if self._registry is not None:
             registry, self._registry = self._registry, None
-            registry.unregister(self)
+            show_no_more(self, registry)
 
     def batch(self, topic: str, size: int, seconds: float) -> None:
         """A transaction has committed."""
@@ -101,10 +103,6 @@ class ConsumerMetrics(Collector):
     def postgres_error(self) -> None:
         """A call to Postgres failed."""
         self._postgres_errors.inc()
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: the names would collide when a process has several consumers in one registry."""
-        return iter(())
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, as prometheus-client wants them."""

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..errors import ConfigurationError
-from ..executor import gauge
+from ..executor import gauge, show, show_no_more
 
 __all__ = ["Monitor", "ProblemMetrics", "address_of"]
 
@@ -63,15 +63,11 @@ class ProblemMetrics(Collector):
         self._service = service
         self._registry = registry
         self._problems = problems
-        registry.register(self)
+        show(self, registry)
 
     def close(self) -> None:
         """Leave the registry."""
-        self._registry.unregister(self)
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: the names would collide when a process has several services in one registry."""
-        return iter(())
+        show_no_more(self, self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """The metric, as prometheus-client wants it."""

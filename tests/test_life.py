@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from collections import Counter
 
 import pytest
-from sidings import Message, OutboxSettings, Transaction
+from prometheus_client import CollectorRegistry
+from sidings import Message, OutboxSettings, Service, Transaction, migrate
 from sidings.executor import Executor
 from sidings.executor.clock import now
 from sidings.kafka import Directory, KafkaSettings, Relay
@@ -74,6 +76,25 @@ async def test_a_consumer_without_kafka_shows_in_the_metrics(database, monkeypat
     async with service:
         await eventually(lambda: sample(service, "sidings_problems") == len(service.problems()) == 1, service.problems)
     assert service.samples.get_sample_value("sidings_problems", {"service": "test"}) is None, "it is taken back"
+
+
+async def test_of_two_services_in_a_process_each_metric_is_shown_once(database, sidings_kafka):
+    """With their own labels. What reads the text strictly refused all of it: "second HELP line"."""
+    registry = CollectorRegistry()
+    await migrate(database, service="other", schema="other")
+
+    def service(name: str, schema: str) -> Service:
+        made = Service(name, postgres=database, schema=schema, kafka=sidings_kafka, prometheus=registry)
+        made.consumer("positions", model=Number)(record)
+        return made
+
+    async with service("test", "sidings"), service("other", "other"):
+        names = Counter(metric.name for metric in registry.collect())
+        assert {"sidings_jobs", "sidings_consumer_messages", "sidings_outbox_slots", "sidings_problems"} <= set(names)
+        assert set(names.values()) == {1}
+        for name in ("test", "other"):
+            assert registry.get_sample_value("sidings_running", {"service": name}) == 0.0
+    assert list(registry.collect()) == []
 
 
 async def test_a_service_whose_relay_has_no_kafka_is_ready_and_says_so(database, sidings_kafka, monkeypatch):

@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ...executor import gauge
+from ...executor import gauge, show, show_no_more
 
 __all__ = ["OutboxMetrics"]
 
@@ -46,7 +46,7 @@ class OutboxMetrics(Collector):
             buckets=_SIZES,
         )
         if registry is not None:
-            registry.register(self)
+            show(self, registry)
 
     def batch(self, topic: str, size: int) -> None:
         """A batch was handed to Kafka. From now on all counters of its topic are there: Prometheus' ``increase()`` does
@@ -76,10 +76,6 @@ class OutboxMetrics(Collector):
             return sum(sample.value for sample in samples if sample.name.endswith("_total"))
         labels = {"service": self.service, "topic": topic}
         return self._own.get_sample_value(f"sidings_outbox_{name}_total", labels) or 0.0
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: the names would collide when a process has several relays in one registry."""
-        return iter(())
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, as prometheus-client wants them."""
@@ -111,4 +107,4 @@ class OutboxMetrics(Collector):
         """Leave the registry. Safe to call twice."""
         registry, self._registry = self._registry, None
         if registry is not None:
-            registry.unregister(self)
+            show_no_more(self, registry)
