@@ -6,13 +6,25 @@ write them); then a module for each group of commands; `pages` shows their table
 done is `sidings.jobs.admin`'s and the outbox's; the few ``.sql`` files here only look.
 """
 
+import codecs
+import io
+import json
 import sys
 
 __all__ = ["main"]
 
 
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
 def main() -> None:
     """Run the command that the process' arguments name, and exit with its code (docs/cli.md lists them)."""
+    codecs.register_error("sidings.escaped", _escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # its encoding may lack what a key or an error has
+            stream.reconfigure(errors="sidings.escaped")
     try:
         from .app import app
     except ModuleNotFoundError as error:

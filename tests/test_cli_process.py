@@ -18,7 +18,7 @@ from sidings.cli.session import open_session, postgres_settings
 from sidings.cli.status import status
 from sidings.schema import migrations
 
-from .admin_support import some_jobs
+from .admin_support import a_job, some_jobs
 from .cli_support import EXECUTABLE, cli, cli_json, executed, refused
 from .faulty_proxy import proxied
 from .support import SECONDS, connected, eventually, fetch, jobs_left, value
@@ -151,6 +151,20 @@ async def test_whoever_reads_only_the_beginning_ends_it_without_a_word(database:
         process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined] # as `head -1` does
         assert await process.stderr.read() == b""  # type: ignore[union-attr]
         assert await process.wait() == 1
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "iso8859-1"])
+async def test_what_an_encoding_lacks_is_escaped_and_changes_no_exit_code(database: str, encoding: str):
+    """As that of a Windows console, or of a locale without UTF-8: one key in a list was a traceback, and the code 1."""
+    await a_job(database, group="Łodz 🚚")
+    environment = {"SIDINGS_POSTGRES": database, "PYTHONIOENCODING": encoding}
+    listed = await executed("jobs", "list", **environment)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert "\\ud83d\\ude9a" in listed.stdout
+    document = await executed("jobs", "list", "--json", **environment)
+    assert json.loads(document.stdout)["jobs"][0]["group"] == "Łodz 🚚"
+    unknown = await executed("jobs", "list", "--state", "🚚", **environment)
+    assert (unknown.returncode, unknown.stderr.count("Traceback")) == (2, 0)
 
 
 async def watching(dsn: str, *arguments: str, every: float = 0.2) -> asyncio.subprocess.Process:
