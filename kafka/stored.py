@@ -1,6 +1,5 @@
 """The half of a consumer whose offsets are in Postgres: effects exactly once."""
 
-import asyncio
 from collections.abc import Mapping
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -19,6 +18,7 @@ from .placing import Placer
 from .reset import ResetWatch
 from .seen import Seen, SeenUpkeep
 from .settings import KafkaSettings
+from .siding import Slots
 from .subscription import Subscription
 from .topic_ids import TopicIdWatch
 from .topic_loop import Roof, TopicLoop
@@ -69,7 +69,7 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
             topic_ids=offsets,
         )
         # What is set aside leaves connections to the main lines (which have one each, see Service) and to others.
-        slots = asyncio.Semaphore(max(1, postgres.pool_size // 2))
+        slots = Slots(max(1, postgres.pool_size // 2), self._transactions.places)
         parking = Parking(postgres, self._topic_table)
         self.loops = [self._loop(s, client, offsets, parking, slots) for s in self.subscriptions.values()]
         self._lag = LagCommitter(client, self.partitions, offsets, lambda: self._roof.paused)
@@ -105,7 +105,7 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
         client: AIOKafkaConsumer,
         offsets: OffsetStore,
         parking: Parking,
-        slots: asyncio.Semaphore,
+        slots: Slots,
     ) -> TopicLoop:
         handling = Handling(
             subscription,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -75,7 +76,7 @@ class Transactions:
     """Opens transactions. `on_committed` is called after a commit that has stored jobs, with their ids by origin.
 
     The connections are those of a pool, without the planner settings that Sidings' own statements use: in here runs
-    the service author's SQL. extra: connections beside `PostgresSettings.pool_size`.
+    the service author's SQL. extra: connections beside `PostgresSettings.pool_size`, which `shared` leaves to others.
     idle_seconds: after so long without a statement the server ends a transaction, so that a process that was stopped
     in the middle of one does not keep its locks; None: never.
     """
@@ -93,6 +94,7 @@ class Transactions:
         self.idle_seconds = idle_seconds
         self.on_published: Callable[[], None] | None = None  # after a commit that has put messages into the outbox
         self._on_committed = on_committed
+        self.places = asyncio.Semaphore(settings.pool_size)  # in `shared`, and for messages aside that share them
         self._pool: Pool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # that its connections belong to
         self._outdated = False
@@ -112,6 +114,7 @@ class Transactions:
             init=keep_from_children,
         )
         await pool
+        self.places = asyncio.Semaphore(settings.pool_size)
         self._pool, self._loop = pool, asyncio.get_running_loop()
 
     @property
@@ -146,8 +149,27 @@ class Transactions:
             pool.terminate()
 
     @asynccontextmanager
-    async def open(self) -> AsyncGenerator[Transaction]:
-        """A transaction that commits at the end of the block, and rolls back when the block raises.
+    async def shared(self) -> AsyncGenerator[Transaction]:
+        """As `open`, in one of `pool_size` places: however many callers there are, and however long they take, the
+        connections that are the consumers' own stay free for them."""
+        self._check()
+        seconds, began, places = self.settings.connect_seconds, time.monotonic(), self.places
+        try:
+            async with asyncio.timeout(seconds):
+                await places.acquire()
+        except TimeoutError as error:
+            why = f"all {self.settings.pool_size} connections are in use; see pool_size"
+            raise PostgresUnavailable(f"no connection to Postgres: {why}") from error
+        try:
+            async with self.open(max(0.1, seconds - (time.monotonic() - began))) as tx:
+                yield tx
+        finally:
+            places.release()
+
+    @asynccontextmanager
+    async def open(self, seconds: float | None = None) -> AsyncGenerator[Transaction]:
+        """A transaction that commits at the end of the block, and rolls back when the block raises. seconds: how long
+        to wait for a connection, if not `connect_seconds`.
 
         Raises `PostgresUnavailable` when there is no connection, or it broke: after a commit that was not answered
         it is unknown whether it has happened. `ConfigurationError` in another event loop than that of `start`. Other
@@ -155,7 +177,7 @@ class Transactions:
         transaction, too, unless a savepoint stood around it: then the end of the block raises
         `asyncpg.InFailedSQLTransactionError`. A call on it that was not awaited has stored nothing: `RuntimeError`.
         """
-        connection = await self._acquire()
+        connection = await self._acquire(seconds or self.settings.connect_seconds)
         try:
             transaction = connection.transaction()
             await self._call(transaction.start, connection)
@@ -192,7 +214,7 @@ class Transactions:
         if gone:
             raise PostgresUnavailable(f"the connection to Postgres broke: {error!r}") from error
 
-    async def _acquire(self) -> Connection:
+    def _check(self) -> Pool:
         if self._pool is None:
             raise PostgresUnavailable("the service is not running: enter it (`async with service:`) first")
         if asyncio.get_running_loop() is not self._loop:
@@ -200,13 +222,17 @@ class Transactions:
                 "this is not the event loop that the service runs in, whose connections these are: let that one run "
                 "the coroutine (asyncio.run_coroutine_threadsafe), or store through a connection of your own"
             )
+        return self._pool
+
+    async def _acquire(self, seconds: float) -> Connection:
+        pool = self._check()
         try:
             if self._outdated:
                 self._outdated = False
-                await self._pool.expire_connections()
-            return await self._pool.acquire(timeout=self.settings.connect_seconds)
+                await pool.expire_connections()
+            return await pool.acquire(timeout=seconds)
         except TimeoutError as error:
-            used = self._pool.get_size() - self._pool.get_idle_size()
+            used = pool.get_size() - pool.get_idle_size()
             why = f"all {used} connections are in use; see pool_size" if used >= self._size else "it did not answer"
             raise PostgresUnavailable(f"no connection to Postgres: {why}") from error
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:

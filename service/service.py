@@ -365,7 +365,7 @@ class Service:
         of the block raises `asyncpg.InFailedSQLTransactionError`. `ConfigurationError` in another event loop than the
         service's.
         """
-        async with self._database().transactions.open() as tx:
+        async with self._database().transactions.shared() as tx:
             yield tx
 
     @asynccontextmanager

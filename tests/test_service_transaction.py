@@ -4,12 +4,13 @@ import asyncio
 
 import asyncpg
 import pytest
-from sidings import PostgresUnavailable
+from sidings import Message, PostgresUnavailable, Transaction
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry
 from sidings.kafka import Outbox, Transactions
 from sidings.kafka.transactions import is_closed
 
+from .consumer_support import TWICE_AND_PARK, Number, a_service, offset_reaches, produce
 from .support import ORIGIN, SECONDS, Ride, connected, eventually, fetch
 
 
@@ -127,3 +128,48 @@ async def test_what_is_stored_on_a_connection_that_the_server_closes_says_that_i
             with pytest.raises(PostgresUnavailable, match="the connection to Postgres broke"):
                 await work(other)
     await pool.stop()
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["in the main line", "aside"])
+async def test_callers_that_hang_take_no_connection_of_the_consumers(effects, topic, sidings_kafka, fails):
+    """Requests that wait for a locked row had all of the pool, each that ended was followed by the next, and no message
+    of any topic was handled meanwhile."""
+    name = await topic(partitions=3)
+    settings = PostgresSettings(dsn=effects, pool_size=2, connect_seconds=1)
+    service = a_service(settings, sidings_kafka)
+    handled: list[tuple[int, int]] = []
+    failed = set[int]()
+    refusals = set[str]()
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def on_number(message: Message[Number], tx: Transaction) -> None:
+        if fails and message.partition not in failed:
+            failed.add(message.partition)
+            raise ValueError("x")
+        handled.append((message.partition, message.value.n))
+
+    async with service:
+        await eventually(lambda: not service.problems())
+        ended = asyncio.Event()
+
+        async def hang() -> None:
+            while not ended.is_set():
+                try:
+                    async with service.transaction() as tx:
+                        await tx.fetchval("SELECT 1")
+                        await ended.wait()
+                except PostgresUnavailable as error:
+                    refusals.add(str(error))
+
+        callers = [asyncio.create_task(hang()) for _ in range(12)]
+        await asyncio.sleep(0.2)
+        try:
+            for partition in (0, 1, 2):
+                await produce(sidings_kafka, name, [partition], partition=partition)
+                await eventually(offset_reaches(effects, name, 1, partition))
+            assert sorted(handled) == [(n, n) for n in (0, 1, 2)]
+            await eventually(lambda: bool(refusals))
+        finally:
+            ended.set()
+            await asyncio.gather(*callers)
+    assert refusals == {"no connection to Postgres: all 2 connections are in use; see pool_size"}
