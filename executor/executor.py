@@ -442,6 +442,8 @@ class Executor:
         )
         yield gauge("sidings_blocked_groups", "Groups whose head backs off.", ["service"], {service: stuck})
         yield gauge("sidings_held_jobs", "Jobs that wait for a person.", ["service"], {service: self._upkeep.held})
+        blocked = self._upkeep.blocked
+        yield gauge("sidings_blocked_jobs", "Heads of groups that wait for a person.", ["service"], {service: blocked})
         yield gauge(
             "sidings_held_origins",
             "Origins that this executor has leased.",

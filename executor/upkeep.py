@@ -48,6 +48,7 @@ class Upkeep:
     ) -> None:
         self.oldest: dict[str, float] = {}
         self.held = 0
+        self.blocked = 0
         self.unarchived = 0.0
         self.orphans: list[str] = []
         self._suspects: set[str] = set()  # nobody held them at the last look
@@ -147,6 +148,7 @@ class Upkeep:
                 queues[name].first = min(queues[name].first, first)
         self.oldest = {row["origin"]: row["age"] or 0.0 for row in rows}
         self.held = sum(row["held"] for row in rows)
+        self.blocked = rows[0]["blocked"] if rows else 0
 
     async def audit(self) -> int:
         """Read every held origin from 0 and count the jobs that the scheduler would never have started.

@@ -7,6 +7,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import field_validator
 from sidings.errors import ConfigurationError, EnqueueError
 from sidings.jobs import Discard, Job, JobId, OutcomeName, Registry, Retry, Snooze
@@ -552,6 +553,37 @@ async def test_an_exhausted_job_blocks_its_group_until_a_person_decides(database
     assert without_place(row["error"]) == "PermissionError: the account is closed"
     told = [r["outcome"] for r in await history(database, "outcome, job_id, attempt") if r["job_id"] == head]
     assert sorted(told) == ["held", "retried"]
+
+
+async def test_groups_that_wait_for_a_person_are_counted_apart_from_those_that_back_off(database: str):
+    """What nothing would ever try again could be told from an outage that passes by no figure."""
+    exposed, registry = CollectorRegistry(), Registry()
+
+    @registry.job(group="transport", retry=Retry(stop=stop_after_attempt(1), on_exhausted="block"))
+    async def pay(job: Job[Ride]) -> None:
+        if job.payload.transport != "c":
+            raise ConnectionError("the bank does not answer")
+
+    @registry.job(group="transport", retry=Retry(wait=wait_fixed(NEVER)))
+    async def tell(job: Job[Ride]) -> None:
+        raise ConnectionError("the carrier does not answer")
+
+    await enqueue(database, pay, [Ride(transport=name) for name in ("a", "a", "b", "c")])
+    await enqueue(database, tell, [Ride(transport="d")])
+    await enqueue(database, pay, [Ride(transport="x")], origin="transports/9")  # another executor's
+
+    def figure(name: str) -> float | None:
+        return exposed.get_sample_value(f"sidings_{name}", {"service": "test"})
+
+    async with running(database, registry, prometheus=exposed):
+        await eventually(lambda: figure("blocked_groups") == 3 and figure("blocked_jobs") == 2)
+        assert figure("held_jobs") == 0
+        async with connected(database) as connection:
+            [head] = await connection.fetchval(
+                "SELECT array_agg(id) FROM sidings.job WHERE \"group\" = 'b' AND run_at = 'infinity'"
+            )
+            await connection.execute("SELECT sidings.discard_job($1, actor => 'alice')", head)
+        await eventually(lambda: figure("blocked_jobs") == 1)
 
 
 async def test_only_a_group_that_has_an_order_can_be_blocked():

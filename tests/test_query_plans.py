@@ -307,11 +307,12 @@ async def test_a_page_of_the_audit_walks_an_index(filled: str):
 
 async def test_the_ages_of_what_waits_cost_a_probe_per_origin(filled: str):
     plans = await Plans.of(filled, "sidings.executor", "ages", ORIGINS, [0] * len(ORIGINS))
-    plans.must_use("job_scan", "job_held")
+    plans.must_use("job_scan", "job_held", "job_backoff")
     plans.must_not_scan_a_table()
     plans.must_not_sort_jobs()
     plans.must_probe_by("job_scan", "origin", "position")
     plans.must_probe_by("job_held", "origin")
+    plans.must_probe_by("job_backoff", "run_at")
 
 
 async def test_orphans_are_looked_for_by_a_probe_per_gap(filled: str):
