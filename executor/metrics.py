@@ -7,8 +7,9 @@ library's own `observe` takes longer than many a handler.
 from bisect import bisect_right
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -172,21 +173,33 @@ class _Together(Collector):
         return iter(metrics.values())
 
 
-_together: WeakKeyDictionary[CollectorRegistry, _Together] = WeakKeyDictionary()
+# The registry alone keeps it: it leads to services that have not started, and so back to the registry.
+_together: WeakKeyDictionary[CollectorRegistry, ref[_Together]] = WeakKeyDictionary()
+
+
+def _of(registry: CollectorRegistry) -> _Together | None:
+    found = _together.get(registry)
+    return None if found is None else found()
 
 
 def show(collector: Collector, registry: CollectorRegistry) -> None:
     """Show what it collects in this registry."""
-    if (together := _together.get(registry)) is None:
-        together = _together[registry] = _Together()
+    if (together := _of(registry)) is None:
+        together = _Together()
+        _together[registry] = ref(together)
         registry.register(together)
     together.collectors.append(collector)
 
 
 def show_no_more(collector: Collector, registry: CollectorRegistry) -> None:
     """The contrary. Safe to call twice."""
-    if (together := _together.get(registry)) is not None and collector in together.collectors:
-        together.collectors.remove(collector)
+    if (together := _of(registry)) is None or collector not in together.collectors:
+        return
+    together.collectors.remove(collector)
+    if not together.collectors:
+        del _together[registry]
+        with suppress(KeyError):  # somebody has cleared the registry, as tests do between each other
+            registry.unregister(together)
 
 
 def gauge(name: str, text: str, labels: list[str], values: dict[tuple[str, ...], float]) -> GaugeMetricFamily:

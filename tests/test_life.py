@@ -1,8 +1,10 @@
 """How the parts of a service fail together, and what it tells of them meanwhile."""
 
 import asyncio
+import gc
 import time
 from collections import Counter
+from weakref import ref
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -95,6 +97,29 @@ async def test_of_two_services_in_a_process_each_metric_is_shown_once(database, 
         for name in ("test", "other"):
             assert registry.get_sample_value("sidings_running", {"service": name}) == 0.0
     assert list(registry.collect()) == []
+
+
+async def test_what_clears_a_registry_keeps_no_later_service_from_showing_its_metrics(database, sidings_kafka):
+    """As tests do between each other. Of all later services in the process nothing was shown."""
+    registry = CollectorRegistry()
+    for _ in range(3):
+        service = Service("test", postgres=database, kafka=sidings_kafka, prometheus=registry)
+        service.consumer("positions", model=Number)(record)
+        async with service:
+            shown = {metric.name for metric in registry.collect()}
+            assert {"sidings_jobs", "sidings_consumer_messages", "sidings_outbox_slots", "sidings_problems"} <= shown
+            for collector in list(registry._collector_to_names):
+                registry.unregister(collector)
+        assert list(registry.collect()) == []
+
+
+def test_a_service_that_never_starts_goes_with_its_registry(database):
+    """As tests have one for each, and drain its jobs. All of them stayed in memory."""
+    service = Service("test", postgres=database, prometheus=CollectorRegistry())
+    registry, executor = ref(service._prometheus), ref(service.executor)
+    del service
+    gc.collect()
+    assert (registry(), executor()) == (None, None)
 
 
 async def test_a_service_whose_relay_has_no_kafka_is_ready_and_says_so(database, sidings_kafka, monkeypatch):
