@@ -32,6 +32,7 @@ _EXECUTOR, _HERE = "sidings.executor", "sidings.testing"
 _LEASE = timedelta(minutes=1)  # so long a drain that was killed keeps others away
 _LOOK_SECONDS = 0.5  # how often to see, while a handler runs, whether a person has ended its job
 _THREAD_SECONDS = 0.05  # how often to see whether a plain function has returned
+_PATIENCE_SECONDS = 60.0  # how long to wait for that
 _RENEW_SECONDS = 10.0
 _MOST_DUE = 1_000
 
@@ -177,18 +178,31 @@ class _Drainer:
         """Give everything back. Where a handler was cut off its job is named no more: it waits, as before. A plain
         function cannot be cut off; another drain would run its job beside it."""
         await self._workers.stop()
-        if left := self._workers.in_threads():
-            log.warning("%s: a plain function cannot be cut off; the drain ends when it has returned", left.type)
-        while self._workers.in_threads():
-            await asyncio.sleep(_THREAD_SECONDS)
-            await self._renew()
-        await self._transactional.close()
+        try:
+            await self._let_return()
+        finally:
+            await self._transactional.close()
         # By what the database says: statements that were cut off may have been done.
         for row in await self._fetch(_EXECUTOR, "standing", self._id, 0, 0):
             self._cycle, self._fence = row["cycle"], row["fence"]
             await self._record([], [])
             await self._fetch(_EXECUTOR, "release", self._id, row["origins"], row["epochs"])
             await self._fetch(_EXECUTOR, "deregister", self._id)
+
+    async def _let_return(self) -> None:
+        """Raises `NotDrained` where a plain function goes on for long: it may wait for the test that waits here."""
+        give_up_at = now() + _PATIENCE_SECONDS
+        if left := self._workers.in_threads():
+            log.warning("%s: a plain function cannot be cut off; the drain ends when it has returned", left.type)
+        while left := self._workers.in_threads():
+            if now() > give_up_at:
+                raise NotDrained(
+                    f"{left.type}: its plain function goes on, {_PATIENCE_SECONDS:.0f} s after the drain was cut off. "
+                    "Does it wait for the test, as for a lock? "
+                    f"{left.origin.name} is free within {_LEASE.total_seconds():.0f} s"
+                )
+            await asyncio.sleep(_THREAD_SECONDS)
+            await self._renew()
 
     async def next(self, most: int) -> list[Entry]:
         """The job that runs next, or up to `most` that go to their handler as one list; none where none is due."""

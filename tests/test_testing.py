@@ -370,6 +370,31 @@ async def test_a_drain_that_is_cut_off_waits_for_a_plain_function(
     assert await fetch(database, "SELECT id FROM sidings.executor") == []
 
 
+async def test_a_drain_that_is_cut_off_does_not_wait_for_ever_for_a_function_that_waits_for_the_test(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """As for a lock of the test's transaction: with neither a result nor a word the tests stood still."""
+
+    def handler(job: Job[Ride]) -> None:
+        asyncio.run(fetch(database, "UPDATE told SET n = 2"))
+        returned.set()
+
+    returned = threading.Event()
+    registry, ride = declare(handler)
+    await enqueue(database, ride, [Ride(transport="a")])
+    await fetch(database, "CREATE TABLE told AS SELECT 1 AS n")
+    monkeypatch.setattr(sys.modules[drain.__module__], "_PATIENCE_SECONDS", 1.0)
+    async with connected(database) as connection, connection.transaction():
+        await connection.execute("UPDATE told SET n = 3")
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(NotDrained, match=f"^ride: its plain function goes on.* {ORIGIN} is free"):
+                async with asyncio.timeout(1.0):
+                    await drain(database, registry)
+    await asyncio.to_thread(returned.wait, SECONDS)
+    with pytest.raises(NotDrained, match=f"has the jobs of {ORIGIN}"):
+        await drain(database, registry)
+
+
 async def test_a_drain_that_is_cut_off_at_any_moment_gives_all_back(database: str):
     registry, ride = declare(lambda job: None)
     await enqueue(database, ride, [Ride(transport=str(n)) for n in range(300)])
