@@ -227,6 +227,25 @@ async def test_promotion_and_clearing_wait_for_each_other_without_a_deadlock(dat
     assert await fence(database, me) == 1
 
 
+async def test_a_reset_and_a_clearing_of_an_origin_without_a_holder_wait_for_each_other(database: str):
+    """The reset locked the jobs by id: each held one that the other waited for, and one of them failed."""
+    message = {"type": "'message:transports'", "payload": """'{"partition": 0, "offset": 7}'"""}
+    later, sooner = [
+        await a_job(database, "delayed", **message, run_at=f"now() + interval '{hours} hours'") for hours in (2, 1)
+    ]
+    await fetch(database, "INSERT INTO sidings.origin (origin) VALUES ($1)", ORIGIN)
+    async with connected(database) as other, connected(database) as connection, acting(database) as (admin, pid):
+        async with other.transaction():
+            await other.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", later)
+            reset = "SELECT cancelled FROM sidings.reset_offsets('transports', '{0}', '{0}', 'alice', 'why')"
+            resetting = asyncio.create_task(connection.fetchval(reset))
+            await waits(database, connection.get_server_pid())
+            clearing = asyncio.create_task(admin.clear_group(ORIGIN, GROUP))
+            await waits(database, pid)
+        assert [await resetting, await clearing] == [2, 0]
+    assert sorted(row["job_id"] for row in await history(database)) == [later, sooner]
+
+
 async def test_a_group_is_cleared_altogether_though_some_of_its_jobs_are_superseded_meanwhile(
     database: str, monkeypatch: pytest.MonkeyPatch
 ):
