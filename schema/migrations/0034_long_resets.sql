@@ -70,7 +70,8 @@ BEGIN
         END IF;
         ids := ARRAY(SELECT m.job FROM sidings.stored_messages(its_topic, o.origin) m
                      WHERE m.partition = o.partition AND m."offset" >= o.next AND m."offset" < o.until);
-        PERFORM 1 FROM sidings.job j WHERE j.id = ANY (ids) ORDER BY j.id FOR UPDATE;
+        -- In the order in which clear_group() and promotion lock them: where nobody holds the origin, no holder's row is waited for before.
+        PERFORM 1 FROM sidings.job j WHERE j.id = ANY (ids) ORDER BY j.run_at, j.id FOR UPDATE;
         counts[o.partition] := counts[o.partition]
             + sidings.end_jobs(ids, 'cancelled', actor,
                                concat_ws(': ', 'the consumer was reset, the message is delivered again', reason),
