@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Generator
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -407,6 +408,25 @@ def test_at_the_windows_edges_a_bucket_is_shorter(spark: SparkSession, stored: s
     assert sum(r.mean_running * s for r, s in zip(together, seconds, strict=True)) == pytest.approx(ran, rel=1e-6)
     ready = Counter(int(max(r.ready, short.since).timestamp()) for r in inside if r.started)
     assert needed.busiest_per_second == max(ready.values()), "what was ready before is work of the first bucket"
+
+
+def test_at_the_windows_edges_a_tick_is_shorter(spark: SparkSession):
+    """As it is where a window ends now. Its last bucket was told as nearly idle, whatever ran."""
+    window = Selection(DAY + timedelta(seconds=899), DAY + timedelta(hours=12, seconds=3))
+    assert window.step == timedelta(minutes=5)  # a tick has 6 s
+    each = timedelta(seconds=0.5)
+    at = [window.since - each + n * each for n in range(round(window.seconds * 2) + 1)]  # two are at work all the time
+    rows = [Attempt(job, 1, "succeeded", a, b, a) for job, (a, b) in enumerate(pairwise(at))]
+    rows = [row for row in (*rows, *rows) if window.since <= row.finished < window.until]
+    frame = spark.createDataFrame(
+        [(r.type, round(r.enqueued.timestamp() * 1e6), round(r.finished.timestamp() * 1e6)) for r in rows],
+        "type STRING, started LONG, finished LONG",
+    )
+    found = concurrency(frame, window).where("type = 'a'").collect()
+    for row in found[:-1]:
+        assert (row.mean_running, row.peak_running) == (pytest.approx(2), pytest.approx(2)), row.bucket
+    # What had not ended at the window's end is not in the history.
+    assert found[-1].mean_running == found[-1].peak_running == pytest.approx(2 * 2.5 / 3)
 
 
 def test_stops_that_last_for_weeks_are_looked_for_in_longer_pieces_of_time(

@@ -19,8 +19,8 @@ TICKS = 50  # of a time bucket: all of them can be divided by it
 
 def concurrency(attempts: DataFrame, selection: Selection) -> DataFrame:
     """type (null: all together), bucket; the mean number of attempts that ran, exactly, and the peak: the highest mean
-    over a tick, a fiftieth of the bucket. Attempts that had not ended at the window's end are not in the history, so
-    that the last of the longest run time is an underestimate.
+    over a tick, a fiftieth of the bucket, or what the window has of it. Attempts that had not ended at the window's end
+    are not in the history, so that the last of the longest run time is an underestimate.
 
     No event is sorted: the seconds run in a tick are those of the attempts that began before it and had not ended,
     a running count over ticks, plus the rest of the tick for each that starts in it, less that for each that ends.
@@ -47,14 +47,17 @@ def concurrency(attempts: DataFrame, selection: Selection) -> DataFrame:
     full = grid.join(changes.groupBy("type", "tick").agg(f.sum("change").alias("change"), f.sum("within").alias("within")),  # noqa: E501
                      ["type", "tick"], "left").na.fill(0, ["change", "within"])  # fmt: skip
     before = Window.partitionBy("type").orderBy("tick").rowsBetween(Window.unboundedPreceding, -1)
-    running = f.coalesce(f.sum("change").over(before), f.lit(0)) + f.col("within") / tick
-    by_type = full.select("type", "tick", running.alias("running"))
-    together = (
-        by_type.groupBy("tick").agg(f.sum("running").alias("running")).withColumn("type", f.lit(None).cast("string"))
-    )
+    # The first and the last tick are those of the window, often less than a tick.
+    begin, end = f.col("tick") * tick, (f.col("tick") + 1) * tick
+    long = f.least(end, f.lit(selection.until_us)) - f.greatest(begin, f.lit(selection.since_us))
+    ran = f.coalesce(f.sum("change").over(before), f.lit(0)) * tick + f.col("within")
+    by_type = full.select("type", "tick", long.alias("long"), ran.alias("ran"))
+    together = by_type.groupBy("tick", "long").agg(f.sum("ran").alias("ran"))
+    rows = by_type.unionByName(together.withColumn("type", f.lit(None).cast("string")))
     bucket = f.timestamp_micros(bucket_of(f.col("tick") * tick, selection)).alias("bucket")
-    out = by_type.unionByName(together).groupBy("type", bucket)
-    table = out.agg(f.avg("running").alias("mean_running"), f.max("running").alias("peak_running"))
+    table = rows.groupBy("type", bucket).agg(
+        (f.sum("ran") / f.sum("long")).alias("mean_running"), f.max(f.col("ran") / f.col("long")).alias("peak_running")
+    )
     return ordered(table, "type", "bucket")
 
 
