@@ -63,6 +63,25 @@ async def test_a_database_restored_from_a_copy_of_its_files_does_not_write_over_
     assert jobs(archive) == [1, 2, 3]
 
 
+async def test_a_database_restored_from_a_backup_that_knows_the_file_does_not_write_over_what_came_since(
+    database: str, sidings_postgres: str, tmp_path: Path
+) -> None:
+    """The day was archived before the backup, and once more after it, with a row that had come late: the backup's entry
+    was taken for that of the later file."""
+    await stored(database, [an_attempt(1)])
+    assert await archived(database, tmp_path) >= 1
+    restored = await create_database(sidings_postgres, "restored", template=database.rpartition("/")[2])
+    try:
+        await stored(database, [an_attempt(2)], partitions=False)
+        assert await archived(database, tmp_path) == 1
+        await stored(restored, [an_attempt(3)], partitions=False)
+        with pytest.raises(SidingsError, match="has 1 rows that this database has not"):
+            await archived(restored, tmp_path)
+        assert jobs(tmp_path) == [1, 2]
+    finally:
+        await drop_database(sidings_postgres, restored)
+
+
 async def test_a_file_of_rows_that_the_database_has_is_replaced_whoever_has_written_it(
     database: str, tmp_path: Path
 ) -> None:
@@ -82,3 +101,20 @@ def _with_owner(source: Path | str, target: Path | str) -> None:
     shutil.copy2(source, target)
     owner = Path(source).stat()
     os.chown(target, owner.st_uid, owner.st_gid)
+
+
+async def test_a_file_that_cannot_be_read_is_told_and_keeps_no_other_day_out_of_the_archive(
+    database: str, tmp_path: Path
+) -> None:
+    await stored(database, [an_attempt(1)])
+    assert await archived(database, tmp_path) >= 1
+    [file] = tmp_path.glob(f"day={OLD:%Y-%m-%d}/*")
+    file.write_bytes(file.read_bytes()[:-9])
+    await stored(database, [an_attempt(2)], partitions=False)
+    await stored(database, [an_attempt(3, OLD + timedelta(days=1))])
+    with pytest.raises(SidingsError, match="cannot be read, so it is not replaced: move it away"):
+        await archived(database, tmp_path)
+    file.rename(tmp_path / "aside")
+    assert jobs(tmp_path) == [3]
+    assert await archived(database, tmp_path) == 1
+    assert jobs(tmp_path) == [1, 2, 3]

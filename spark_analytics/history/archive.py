@@ -13,7 +13,7 @@ in a partition that is not entered, or noted; both keep retention from dropping 
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +53,7 @@ _SHAPE = pa.schema(
 
 
 class _Foreign(SidingsError):
-    """A day's file has rows that the database has not."""
+    """A day's file has rows that the database has not, or nobody knows which."""
 
 
 def archive(
@@ -129,8 +129,7 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
     late = await connection.fetch(f"SELECT id FROM {schema}.history_late WHERE day = $1", day)
     file = part_file(directory, day, part)
     file.parent.mkdir(parents=True, exist_ok=True)
-    query = f"SELECT FROM {schema}.history_archive WHERE day = $1 AND part = $2 AND location = $3"
-    if file.exists() and await connection.fetchrow(query, day, part, str(directory)) is None:
+    if file.exists():
         await _check_free(connection, file, schema, day)
     _tidy(file)
     draft = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
@@ -148,13 +147,13 @@ async def _day(connection: "Connection", directory: Path, schema: str, day: date
 
 
 async def _check_free(connection: "Connection", file: Path, schema: str, day: date) -> None:
-    """A file that is there and not entered is ours where we were killed before the commit. Another database's, or our
-    own from before we were restored from a backup, may hold all that there is of some rows. Raises `_Foreign`."""
+    """A file that is there is ours where rows have come late, or we were killed before the commit. Another database's,
+    or our own from before we were restored from a backup, entered there or not, may hold all that there is of some
+    rows. Raises `_Foreign`."""
     columns = "job_id bigint, attempt integer, finished_at timestamptz"
     await connection.execute(f"CREATE TEMP TABLE archive_file ({columns}) ON COMMIT DROP")
     names = ("job_id", "attempt", "finished_at")
-    for batch in pq.ParquetFile(file).iter_batches(_ROWS, columns=list(names)):
-        rows = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+    for rows in _columns(file, names):
         await connection.copy_records_to_table("archive_file", records=rows, columns=names)
     query = load_sql(__package__, "missing_rows", schema).replace("{partition}", f"job_history_{day:%Y%m%d}")
     if missing := await connection.fetchval(query):
@@ -162,6 +161,14 @@ async def _check_free(connection: "Connection", file: Path, schema: str, day: da
             f"{file} has {missing} rows that this database has not: another database has written it, of a service with "
             "the same name, or this one before it was restored from a backup; give it another directory"
         )
+
+
+def _columns(file: Path, names: tuple[str, ...]) -> Generator[list[tuple[object, ...]]]:
+    try:
+        for batch in pq.ParquetFile(file).iter_batches(_ROWS, columns=list(names)):
+            yield list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
+    except (pa.ArrowException, OSError) as error:
+        raise _Foreign(f"{file} cannot be read, so it is not replaced: move it away ({error})") from error
 
 
 async def _write(connection: "Connection", draft: Path, schema: str, day: date) -> int:
