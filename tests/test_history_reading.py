@@ -1,6 +1,7 @@
 """What an analysis reads: Postgres, the archive, or both as one picture."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -8,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from pyspark.sql import SparkSession
 from sidings.errors import ConfigurationError
@@ -177,3 +179,27 @@ async def test_a_day_that_is_read_is_not_dropped(database: str):
         await reader.execute("ROLLBACK")
         await retention.execute("SELECT sidings.maintain(7)")
         assert await retention.fetchval("SELECT count(*) FROM sidings.job_history") == 0
+
+
+@pytest.mark.parametrize("policies", [False, True])
+async def test_who_may_read_the_history_may_lock_the_days_that_come(database: str, policies: bool):
+    """Three days after its grant a reader's analysis was refused, as the new days had none. Not where policies say
+    which rows it sees: it would see all of a day."""
+    at, role = TODAY - timedelta(days=9), f"reader_{os.getpid()}_{policies}".lower()
+    async with connected(database) as owner:
+        await owner.execute(
+            f"CREATE ROLE {role} LOGIN PASSWORD 'x'; GRANT USAGE ON SCHEMA sidings TO {role}; "
+            f"GRANT SELECT ON ALL TABLES IN SCHEMA sidings TO {role}"
+        )
+        if policies:
+            await owner.execute("ALTER TABLE sidings.job_history ENABLE ROW LEVEL SECURITY")
+        try:
+            await stored(database, [Attempt(1, 1, "succeeded", at, at, at)])
+            query = "SELECT has_table_privilege($1, $2, 'SELECT')"
+            assert await owner.fetchval(query, role, f"sidings.job_history_{at:%Y%m%d}") is not policies
+            if not policies:
+                reader = await asyncpg.connect(database, user=role, password="x")
+                assert at.date() in await _locked(reader, "sidings", Selection(at, TODAY))
+                await reader.close()
+        finally:
+            await owner.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
