@@ -286,6 +286,20 @@ def test_a_snapshot_is_sent_when_it_is_quiet_with_all_rows_so_far():
     assert names(operator.wait_until(200)) == [["one"]]
 
 
+def test_a_snapshot_that_becomes_again_what_it_was_is_no_repeat():
+    """Of a consumer that looks at ids it would be passed over, and what came between would stay."""
+    operator = Operator(config(snapshot_quiet_seconds=10, snapshot_keep_seconds=100))
+    rows = [header_row(Row("Customers", "REFRESH", CUSTOMER | {"name": name})) for name in ("a", "b", "a", "a", "a")]
+    sent: list[Outgoing] = []
+    for item, until in zip(decoded(rows), (10, 20, 30, 40, 200), strict=True):  # the last one when all is forgotten
+        if until == 200:
+            operator.wait_until(150)
+        operator.take([item])
+        sent += operator.wait_until(until)
+    assert [body["rows"][0]["data"]["name"] for body in bodies(sent)] == ["a", "b", "a", "a"]
+    assert len({message.headers["sidings-id"] for message in sent}) == len(sent)
+
+
 @pytest.mark.parametrize(("older", "newer"), [((5, 9), (5, 10)), ((5, 10), (6, 9))])
 def test_of_a_rows_versions_the_one_that_was_sent_last_counts(older: tuple[int, int], newer: tuple[int, int]):
     operator = Operator(config(snapshot_quiet_seconds=10))

@@ -44,8 +44,11 @@ def _ending(group: Group, rows: Iterable[Mapping[str, Any]]) -> str:
     return "Created" if "INSERT" in operations else "Modified"
 
 
-def combine_snapshot(config: Config, name: str, id: str, rows: Iterable[str]) -> Iterator[Outgoing]:
-    """The event with all rows of a root that have come so far. rows: packed."""
+def combine_snapshot(
+    config: Config, name: str, id: str, rows: Iterable[str], times: Iterable[int] = ()
+) -> Iterator[Outgoing]:
+    """The event with all rows of a root that have come so far. rows: packed. times: of their records. They are in the
+    event's id: rows that become again what they were have another one, else who looks at ids would pass over them."""
     group = config.group_named.get(name)
     if group is None:
         yield _without_group(config, name, id, None)
@@ -54,7 +57,9 @@ def combine_snapshot(config: Config, name: str, id: str, rows: Iterable[str]) ->
     unpacked.sort(key=lambda row: (row["table"] != group.root, row["table"], text_of(row)))  # so that ids are the same
     type = f"{name}Snapshot"
     body = {"type": type, "group": name, "id": id, "rows": unpacked}
-    made = event(group.topic, type, id, body, transaction=None, id=digest("snapshot", text_of(body)))
+    made = event(
+        group.topic, type, id, body, transaction=None, id=digest("snapshot", text_of(body), text_of(sorted(times)))
+    )
     yield from within(made, config.max_event_bytes, config.alerts)
 
 

@@ -54,9 +54,10 @@ class Snapshots:
             self._quiet.update((changed, True))
             self._handle.registerTimer(max(keep_until, now + 1))
             # State from before columns' names told parts apart too may have a row once more, under its former part.
-            rows = list(dict.fromkeys(row for _, row in cast(Iterator[tuple[int, str]], self._parts.values())))
+            parts = list(cast(Iterator[tuple[int, str]], self._parts.values()))
+            rows = list(dict.fromkeys(row for _, row in parts))
             group, root = cast(list[str], json.loads(id))
-            yield from combine_snapshot(self._config, group, root, rows)
+            yield from combine_snapshot(self._config, group, root, rows, [at for at, _ in parts])
         elif now >= keep_until:
             self._quiet.clear()
             self._parts.clear()
