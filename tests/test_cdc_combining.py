@@ -485,7 +485,7 @@ def test_a_bad_record_of_the_header_form_is_told_with_its_place(value: bytes, re
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"op": "x"}, "not c, u, d, t or r"),
+        ({"op": "x"}, "not c, u, d, t, r or m"),
         ({"transaction": None}, "provide.transaction.metadata"),
         ({"transaction": {"id": "1:2"}}, "total_order"),
         ({"after": None}, "'after'"),
@@ -517,6 +517,21 @@ def test_debeziums_particulars():
         Group(name="C", key="customer_id", root="public.Customers", tables=("public.Customers",), topic="c")
     ])  # fmt: skip
     assert [json.loads(item.row or "")[0] for item in decoded([values[0]], by=full)] == ["C"]
+
+
+@pytest.mark.parametrize("unknown_tables", ["ignore", "alert"])
+def test_debeziums_messages_count_in_their_transaction(unknown_tables: str):
+    """Those of `pg_logical_emit_message`. END counts them, so that each transaction with one was incomplete."""
+    by = config(form="debezium", connector="postgresql", boundaries="shop.transaction", unknown_tables=unknown_tables)
+    values, boundaries = debezium_rows("1", [Row("Customers", "INSERT", CUSTOMER), Row("", "INSERT", {})])
+    message = json.loads(values[1]) | {"op": "m", "message": {"prefix": "outbox", "content": "aGk="}}
+    del message["before"], message["after"]
+    beats = [json.dumps(message | {"transaction": None}).encode()]  # not transactional, as a heartbeat's
+    rows = decoded([values[0], json.dumps(message).encode(), *beats], by=by)
+    assert {item.kind for item in rows} == {"transaction"}
+    sent, opened = run([*rows, *decoded(boundaries, by=by, topic="shop.transaction")], by=by)
+    assert not opened
+    assert [len(body["rows"]) for body in bodies(sent)] == [1]
 
 
 def test_debeziums_deletes_and_updates_tell_the_row_before():

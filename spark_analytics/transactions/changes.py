@@ -18,7 +18,7 @@ class Malformed(Exception):
 @dataclass(frozen=True)
 class Change:
     """A row change, whatever form it came in. transaction: None for a row of a snapshot. before: the row before an
-    update, where it is known. table: as the configuration calls it."""
+    update, where it is known. table: as the configuration calls it; empty: of none."""
 
     table: str
     operation: Literal["INSERT", "UPDATE", "DELETE", "SNAPSHOT"]

@@ -33,9 +33,12 @@ def change(config: Config, body: Json) -> Change:
         raise Malformed(f"'connector' of the source is {connector!r}; the configuration says {config.connector!r}")
     op = field_of(body, "op", str, "the value")
     block = body.get("transaction")
+    if op == "m":
+        # What `pg_logical_emit_message` has written counts in its transaction, if it is of one, and is of no table.
+        return Change("", "SNAPSHOT", {}, None, *(_position(config, block) if block is not None else (None, None)))
     table = _table(config, source)
     if op != "t" and op not in OPERATIONS:
-        raise Malformed(f"'op' of the value is {op!r}, not c, u, d, t or r")
+        raise Malformed(f"'op' of the value is {op!r}, not c, u, d, t, r or m")
     if op != "r" and block is None:
         raise Malformed("the value has no 'transaction': set provide.transaction.metadata=true in the connector")
     if op == "t":

@@ -80,7 +80,7 @@ def _items(config: Config, record: Record, change: Change) -> Iterator[Item]:
     ids: list[str] = []
     packed = None
     if group is None:
-        if config.unknown_tables == "alert":
+        if config.unknown_tables == "alert" and change.table:
             yield _alert(
                 config, record, "unknown-table", f"table {change.table!r} is in no group", change=change.transaction
             )
