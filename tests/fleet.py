@@ -148,7 +148,7 @@ def verify(
     - nothing else has ended, each attempt has one row, and the terminal one is the last;
     - each success was a run of that executor, under that epoch, that went through;
     - no two runs of one origin and group overlapped;
-    - no job of a group started before its predecessor's successful run was over.
+    - no job of a group started before the successful runs of those before it were over.
 
     Returns the runs.
     """
@@ -204,10 +204,13 @@ def verify(
             order[row["origin"], row["group"]].append(row)
     for members in order.values():
         members.sort(key=lambda row: row["n"])
-        for before, after in pairwise(members):
-            done = successful.get(before["job"])
-            if done is not None and after["job"] in first and first[after["job"]] < done.end:
-                wrong.append(f"order: job {after['job']} started before {done} was over")
+        last: Run | None = None  # to end, of those before
+        for row in members:
+            if last is not None and first.get(row["job"], inf) < last.end:
+                wrong.append(f"order: job {row['job']} started before {last} was over")
+            done = successful.get(row["job"])
+            if done is not None and (last is None or done.end > last.end):
+                last = done
 
     if wrong:
         more = f"\n... and {len(wrong) - 20} more" if len(wrong) > 20 else ""
@@ -278,6 +281,10 @@ class Member:
         self._fleet.journal.note("resumed", of=self.pid)
         self._signal(signal.SIGCONT)
         self.paused = False
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._signal(signal.SIGTERM)
 
     async def stop(self) -> None:
         """Stop in good order; returns when the process has ended."""

@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,20 @@ def a_seed() -> int:
 
 class Flow:
     """Two producers, one of them of transactions, each third of which is aborted. make: topic and arguments of the next
-    message, for the transactional producer or for the other one."""
+    message, for the transactional producer or for the other one. pauses: seconds between two batches of up to 11."""
 
-    def __init__(self, bootstrap: str, seed: int, make: Callable[[bool], tuple[str, dict[str, Any]]]) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        seed: int,
+        make: Callable[[bool], tuple[str, dict[str, Any]]],
+        *,
+        pauses: Sequence[float] = (0.01, 0.03, 0.08),
+    ) -> None:
         self.bootstrap = bootstrap
         self._random = random.Random(seed)
         self._make = make
+        self._pauses = pauses
         self._go_on = asyncio.Event()
         self._go_on.set()
         self._enough = False
@@ -78,7 +86,7 @@ class Flow:
                 producer = None
             finally:
                 self._busy -= 1
-            await asyncio.sleep(self._random.choice([0.01, 0.03, 0.08]))
+            await asyncio.sleep(self._random.choice(self._pauses))
         await self._close(producer)
 
     async def _send(self, producer: Any, transactional: bool) -> None:

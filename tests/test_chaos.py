@@ -29,7 +29,6 @@ from .fleet import AWAY, Fleet, Member, shares
 
 ROOT = Path(__file__).resolve().parents[1]
 ORIGINS = [f"t/{number}" for number in range(24)]
-MEMBERS = 4
 SETTINGS = {
     "lease_seconds": 2.0,
     "drain_seconds": 0.5,
@@ -42,6 +41,7 @@ SETTINGS = {
 class Chaos:
     """Members behind proxies of their own, and what can happen to them. All choices come from one random generator."""
 
+    size = 4  # members
     kinds = ("step",) * 5 + ("single", "flaky", "transfer", "thread")
 
     def __init__(self, fleet: Fleet, server: Postgres, seed: int) -> None:
@@ -59,7 +59,7 @@ class Chaos:
 
     async def run(self, seconds: float) -> None:
         """Produce, and let things happen; then let all heal."""
-        for number in range(MEMBERS):
+        for number in range(self.size):
             self.proxies.append(FaultyProxy(self.fleet.dsn))
             await self.proxies[-1].start()
             self.members.append(self.spawn(number))
@@ -99,7 +99,7 @@ class Chaos:
         """Deal the origins anew; a stale member does not hear of it."""
         self.generation += 1
         order = self.random.sample(ORIGINS, len(ORIGINS))
-        share = shares(order, self.members[: self.random.randint(1, MEMBERS)])
+        share = shares(order, self.members[: self.random.randint(1, self.size)])
         for number, member in enumerate(self.members):
             self.dealt[number] = share.get(member, [])
             if number != stale:
@@ -148,7 +148,7 @@ class Chaos:
         async with asyncio.TaskGroup() as group:
             while True:
                 thing = self.random.choice(things)
-                number = self.random.randrange(MEMBERS)
+                number = self.random.randrange(self.size)
                 self.done.append(f"{thing.__name__}({number})")
                 group.create_task(_do(thing, number))
                 await asyncio.sleep(self.random.uniform(0.1, 2))
