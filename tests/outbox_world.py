@@ -44,14 +44,15 @@ from sidings.kafka.outbox import (
     slots,
 )
 from sidings.kafka.outbox.backlog import Slot
+from sidings.kafka.outbox.packing import Packer
 from sidings.schema import load_sql
 
 LEASE, MARGIN = 5.0, 0.5
-PARTITIONS = 2
+PARTITIONS = 4
 FAULTS = (
     *("pause", "stop", "kill", "crowd", "burst"),  # of relays and writers
     *("away", "restart", "slow", "faults"),  # of Postgres
-    *("no kafka", "hang", "fail", "missing", "late"),  # of Kafka, for one relay, one topic, or all
+    *("no kafka", "hang", "fail", "missing", "late", "stuck"),  # of Kafka, for one relay, one topic, or all
 )
 NAMES = [f"outbox/{number}" for number in range(16)]
 _OUTBOX = (
@@ -519,12 +520,13 @@ class SimSender:
             tries += 1
             if future.done() and choose.random() < 0.5:
                 return  # killed before it left
-            if topic in world.hanging or self.node.no_kafka:
+            stuck = (topic, partition) in world.stuck
+            if topic in world.hanging or self.node.no_kafka or (stuck and partition % 2):
                 if tries < 200:
                     world.later(choose.uniform(0.05, 0.5), arrive)
             elif self._broken and self.idempotent:
                 tell(OutOfOrderSequenceNumber())
-            elif topic in world.failing or topic in world.missing:
+            elif topic in world.failing or topic in world.missing or stuck:
                 if choose.random() < 0.2:
                     world.append(topic, partition, batch.records)  # it is there, and nobody knows
                 tell(NotEnoughReplicasError())
@@ -649,6 +651,7 @@ class World:
         self.missing: set[str] = set()
         self.hanging: set[str] = set()
         self.failing: set[str] = set()
+        self.stuck: set[tuple[str, int]] = set()  # partitions
         self.topics = ["a", "b", "c"]
         self.kafka: defaultdict[tuple[str, int], list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
         self.tokens = count()
@@ -821,6 +824,10 @@ class World:
             case "no kafka":
                 node.no_kafka = True
                 self.later(seconds, lambda: setattr(node, "no_kafka", False))
+            case "stuck":
+                some = {(topic, choose.randrange(PARTITIONS)) for _ in range(choose.choice([1, 1, 2, 3]))}
+                self.stuck |= some
+                self.later(seconds, lambda: self.stuck.difference_update(some))
             case "hang" | "fail" | "missing":
                 some = {"hang": self.hanging, "fail": self.failing, "missing": self.missing}[kind]
                 some.add(topic)
@@ -850,7 +857,7 @@ class World:
     def settle(self) -> None:
         """All is well but for one thing, which may be no reason for anything else to wait. Then all is well."""
         spared = set(self.topics)
-        kind = self.choose.choice(["nothing", "no kafka", "pause", "hang", "fail", "missing"])
+        kind = self.choose.choice(["nothing", "no kafka", "pause", "hang", "fail", "missing", "stuck"])
         self.log.append(f"{self.time:.2f} in the end: {kind}")
         match kind:
             case "no kafka":
@@ -860,11 +867,13 @@ class World:
             case "hang" | "fail" | "missing":
                 {"hang": self.hanging, "fail": self.failing, "missing": self.missing}[kind].add("a")
                 spared.discard("a")
+            case "stuck":
+                self.stuck = {("a", self.choose.randrange(PARTITIONS))}
             case _:
                 pass
         self.wait_for(lambda: not self.waiting(spared), 120.0, f"{sorted(spared)} leave with {kind}")
         self.nodes[0].no_kafka = self.nodes[0].paused = False
-        for some in (self.hanging, self.failing, self.missing):
+        for some in (self.hanging, self.failing, self.missing, self.stuck):
             some.clear()
         while self.writing:
             self.end_one()
@@ -880,7 +889,14 @@ class World:
             self.tick(self.choose.choice([0.003, 0.01, 0.02]))
 
     def waiting(self, topics: set[str]) -> list[Stored]:
-        return [row for row in self.primary.committed() if row.topic in topics]
+        stuck = {partition for topic, partition in self.stuck if topic == "a"}
+        place = Packer("test").partition_of
+        return [
+            row
+            for row in self.primary.committed()
+            if row.topic in topics
+            and not (row.topic == "a" and stuck and (not row.key or place(row.key, range(PARTITIONS)) in stuck))
+        ]
 
     def check(self) -> None:
         assert not self.problems, self.problems
@@ -908,6 +924,7 @@ class World:
             assert reads < 100, f"{reads} reads in 5 s of an idle relay"
             failing = [topic for topic, id in self.primary.failing if id == node.relay.id]
             assert not failing, f"{failing} count as failing"
+            assert not node.relay.backlog.parts
             for lane in node.relay.backlog.lanes.values():
                 state = (lane.unaccounted, len(lane.queue), lane.behind, lane.paused)
                 assert state == (0, 0, {}, False), f"{lane.topic}: {state}"

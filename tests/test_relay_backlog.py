@@ -22,8 +22,8 @@ MOST_BYTES = 8_000  # of a read
 
 
 class Reading(RuleBasedStateMachine):
-    """Writers, one reader, lanes that send, fail, hang and record, interleaved at will; some messages are too large to
-    come with others."""
+    """Writers, one reader, lanes that send, fail, hang and record, and parts of them that go apart and come back,
+    interleaved at will; some messages are too large to come with others."""
 
     @initialize(window=st.integers(4, 40), page=st.integers(1, 5))
     def start(self, window: int, page: int) -> None:
@@ -40,6 +40,7 @@ class Reading(RuleBasedStateMachine):
         self.patch.setattr(reader_module, "_BYTES", MOST_BYTES // 2)
         self.patch.setattr(reader_module, "_HELD_BYTES", MOST_BYTES * 2)
         self.answer: tuple[Any, list[Any]] | None = None
+        self.turns: dict[str, int] = dict.fromkeys(TOPICS, 0)
         self.under_way: dict[Lane, list[Row]] = {}
         self.acknowledged: dict[Lane, list[Row]] = {}
         self.held_by: set[int] = set()  # ids in memory that are under way or acknowledged
@@ -82,9 +83,37 @@ class Reading(RuleBasedStateMachine):
         self.answer = None
         self.reader._deliver(plan, rows, passing=True)
 
+    @rule(topic=st.sampled_from(TOPICS), turn=st.integers(0, 3))
+    def another_turn(self, topic: str, turn: int) -> None:
+        """The next rules are about another lane of the topic: a part, or its own."""
+        self.turns[topic] = turn
+
+    def lane(self, topic: str) -> Lane:
+        lanes = self.backlog.of_topic(topic)
+        return lanes[self.turns[topic] % len(lanes)]
+
+    @rule(topic=st.sampled_from(TOPICS), rest=st.integers(0, 3))
+    def split(self, topic: str, rest: int) -> None:
+        """Messages of some slots' ids go apart, which may be some that have gone before."""
+        lane = self.lane(topic)
+        if len(self.backlog.parts) == 3:
+            return
+        rows = self.under_way.pop(lane, [])
+        self.record(topic)
+        self.held_by.difference_update(map(id_of, rows))
+        lane.give_back(rows)
+        self.backlog.split(lane, frozenset({rest}), lambda row: id_of(row) % 4 == rest)
+        lane.paused = False
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def join(self, topic: str) -> None:
+        for part in self.backlog.of_topic(topic)[1:]:
+            if part.empty:
+                self.backlog.join(part)
+
     @rule(topic=st.sampled_from(TOPICS), count=st.integers(1, 5))
     def take(self, topic: str, count: int) -> None:
-        lane = self.backlog.lane(topic)
+        lane = self.lane(topic)
         if lane in self.under_way or lane.paused:
             return
         rows = lane.take(count)
@@ -97,7 +126,7 @@ class Reading(RuleBasedStateMachine):
 
     @rule(topic=st.sampled_from(TOPICS))
     def acknowledge(self, topic: str) -> None:
-        lane = self.backlog.lane(topic)
+        lane = self.lane(topic)
         for row in self.under_way.get(lane, ()):
             self.sent[slot_of(row).number, topic].append(id_of(row))
         self.acknowledged.setdefault(lane, []).extend(self.under_way.pop(lane, ()))
@@ -105,14 +134,14 @@ class Reading(RuleBasedStateMachine):
 
     @rule(topic=st.sampled_from(TOPICS))
     def hang(self, topic: str) -> None:
-        lane = self.backlog.lane(topic)
+        lane = self.lane(topic)
         if lane in self.under_way:
             lane.paused = True
             lane.shelve()
 
     @rule(topic=st.sampled_from(TOPICS))
     def record(self, topic: str) -> None:
-        lane = self.backlog.lane(topic)
+        lane = self.lane(topic)
         rows = self.acknowledged.pop(lane, [])
         for row in rows:
             del self.database.rows[id_of(row)]
@@ -121,7 +150,7 @@ class Reading(RuleBasedStateMachine):
 
     @rule(topic=st.sampled_from(TOPICS), part=st.integers(0, 5))
     def fail(self, topic: str, part: int) -> None:
-        lane = self.backlog.lane(topic)
+        lane = self.lane(topic)
         rows = self.under_way.pop(lane, None)
         if rows is None:
             return
@@ -149,19 +178,19 @@ class Reading(RuleBasedStateMachine):
 
     @rule(topic=st.sampled_from(TOPICS))
     def back_off_ends(self, topic: str) -> None:
-        lane = self.backlog.lane(topic)
+        lane = self.lane(topic)
         if lane not in self.under_way:
             lane.paused = False
 
     @invariant()
     def counts_agree(self) -> None:
-        for lane in self.backlog.lanes.values():
+        for lane in self.backlog.all_lanes():
             count = len(self.under_way.get(lane, ())) + len(self.acknowledged.get(lane, ()))
             assert lane.unaccounted == count
 
     @invariant()
     def a_paused_lane_keeps_no_room_from_others(self) -> None:
-        for lane in self.backlog.lanes.values():
+        for lane in self.backlog.all_lanes():
             if lane.paused:
                 waiting = [id_of(row) for row in lane.queue if id_of(row) > lane.taken.get(slot_of(row), 0)]
                 assert not waiting, f"{lane.topic} hangs, and keeps {waiting} in memory"
@@ -177,17 +206,22 @@ class Reading(RuleBasedStateMachine):
                 self.send_a_read()
             self.deliver_the_read()
             for topic in TOPICS:
-                self.back_off_ends(topic)
-                self.take(topic, 5)
-                self.acknowledge(topic)
-                self.record(topic)
-            if all(row.xid in self.database.aborted for row in self.database.rows.values()):
+                for turn in range(len(self.backlog.of_topic(topic))):
+                    self.turns[topic] = turn
+                    self.back_off_ends(topic)
+                    self.take(topic, 5)
+                    self.acknowledge(topic)
+                    self.record(topic)
+                self.join(topic)
+            left = [row for row in self.database.rows.values() if row.xid not in self.database.aborted]
+            if not (left or self.backlog.parts):
                 break
-        left = [row for row in self.database.rows.values() if row.xid not in self.database.aborted]
         assert not left, f"never sent: {left}"
         for slot in range(SLOTS):  # of the first topic each message has committed before the next was published
-            firsts = list(dict.fromkeys(self.sent[slot, TOPICS[0]]))
-            assert firsts == sorted(firsts), f"out of order: {firsts}"
+            for rest in range(4):  # as if they were keys
+                firsts = [id for id in dict.fromkeys(self.sent[slot, TOPICS[0]]) if id % 4 == rest]
+                assert firsts == sorted(firsts), f"out of order: {firsts}"
+        assert not self.backlog.parts
 
 
 Reading.TestCase.settings = settings(

@@ -14,9 +14,9 @@ no memory and no reads, and the others go on.
 import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import chain, groupby, islice, takewhile
 from math import inf
 from operator import itemgetter
 
@@ -81,10 +81,13 @@ def repeat(rows: Iterable[Row]) -> None:
 
 @dataclass(eq=False)
 class Lane:
-    """The messages of one topic. unaccounted: those taken out and not yet recorded. taken: the highest id taken, by
-    slot."""
+    """The messages of one topic, or of a part of it (`Backlog.split`). unaccounted: those taken out and not yet
+    recorded. taken: the highest id taken, by slot."""
 
     topic: str
+    partitions: frozenset[int] = frozenset()  # of a part
+    owns: Callable[[Row], bool] | None = None  # of a part: whether a message of the topic is one of its own
+    failing: bool = False  # the database says so
     queue: deque[Row] = field(default_factory=deque[Row])
     unaccounted: int = 0
     taken: dict[Slot, int] = field(default_factory=dict[Slot, int])
@@ -94,12 +97,22 @@ class Lane:
     version: int = 0
     event: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def name(self) -> str:
+        """As people are told it."""
+        return f"{self.topic} {sorted(self.partitions)}" if self.partitions else self.topic
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of it waits, in memory or behind, or is under way."""
+        return not (self.queue or self.behind or self.unaccounted)
+
     def put(self, row: Row) -> None:
         """A message to send; while the lane is paused, one that a refill will bring."""
         id, slot = row[:2]
         if self.paused and id > self.taken.get(slot, 0):
             self._put_behind(slot, id)
-            self._changed()
+            self.changed()
         else:
             self.queue.append(row)
 
@@ -128,7 +141,7 @@ class Lane:
             else:
                 self._put_behind(slot, id)
         self.queue = kept
-        self._changed()
+        self.changed()
 
     def give_back(self, rows: Sequence[Row]) -> None:
         """These could not be sent, and nothing else is unaccounted for: put them, and all that waits, behind."""
@@ -138,7 +151,7 @@ class Lane:
         self.queue.clear()
         self.taken.clear()
         self.account(rows)
-        self._changed()
+        self.changed()
 
     def account(self, rows: Collection[Row]) -> None:
         """These are recorded in the database, or given up."""
@@ -155,7 +168,8 @@ class Lane:
     def _put_behind(self, slot: Slot, id: int) -> None:
         self.behind[slot] = min(self.behind.get(slot, id - 1), id - 1)
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
+        """A refill that was asked for before is not what the lane wants now."""
         self.version += 1
         self.caught.clear()
 
@@ -172,6 +186,37 @@ class Backlog:
         self.timeline = ""  # of the server that all this was read from
         self.slots: dict[int, Slot] = {}
         self.lanes: dict[str, Lane] = {}
+        self.parts: list[Lane] = []  # each before what it is a part of
+
+    def all_lanes(self) -> list[Lane]:
+        """Lanes and their parts."""
+        return [*self.lanes.values(), *self.parts]
+
+    def of_topic(self, topic: str) -> list[Lane]:
+        """A topic's lane and its parts."""
+        return [self.lane(topic), *(part for part in self.parts if part.topic == topic)]
+
+    def split(self, lane: Lane, partitions: frozenset[int], owns: Callable[[Row], bool]) -> Lane:
+        """Partitions that take nothing go apart, so that they hold up no others. Nothing of the lane is in memory or
+        under way; all that waits of it is behind."""
+        part = Lane(lane.topic, partitions, owns, behind=dict(lane.behind), paused=True)
+        self.parts.insert(self.parts.index(lane) if lane in self.parts else len(self.parts), part)
+        return part
+
+    def apart(self, lane: Lane) -> frozenset[int]:
+        """The partitions that went apart from the lane."""
+        before = takewhile(lambda part: part is not lane, self.parts)
+        return frozenset(chain.from_iterable(part.partitions for part in before if part.topic == lane.topic))
+
+    def join(self, part: Lane) -> None:
+        """The part is empty: its messages go with the others again. What a read under way brings as refills of these
+        may have some that the part has sent meanwhile: it is asked for again."""
+        self.parts.remove(part)
+        main = self.lane(part.topic)
+        main.failing = main.failing or part.failing  # it tells the database
+        for lane in self.of_topic(part.topic):
+            lane.changed()
+        main.event.set()
 
     def add_slot(self, slot: Slot) -> None:
         """A slot was acquired."""
@@ -186,7 +231,7 @@ class Backlog:
     def forget(self, slot: Slot) -> None:
         """Drop what waits of a slot. What is under way may yet fail, and is not read again then."""
         slot.draining = True
-        for lane in self.lanes.values():
+        for lane in self.all_lanes():
             lane.behind.pop(slot, None)
             lane.caught.discard(slot)
             lane.taken.pop(slot, None)
@@ -199,7 +244,7 @@ class Backlog:
 
     def room(self, most: int) -> int:
         """How many messages more may be read, where memory is to have `most`, and no more than the window."""
-        held = sum(len(lane.queue) + lane.unaccounted for lane in self.lanes.values() if not lane.paused)
+        held = sum(len(lane.queue) + lane.unaccounted for lane in self.all_lanes() if not lane.paused)
         return max(0, min(self.window, most) - held)
 
     def lane(self, topic: str) -> Lane:
@@ -214,15 +259,19 @@ class Backlog:
         return [lane.topic for lane in self.lanes.values() if lane.paused or (lane.behind and not lane.closing)]
 
     def hungry(self) -> list[Lane]:
-        """Lanes to refill."""
-        return [lane for lane in self.lanes.values() if lane.behind and not lane.paused and not lane.queue]
+        """Lanes to refill at once. A part that is caught up while its topic is left out cannot get further."""
+        left_out = set(self.left_out()) if self.parts else ()
+        return [lane for lane in self._refillable() if not (lane.closing and lane.topic in left_out)]
+
+    def _refillable(self) -> list[Lane]:
+        return [lane for lane in self.all_lanes() if lane.behind and not lane.paused and not lane.queue]
 
     def to_refill(self, most: int) -> list[tuple[Lane, Slot, int]]:
         """Shares to refill: lane, slot, after which id. Lanes that one read can bring up to date come first, and
         wholly; of the others any, as a share that is caught up remains behind until all its lane is."""
-        lanes = self.hungry()
+        lanes, left_out = self._refillable(), set(self.left_out()) if self.parts else ()
         random.shuffle(lanes)
-        lanes.sort(key=lambda lane: not lane.closing)
+        lanes.sort(key=lambda lane: not lane.closing or lane.topic in left_out)
         found: list[tuple[Lane, Slot, int]] = []
         for lane in lanes:
             shares = random.sample(list(lane.behind.items()), min(most - len(found), len(lane.behind)))
@@ -235,7 +284,7 @@ class Backlog:
 
     def late(self, topic: str, row: Row) -> None:
         """A message that became visible behind messages already read."""
-        lane = self.lane(topic)
+        [lane] = self._shared_out(topic, [row])
         id, slot = row[:2]
         if id <= lane.behind.get(slot, id):
             lane.put(row)
@@ -247,7 +296,7 @@ class Backlog:
         left_out: as was the topic, of the forward part of the same read."""
         if lane.version != version or not self.has(slot) or slot not in lane.behind:
             return
-        lane.queue.extend(rows)
+        lane.queue.extend(self._shared_out(lane.topic, rows).get(lane, ()))
         if more:
             if rows:
                 lane.behind[slot] = id_of(rows[-1])
@@ -262,16 +311,28 @@ class Backlog:
     def skipped(self, topic: str, slot: Slot) -> None:
         """The forward part of a read left the topic out: what it has passed is behind. Call it before the mark
         moves."""
-        self.lane(topic).behind.setdefault(slot, slot.high)
+        for lane in self.of_topic(topic):
+            lane.behind.setdefault(slot, slot.high)
 
     def forward(self, topic: str, slot: Slot, rows: Sequence[Row]) -> None:
         """Messages of one slot above its mark, in order."""
-        lane = self.lane(topic)
-        if slot in lane.behind:
-            return
-        if not lane.paused:
-            lane.queue.extend(rows)
-            return
+        for lane, some in self._shared_out(topic, rows).items():
+            if slot in lane.behind:
+                continue
+            if not lane.paused:
+                lane.queue.extend(some)
+                continue
+            for row in some:
+                if slot not in lane.behind:
+                    lane.put(row)
+
+    def _shared_out(self, topic: str, rows: Sequence[Row]) -> Mapping[Lane, Sequence[Row]]:
+        """The rows of a topic by the lanes whose they are."""
+        main = self.lane(topic)
+        parts = [(part, part.owns) for part in self.parts if part.topic == topic and part.owns]
+        if not parts:
+            return {main: rows}
+        found: dict[Lane, list[Row]] = {}
         for row in rows:
-            if slot not in lane.behind:
-                lane.put(row)
+            found.setdefault(next((part for part, owns in parts if owns(row)), main), []).append(row)
+        return found

@@ -20,7 +20,10 @@ NO_TOPIC = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError, Invalid
 
 class Failed(Exception):
     """Some of a round was not acknowledged. cut: by no fault of the topic; unreachable: no answer, so that it may have
-    arrived."""
+    arrived. stuck: these partitions took nothing, and should go apart. progress: others have taken something."""
+
+    stuck: frozenset[int] = frozenset()
+    progress = False
 
     def __init__(self, error: BaseException, *, cut: bool = False, unreachable: bool = False) -> None:
         super().__init__(repr(error))

@@ -27,8 +27,7 @@ class LaneSenders:
 
     async def choose(self, *, failing: bool) -> Sender:
         """The producer for the next round. failing: so has the last. Raises `Failed`."""
-        if self._kills:  # its batch must not arrive after the repeat of it
-            await asyncio.wait(self._kills)
+        await self.quiet()
         main = await self._senders.main()
         if failing or now() <= self._careful_until:
             return await self.own()
@@ -36,6 +35,11 @@ class LaneSenders:
             own, self._own = self._own, None
             await own.close()
         return main
+
+    async def quiet(self) -> None:
+        """Wait until what was killed is dead: its batch must not arrive after the repeat of it."""
+        if self._kills:
+            await asyncio.wait(self._kills)
 
     async def own(self) -> Sender:
         """The producer of this topic alone. Raises `Failed`."""

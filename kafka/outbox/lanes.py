@@ -11,7 +11,7 @@ from aiokafka.errors import InvalidTopicError
 from ...errors import PostgresUnavailable
 from ...executor import now
 from ...waiting import set_within
-from .backlog import Row, repeat
+from .backlog import Lane, Row, repeat
 from .failures import NO_TOPIC, Failed, text_of
 from .metrics import OutboxMetrics
 from .recorder import Recorder, clean
@@ -24,7 +24,9 @@ log = logging.getLogger("sidings.outbox")
 
 
 class LaneWorker:
-    """Sends one lane's messages, for ever. on_room: the lane wants messages back from the database."""
+    """Sends one lane's messages, for ever; those of a part until it is empty. on_room: the lane wants messages back
+    from the database. on_split: a part has gone apart, as it failed. on_join: the part is empty. failed: why the lane
+    went apart."""
 
     def __init__(
         self,
@@ -33,18 +35,28 @@ class LaneWorker:
         metrics: OutboxMetrics,
         settings: OutboxSettings,
         on_room: Callable[[], None],
+        on_split: Callable[[Lane, Failed], None],
+        on_join: Callable[[Lane], None],
+        failed: Failed | None = None,
     ) -> None:
         self.lane = rounds.lane
         self.retries = 0
         self.retry_at = 0.0
         self._unreachable = False
         self._missing_since: float | None = None  # Kafka says so; what was before, as an outage, does not count
-        self._told = False  # the database says that the topic fails
         self._rounds = rounds
         self._recorder = recorder
         self._metrics = metrics
         self._settings = settings
         self._on_room = on_room
+        self._on_split = on_split
+        self._on_join = on_join
+        self._failed = failed
+
+    @property
+    def trying(self) -> bool:
+        """Whether what has failed is tried again at this moment."""
+        return self.retries > 0 and bool(self.lane.unaccounted or not self.lane.paused)
 
     def outstanding(self) -> list[Row]:
         """The messages under way of which nothing has become yet."""
@@ -61,7 +73,7 @@ class LaneWorker:
 
     def due(self) -> None:
         """The database says that the topic fails, and that its time has come: a person wants it, or it is over."""
-        self._told = True
+        self.lane.failing = True
         self.retry_now()
 
     def reconnected(self) -> None:
@@ -72,8 +84,9 @@ class LaneWorker:
     async def run(self) -> None:
         """Take, send, record, for ever; back off after a failure."""
         try:
-            while True:
-                await self._ready()
+            if self._failed is not None:
+                await self._back_off(self._failed)
+            while await self._ready():
                 try:
                     await self._rounds.send_next(self.retries)
                 except Failed as failed:
@@ -83,8 +96,8 @@ class LaneWorker:
         finally:
             await self._rounds.close()
 
-    async def _ready(self) -> None:
-        """Wait until there is something to send and the topic does not back off."""
+    async def _ready(self) -> bool:
+        """Wait until there is something to send and the topic does not back off. False: the part has ended."""
         lane = self.lane
         while True:
             lane.event.clear()
@@ -93,8 +106,13 @@ class LaneWorker:
                 lane.paused = False
                 self._on_room()
             if pause <= 0 and lane.queue:
-                return
-            if pause <= 0 and self._told and not (self._missing_since or lane.behind or lane.unaccounted):
+                return True
+            if pause <= 0 and lane.owns and lane.empty:
+                await self._rounds.quiet()
+                if lane.empty:
+                    self._on_join(lane)
+                    return False
+            if pause <= 0 and lane.failing and not (self._missing_since or lane.behind or lane.unaccounted):
                 await self._works()  # nothing waits for it that could show whether it does
             await set_within(lane.event, pause if pause > 0 else None)
 
@@ -102,6 +120,8 @@ class LaneWorker:
         """Give back what was not acknowledged, and back off."""
         lane = self.lane
         lane.paused = not failed.cut
+        if failed.stuck:
+            await self._rounds.quiet()  # the next messages of these go through other producers
         outstanding = self._rounds.forget()
         repeat(outstanding)
         while lane.unaccounted > len(outstanding):  # else a refill would bring what is about to be deleted
@@ -109,7 +129,13 @@ class LaneWorker:
             await lane.event.wait()
         lane.give_back(outstanding)
         if failed.cut:
-            log.info("%s: the producer was closed, sending again: %s", lane.topic, failed)
+            log.info("%s: the producer was closed, sending again: %s", lane.name, failed)
+        elif failed.stuck:
+            self._on_split(self._rounds.split(failed.stuck), failed)
+            lane.paused = False
+            if failed.progress:
+                self.retries = 0
+                self._unreachable, self._missing_since = False, None
         else:
             await self._back_off(failed)
         self._on_room()
@@ -122,12 +148,14 @@ class LaneWorker:
         longest = min(settings.max_backoff_seconds, settings.backoff_seconds * 2 ** min(self.retries - 1, 30))
         pause = longest * random.uniform(0.75, 1.0)
         self.retry_at = now() + pause
-        log.warning("%s fails (%s in a row), next try in %.1f s: %s", topic, self.retries, pause, error)
+        log.warning("%s fails (%s in a row), next try in %.1f s: %s", self.lane.name, self.retries, pause, error)
         self._metrics.failed(topic)
         self._metrics.failing.add(topic)
-        self._told = True
+        self.lane.failing = True
         await self._tell("topic_fails", topic, self._recorder.relay_id, self.retries, pause, clean(error))
         patience = settings.topic_patience_seconds
+        if self.lane.owns and self._rounds.others_work():
+            return  # the topic is there
         if isinstance(failed.error, InvalidTopicError) or (
             self._missing_since and patience is not None and now() - self._missing_since >= patience
         ):
@@ -145,15 +173,17 @@ class LaneWorker:
         if not self._rounds.ledger.accepted:
             return
         if self.retries:
-            log.warning("%s works again", self.lane.topic)
+            log.warning("%s works again", self.lane.name)
         self.retries = 0
         self._unreachable, self._missing_since = False, None
-        if self._told:
+        if self.lane.failing:
             await self._works()
 
     async def _works(self) -> None:
+        if self.lane.owns or self._rounds.apart():
+            return  # told when all are together again
         self._metrics.failing.discard(self.lane.topic)
-        self._told = not await self._tell("topic_works", self.lane.topic, self._recorder.relay_id)
+        self.lane.failing = not await self._tell("topic_works", self.lane.topic, self._recorder.relay_id)
 
     async def _tell(self, query: str, *args: object) -> bool:
         """Whether it is stored."""

@@ -4,7 +4,7 @@ import random
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +53,15 @@ class Packer:
             return random.choice(partitions)
         return partitions[self._hash(key) % len(partitions)]
 
-    def by_partition(self, rows: Sequence[Row], partitions: Sequence[int]) -> dict[int, list[Row]]:
-        """The rows of each partition, in order. Those without a key go to one partition, another for each batch."""
+    def by_partition(
+        self, rows: Sequence[Row], partitions: Sequence[int], avoided: Collection[int] = ()
+    ) -> dict[int, list[Row]]:
+        """The rows of each partition, in order. Those without a key go to one partition, another for each batch; not to
+        one that is avoided, if there is another."""
         count, hashes = len(partitions), self._hashes
         groups: list[list[Row]] = [[] for _ in partitions]
-        keyless = groups[random.randrange(count)]
+        open = [index for index, partition in enumerate(partitions) if partition not in avoided] if avoided else None
+        keyless = groups[random.choice(open or range(count))]
         for row in rows:
             key = row[2] if row[3] is None else row[3]  # the partition key, if it has one
             if key is None:
@@ -66,6 +70,15 @@ class Packer:
             hashed = hashes.get(key)
             groups[(self._hash(key) if hashed is None else hashed) % count].append(row)
         return {partition: group for partition, group in zip(partitions, groups, strict=True) if group}
+
+    def goes_to(self, some: Collection[int], partitions: Sequence[int]) -> Callable[[Row], bool]:
+        """Whether a message's key takes it to one of some partitions."""
+
+        def goes(row: Row) -> bool:
+            key = row[2] if row[3] is None else row[3]
+            return key is not None and self.partition_of(key, partitions) in some
+
+        return goes
 
     def pack(self, batch: Any, rows: list[Row]) -> Packed:
         """Append `rows` to `batch` until it is full."""

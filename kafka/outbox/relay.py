@@ -16,6 +16,7 @@ from ...schema import load_sql
 from ..settings import KafkaSettings
 from .amends import Amends
 from .backlog import Backlog, Lane, Slot, slot_of
+from .failures import Failed
 from .lane_senders import LaneSenders
 from .lanes import LaneWorker
 from .metrics import OutboxMetrics
@@ -94,7 +95,7 @@ class Relay:
             on_doubts=self._amends.due,
             on_new_server=self._new_server,
         )
-        self._workers: dict[str, LaneWorker] = {}
+        self._workers: dict[Lane, LaneWorker] = {}
         self._group: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
         self._stopped = self._ending = False
@@ -151,11 +152,11 @@ class Relay:
                     before = self.reader.last_answer
                     self.reader.wake()
                     while self.reader.last_answer <= before or any(
-                        (lane.queue or lane.unaccounted) and not lane.paused for lane in self.backlog.lanes.values()
+                        (lane.queue or lane.unaccounted) and not lane.paused for lane in self.backlog.all_lanes()
                     ):
                         await asyncio.sleep(0.005)
                     if not self.reader.hungry():
-                        return not await self._waits([n for n, lane in self.backlog.lanes.items() if lane.paused])
+                        return not await self._waits([lane.topic for lane in self.backlog.all_lanes() if lane.paused])
         except (TimeoutError, PostgresUnavailable, asyncpg.PostgresError):
             return False
         return False
@@ -251,14 +252,22 @@ class Relay:
     # -- between the parts ------------------------------------------------------------------------------------------
 
     def _rows(self) -> None:
-        for lane in self.backlog.lanes.values():
-            if lane.queue:
-                if lane.topic not in self._workers and self._group is not None:
-                    worker = self._workers[lane.topic] = self._make_worker(lane)
-                    self._group.create_task(self._watched(worker.run()), name=f"sidings outbox {lane.topic}")
+        for lane in self.backlog.all_lanes():
+            if lane.queue or lane.owns:
+                if lane not in self._workers:
+                    self._begin(lane)
                 lane.event.set()
 
-    def _make_worker(self, lane: Lane) -> LaneWorker:
+    def _begin(self, lane: Lane, failed: Failed | None = None) -> None:
+        if self._group is not None:
+            worker = self._workers[lane] = self._make_worker(lane, failed)
+            self._group.create_task(self._watched(worker.run()), name=f"sidings outbox {lane.name}")
+
+    def _join(self, part: Lane) -> None:
+        del self._workers[part]
+        self.backlog.join(part)
+
+    def _make_worker(self, lane: Lane, failed: Failed | None) -> LaneWorker:
         rounds = Rounds(
             lane,
             self.backlog,
@@ -269,7 +278,9 @@ class Relay:
             self.settings,
             self._room,
         )
-        return LaneWorker(rounds, self._recorder, self.metrics, self.settings, self._room)
+        return LaneWorker(
+            rounds, self._recorder, self.metrics, self.settings, self._room, self._begin, self._join, failed
+        )
 
     def _room(self) -> None:
         if self.reader.hungry():
@@ -277,8 +288,10 @@ class Relay:
 
     def _retry(self, topics: list[str]) -> None:
         for topic in topics:
-            worker = self._workers.get(topic)
-            if worker is not None:
+            workers = [self._workers[lane] for lane in self.backlog.of_topic(topic) if lane in self._workers]
+            if len(workers) > 1 and any(worker.trying for worker in workers):
+                continue  # the time was that of one of them
+            for worker in workers:
                 worker.due()
 
     def _new_server(self) -> None:

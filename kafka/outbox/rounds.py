@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from aiokafka.errors import InvalidTopicError, KafkaError, UnknownError
 
 from .backlog import Backlog, Lane, Row, repeat
-from .failures import NEVER, Failed, text_of
+from .failures import NEVER, NO_TOPIC, Failed, text_of
 from .lane_senders import LaneSenders
 from .ledger import Ledger
 from .message import possible_topic
@@ -24,6 +24,7 @@ from .settings import OutboxSettings
 __all__ = ["Rounds"]
 
 _DOUBTS = 3  # failures after which an error that aiokafka does not know is taken for the fault of a message
+_PROBE = 100  # messages with which partitions that took nothing are tried again
 _TURNS = 5  # of the event loop, after which aiokafka has written what it was handed
 
 
@@ -61,6 +62,7 @@ class Rounds:
         self._settings = settings
         self._on_room = on_room
         self._failures = 0
+        self._partitions_now: list[int] = []
         self._prepared: _Prepared | None = None
         self._most = settings.batch_size  # messages of a round, until the number of partitions is known
 
@@ -75,9 +77,10 @@ class Rounds:
             raise Failed(InvalidTopicError("Kafka can have no topic of this name"))
         # Nothing is taken while Kafka is away: a slot with messages under way cannot be given to those who reach it.
         sender = await self._senders.choose(failing=failures > 0)
-        partitions = await self._partitions(sender)
+        partitions = self._partitions_now = await self._partitions(sender)
         prepared, self._prepared = self._prepared, None
-        rows = self.lane.take(len(prepared.rows) if prepared else self._most)
+        probe = min(self._most, _PROBE) if self.lane.owns and failures else self._most
+        rows = self.lane.take(len(prepared.rows) if prepared else probe)
         if not rows:
             return
         self.ledger = Ledger(self.lane, rows, self._backlog, self._recorder)
@@ -90,7 +93,7 @@ class Rounds:
         try:
             if not groups:
                 await asyncio.sleep(0)  # the next read is sent, before packing takes the event loop
-                groups = self._packer.by_partition(rows, partitions)
+                groups = self._packer.by_partition(rows, partitions, self.apart())
             while groups:
                 groups = await self._batches(sender, partitions, groups, batches)
                 batches = {}
@@ -103,6 +106,23 @@ class Rounds:
         outstanding, self._prepared = self.ledger.outstanding(), None
         self.ledger = Ledger(self.lane, [], self._backlog, self._recorder)
         return outstanding
+
+    async def quiet(self) -> None:
+        """Wait until nothing can be sent again by a producer that was killed."""
+        await self._senders.quiet()
+
+    def apart(self) -> frozenset[int]:
+        """The partitions that went apart from the lane."""
+        return self._backlog.apart(self.lane)
+
+    def others_work(self) -> bool:
+        """Whether something of the lane's topic is on its way that does not fail."""
+        others = self._backlog.of_topic(self.lane.topic)
+        return any(not (lane.paused or lane.empty) for lane in others if lane is not self.lane)
+
+    def split(self, partitions: frozenset[int]) -> Lane:
+        """These go apart, as `Backlog.split`."""
+        return self._backlog.split(self.lane, partitions, self._packer.goes_to(partitions, self._partitions_now))
 
     def cut(self) -> None:
         """What is under way through the topic's own producer may not be sent again; the round fails."""
@@ -129,7 +149,7 @@ class Rounds:
             await asyncio.sleep(0)
         rows = self.lane.peek(self._most)
         batches: dict[int, Packed] = {}
-        for partition, group in self._packer.by_partition(rows, partitions).items():
+        for partition, group in self._packer.by_partition(rows, partitions, self.apart()).items():
             batches[partition] = self._packer.pack(sender.batch(), group)
             await asyncio.sleep(0)  # acknowledgements, and other topics
         self._prepared = _Prepared(sender, partitions, rows, batches)
@@ -154,9 +174,11 @@ class Rounds:
             await self._prepare(sender, partitions)
         unanswered = await self._answers(set(under_way))
         failure: Failed | None = None
+        stuck: set[int] = set()
         refused: list[tuple[int, list[Row]]] = []
         for future, (partition, packed) in under_way.items():
             if future in unanswered:
+                stuck.add(partition)
                 continue
             error = future.exception()
             if error is None:
@@ -164,10 +186,14 @@ class Rounds:
             elif self._is_refusal(error):
                 refused.append((partition, packed))
             else:
+                stuck.add(partition)
                 failure = self._senders.failure(sender, error)
         if unanswered:
-            raise self._senders.failure(sender, TimeoutError("Kafka did not acknowledge in time"), unreachable=True)
+            failure = self._senders.failure(sender, TimeoutError("Kafka did not acknowledge in time"), unreachable=True)
         if failure is not None:
+            failure.progress = self.ledger.accepted > 0
+            if not (failure.cut or isinstance(failure.error, NO_TOPIC)):
+                failure.stuck = self._to_go_apart(stuck, partitions, failure.progress)
             raise failure
         if refused:
             self._senders.refused(sender)
@@ -176,6 +202,13 @@ class Rounds:
             if sender.idempotent and rest:  # not with a producer that has lost count
                 raise Failed(KafkaError("the rest of the batch goes with another producer"), cut=True)
         return rest
+
+    def _to_go_apart(self, stuck: set[int], partitions: list[int], progress: bool) -> frozenset[int]:
+        """Of the partitions that took nothing those that should hold up no others of the lane: where these have taken
+        something, or nobody can know of them, as it happens again in a round that has nothing for them."""
+        own = (self.lane.partitions or frozenset(partitions)) - self.apart()
+        new = frozenset(stuck) & own
+        return new if new < own and (progress or self._failures) else frozenset()
 
     async def _hand_over(
         self, sender: Sender, partition: int, rows: list[Row], packed: Packed | None = None

@@ -1,0 +1,77 @@
+"""Partitions that take nothing, as those that nobody leads: the others of their topic go on, and nothing is lost or out
+of order."""
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+from sidings.devstack.topics import create_topic
+from sidings.kafka.outbox.packing import Packer
+
+from .consumer_support import administering
+from .outbox_support import assert_complete, emptied, numbered, publish, publishing, records, relaying
+from .support import eventually, fetch
+
+PARTITIONS = range(6)
+
+
+async def keys_of(kafka: Any, broker: int) -> set[bytes]:
+    """Those of the partitions that a broker leads."""
+    async with administering(kafka.bootstrap) as admin:
+        [topic] = await admin.describe_topics(["etas"])
+    led = {p["partition"] for p in topic["partitions"] if p["leader"] == broker}
+    packer = Packer("test")
+    return {key for n in range(40) if packer.partition_of(key := b"k%d" % n, PARTITIONS) in led}
+
+
+async def waiting(database: str) -> set[bytes]:
+    rows = await fetch(database, "SELECT DISTINCT key FROM sidings.outbox WHERE topic = 'etas'")
+    return {row["key"] for row in rows}
+
+
+@pytest.mark.timeout(300)
+async def test_partitions_that_nobody_leads_hold_up_no_others_of_their_topic(
+    database: str, own_kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With each try the others got one round, which had ever fewer messages of theirs, in the end none."""
+    kafka = await asyncio.to_thread(own_kafka, brokers=2)
+    await create_topic(kafka.bootstrap, "etas", partitions=len(PARTITIONS), replicas=1)
+    stuck, count = await keys_of(kafka, 2), 0
+    assert 10 <= len(stuck) <= 30
+
+    async def more(messages: int) -> None:
+        nonlocal count
+        await publish(database, "etas", numbered(count, messages))
+        count += messages
+
+    async def others_left() -> bool:
+        return await waiting(database) == stuck
+
+    options: dict[str, Any] = {"delivery_seconds": 3.0, "window": 2_000, "lease_seconds": 3.0}
+    async with relaying(database, kafka.bootstrap, **options) as relay, publishing(database) as (outbox, _):
+        await more(400)
+        await emptied(database)
+        await asyncio.to_thread(kafka.broker(2).kill)
+        for messages in (4_000, 8_000, 4_000):
+            await more(messages)
+            await eventually(others_left, seconds=90.0)
+        assert [topic.topic for topic in await outbox.failing()] == ["etas"]
+        assert sum(len(lane.queue) + lane.unaccounted for lane in relay.backlog.all_lanes()) <= 2_000
+        async with relaying(database, kafka.bootstrap, **options) as other:  # which takes half of the slots
+            await eventually(lambda: len(other.held) == len(relay.held) == 8, seconds=60.0)
+            await more(8_000)
+            await eventually(others_left, seconds=90.0)
+        await eventually(lambda: len(relay.held) == 16, seconds=60.0)
+        await more(4_000)
+        await eventually(others_left, seconds=90.0)
+        await asyncio.to_thread(kafka.start)
+        await outbox.retry("etas", actor="test")
+        await emptied(database, seconds=150.0)
+        await eventually(lambda: not (relay.metrics.failing or relay.backlog.parts))
+        assert await outbox.failing() == []
+        await more(400)
+        await emptied(database)
+    assert_complete(await records(kafka.bootstrap, "etas"), count)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
