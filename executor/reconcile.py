@@ -7,6 +7,7 @@ under the epoch that it still has. Kafka's assignment is routing; the lease deci
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Collection
 from datetime import timedelta
@@ -68,7 +69,9 @@ class Reconciler:
         self._settings = settings
         self._acquire_sql = load_sql(__package__, "acquire_origins", schema)
         self._release_sql = load_sql(__package__, "release", schema)
-        self._yielded: set[str] = set()  # given up to a newer assignment; not wanted again before the next of ours
+        # Given up to a newer assignment; not wanted again before the next of ours, or before this time: where the newer
+        # one was of another consumer group, and has gone, no assignment tells.
+        self._yielded: dict[str, float] = {}
         self._drain_until: dict[OriginQueue, float] = {}
         self._unreleased: dict[str, int] = {}  # let go of in memory, not yet in the database
         self.backoff = Backoff()
@@ -91,7 +94,7 @@ class Reconciler:
         """Another executor waits for an origin of ours."""
         if name in self._scheduler.origins and generation > self.generation and name not in self._yielded:
             log.warning("%s is assigned to another executor since generation %s: yielding it", name, generation)
-            self._yielded.add(name)
+            self._yielded[name] = math.inf  # until it is released
             self.wake()
 
     def lost(self, name: str, epoch: int | None = None) -> None:
@@ -130,7 +133,7 @@ class Reconciler:
         """Look at assignments and deadlines for ever. Apart from `run`, which may be waiting for a database that hangs
         while leases run out."""
         while True:
-            self._turn(self.desired - self._yielded)
+            self._turn(self._wanted())
             await asyncio.sleep(min(0.25, self._settings.lease_seconds / 30))
 
     async def run(self) -> None:
@@ -152,7 +155,8 @@ class Reconciler:
 
     async def _reconcile(self) -> float:
         """One pass; returns how long the next may wait."""
-        wanted = self.desired - self._yielded
+        self._forget_yielded()
+        wanted = self._wanted()
         self._turn(wanted)
         released = await self._let_go_of_drained(wanted)
         failure = await self._in_spite_of_one(sorted(self._unreleased), self._release)
@@ -164,10 +168,21 @@ class Reconciler:
             failure = await self._in_spite_of_one(absent[start : start + _ACQUIRE_AT_ONCE], self._acquire) or failure
         if failure is not None:
             raise failure
-        if self.desired - self._yielded == self._scheduler.origins.keys() and not self._drain_until:
+        if self._wanted() == self._scheduler.origins.keys() and not self._drain_until:
             self._settled.set()  # by what is wanted now, which may be newer than what this pass began with
             return 1.0
         return 0.02 if released else 0.1
+
+    def _wanted(self) -> frozenset[str]:
+        return self.desired - self._yielded.keys()
+
+    def _forget_yielded(self) -> None:
+        """Whoever it was yielded to has had the time to take it, and does not give it back to an older assignment."""
+        for name, until in list(self._yielded.items()):
+            if now() >= until:
+                del self._yielded[name]
+            elif until == math.inf and name not in self._scheduler.origins and name not in self._unreleased:
+                self._yielded[name] = now() + 2 * self._settings.lease_seconds
 
     def _turn(self, wanted: frozenset[str]) -> None:
         """Start and end drains."""
@@ -244,7 +259,8 @@ class Reconciler:
         log.info("released %s", ", ".join(given_up))
 
     async def _acquire(self, names: list[str]) -> None:
-        names = [name for name in names if name in self.desired - self._yielded]  # the assignment may have changed
+        wanted = self._wanted()
+        names = [name for name in names if name in wanted]  # the assignment may have changed
         lease = timedelta(seconds=self._settings.lease_seconds)
         sent = now()
         believed = sent >= self._trust_from

@@ -108,6 +108,24 @@ async def test_a_holder_yields_to_a_newer_generation_and_never_takes_back(databa
         assert "lost" not in await fleet.outcomes()
 
 
+async def test_a_holder_that_has_yielded_takes_over_where_the_newer_one_goes_and_no_assignment_follows(
+    database: str, tmp_path: Path
+):
+    """As where the newer one was of another consumer group, whose generations are others: of a release that was tried
+    beside this one, with another `KafkaSettings.group`, and taken back."""
+    async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet, fleet.local(ORIGINS, 3) as former:
+        await former.settled(20)
+        async with fleet.local(ORIGINS, 4) as newer:
+            await until(lambda: holds(newer, ORIGINS), "the newer generation to hold everything")
+            await time_passes(fleet, 2.5)
+            assert former.held == {}
+        jobs = await fleet.enqueue("step", ORIGINS, groups=2, each=2)
+        await until(lambda: holds(former, ORIGINS), "the former holder to hold everything again")
+        await fleet.finish()
+        await fleet.verify()
+        assert await fleet.outcomes() == ["succeeded"] * len(jobs)
+
+
 async def test_a_process_that_was_paused_through_a_rebalance_never_plays_ping_pong(database: str, tmp_path: Path):
     """Three believers, of generations 1, 1 and 2, the first asleep when the third came."""
     async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0}) as fleet:
