@@ -18,6 +18,7 @@ from .leader_epochs import LeaderEpochs
 from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved
 from .partition import Partition, State
+from .stateless_offsets import committed_stateless
 from .subscription import Subscription
 from .topic_ids import KnownIds, ask_topic_ids, is_another
 from .topics import Topics
@@ -202,6 +203,7 @@ class Placer:
                 failed = error
             stored = await self._offsets.load(waiting.keys())
         made_anew = await self._compare(ids, stored)
+        stored = await self._pass_stateless({tp: ids[tp] for tp in stored if tp in ids and tp not in made_anew}, stored)
         for tp in waiting.keys() & stored.keys():  # a row may have been deleted this very moment
             if tp in made_anew:
                 self._refuse_another(waiting[tp], stored[tp])
@@ -232,6 +234,29 @@ class Placer:
         if new := {tp: ids[tp] for tp, id in known.items() if id is None and tp in ids}:
             await self._topic_ids.adopt(new)
         return {tp for tp, id in known.items() if is_another(id, ids.get(tp))}
+
+    async def _pass_stateless(
+        self, ids: Mapping[TopicPartition, UUID], stored: dict[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """The stored offsets, moved on where a stateless consumer of the group has handled what follows. Not where a
+        person has set one meanwhile, beside which no epoch stands. Then Kafka is told of them before anything is
+        handled, or what the stateless one has committed would count again after a reset that is yet to come."""
+        if not ids:
+            return stored
+        async with asyncio.timeout(self._request_seconds):
+            found = await committed_stateless(self._client, ids)
+            for tp, (offset, epoch) in found.items():
+                if offset > stored[tp] and self._offsets.epoch(tp) is not None:
+                    self._epochs.begin(tp, offset, epoch)  # it is stored with the offset
+                    await self._offsets.jump(Move(tp, stored[tp], offset))
+                    log.warning(
+                        "%s/%s: offsets %s to %s were handled by a stateless consumer of this group: going on at %s",
+                        *(tp.topic, tp.partition, stored[tp], offset - 1, offset),
+                    )
+            if found:
+                stored |= await self._offsets.load(found)
+                await self._client.commit({tp: stored[tp] for tp in found})
+        return stored
 
     async def _starts(
         self,

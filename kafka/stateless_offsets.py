@@ -20,12 +20,33 @@ from .offsets import Move
 from .stateless_partition import StatelessPartition
 from .topic_ids import ask_topic_ids, is_another
 
-__all__ = ["GroupOffsets"]
+__all__ = ["GroupOffsets", "committed_stateless"]
 
 log = logging.getLogger("sidings.consumer")
 
 _METADATA = "leader epoch {} of topic {}"
 _FOUND = re.compile(_METADATA.format(r"(\d+)", r"(\S+)"))
+
+
+async def committed_stateless(
+    client: AIOKafkaConsumer, ids: Mapping[TopicPartition, UUID]
+) -> dict[TopicPartition, tuple[int, int]]:
+    """The group's offsets that a stateless consumer was the last to commit, each with the leader's epoch of the record
+    before it. ids: of the topics as they are now. Raises `KafkaError`."""
+    found: dict[TopicPartition, tuple[int, int]] = {}
+    for tp, committed in (await _committed(client, ids)).items():
+        words = _FOUND.fullmatch(committed.metadata or "")
+        if words and words[2] == str(ids[tp]):
+            found[tp] = committed.offset, int(words[1])
+    return found
+
+
+async def _committed(
+    client: AIOKafkaConsumer, partitions: Collection[TopicPartition]
+) -> Mapping[TopicPartition, OffsetAndMetadata]:
+    """With their metadata; what aiokafka 0.14 tells in public is the offset alone."""
+    coordinator: Any = client._coordinator  # pyright: ignore[reportPrivateUsage]
+    return cast(Mapping[TopicPartition, OffsetAndMetadata], await coordinator.fetch_committed_offsets(list(partitions)))
 
 
 class GroupOffsets:
@@ -56,13 +77,9 @@ class GroupOffsets:
     async def load(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """The committed offsets, 0 where they are of a topic that was made anew; a partition that has none is absent.
         Raises `KafkaError`, `TimeoutError`."""
-        # What aiokafka 0.14 tells in public is the offset alone.
-        coordinator: Any = self._client._coordinator  # pyright: ignore[reportPrivateUsage]
         async with asyncio.timeout(self._seconds):
             self._topic_ids |= await ask_topic_ids(self._client, partitions)
-            committed = cast(
-                Mapping[TopicPartition, OffsetAndMetadata], await coordinator.fetch_committed_offsets(list(partitions))
-            )
+            committed = await _committed(self._client, partitions)
         for tp in partitions:
             id = self._topic_ids.get(tp.topic)
             if is_another(self._loaded_ids.get(tp), id):
