@@ -333,6 +333,31 @@ async def test_a_server_that_hangs_is_told_of_when_the_timeout_is_over(
             postgres.resume()
 
 
+async def test_what_the_server_ends_is_told_of_and_has_changed_nothing(database: str):
+    """By a statement_timeout of the role, say: an error of asyncpg's own, which programs that catch PostgresUnavailable
+    did not."""
+    id = await a_job(database, "delayed")
+    before = await the_job(database, id)
+    async with (
+        connected(database) as connection,
+        connected(database, statement_timeout="100") as hurried,
+        asyncpg.create_pool(database, min_size=1, max_size=1, server_settings={"statement_timeout": "100"}) as pool,
+    ):
+        await slow_updates(connection)
+        for impatient in (hurried, pool):
+            admin = Admin(impatient, actor="alice")
+            with pytest.raises(PostgresUnavailable, match=r"has ended .*timeout\); nothing has changed"):
+                await admin.retry_now(id)
+            assert [row.id for row in await admin.jobs()] == [id], "it can go on"
+        await connection.execute(
+            """CREATE OR REPLACE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql
+               AS $$ BEGIN RAISE disk_full USING MESSAGE = 'No space left on device'; END $$"""
+        )
+        with pytest.raises(PostgresUnavailable, match="No space left on device"):
+            await Admin(connection, actor="alice").retry_now(id)
+    assert await the_job(database, id) == before
+
+
 # -- isolation levels -----------------------------------------------------------------------------------------------
 
 

@@ -44,6 +44,12 @@ _GONE = (
     asyncpg.TooManyConnectionsError,
     asyncpg.InternalClientError,  # asyncpg 0.32, when a shutdown's last message has reached an idle connection
 )
+# The server answers, and what it was asked for is undone.
+_ENDED = (
+    asyncpg.QueryCanceledError,  # by a statement_timeout of the role or the database, or by somebody
+    asyncpg.InsufficientResourcesError,  # its disk is full, say
+    asyncpg.SerializationError,  # on a standby: the statement was in the way of what the primary has removed
+)
 _ROLLBACK_SECONDS = 5.0
 # For walks along an index: a bitmap has to be sorted, and both may look cheaper where a table was analysed long ago.
 _WALK = "SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off; SET LOCAL jit = off"
@@ -107,6 +113,10 @@ class Calls:
             raise PostgresUnavailable(
                 f"this Postgres can only be read, as a standby ({error}); nothing has changed: act on the primary "
                 "(postgresql://host1,host2/database?target_session_attrs=primary finds it)"
+            ) from error
+        except _ENDED as error:
+            raise PostgresUnavailable(
+                f"Postgres has ended the statement ({type(error).__name__}: {error}); nothing has changed"
             ) from error
         except asyncpg.PostgresError as error:
             raise _in_words(error, self._schema) from error
