@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 from weakref import WeakSet
 
@@ -126,6 +127,10 @@ class Monitor:
                 super().__init__(monitor._wanted, Handler)
                 self._open: dict[socket.socket, None] = {}  # oldest first
                 self._turn = threading.Lock()
+
+            def server_bind(self) -> None:  # HTTPServer's asks DNS for the host's name, and the event loop would wait
+                TCPServer.server_bind(self)
+                self.server_name, self.server_port = monitor._wanted[0], self.server_address[1]
 
             def process_request(self, request: Any, client_address: Any) -> None:
                 with self._turn:

@@ -97,6 +97,16 @@ def test_the_http_address_is_a_host_and_a_port_or_a_port(given, address):
     assert address_of(given) == address
 
 
+def test_the_monitor_starts_without_looking_up_the_name_of_its_host(monkeypatch: pytest.MonkeyPatch):
+    """Where DNS does not answer, it takes half a minute, and the event loop stood still for as long."""
+    asked: list[str] = []
+    monkeypatch.setattr(socket, "getfqdn", asked.append)
+    monitor = Monitor("127.0.0.1:0", CollectorRegistry(), problems=list, not_ready=list)
+    monitor.start()
+    monitor.stop()
+    assert asked == []
+
+
 async def test_a_client_that_says_nothing_keeps_no_monitor_from_stopping_and_its_address_is_free_then():
     monitor = Monitor("127.0.0.1:0", CollectorRegistry(), problems=list, not_ready=lambda: ["not yet"])
     monitor.start()
