@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import asyncpg
 
@@ -52,6 +52,7 @@ class Upkeep:
         self.unarchived = 0.0
         self.orphans: list[str] = []
         self._suspects: set[str] = set()  # nobody held them at the last look
+        self._short: Sequence[_Task] = ()  # what an audit lets have their turn; it may take minutes
         self._warn_at = 0.0  # of days that are not archived, again
         self._link = link
         self._scheduler = scheduler
@@ -76,11 +77,16 @@ class Upkeep:
             _Task(self._look_at_ages, _AGES_SECONDS, start, "how long jobs have waited could not be looked at"),
             _Task(self.audit, audit_seconds, start + audit_seconds, "the reader could not be audited"),
         ]
+        self._short = tasks[:-1]
         while True:
             await asyncio.sleep(max(0.0, min(task.at for task in tasks) - loop.time()))
-            for task in tasks:
-                if (time := loop.time()) >= task.at:
-                    task.at = time + await task.turn()
+            await self._do_what_is_due(tasks)
+
+    async def _do_what_is_due(self, tasks: "Sequence[_Task]") -> None:
+        loop = asyncio.get_running_loop()
+        for task in tasks:
+            if (time := loop.time()) >= task.at:
+                task.at = time + await task.turn()
 
     async def _maintain(self) -> None:
         await self._link.fetch(self._maintain_sql, self._settings.history_days)
@@ -178,6 +184,7 @@ class Upkeep:
         unknown: Counter[str] = Counter()
         after = 0
         while self._scheduler.origins.get(queue.name) is queue:
+            await self._do_what_is_due(self._short)
             version = queue.version
             rows = await self._link.fetch(self._audit_sql, queue.name, after, _PAGE, queue.high)
             if queue.version != version:

@@ -1,5 +1,6 @@
 """What the slow work in the background sees of the jobs that wait, on a real Postgres."""
 
+import asyncio
 import logging
 
 import asyncpg
@@ -157,6 +158,40 @@ async def test_jobs_of_an_unknown_type_are_counted_as_long_as_they_are_here(data
         await eventually(lambda: counted() == 3)
         await connection.execute("DELETE FROM sidings.job")
         await eventually(lambda: counted() == 0)
+
+
+async def test_an_audit_that_takes_long_lets_the_others_have_their_turns(database: str, monkeypatch):
+    """Of thousands of origins, or of a long backlog, it takes a minute and more, and what /metrics says of ages, held
+    jobs and orphans stood still meanwhile."""
+    monkeypatch.setattr(upkeep_module, "_PAGE", 1)
+    monkeypatch.setattr(upkeep_module, "_AGES_SECONDS", 0.02)
+    link, scheduler = Link(PostgresSettings(dsn=database)), Scheduler(lambda kind: False)
+    scheduler.add_origin(ORIGIN, 1).high = 1_000
+    upkeep = Upkeep(
+        link,
+        scheduler,
+        ExecutorMetrics("test", None),
+        ExecutorSettings(audit_seconds=0.1),
+        schema="sidings",
+        on_found=lambda queue: None,
+    )
+    async with connected(database) as connection:
+        for position in range(1, 101):
+            await _store(connection, position, 0)
+    sent: list[str] = []
+    fetch = link.fetch
+
+    async def note(query: str, *args: object) -> list[asyncpg.Record]:
+        sent.append(query)
+        return await fetch(query, *args)
+
+    monkeypatch.setattr(link, "fetch", note)
+    upkeeping = asyncio.create_task(upkeep.run())
+    await eventually(lambda: sent.count(upkeep._audit_sql) >= 100, "an audit, page by page")
+    upkeeping.cancel()
+    begun = sent.index(upkeep._audit_sql)
+    assert sent[begun : begun + 100].count(upkeep._ages_sql) > 1
+    await link.close()
 
 
 async def test_an_origin_that_nobody_holds_is_named_once_and_counted(database: str, caplog):
