@@ -428,7 +428,8 @@ class Executor:
     def _gauges(self) -> Iterator[Metric]:
         service = (self._service,)
         scheduler = self.scheduler
-        origins = list(scheduler.origins.values())
+        # While Postgres is away those remain here whose leases have run out: others may have them, and run their jobs.
+        origins = [queue for queue in list(scheduler.origins.values()) if queue.deadline > now()]
         # This is asked from a thread: only copies, which Python makes in one go, do not change while they are counted.
         stuck = sum(lane.due is not None for queue in origins for lane in list(queue.lanes.values()))
         yield gauge("sidings_running", "Handlers that run now.", ["service"], {service: self.workers.running()})
@@ -441,8 +442,9 @@ class Executor:
             {service: scheduler.ready},
         )
         yield gauge("sidings_blocked_groups", "Groups whose head backs off.", ["service"], {service: stuck})
-        yield gauge("sidings_held_jobs", "Jobs that wait for a person.", ["service"], {service: self._upkeep.held})
-        blocked = self._upkeep.blocked
+        oldest = self._upkeep.oldest
+        held, blocked = (self._upkeep.held, self._upkeep.blocked) if origins else (0, 0)
+        yield gauge("sidings_held_jobs", "Jobs that wait for a person.", ["service"], {service: held})
         yield gauge("sidings_blocked_jobs", "Heads of groups that wait for a person.", ["service"], {service: blocked})
         yield gauge(
             "sidings_held_origins",
@@ -472,5 +474,5 @@ class Executor:
             "sidings_oldest_waiting_seconds",
             "Age of the first waiting job of each held origin.",
             ["service", "origin"],
-            {(self._service, name): age for name, age in self._upkeep.oldest.items()},
+            {(self._service, queue.name): oldest[queue.name] for queue in origins if queue.name in oldest},
         )

@@ -17,6 +17,7 @@ from sidings.jobs import Registry
 from sidings.schema import load_sql
 
 from .admin_support import a_holder, a_job
+from .faulty_proxy import proxied
 from .support import ORIGIN, connected, eventually, running
 
 STORE = """
@@ -158,6 +159,28 @@ async def test_jobs_of_an_unknown_type_are_counted_as_long_as_they_are_here(data
         await eventually(lambda: counted() == 3)
         await connection.execute("DELETE FROM sidings.job")
         await eventually(lambda: counted() == 0)
+
+
+async def test_while_postgres_is_away_nothing_is_told_of_origins_whose_leases_have_run_out(database: str):
+    """The figures of the last look were told for as long as it was away: others had long had the origins."""
+    exposed = CollectorRegistry()
+
+    def told() -> tuple[float | None, ...]:
+        names = ("sidings_held_origins", "sidings_held_jobs", "sidings_blocked_jobs")
+        oldest = exposed.get_sample_value("sidings_oldest_waiting_seconds", {"service": "test", "origin": ORIGIN})
+        return (oldest and 100, *(exposed.get_sample_value(name, {"service": "test"}) for name in names))
+
+    for state in ("held", "blocked"):
+        await a_job(database, state, first_started_at="now() - interval '100 s'")
+    async with (
+        proxied(database) as proxy,
+        running(proxy.dsn, Registry(), prometheus=exposed, lease_seconds=1.0, audit_seconds=0.2),
+    ):
+        await eventually(lambda: told() == (100, 1, 1, 1), told)
+        proxy.cut()
+        await eventually(lambda: told() == (None, 0, 0, 0), told)
+        proxy.heal()
+        await eventually(lambda: told() == (100, 1, 1, 1), told)
 
 
 async def test_an_audit_that_takes_long_lets_the_others_have_their_turns(database: str, monkeypatch):
