@@ -28,6 +28,7 @@ from sidings.kafka.outbox import OutboxSettings, Relay, reader, recorder, rounds
 from sidings.kafka.outbox import relay as relay_module
 from sidings.kafka.outbox.reader import Reader
 
+from .faulty_proxy import proxied
 from .outbox_support import (
     Writer,
     a_relay,
@@ -616,3 +617,18 @@ async def test_relays_that_are_forked_with_a_service_are_relays_of_their_own(dat
         for child in children:
             child.kill()
             child.join()
+
+
+async def test_while_postgres_is_away_nothing_is_told_of_what_waited(database: str, sidings_kafka: str) -> None:
+    """The last count was told for as long as it was away, though other relays had long sent the messages."""
+    await publish(database, "nowhere", numbered(0, 7))
+    async with proxied(database) as proxy, relaying(proxy.dsn, sidings_kafka, lease_seconds=1.0) as relay:
+
+        def waiting() -> dict[str, int]:
+            return {topic: count for topic, (count, _) in relay.metrics.waiting.items()}
+
+        await eventually(lambda: waiting() == {"nowhere": 7})
+        proxy.cut()
+        await eventually(lambda: waiting() == {}, waiting)
+        proxy.heal()
+        await eventually(lambda: waiting() == {"nowhere": 7})

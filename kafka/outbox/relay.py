@@ -365,6 +365,8 @@ class Relay:
                 self.metrics.waiting = {row["topic"]: (row["waiting"], row["oldest"]) for row in rows}
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 outage.failed(error)
+                if not self.backlog.slots:  # others may have them, and have sent what waited
+                    self.metrics.waiting = {}
             else:
                 outage.over()
             await asyncio.sleep(max(self.settings.figures_seconds, 20 * (now() - started)))
