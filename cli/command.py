@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn, ParamSpec
 import typer
 
 from ..errors import ConfigurationError, KafkaUnavailable, PostgresUnavailable, SidingsError
-from .output import plain
+from .output import note, plain
 from .session import open_session, postgres_settings
 
 __all__ = ["Because", "By", "Code", "Json", "Limit", "Yes", "command", "fail", "group", "run_guarded"]
@@ -78,6 +78,8 @@ def command(
                     await function(settings, **values)  # pyright: ignore[reportCallIssue] - its first parameter
                     return
                 async with open_session(settings, checked=checked) as session:
+                    if session.standby:
+                        note(session.standby)
                     await function(session, **values)  # pyright: ignore[reportCallIssue]
 
             run_guarded(work())

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Session", "open_session", "postgres_settings", "whoever_runs_this"]
 
 _STATEMENT_SECONDS = 60.0
+_CLOCK = "SELECT clock_timestamp(), pg_is_in_recovery(), pg_last_xact_replay_timestamp()"
 
 
 class Session:
@@ -37,6 +38,7 @@ class Session:
         self.connection = connection
         self.service = service
         self.now = now
+        self.standby: str | None = None  # what to know of one, for people
 
     @property
     def where(self) -> str:
@@ -78,7 +80,8 @@ class Session:
 
     async def look_at_clock(self) -> None:
         """Let `now` be now. Raises `PostgresUnavailable`."""
-        self.now = (await self._fetch("SELECT clock_timestamp()"))[0][0]
+        [(self.now, standby, replayed)] = await self._fetch(_CLOCK)
+        self.standby = _of_standby(replayed) if standby else None
 
     async def _fetch(self, sql: str, *arguments: object) -> "list[asyncpg.Record]":
         from ..executor.link import BROKEN
@@ -87,6 +90,15 @@ class Session:
             return await self.connection.fetch(sql, *arguments, timeout=_STATEMENT_SECONDS)
         except BROKEN as error:
             raise _no_answer(error) from error
+
+
+def _of_standby(replayed: datetime | None) -> str:
+    """Judged by the clock, a renewal that it lacks looks like a lease that ran out."""
+    last = f", committed at {replayed:%Y-%m-%d %H:%M:%S %Z}" if replayed else ""
+    return (
+        f"this is a standby, and may lack what is newer than its last transaction{last}: ages, leases and what nobody "
+        "holds are told as if there were nothing newer"
+    )
 
 
 def _no_answer(error: BaseException) -> PostgresUnavailable:
@@ -157,13 +169,15 @@ async def open_session(settings: "PostgresSettings", *, checked: bool = True) ->
                 service = await _owner(connection, settings)
                 if checked:
                     await check(connection, service=service, schema=settings.schema_name)
-                now: datetime = await connection.fetchval("SELECT clock_timestamp()")
+                [(now, standby, replayed)] = await connection.fetch(_CLOCK)
         except SchemaTooOld as error:
             text = str(error).partition(": call ")[0]
             raise SchemaTooOld(f"{text}: run `sidings migrate apply`") from None
         except BROKEN as error:
             raise _no_answer(error) from error
-        yield Session(settings, connection, service, now)
+        session = Session(settings, connection, service, now)
+        session.standby = _of_standby(replayed) if standby else None
+        yield session
     finally:
         connection.terminate()
 

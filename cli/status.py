@@ -12,7 +12,7 @@ from .command import Code, Json, command
 from .job_details import pause_text
 from .job_types import Backlog, backlogs, print_types
 from .outbox import OutboxTopic, print_topics, topics
-from .output import Table, age, counted, plain, print_json, span, table
+from .output import Table, age, counted, note, plain, print_json, span, table
 from .session import Session
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ async def status(
         overview = await look(session)
         if watch is not None and sys.stdout.isatty():
             _clear()
+            if session.standby:
+                note(session.standby)
         _print(session, overview, as_json)
         if watch is None:
             raise typer.Exit(Code.ATTENTION if overview.problems else Code.DONE)

@@ -10,9 +10,11 @@ from secrets import token_hex
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from sidings import Message, Service, StaticAssignment, Transaction
+from sidings.cli.pages import pages
 from sidings.devstack import Postgres
 from sidings.devstack.accounts import open_directory, server_account
 from sidings.devstack.binaries import postgres_program
@@ -24,6 +26,7 @@ from sidings.executor import Executor, ExecutorSettings, PostgresSettings, now
 from sidings.jobs import Job, Registry
 from sidings.schema import migrate, migrations
 
+from .cli_support import cli
 from .consumer_support import Number, a_service, produce
 from .faulty_proxy import FaultyProxy, Moment, proxied
 from .outbox_support import assert_complete, emptied, numbered, publish, publishing, records, relaying
@@ -678,6 +681,23 @@ async def test_an_executor_that_starts_on_a_server_just_promoted_believes_no_exp
             await fresh.stop()
         failover.proxy.heal()
     assert seen == ["attempt 1 starts", "attempt 1 ends", "attempt 2 starts", "attempt 2 ends"]
+
+
+async def test_who_looks_at_a_standby_is_told_what_it_may_lack(failover: Failover):
+    """It was said, as if of now, that leases have run out and nobody holds what was held all the time."""
+    async with failover.executor(Registry(), ORIGINS[:1], lease_seconds=2.0) as executor:
+        await failover.lose_what_follows()
+        expired = "SELECT bool_and(lease_until < clock_timestamp()) FROM sidings.origin"
+        await eventually(lambda: value(failover.new, expired))
+        status = await cli(failover.new, "status", exit_code=4)
+        assert "! no executor holds an origin" in status.stdout
+        assert "this is a standby, and may lack what is newer than its last transaction, committed at" in status.stderr
+        assert "standby" not in (await cli(failover.old, "status")).output
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(pages(PostgresSettings(dsn=failover.new))), base_url="http://pages"
+        ) as browser:
+            assert "this is a standby, and may lack" in (await browser.get("/origins")).text
+        assert executor.held
 
 
 async def test_a_message_that_was_lost_does_not_pass_for_acknowledged(failover: Failover):
