@@ -390,7 +390,9 @@ class Executor:
                 else f"Postgres refuses the executor: {refusal}"
             )
         if self.scheduler.origins and now() - self._leases.last_renewed > self.settings.lease_seconds:
-            found.append(f"leases were last renewed {now() - self._leases.last_renewed:.1f} s ago")
+            error = self._leases.outage.error
+            since = now() - self._leases.last_renewed
+            found.append(f"leases were last renewed {since:.1f} s ago" + (f": {error}" if error is not None else ""))
         if (busy := self.cycles.busy_seconds()) > limit:
             error = self.cycles.outage.error
             found.append(f"a cycle has been under way for {busy:.1f} s" + (f": {error}" if error is not None else ""))

@@ -68,6 +68,7 @@ class LeaseThread:
         self.executor_id: UUID | None = None
         self.suspended = False
         self.last_renewed = now()
+        self.outage = Outage(log, "leases could not be renewed")
         self._postgres = postgres
         self._settings = settings
         self._events = events
@@ -143,7 +144,6 @@ class LeaseThread:
             ),
             self._on_error,
         )
-        outage = Outage(log, "leases could not be renewed")
         pause = self._settings.lease_seconds / 3
         while not self._stopping:
             await set_within(self._poke, pause)
@@ -153,10 +153,10 @@ class LeaseThread:
             try:
                 answer = await self._renew(link)
                 if answer is not None:
-                    outage.over()
+                    self.outage.over()
                 complete = answer is not False
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                outage.failed(error)
+                self.outage.failed(error)
                 complete = False
             except Exception:  # PgBouncer in place of Postgres, a defect: without this thread every lease runs out
                 log.exception("leases could not be renewed")

@@ -6,7 +6,7 @@ import pytest
 from sidings.jobs import Job, Registry
 
 from .faulty_proxy import proxied
-from .support import ORIGIN, Ride, an_executor, enqueue, eventually, running, value
+from .support import ORIGIN, Ride, a_role, an_executor, connected, enqueue, eventually, running, value
 
 EXECUTORS = "SELECT count(*) FROM sidings.executor"
 
@@ -108,3 +108,24 @@ async def test_an_executor_of_which_somebody_has_cancelled_one_loop_ends(databas
         with pytest.raises(ExceptionGroup):
             await asyncio.wait_for(executor.wait(), 20)
         assert executor.problems() == ["the executor does not run"]
+
+
+async def test_why_leases_are_not_renewed_stands_in_health(database: str):
+    """It said for how long; why, as that the server gives no more connections, stood in the log alone."""
+    async with (
+        a_role(database) as (role, dsn),
+        running(dsn, Registry(), lease_seconds=1.0) as executor,
+        connected(database) as connection,
+    ):
+        await connection.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0")
+        await connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")
+
+        def told() -> bool:
+            return any(
+                problem.startswith("leases were last renewed") and "too many connections for role" in problem
+                for problem in executor.problems()
+            )
+
+        await eventually(told, executor.problems)
+        await connection.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
+        await eventually(lambda: executor.problems() == [], executor.problems)
