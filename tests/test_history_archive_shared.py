@@ -4,6 +4,8 @@ import os
 import shutil
 from datetime import timedelta
 from pathlib import Path
+from secrets import token_hex
+from urllib.parse import urlsplit
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +16,7 @@ from sidings.schema import migrate
 
 from .history_support import stored
 from .support import connected
-from .test_history_archive import OLD, an_attempt, archived, jobs, maintained
+from .test_history_archive import MODULE, OLD, an_attempt, archived, jobs, maintained
 
 
 async def test_a_database_does_not_write_over_what_another_one_has_archived(
@@ -118,3 +120,58 @@ async def test_a_file_that_cannot_be_read_is_told_and_keeps_no_other_day_out_of_
     assert jobs(tmp_path) == [3]
     assert await archived(database, tmp_path) == 1
     assert jobs(tmp_path) == [1, 2, 3]
+
+
+async def test_the_archives_role_needs_no_right_to_temporary_tables(database: str, tmp_path: Path) -> None:
+    """The owner may lack it, where nobody has rights that he does not need: after the first late row no day got into
+    the archive any more."""
+    parts, role = urlsplit(database), f"owner_{token_hex(6)}"
+    await stored(database, [an_attempt(1)])
+    async with connected(database) as admin:
+        await admin.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'; ALTER SCHEMA sidings OWNER TO {role}")
+        await admin.execute(f'REVOKE TEMPORARY ON DATABASE "{parts.path[1:]}" FROM PUBLIC')
+        for row in await admin.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'sidings'"):
+            await admin.execute(f"ALTER TABLE sidings.{row['tablename']} OWNER TO {role}")
+        dsn = parts._replace(netloc=f"{role}:x@{parts.netloc.rpartition('@')[2]}").geturl()
+        try:
+            assert await archived(dsn, tmp_path) >= 1
+            await stored(database, [an_attempt(2)], partitions=False)
+            await stored(database, [an_attempt(3, OLD + timedelta(days=1))])
+            await admin.execute(f"ALTER TABLE sidings.job_history_{OLD + timedelta(days=1):%Y%m%d} OWNER TO {role}")
+            assert await archived(dsn, tmp_path) == 2
+            assert jobs(tmp_path) == [1, 2, 3]
+        finally:
+            await admin.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_a_file_of_another_kind_is_told_and_keeps_no_other_day_out_of_the_archive(
+    database: str, tmp_path: Path
+) -> None:
+    await stored(database, [an_attempt(1)])
+    assert await archived(database, tmp_path) >= 1
+    [file] = tmp_path.glob(f"day={OLD:%Y-%m-%d}/*")
+    pq.write_table(pq.read_table(file, columns=["job_id", "attempt"]), file)
+    await stored(database, [an_attempt(2)], partitions=False)
+    await stored(database, [an_attempt(3, OLD + timedelta(days=1))])
+    with pytest.raises(SidingsError, match="cannot be read, so it is not replaced: move it away"):
+        await archived(database, tmp_path)
+    assert (tmp_path / f"day={OLD + timedelta(days=1):%Y-%m-%d}").exists()
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_all_of_a_large_file_is_compared(
+    database: str, tmp_path: Path, ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Piece by piece, whichever order its rows have."""
+    monkeypatch.setattr(MODULE, "_CHECKED_ROWS", 100)
+    times = [OLD + timedelta(seconds=n if ordered else n * 7919 % 1000) for n in range(1000)]
+    await stored(database, [an_attempt(n, at) for n, at in enumerate(times)])
+    assert await archived(database, tmp_path) >= 1
+    await stored(database, [an_attempt(1000)], partitions=False)
+    assert await archived(database, tmp_path) == 1
+    assert jobs(tmp_path) == list(range(1001))
+    async with connected(database) as connection:
+        await connection.execute("DELETE FROM sidings.job_history WHERE job_id IN (5, 500, 999)")
+    await stored(database, [an_attempt(1001)], partitions=False)
+    with pytest.raises(SidingsError, match="has 3 rows that this database has not"):
+        await archived(database, tmp_path)

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Generator
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pyarrow as pa
@@ -36,6 +36,7 @@ _CLOSE_SECONDS = 10.0
 _CALL_SECONDS = 600.0
 _ROWS = 5_000  # in memory at once, as objects
 _PAYLOADS = 100  # of those that have one
+_CHECKED_ROWS = 100_000  # of a file, compared at once
 _FETCH_BYTES = 16 << 20  # of rows in memory at once, as far as those before tell
 _GROUP = 200_000  # rows of a row group
 _GROUP_BYTES = 64 << 20  # of one with large payloads
@@ -150,24 +151,23 @@ async def _check_free(connection: "Connection", file: Path, schema: str, day: da
     """A file that is there is ours where rows have come late, or we were killed before the commit. Another database's,
     or our own from before we were restored from a backup, entered there or not, may hold all that there is of some
     rows. Raises `_Foreign`."""
-    columns = "job_id bigint, attempt integer, finished_at timestamptz"
-    await connection.execute(f"CREATE TEMP TABLE archive_file ({columns}) ON COMMIT DROP")
-    names = ("job_id", "attempt", "finished_at")
-    for rows in _columns(file, names):
-        await connection.copy_records_to_table("archive_file", records=rows, columns=names)
     query = load_sql(__package__, "missing_rows", schema).replace("{partition}", f"job_history_{day:%Y%m%d}")
-    if missing := await connection.fetchval(query):
+    missing = 0
+    for ids, attempts, times in _columns(file, ("job_id", "attempt", "finished_at")):
+        missing += await connection.fetchval(query, ids, attempts, times, min(times), max(times))
+    if missing:
         raise _Foreign(
             f"{file} has {missing} rows that this database has not: another database has written it, of a service with "
             "the same name, or this one before it was restored from a backup; give it another directory"
         )
 
 
-def _columns(file: Path, names: tuple[str, ...]) -> Generator[list[tuple[object, ...]]]:
+def _columns(file: Path, names: tuple[str, ...]) -> Generator[list[list[Any]]]:
     try:
-        for batch in pq.ParquetFile(file).iter_batches(_ROWS, columns=list(names)):
-            yield list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
-    except (pa.ArrowException, OSError) as error:
+        for batch in pq.ParquetFile(file).iter_batches(_CHECKED_ROWS, columns=list(names)):
+            if batch.num_rows:
+                yield [batch.column(name).to_pylist() for name in names]
+    except (pa.ArrowException, OSError, KeyError) as error:
         raise _Foreign(f"{file} cannot be read, so it is not replaced: move it away ({error})") from error
 
 
