@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from secrets import token_hex
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -719,6 +720,54 @@ async def test_a_day_that_something_depends_on_keeps_no_other_from_being_dropped
         present = await names(connection)
         assert set(await days(connection, 0, 2)) | {kept} <= set(present)
         assert dropped not in present
+
+
+@asynccontextmanager
+async def an_owner(dsn: str) -> AsyncIterator[tuple[str, str]]:
+    """A role that may make schemas, and no superuser; and the DSN for it."""
+    role, parts = f"owner_{token_hex(6)}", urlsplit(dsn)
+    async with connected(dsn) as admin:
+        await admin.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+        await admin.execute(f'GRANT CREATE ON DATABASE "{parts.path[1:]}" TO {role}')
+        try:
+            yield role, parts._replace(netloc=f"{role}:x@{parts.netloc.rpartition('@')[2]}").geturl()
+        finally:
+            await admin.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("maker", ["a superuser", "a member"])
+async def test_a_day_that_another_role_has_made_is_the_owners_all_the_same(empty_database: str, maker: str):
+    """An archive run with an administrator's DSN makes days, and so does an instance whose login is a member of the
+    owner. Nobody else could drop them, or archive them."""
+    async with an_owner(empty_database) as (owner, of_owner), an_owner(empty_database) as (member, of_member):
+        await migrate(of_owner, service="test")
+        async with connected(empty_database) as admin:
+            await admin.execute(f"GRANT {owner} TO {member}")
+            [day] = await days(admin, -9, -9)
+        async with connected(empty_database if maker == "a superuser" else of_member) as other:
+            await other.execute("SELECT sidings.make_history_day((now() AT TIME ZONE 'UTC')::date - 9)")
+            assert day in await names(other)
+        async with connected(of_owner) as connection:
+            await connection.execute("SELECT sidings.watch_history_day((now() AT TIME ZONE 'UTC')::date - 9)")
+            await connection.execute("SELECT sidings.maintain(7)")
+            assert day not in await names(connection)
+
+
+async def test_days_from_before_belong_to_the_historys_owner_and_its_readers_may_read_them(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A reader's analysis was refused until retention had dropped them."""
+    async with an_owner(empty_database) as (owner, of_owner), an_owner(empty_database) as (reader, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(migrate_module, "migrations", lambda: migrations()[:36])
+            await migrate(of_owner, service="test")
+        async with connected(empty_database) as admin:
+            await admin.execute(f"GRANT SELECT ON sidings.job_history TO {reader}")
+            old = await an_old_partition(admin, 9)
+            await migrate(empty_database, service="test")
+            for name in (old, *await days(admin, 0, 0)):
+                query = "SELECT has_table_privilege($1, $2, 'SELECT'), tableowner FROM pg_tables WHERE tablename = $3"
+                assert tuple(await admin.fetchrow(query, reader, f"sidings.{name}", name)) == (True, owner)
 
 
 async def test_partitions_are_made_while_outcomes_are_being_written(undivided: str):
