@@ -68,8 +68,9 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
             topics=self._topic_table,
             topic_ids=offsets,
         )
-        # What is set aside leaves connections to the main lines (which have one each, see Service) and to others.
-        slots = Slots(max(1, postgres.pool_size // 2), self._transactions.places)
+        # What is set aside leaves connections to the main lines (which have one each, see Service) and to others, as
+        # to what its handlers open themselves: of one place there is nothing to share.
+        slots = Slots(postgres.pool_size // 2, self._transactions.places)
         parking = Parking(postgres, self._topic_table)
         self.loops = [self._loop(s, client, offsets, parking, slots) for s in self.subscriptions.values()]
         self._lag = LagCommitter(client, self.partitions, offsets, lambda: self._roof.paused)

@@ -173,3 +173,41 @@ async def test_callers_that_hang_take_no_connection_of_the_consumers(effects, to
             ended.set()
             await asyncio.gather(*callers)
     assert refusals == {"no connection to Postgres: all 2 connections are in use; see pool_size"}
+
+
+async def test_a_message_that_stands_aside_does_not_take_the_only_place_of_its_own_handler(
+    effects, topic, sidings_kafka
+):
+    """Its handler waited for what it had itself, failed for that alone, and the message was parked."""
+    name = await topic(partitions=2)
+    service = a_service(PostgresSettings(dsn=effects, pool_size=1, connect_seconds=0.2), sidings_kafka)
+    failed, ended = set[int](), asyncio.Event()
+    refusals: list[PostgresUnavailable] = []
+    handled: list[int] = []
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def on_number(message: Message[Number], tx: Transaction) -> None:
+        if message.partition not in failed:
+            failed.add(message.partition)
+            raise ValueError("x")
+        if message.partition == 0:
+            await ended.wait()
+        try:
+            async with service.transaction() as other:
+                await other.fetchval("SELECT 1")
+        except PostgresUnavailable as error:
+            refusals.append(error)
+            raise
+        handled.append(message.partition)
+
+    async with service:
+        await eventually(lambda: not service.problems())
+        await produce(sidings_kafka, name, [1], partition=0)
+        await eventually(lambda: 0 in failed)
+        await produce(sidings_kafka, name, [1], partition=1)
+        await eventually(lambda: 1 in failed)
+        await asyncio.sleep(1)
+        ended.set()
+        for partition in (0, 1):
+            await eventually(offset_reaches(effects, name, 1, partition))
+    assert (handled, refusals) == ([0, 1], [])
