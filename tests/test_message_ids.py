@@ -76,19 +76,34 @@ async def days(dsn: str) -> list[str]:
 
 async def test_days_are_made_ahead_and_dropped_after_their_time(database):
     today = datetime.now(UTC).date()
+    noon = datetime.combine(today, datetime.min.time(), UTC) + timedelta(hours=12)
     names = {n: f"message_seen_{today + timedelta(days=n):%Y%m%d}" for n in range(-5, 4)}
     async with connected(database) as connection:
         await connection.execute("SELECT sidings.make_seen_day($1::date)", today - timedelta(days=3))
         await connection.execute("SELECT sidings.make_seen_day($1::date)", today - timedelta(days=2))
-        await connection.execute("SELECT sidings.maintain_seen(2)")
+        await connection.execute("SELECT sidings.maintain_seen(2, $1)", noon)
         assert await days(database) == [names[n] for n in (-2, 0, 1, 2)]
         # A transaction that has written keeps the old day; nobody waits for it for long.
         async with connected(database) as writer, writer.transaction():
-            await record(writer, ("a", 0, 1), at=datetime.now(UTC))
-            await connection.execute("SELECT sidings.maintain_seen(1)")
+            await record(writer, ("a", 0, 1), at=noon)
+            await connection.execute("SELECT sidings.maintain_seen(1, $1)", noon)
             assert names[-2] in await days(database)
-        await connection.execute("SELECT sidings.maintain_seen(1)")
+        await connection.execute("SELECT sidings.maintain_seen(1, $1)", noon)
         assert names[-2] not in await days(database)
+
+
+async def test_in_the_first_hour_of_a_day_the_tables_are_there_that_messages_need(database):
+    """That of the day before was not, where the schema was younger, or nothing had run for days: the first message made
+    it in its handler's transaction, and all others waited for that one's end."""
+    at = MIDNIGHT + timedelta(minutes=30)
+    async with connected(database) as one, connected(database) as other:
+        await one.execute("SELECT sidings.maintain_seen(1, $1)", at)
+        made = await days(database)
+        async with one.transaction():
+            await record(one, ("a", 0, 1), at=at)
+            await other.execute("SET lock_timeout = '500ms'")
+            assert await record(other, ("b", 1, 1), at=at) == []
+        assert await days(database) == made
 
 
 @pytest.mark.parametrize("rows", [0, 20_000])
