@@ -30,7 +30,7 @@ class Configuration:
         executor: ExecutorSettings | None,
         outbox: OutboxSettings | None,
         http: str | int | None,
-        prometheus: CollectorRegistry,
+        prometheus: CollectorRegistry | None,
     ) -> None:
         if not name:
             raise ConfigurationError("Service(name): give a name; it owns the schema and names the consumer group")
@@ -57,7 +57,7 @@ class Configuration:
         self.executor = executor
         self.outbox = outbox
         self.http = http
-        self.prometheus = prometheus
+        self.prometheus = CollectorRegistry() if prometheus is None else prometheus
 
 
 def _check_kinds(**given: tuple[object, Any, str]) -> None:

@@ -67,7 +67,7 @@ class Service:
     topics: joined beside those that have a consumer here, for jobs whose origin is one of their partitions.
     schema: of Sidings' tables. executor: how jobs run. outbox: how messages leave.
     http: ``"host:port"`` or a port for ``/metrics``, ``/health`` and ``/ready``; None: not served.
-    prometheus: where the metrics are registered.
+    prometheus: where the metrics are registered; None: nowhere.
 
     It starts without Kafka and without Postgres, and waits for them. A wrong schema ends it with a `SchemaError`, at
     once or as soon as the database answers; a part that dies unexpectedly brings the whole service down.
@@ -87,7 +87,7 @@ class Service:
         executor: ExecutorSettings | None = None,
         outbox: OutboxSettings | None = None,
         http: str | int | None = None,
-        prometheus: CollectorRegistry = REGISTRY,
+        prometheus: CollectorRegistry | None = REGISTRY,
     ) -> None:
         configuration = Configuration(
             name,
@@ -110,7 +110,7 @@ class Service:
         self._life = Life(configuration, self.registry, self._parts, self._subscriptions)
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None  # that `run` runs in
-        self._prometheus = prometheus
+        self._prometheus = configuration.prometheus
 
     @classmethod
     def from_env(cls, name: str, **overrides: Any) -> "Service":

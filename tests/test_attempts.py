@@ -51,7 +51,7 @@ def test_each_job_has_headers_of_its_own():
 FORGED = "x\nERROR all jobs are lost\r\x1b[2J\x9b1m\u202e"
 
 
-@pytest.mark.parametrize("of", [failed, lambda _type, entry, error, _started: invalid(entry, error)])
+@pytest.mark.parametrize("of", [failed, lambda kind, entry, error, _started: invalid(kind, entry, error)])
 def test_what_comes_from_elsewhere_makes_no_lines_of_its_own_in_the_log_and_steers_no_terminal(
     caplog: pytest.LogCaptureFixture, of: Any
 ):

@@ -759,7 +759,7 @@ async def test_days_from_before_belong_to_the_historys_owner_and_its_readers_may
     """A reader's analysis was refused until retention had dropped them."""
     async with an_owner(empty_database) as (owner, of_owner), an_owner(empty_database) as (reader, _):
         with monkeypatch.context() as patched:
-            patched.setattr(migrate_module, "migrations", lambda: migrations()[:36])
+            patched.setattr(migrate_module, "migrations", lambda: migrations()[:35])
             await migrate(of_owner, service="test")
         async with connected(empty_database) as admin:
             await admin.execute(f"GRANT SELECT ON sidings.job_history TO {reader}")
