@@ -471,3 +471,19 @@ def test_large_messages_take_no_more_memory_than_small_ones() -> None:
         under_way = lane.take(100)  # a slow Kafka
     assert not database.rows
     assert most < 200e6
+
+
+def test_a_part_of_a_part_takes_no_messages_from_the_others() -> None:
+    """Partitions were added meanwhile: by their number of now, its partitions are those of other keys as well."""
+    database, backlog, reader = a_reader(window=300, slots=1)
+    fill(database, "a", 12, slots=1)
+    lane = backlog.lane("a")
+    part = backlog.split(lane, frozenset({1, 3}), lambda row: id_of(row) % 2 == 1)
+    part.paused = False
+    read(database, reader)
+    lane.give_back(lane.take(6))
+    inner = backlog.split(part, frozenset({3}), lambda row: id_of(row) % 3 == 0)
+    inner.paused = False
+    for _ in range(3):
+        read(database, reader)
+    assert [id_of(row) for row in lane.queue] == [2, 4, 6, 8, 10, 12]

@@ -199,7 +199,12 @@ class Backlog:
     def split(self, lane: Lane, partitions: frozenset[int], owns: Callable[[Row], bool]) -> Lane:
         """Partitions that take nothing go apart, so that they hold up no others. Nothing of the lane is in memory or
         under way; all that waits of it is behind."""
-        part = Lane(lane.topic, partitions, owns, behind=dict(lane.behind), paused=True)
+        within = lane.owns
+
+        def own(row: Row) -> bool:  # where partitions were added since, keys of other lanes may go to these as well
+            return (within is None or within(row)) and owns(row)
+
+        part = Lane(lane.topic, partitions, own, behind=dict(lane.behind), paused=True)
         self.parts.insert(self.parts.index(lane) if lane in self.parts else len(self.parts), part)
         return part
 
