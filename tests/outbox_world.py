@@ -487,7 +487,7 @@ class SimSender:
             await asyncio.sleep(timeout)
             raise UnknownTopicOrPartitionError(topic)
         self._known.add(topic)
-        return list(range(PARTITIONS))
+        return list(range(self.world.partitions))
 
     def batch(self) -> SimBatch:
         return SimBatch()
@@ -652,6 +652,7 @@ class World:
         self.hanging: set[str] = set()
         self.failing: set[str] = set()
         self.stuck: set[tuple[str, int]] = set()  # partitions
+        self.partitions = PARTITIONS
         self.topics = ["a", "b", "c"]
         self.kafka: defaultdict[tuple[str, int], list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
         self.tokens = count()

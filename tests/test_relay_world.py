@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from sidings.kafka.outbox.packing import Packer
 
 from .outbox_world import World
 
@@ -126,6 +127,27 @@ def test_partitions_that_take_nothing_hold_up_no_others_and_come_back(world: Wor
     world.pass_time(20.0, write=False)
     assert sum(world.statements.values()) - before < 1_200, "they are tried now and then"
     world.settle()
+
+
+def test_partitions_that_take_nothing_hold_up_no_others_either_when_some_are_added(world: World) -> None:
+    """Other keys go to them then, which were not apart, and each try left fewer of the others a place."""
+    world.stuck = {("a", 0), ("a", 1)}
+    world.pass_time(15.0)
+    world.partitions = 5
+    world.pass_time(30.0)
+    while world.writing:
+        world.end_one()
+    place = Packer("test").partition_of
+
+    def waiting() -> bool:
+        rows = [row for row in world.primary.committed() if row.topic == "a" and row.key]
+        return any({place(row.key, range(count)) for count in (4, 5)}.isdisjoint((0, 1)) for row in rows)
+
+    world.wait_for(lambda: not waiting(), 20.0, "those of the other partitions leave")
+    world.stuck.clear()
+    world.wait_for(lambda: not world.waiting(set(world.topics)), 120.0, "all leave")
+    relays = [node.relay for node in world.nodes]
+    world.wait_for(lambda: not any(relay and relay.backlog.parts for relay in relays), 120.0, "all are together")
 
 
 ANY, SHARED_OUT_ANEW = (), ("crowd", "crowd", "burst")

@@ -206,9 +206,9 @@ class Rounds:
     def _to_go_apart(self, stuck: set[int], partitions: list[int], progress: bool) -> frozenset[int]:
         """Of the partitions that took nothing those that should hold up no others of the lane: where these have taken
         something, or nobody can know of them, as it happens again in a round that has nothing for them."""
-        own = (self.lane.partitions or frozenset(partitions)) - self.apart()
-        new = frozenset(stuck) & own
-        return new if new < own and (progress or self._failures) else frozenset()
+        own = self.lane.partitions or frozenset(partitions)
+        new = frozenset(stuck) & own  # some may be apart already, with the keys that went there once
+        return new if own - self.apart() - new and (progress or self._failures) else frozenset()
 
     async def _hand_over(
         self, sender: Sender, partition: int, rows: list[Row], packed: Packed | None = None
