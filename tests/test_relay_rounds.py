@@ -321,9 +321,10 @@ def test_a_message_whose_slot_was_lost_is_given_up_once_however_often_its_batch_
     assert (lane.unaccounted, lost.under_way) == (2, 0)
 
 
-def test_hashes_are_remembered_of_short_keys_only() -> None:
+def test_hashes_are_remembered_of_short_keys_and_of_the_last_long_one() -> None:
     packer, short, long = packing.Packer("test"), b"transport-1" * 10, b"transport-1" * 100
     before = sys.getrefcount(short), sys.getrefcount(long)
     chosen = [packer.partition_of(key, range(64)) for key in (short, long)]
+    packer.partition_of(b"another" * 100, range(64))
     assert (sys.getrefcount(short), sys.getrefcount(long)) == (before[0] + 1, before[1])
     assert chosen == [packer.partition_of(key, range(64)) for key in (short, long)]

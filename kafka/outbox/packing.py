@@ -46,6 +46,7 @@ class Packer:
         self._id = f"{service}:".encode().replace(b"%", b"%%") + b"%x.%x"
         self._max_bytes = max_bytes
         self._hashes: dict[bytes, int] = {}
+        self._last_long: tuple[bytes, int] = (b"", 0)  # each part asks whether a message is its own
 
     def partition_of(self, key: bytes | None, partitions: Sequence[int]) -> int:
         """The partition of a key; any one without."""
@@ -124,11 +125,15 @@ class Packer:
         if hashed is None:
             if len(key) > self._max_bytes:
                 return 0  # wherever it is, it is not sent
+            if key is self._last_long[0]:
+                return self._last_long[1]
             hashed = int(murmur2(key)) & 0x7FFFFFFF
             if len(key) <= _LONG_KEY:
                 if len(self._hashes) >= _REMEMBERED:
                     self._hashes.clear()
                 self._hashes[key] = hashed
+            else:
+                self._last_long = key, hashed
         return hashed
 
 
