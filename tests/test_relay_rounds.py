@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 from aiokafka.errors import KafkaError
+from aiokafka.partitioner import murmur2
 from sidings.executor import PostgresSettings, now
 from sidings.kafka import KafkaSettings
 from sidings.kafka.outbox import OutboxSettings, packing, rounds, senders
@@ -328,3 +329,8 @@ def test_hashes_are_remembered_of_short_keys_and_of_the_last_long_one() -> None:
     packer.partition_of(b"another" * 100, range(64))
     assert (sys.getrefcount(short), sys.getrefcount(long)) == (before[0] + 1, before[1])
     assert chosen == [packer.partition_of(key, range(64)) for key in (short, long)]
+
+
+@pytest.mark.parametrize("key", [b"", b"a", b"transport-1" * 100])
+def test_the_first_message_goes_where_any_other_of_its_key_does(key: bytes) -> None:
+    assert packing.Packer("test").partition_of(key, range(64)) == (murmur2(key) & 0x7FFFFFFF) % 64

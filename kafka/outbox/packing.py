@@ -46,7 +46,7 @@ class Packer:
         self._id = f"{service}:".encode().replace(b"%", b"%%") + b"%x.%x"
         self._max_bytes = max_bytes
         self._hashes: dict[bytes, int] = {}
-        self._last_long: tuple[bytes, int] = (b"", 0)  # each part asks whether a message is its own
+        self._last_long: tuple[bytes | None, int] = (None, 0)  # each part asks whether a message is its own
 
     def partition_of(self, key: bytes | None, partitions: Sequence[int]) -> int:
         """The partition of a key; any one without."""
