@@ -239,14 +239,16 @@ class Placer:
         self, ids: Mapping[TopicPartition, UUID], stored: dict[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         """The stored offsets, moved on where a stateless consumer of the group has handled what follows. Not where a
-        person has set one meanwhile, beside which no epoch stands. Then Kafka is told of them before anything is
-        handled, or what the stateless one has committed would count again after a reset that is yet to come."""
+        person has set one meanwhile, beside which no epoch stands, nor where that one began further on, as at the end
+        of the log, or where Postgres was set back since: nobody has handled what lies between. Then Kafka is told of
+        them before anything is handled, or what the stateless one has committed would count again after a reset that
+        is yet to come."""
         if not ids:
             return stored
         async with asyncio.timeout(self._request_seconds):
             found = await committed_stateless(self._client, ids)
-            for tp, (offset, epoch) in found.items():
-                if offset > stored[tp] and self._offsets.epoch(tp) is not None:
+            for tp, (offset, epoch, began) in found.items():
+                if began <= stored[tp] < offset and self._offsets.epoch(tp) is not None:
                     self._epochs.begin(tp, offset, epoch)  # it is stored with the offset
                     await self._offsets.jump(Move(tp, stored[tp], offset))
                     log.warning(

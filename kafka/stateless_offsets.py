@@ -24,20 +24,21 @@ __all__ = ["GroupOffsets", "committed_stateless"]
 
 log = logging.getLogger("sidings.consumer")
 
-_METADATA = "leader epoch {} of topic {}"
-_FOUND = re.compile(_METADATA.format(r"(\d+)", r"(\S+)"))
+_METADATA = "leader epoch {} of topic {}, all handled from {}"
+_FOUND = re.compile(r"leader epoch (\d+) of topic ([^\s,]+)(?:, all handled from (\d+))?")  # the last is new
 
 
 async def committed_stateless(
     client: AIOKafkaConsumer, ids: Mapping[TopicPartition, UUID]
-) -> dict[TopicPartition, tuple[int, int]]:
+) -> dict[TopicPartition, tuple[int, int, int]]:
     """The group's offsets that a stateless consumer was the last to commit, each with the leader's epoch of the record
-    before it. ids: of the topics as they are now. Raises `KafkaError`."""
-    found: dict[TopicPartition, tuple[int, int]] = {}
+    before it, and from where on stateless ones have handled all. ids: of the topics as they are now. Raises
+    `KafkaError`."""
+    found: dict[TopicPartition, tuple[int, int, int]] = {}
     for tp, committed in (await _committed(client, ids)).items():
         words = _FOUND.fullmatch(committed.metadata or "")
         if words and words[2] == str(ids[tp]):
-            found[tp] = committed.offset, int(words[1])
+            found[tp] = committed.offset, int(words[1]), int(words[3] or committed.offset)
     return found
 
 
@@ -49,9 +50,14 @@ async def _committed(
     return cast(Mapping[TopicPartition, OffsetAndMetadata], await coordinator.fetch_committed_offsets(list(partitions)))
 
 
+def _began(committed: OffsetAndMetadata) -> int:
+    found = _FOUND.fullmatch(committed.metadata or "")
+    return int(found[3] or committed.offset) if found else committed.offset
+
+
 class GroupOffsets:
-    """Reads and commits the group's offsets, and as the metadata of each the leader's epoch of the record before it.
-    seconds: how long one commit may take.
+    """Reads and commits the group's offsets, and as the metadata of each the leader's epoch of the record before it,
+    and from where on stateless consumers have handled all. seconds: how long one commit may take.
 
     Kafka takes commits from the partition's owner only; one that arrives late can set an offset back, which repeats
     messages, but not forward past an unfinished one, since no such offset is ever sent.
@@ -69,6 +75,7 @@ class GroupOffsets:
         self._loaded_ids: dict[TopicPartition, UUID] = {}  # the same, when each offset was loaded
         self._made_anew: set[TopicPartition] = set()  # whose topics have got other ids since
         self._epochs: dict[TopicPartition, int | None] = {}
+        self._began: dict[TopicPartition, int] = {}  # from where on all was handled
         self._metrics = metrics
         self._seconds = seconds
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by topic
@@ -96,6 +103,7 @@ class GroupOffsets:
         mine = {tp: found for tp, found in committed.items() if tp not in former}
         for tp in partitions:
             self._epochs[tp] = self._epoch_in(tp, mine[tp].metadata) if tp in mine else None
+            self._began[tp] = _began(mine[tp]) if tp in mine else 0
         return dict.fromkeys(former | self._made_anew & set(partitions), 0) | {
             tp: found.offset for tp, found in mine.items()
         }
@@ -170,7 +178,7 @@ class GroupOffsets:
 
     def _with_epoch(self, tp: TopicPartition, offset: int) -> int | tuple[int, str]:
         epoch, id = self._leader_epochs.before(tp, offset), self._loaded_ids.get(tp)
-        return offset if epoch is None or id is None else (offset, _METADATA.format(epoch, id))
+        return offset if epoch is None or id is None else (offset, _METADATA.format(epoch, id, self._began[tp]))
 
     async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         failed: Exception | None = None

@@ -8,7 +8,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from sidings import Message, Transaction
 
 from .consumer_support import Number, a_service, produce, sample
-from .support import eventually
+from .support import connected, eventually
 
 
 class Topic:
@@ -30,10 +30,10 @@ class Topic:
 
         return service
 
-    def stateless(self) -> Any:
+    def stateless(self, start: Any = "earliest") -> Any:
         service = self._service(None)
 
-        @service.consumer(self.name, model=Number, stateless=True, dead_letter=f"{self.name}.dlq")
+        @service.consumer(self.name, model=Number, stateless=True, dead_letter=f"{self.name}.dlq", start=start)
         async def handle(message: Message[Number]) -> None:
             self.handled.append(("stateless", message.value.n))
 
@@ -87,6 +87,38 @@ async def test_and_so_it_does_where_the_instance_dies_that_has_begun_there(datab
         assert await client.committed(TopicPartition(its.name, 0)) == 0
     finally:
         await client.stop()
+
+
+async def test_what_lies_before_the_place_where_the_stateless_consumer_began_is_not_passed_over(
+    database, topic, sidings_kafka, monkeypatch
+):
+    """It found no offset of the group, as where Kafka has deleted it, and began at the end of the log."""
+    monkeypatch.setattr("sidings.kafka.lag.LagCommitter.commit", _nothing)
+    its = Topic(database, sidings_kafka, await topic(), "earliest")
+    await its.run(its.ordinary(), 0)
+    await produce(its.kafka, its.name, [1, 2])
+    for number in (3, 4):  # the second goes on where the first has ended
+        service = its.stateless("latest")
+        async with service:
+            [partition] = await eventually(service._life.consumer._stateless.partitions.values)
+            await eventually(lambda partition=partition: partition.placed)
+            await produce(its.kafka, its.name, [number])
+            await eventually(lambda number=number: ("stateless", number) in its.handled, lambda: its.handled)
+    await its.run(its.ordinary(), 5)
+    assert its.handled[3:] == [("ordinary", n) for n in (1, 2, 3, 4, 5)]
+
+
+async def test_nor_is_what_a_postgres_that_was_restored_has_lost(database, topic, sidings_kafka):
+    its = Topic(database, sidings_kafka, await topic(), "earliest")
+    columns = "next_offset, epoch_offset, leader_epoch"
+    await its.run(its.ordinary(), 0)
+    async with connected(database) as connection:
+        backup = await connection.fetchrow(f"SELECT {columns} FROM sidings.consumer_offset")
+        await its.run(its.ordinary(), 1, 2)
+        await its.run(its.stateless(), 3)
+        await connection.execute(f"UPDATE sidings.consumer_offset SET ({columns}) = ($1, $2, $3)", *backup)
+    await its.run(its.ordinary(), 4)
+    assert its.handled[4:] == [("ordinary", n) for n in (1, 2, 3, 4)]
 
 
 async def _nothing(_: object) -> None: ...
