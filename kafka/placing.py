@@ -203,7 +203,9 @@ class Placer:
                 failed = error
             stored = await self._offsets.load(waiting.keys())
         made_anew = await self._compare(ids, stored)
-        stored = await self._pass_stateless({tp: ids[tp] for tp in stored if tp in ids and tp not in made_anew}, stored)
+        known = {tp: ids[tp] for tp in stored if tp in ids and tp not in made_anew}
+        if known and (refusal := await self._pass_stateless(known, stored)) is not None:
+            failed = refusal
         for tp in waiting.keys() & stored.keys():  # a row may have been deleted this very moment
             if tp in made_anew:
                 self._refuse_another(waiting[tp], stored[tp])
@@ -237,14 +239,12 @@ class Placer:
 
     async def _pass_stateless(
         self, ids: Mapping[TopicPartition, UUID], stored: dict[TopicPartition, int]
-    ) -> dict[TopicPartition, int]:
-        """The stored offsets, moved on where a stateless consumer of the group has handled what follows. Not where a
+    ) -> Exception | None:
+        """Move the stored offsets on where a stateless consumer of the group has handled what follows. Not where a
         person has set one meanwhile, beside which no epoch stands, nor where that one began further on, as at the end
         of the log, or where Postgres was set back since: nobody has handled what lies between. Then Kafka is told of
         them before anything is handled, or what the stateless one has committed would count again after a reset that
-        is yet to come."""
-        if not ids:
-            return stored
+        is yet to come. Returns why it does not take those of a topic, which are not in `stored` then."""
         async with asyncio.timeout(self._request_seconds):
             found = await committed_stateless(self._client, ids)
             for tp, (offset, epoch, began) in found.items():
@@ -255,10 +255,19 @@ class Placer:
                         "%s/%s: offsets %s to %s were handled by a stateless consumer of this group: going on at %s",
                         *(tp.topic, tp.partition, stored[tp], offset - 1, offset),
                     )
-            if found:
-                stored |= await self._offsets.load(found)
-                await self._client.commit({tp: stored[tp] for tp in found})
-        return stored
+        if found:
+            stored |= await self._offsets.load(found)
+        refusal: Exception | None = None
+        for topic in {tp.topic for tp in found}:
+            theirs = {tp: stored[tp] for tp in found if tp.topic == topic}
+            try:
+                async with asyncio.timeout(min(self._request_seconds, _TOGETHER_SECONDS)):
+                    await self._client.commit(theirs)
+            except (KafkaError, TimeoutError) as error:
+                refusal = error
+                for tp in theirs:
+                    del stored[tp]
+        return refusal
 
     async def _starts(
         self,

@@ -4,6 +4,7 @@ says so, nothing else does, and it goes on when they are given back."""
 import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
@@ -109,3 +110,42 @@ async def test_a_topic_that_may_not_be_read_from_the_start_stops_no_other(own_ka
         await produce(kafka.bootstrap, "other", [1], partition=0)
         await produce(kafka.bootstrap, "other", [1], partition=1)
         await eventually(lambda: seen == ["other"] * 2, service.problems, seconds=20)
+
+
+@pytest.mark.timeout(90)
+async def test_a_topic_that_was_stateless_and_may_not_be_read_any_more_stops_no_other(database, own_kafka):
+    """Kafka takes no offset of it, and is to be told of all of them before they are placed."""
+    kafka = await asyncio.to_thread(lambda: own_kafka(settings=AUTHORIZER))
+    topics, handled = ("refused", "other"), list[tuple[str, str, int]]()
+
+    async def run(kind: str, n: int, *of: str, **options: Any) -> None:
+        service = a_service(database if kind == "tables" else None, kafka.bootstrap, settings={"group": "g"})
+        for topic in topics:
+            if kind == "tables":
+
+                @service.consumer(topic)
+                async def handle(message: Message[Number], tx: Transaction) -> None:
+                    handled.append((kind, message.topic, message.value.n))
+
+            else:
+
+                @service.consumer(topic, stateless=True, dead_letter="dead")
+                async def handle_too(message: Message[Number]) -> None:
+                    handled.append((kind, message.topic, message.value.n))
+
+        async with service:
+            for topic in of:
+                await produce(kafka.bootstrap, topic, [n])
+            expected = {(kind, topic, n) for topic in of}
+            await eventually(lambda: expected <= set(handled), lambda: (handled, service.problems()), seconds=20)
+
+    for topic in topics:
+        await create_topic(kafka.bootstrap, topic, partitions=1)
+    await run("tables", 0, *topics)
+    await run("stateless", 1, *topics)
+    async with forbidden(kafka.bootstrap, "refused", _READ):
+        await run("tables", 2, "other")
+    await run("tables", 3, *topics)
+    assert [(kind, n) for kind, topic, n in handled if topic == "refused"] == [
+        ("tables", 0), ("stateless", 1), ("tables", 3)
+    ]  # fmt: skip
