@@ -7,6 +7,7 @@ from pathlib import Path
 from secrets import token_hex
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sidings.devstack.databases import create_database, drop_database, ensure_template
@@ -144,13 +145,22 @@ async def test_the_archives_role_needs_no_right_to_temporary_tables(database: st
             await admin.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER; DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+@pytest.mark.parametrize("kind", ["no time", "null", "text"])
 async def test_a_file_of_another_kind_is_told_and_keeps_no_other_day_out_of_the_archive(
-    database: str, tmp_path: Path
+    database: str, tmp_path: Path, kind: str
 ) -> None:
     await stored(database, [an_attempt(1)])
     assert await archived(database, tmp_path) >= 1
     [file] = tmp_path.glob(f"day={OLD:%Y-%m-%d}/*")
-    pq.write_table(pq.read_table(file, columns=["job_id", "attempt"]), file)
+    table = pq.read_table(file, columns=["job_id", "attempt", "finished_at"])
+    match kind:
+        case "no time":
+            table = table.drop_columns("finished_at")
+        case "null":
+            table = table.set_column(2, "finished_at", pa.nulls(1, table.schema.field("finished_at").type))
+        case _:
+            table = table.set_column(0, "job_id", pa.array(["one"]))
+    pq.write_table(table, file)
     await stored(database, [an_attempt(2)], partitions=False)
     await stored(database, [an_attempt(3, OLD + timedelta(days=1))])
     with pytest.raises(SidingsError, match="cannot be read, so it is not replaced: move it away"):

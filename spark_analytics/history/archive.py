@@ -165,8 +165,11 @@ async def _check_free(connection: "Connection", file: Path, schema: str, day: da
 def _columns(file: Path, names: tuple[str, ...]) -> Generator[list[list[Any]]]:
     try:
         for batch in pq.ParquetFile(file).iter_batches(_CHECKED_ROWS, columns=list(names)):
+            columns = [batch.column(name).cast(_SHAPE.field(name).type) for name in names]
+            if any(column.null_count for column in columns):
+                raise pa.ArrowInvalid(f"a row lacks one of {', '.join(names)}")
             if batch.num_rows:
-                yield [batch.column(name).to_pylist() for name in names]
+                yield [column.to_pylist() for column in columns]
     except (pa.ArrowException, OSError, KeyError) as error:
         raise _Foreign(f"{file} cannot be read, so it is not replaced: move it away ({error})") from error
 
