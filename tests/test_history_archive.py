@@ -244,7 +244,7 @@ def drafts(directory: Path) -> list[Path]:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 async def test_a_killed_run_loses_nothing_and_the_next_one_doubles_nothing(database: str, tmp_path: Path, moment: str):
-    days = [OLD, OLD + timedelta(days=1), OLD + timedelta(days=2)]
+    days = [OLD, OLD + timedelta(days=1), OLD + timedelta(days=3)]  # young enough, also where midnight passes
     rows = [an_attempt(10 * n + k, day) for n, day in enumerate(days) for k in range(3)]
     everything = sorted(row.job for row in rows)
     await stored(database, rows)
