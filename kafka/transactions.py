@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -59,8 +59,9 @@ def is_closed(connection: Connection) -> bool:
 
 
 def terminate(connection: Connection) -> None:
-    """Close the connection without a word to the server."""
-    if not is_closed(connection):
+    """Close the connection without a word to the server. Also one that is closed: before asyncpg 0.32 the pool would
+    never have its place back else."""
+    with suppress(asyncpg.InterfaceError):  # it has it back
         connection.terminate()
 
 
@@ -267,7 +268,7 @@ class Transactions:
             raise
 
     async def _release(self, connection: Connection) -> None:
-        if self._pool is None:
+        if self._pool is None or is_closed(connection):
             terminate(connection)
             return
         try:
