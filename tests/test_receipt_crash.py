@@ -23,10 +23,11 @@ async def test_a_message_that_a_crash_has_taken_does_not_pass_for_acknowledged(
         mortal.start()
         template = await ensure_template(mortal.dsn, service="test")
         dsn = await create_database(mortal.dsn, "mortal", template=template)
-        async with publishing(dsn) as (outbox, connection):
+        async with publishing(dsn) as (outbox, connection), connected(dsn) as bystander:
             await connection.execute("BEGIN")
             receipt = await outbox.publish(connection, "etas", key="a", value=b"lost")
             os.kill(await connection.fetchval("SELECT pg_backend_pid()"), signal.SIGKILL)
+            await eventually(bystander.is_closed, "the server to end all that it has")
             await eventually(lambda: answers(dsn), "the server to answer")
             async with connected(dsn) as other:
                 assert await other.fetchval("SELECT pg_current_xact_id()::text::bigint") <= receipt.txid, (
