@@ -147,16 +147,17 @@ async def test_while_partition_counts_cannot_be_written_health_says_that_they_ar
 
     async with AIOKafkaProducer(bootstrap_servers=sidings_kafka) as producer:
         await producer.send_and_wait(name, b"x")
-    async with connected(database) as admin, service:
+    async with connected(database) as admin:
         transaction = admin.transaction()
         await transaction.start()
         await admin.execute("LOCK sidings.topic IN SHARE MODE")  # it can be read, and not written
-        await eventually(lambda: "sidings.topic" in str(service.problems()), service.problems)
-        assert not handled.is_set()
-        await transaction.rollback()
-        async with asyncio.timeout(SECONDS):
-            await handled.wait()
-        await eventually(lambda: service.problems() == [], service.problems)
+        async with service:
+            await eventually(lambda: "sidings.topic" in str(service.problems()), service.problems)
+            assert not handled.is_set()
+            await transaction.rollback()
+            async with asyncio.timeout(SECONDS):
+                await handled.wait()
+            await eventually(lambda: service.problems() == [], service.problems)
 
 
 async def test_the_first_message_of_all_can_have_a_job_at_home(database: str, sidings_kafka: str, topic: TopicFactory):
