@@ -129,6 +129,19 @@ async def test_a_topic_made_anew_with_fewer_partitions_is_noticed(topic, sidings
         assert terminals.positions() == {0: 1}
 
 
+@pytest.mark.parametrize("rows", [{}, {"T-2": row("T-2")}], ids=["all", "one partition"])
+async def test_a_topic_made_anew_that_is_empty_is_there_at_once(topic, sidings_kafka, rows):
+    """Until it was as long as the former one the rows of that stayed, and whoever waited waited in vain."""
+    name = await topic("terminals", partitions=2, config=COMPACTED)
+    for partition in (0, 1):
+        await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(partition, 20, 2)}, partition=partition)
+    async with a_directory(name, quick(sidings_kafka, fetch_seconds=0.5)) as terminals:
+        meanwhile(make_anew(sidings_kafka, name, list(rows.items()), partitions=2))
+        await eventually(lambda: terminals._follower.rebuilds >= 1)
+        await terminals.wait_until(timeout=SECONDS)
+        assert set(terminals) == set(rows)
+
+
 async def test_a_log_that_has_lost_no_more_than_what_was_applied_is_not_read_again(topic, sidings_kafka, monkeypatch):
     monkeypatch.setattr("sidings.kafka.directory.follower._DOUBT_SECONDS", 0.5)
     name = await topic("terminals", config={"cleanup.policy": "compact,delete"})
@@ -169,6 +182,8 @@ async def test_who_waits_while_it_is_read_again_waits_for_the_end_of_that(topic,
 
         meanwhile(make_it_long())
         await eventually(lambda: terminals._follower.rebuilds >= 1 and terminals.positions()[0] > 1)
+        with pytest.raises(DirectoryBehind, match=r"is read again: partition 0 at \d+ of 500"):
+            await terminals.wait_until(0, timeout=0.0)
         await terminals.wait_until(0, timeout=SECONDS)
         assert len(terminals) == 500
 
@@ -262,6 +277,8 @@ async def test_completeness_is_of_the_partition_that_kafka_has_told_of_least_lat
             return None
 
         def seek(self, partition: int, offset: int) -> None: ...
+
+        def assign(self, partitions: object) -> None: ...
 
     told: Any = None
     for first, second, complete_at, rebuilds in [

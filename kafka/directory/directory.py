@@ -160,7 +160,7 @@ class Directory(Generic[T]):
                     wanted = await self.end_offsets()
                 await self._follower.wait_for(wanted)
         except TimeoutError:
-            told = self._follower.progress.describe(wanted)
+            told = self._follower.missing(wanted)
             raise DirectoryBehind(f"directory {self.topic!r} is not there after {timeout} s: {told}") from None
 
     async def wait_ready(self, timeout: float | None = None) -> None:

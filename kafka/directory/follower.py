@@ -140,6 +140,12 @@ class Follower(Generic[T]):
         while self._again is not None or not self.progress.has(wanted):
             await self._move()
 
+    def missing(self, wanted: Mapping[int, int] | None) -> str:
+        """What `wait_for` waits for, for a person."""
+        if self._again is not None:
+            return f"its topic is read again: {self.progress.describe(self.progress.barrier)}"
+        return self.progress.describe(wanted)
+
     async def end_offsets(self) -> dict[int, int]:
         """The end of each partition, now; waits for Kafka. Raises `DirectoryBehind` when nobody reads any more."""
         while True:
@@ -211,7 +217,7 @@ class Follower(Generic[T]):
                 await self._ask_id(reader)
                 begins, ends = await reader.begins(), await reader.ends()
                 if (reason := self._outside(begins, ends)) is not None:
-                    await self._begin_again(begins, ends, reason)
+                    await self._begin_again(reader, begins, ends, reason)
                 self._seek(reader, begins)  # without a reason, it was only the last record that is gone
                 continue
             if fetched is None:
@@ -372,7 +378,7 @@ class Follower(Generic[T]):
             await self._storage.reset(self._identity)
             self._complete_at = time.time()
         elif reason := _other(former, self._identity) or self._another() or self._why_not(begins, ends):
-            await self._begin_again(begins, ends, reason)
+            await self._begin_again(reader, begins, ends, reason)
         elif kept is not None:
             self._look_again_at(kept.bad.values(), begins)
         self.progress.positions = dict(begins) | self.progress.positions
@@ -464,11 +470,14 @@ class Follower(Generic[T]):
     async def _start_over(self, reader: Reader, reason: str) -> None:
         await self._ask_id(reader)
         begins, ends = await reader.begins(), await reader.ends()
-        await self._begin_again(begins, ends, reason)
+        await self._begin_again(reader, begins, ends, reason)
         self._seek(reader, begins)
 
-    async def _begin_again(self, begins: Mapping[int, int], ends: Mapping[int, int], reason: str) -> None:
-        """Read everything again. Rows that are in use stay until it is known which of them are gone."""
+    async def _begin_again(
+        self, reader: Reader, begins: Mapping[int, int], ends: Mapping[int, int], reason: str
+    ) -> None:
+        """Read everything again. Rows that are in use stay until it is known which of them are gone. All positions have
+        to be sought."""
         assert self._identity is not None
         self.rebuilds += 1
         self._topic_id = self._id_now
@@ -482,8 +491,9 @@ class Follower(Generic[T]):
         self._marks.clear()
         self._complete.clear()
         self._complete_at = time.time()
+        reader.assign(reader.partitions)  # the client knows the ends of before until a fetch is answered
         self.progress.positions = dict(begins)
-        self.progress.barrier = dict(ends)
+        self.progress.barrier, self.progress.ends = dict(ends), dict(ends)
         self._last_barrier = False
 
     async def _finish(self) -> None:
