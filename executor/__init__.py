@@ -14,7 +14,7 @@ from .forks import end_if_forked, forks_so_far, keep_from_children
 from .leases import Leased, LeaseEvents, LeaseThread
 from .link import Backoff, Link, check_schema, connect, takes_no_writes
 from .marks import ReadMarks
-from .metrics import ExecutorMetrics, gauge, show, show_no_more
+from .metrics import ExecutorMetrics
 from .settings import ExecutorSettings, PostgresSettings
 
 __all__ = [
@@ -32,10 +32,7 @@ __all__ = [
     "connect",
     "end_if_forked",
     "forks_so_far",
-    "gauge",
     "keep_from_children",
     "now",
-    "show",
-    "show_no_more",
     "takes_no_writes",
 ]

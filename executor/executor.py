@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from ..errors import ConfigurationError, PostgresUnavailable
+from ..exposition import gauge, show_no_more
 from ..jobs import Registry
 from ..outage import Outage
 from ..schema import load_sql
@@ -20,7 +21,7 @@ from .clock import now
 from .cycles import CycleLoop
 from .leases import LeaseEvents, LeaseThread, tell_loop
 from .link import Backoff, Link, check_schema
-from .metrics import ExecutorMetrics, gauge, show_no_more
+from .metrics import ExecutorMetrics
 from .notify import Notifier
 from .periodic import PeriodicLoop
 from .promoter import Promoter

@@ -7,7 +7,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..executor import show, show_no_more
+from ..exposition import show, show_no_more
 
 __all__ = ["ConsumerMetrics", "Figures"]
 

@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..errors import ConfigurationError
-from ..executor import gauge, show, show_no_more
+from ..exposition import gauge, show, show_no_more
 
 __all__ = ["Monitor", "ProblemMetrics", "address_of"]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from sidings import Directory, Service
+from sidings.exposition import show
 from sidings.kafka.directory.metrics import DirectoryMetrics, Figures
 
 PAGE = (Path(__file__).parent.parent / "docs" / "directories.md").read_text()
@@ -19,7 +20,8 @@ def table(first: str) -> list[list[str]]:
 
 def test_the_page_lists_what_a_directory_exports() -> None:
     registry = CollectorRegistry()
-    DirectoryMetrics.of(registry).add(lambda: Figures("s", "t", False, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, {0: 1}, {0: 1}))
+    figures = Figures("s", "t", False, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, {0: 1}, {0: 1})
+    registry.register(DirectoryMetrics(lambda: figures))
     families = list(registry.collect())
     exported = {f"{family.name}{'_total' * (family.type == 'counter')}": family for family in families}
     documented = {row[0]: row for row in table("name")}
@@ -30,11 +32,11 @@ def test_the_page_lists_what_a_directory_exports() -> None:
         assert {label for label in documented[name][2].split(", ") if label} == labels
 
 
-def test_several_directories_are_one_collector() -> None:
+def test_of_several_directories_each_metric_is_shown_once() -> None:
     registry = CollectorRegistry()
     for topic in ("a", "b"):
         figures = Figures("s", topic, True, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0, {}, {})
-        DirectoryMetrics.of(registry).add(lambda figures=figures: figures)
+        show(DirectoryMetrics(lambda figures=figures: figures), registry)
     names = [family.name for family in registry.collect()]
     assert len(names) == len(set(names))
     assert registry.get_sample_value("sidings_directory_ready", {"service": "s", "topic": "b"}) == 1

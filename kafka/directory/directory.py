@@ -10,6 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from ...errors import ConfigurationError, DirectoryBehind, DirectoryNotReady
+from ...exposition import show, show_no_more
 from ...supervision import only_error
 from ...waiting import set_within
 from ..checks import check_seconds
@@ -233,8 +234,8 @@ class Directory(Generic[T]):
         if self._began is not None:
             raise ConfigurationError(f"directory {self.topic!r} has been started before: make another one")
         self._began = time.monotonic()
-        metrics = DirectoryMetrics.of(self._prometheus)
-        metrics.add(self._figures)
+        metrics = DirectoryMetrics(self._figures)
+        show(metrics, self._prometheus)
         try:
             async with asyncio.TaskGroup() as group:
                 limit = group.create_task(self._limit_load())
@@ -243,7 +244,7 @@ class Directory(Generic[T]):
         except BaseExceptionGroup as errors:
             raise only_error(errors) from None
         finally:
-            metrics.remove(self._figures)
+            show_no_more(metrics, self._prometheus)
             self._loaded.set()  # nobody needs to wait any more
 
     def stop(self) -> None:

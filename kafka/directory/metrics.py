@@ -1,17 +1,14 @@
 """What directories show of themselves. The table in `docs/directories.md` is the reference; a test holds it
-equal to this.
+equal to this."""
 
-All directories of a registry are one collector, so that a process with several shows each metric once.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from ...exposition import gauge
 
 __all__ = ["DirectoryMetrics", "Figures"]
 
@@ -58,61 +55,26 @@ _BY_PARTITION: list[tuple[str, str, Callable[[Figures], Mapping[int, float]]]] =
 
 
 class DirectoryMetrics(Collector):
-    """Asks its directories at scrape time."""
+    """Asks a directory for its figures at scrape time."""
 
-    def __init__(self) -> None:
-        self._sources: list[Callable[[], Figures]] = []
-
-    @classmethod
-    def of(cls, registry: CollectorRegistry) -> "DirectoryMetrics":
-        """The one of `registry`."""
-        if (metrics := _of.get(registry)) is None:
-            metrics = _of[registry] = cls()
-            registry.register(metrics)
-        return metrics
-
-    def add(self, source: Callable[[], Figures]) -> None:
-        """Show this directory."""
-        self._sources.append(source)
-
-    def remove(self, source: Callable[[], Figures]) -> None:
-        """Show it no more. Safe to call twice."""
-        if source in self._sources:
-            self._sources.remove(source)
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: it is registered before there is anything to show."""
-        return ()
+    def __init__(self, figures: Callable[[], Figures]) -> None:
+        self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, as prometheus-client wants them."""
-        figures = [source() for source in list(self._sources)]
-        if not figures:
-            return
-        labels = ["service", "topic"]
+        f, labels = self._figures(), ["service", "topic"]
         records = CounterMetricFamily(
             "sidings_directory_records", "Records, by what became of them.", labels=[*labels, "result"]
         )
-        for f in figures:
-            for result, count in (("stored", f.stored), ("deleted", f.deleted), ("bad", f.bad)):
-                records.add_metric([f.service, f.topic, result], count)
+        for result, count in (("stored", f.stored), ("deleted", f.deleted), ("bad", f.bad)):
+            records.add_metric([f.service, f.topic, result], count)
         yield records
         for name, text, of in _COUNTED:
             counter = CounterMetricFamily(f"sidings_directory_{name}", text, labels=labels)
-            for f in figures:
-                counter.add_metric([f.service, f.topic], of(f))
+            counter.add_metric([f.service, f.topic], of(f))
             yield counter
         for name, text, of in _WHOLE:
-            gauge = GaugeMetricFamily(f"sidings_directory_{name}", text, labels=labels)
-            for f in figures:
-                gauge.add_metric([f.service, f.topic], of(f))
-            yield gauge
+            yield gauge(f"sidings_directory_{name}", text, labels, {(f.service, f.topic): of(f)})
         for name, text, of_each in _BY_PARTITION:
-            gauge = GaugeMetricFamily(f"sidings_directory_{name}", text, labels=[*labels, "partition"])
-            for f in figures:
-                for partition, value in of_each(f).items():
-                    gauge.add_metric([f.service, f.topic, str(partition)], value)
-            yield gauge
-
-
-_of: WeakKeyDictionary[CollectorRegistry, DirectoryMetrics] = WeakKeyDictionary()
+            values = {(f.service, f.topic, str(partition)): value for partition, value in of_each(f).items()}
+            yield gauge(f"sidings_directory_{name}", text, [*labels, "partition"], values)

@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ...executor import gauge, show, show_no_more
+from ...exposition import gauge, show, show_no_more
 
 __all__ = ["OutboxMetrics"]
 
