@@ -131,6 +131,7 @@ class Scheduler:
             queue.version += 1
             queue.high = queue.first = 0
             queue.backlogged = True
+            queue.unknown.clear()
             for lane in list(queue.lanes.values()):
                 self._forget_lane(lane)
                 if lane.running is None:

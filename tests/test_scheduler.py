@@ -613,6 +613,9 @@ def test_a_job_of_an_unknown_type_is_counted_and_left_alone():
     assert rig.run() == [2]
     assert rig.scheduler.unknown == {"unknown": 1}
     assert rig.in_memory == 0
+    rig.scheduler.forget_waiting(rig.queue)
+    rig.put(1, group=None, type="unknown")
+    assert rig.scheduler.unknown == {"unknown": 1}  # it is read again
 
 
 def test_a_group_waits_behind_a_job_of_an_unknown_type_and_others_go_on():
