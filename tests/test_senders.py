@@ -76,5 +76,6 @@ async def test_a_producer_that_is_ended_while_it_connects_sends_nothing_when_bro
     await eventually(lambda: len(sender._producer._sender._in_flight) >= 2)
     await sender.kill()
     await asyncio.to_thread(kafka.resume)
-    await asyncio.sleep(2)
+    requests = "Sender._send_produce_req"  # aiokafka's: they have connected, and sent something or nothing
+    await eventually(lambda: not any(task.get_coro().__qualname__ == requests for task in asyncio.all_tasks()))
     assert await arrived(kafka.bootstrap, "etas") == 0

@@ -162,13 +162,12 @@ async def test_callers_that_hang_take_no_connection_of_the_consumers(effects, to
                     refusals.add(str(error))
 
         callers = [asyncio.create_task(hang()) for _ in range(12)]
-        await asyncio.sleep(0.2)
         try:
+            await eventually(lambda: bool(refusals), "the callers have all that they can")
             for partition in (0, 1, 2):
                 await produce(sidings_kafka, name, [partition], partition=partition)
                 await eventually(offset_reaches(effects, name, 1, partition))
             assert sorted(handled) == [(n, n) for n in (0, 1, 2)]
-            await eventually(lambda: bool(refusals))
         finally:
             ended.set()
             await asyncio.gather(*callers)
