@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Literal
 
 from ..errors import PostgresUnavailable
 from ..executor import Backoff
@@ -24,46 +23,23 @@ from .offsets import OffsetsMoved
 from .partition import Item, Partition, State
 from .subscription import Subscription
 
-__all__ = ["Siding", "Slots"]
+__all__ = ["Siding"]
 
 log = logging.getLogger("sidings.consumer")
 
 _PARK_AGAIN_SECONDS = 1.0
 
 
-class Slots(asyncio.Semaphore):
-    """How many messages may be tried at once, of all topics, beside one of each. places: the connections that they
-    share with `service.transaction()`; each takes one."""
-
-    def __init__(self, count: int, places: asyncio.Semaphore) -> None:
-        super().__init__(count)
-        self._places = places
-
-    async def acquire(self) -> Literal[True]:
-        """Wait for a slot, and then for a place."""
-        await super().acquire()
-        try:
-            return await self._places.acquire()
-        except BaseException:
-            super().release()
-            raise
-
-    def release(self) -> None:
-        """Give both back."""
-        self._places.release()
-        super().release()
-
-
 class Siding:
-    """Settles first messages. settled: called when the partition may go on, in the main line or by being placed
-    anew."""
+    """Settles first messages. slots: how many may be tried at once, of all topics, beside one of each; each needs a
+    connection. settled: called when the partition may go on, in the main line or by being placed anew."""
 
     def __init__(
         self,
         subscription: Subscription[object],
         handling: Handling,
         metrics: ConsumerMetrics,
-        slots: Slots,
+        slots: asyncio.Semaphore,
         settled: Callable[[Partition], None],
     ) -> None:
         self._subscription = subscription

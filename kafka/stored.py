@@ -1,5 +1,6 @@
 """The half of a consumer whose offsets are in Postgres: effects exactly once."""
 
+import asyncio
 from collections.abc import Mapping
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -18,7 +19,6 @@ from .placing import Placer
 from .reset import ResetWatch
 from .seen import Seen, SeenUpkeep
 from .settings import KafkaSettings
-from .siding import Slots
 from .subscription import Subscription
 from .topic_ids import TopicIdWatch
 from .topic_loop import Roof, TopicLoop
@@ -68,9 +68,7 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
             topics=self._topic_table,
             topic_ids=offsets,
         )
-        # What is set aside leaves connections to the main lines (which have one each, see Service) and to others, as
-        # to what its handlers open themselves: of one place there is nothing to share.
-        slots = Slots(postgres.pool_size // 2, self._transactions.places)
+        slots = asyncio.Semaphore(self._transactions.aside)
         parking = Parking(postgres, self._topic_table)
         self.loops = [self._loop(s, client, offsets, parking, slots) for s in self.subscriptions.values()]
         self._lag = LagCommitter(client, self.partitions, offsets, lambda: self._roof.paused)
@@ -106,7 +104,7 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
         client: AIOKafkaConsumer,
         offsets: OffsetStore,
         parking: Parking,
-        slots: Slots,
+        slots: asyncio.Semaphore,
     ) -> TopicLoop:
         handling = Handling(
             subscription,

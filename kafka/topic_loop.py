@@ -33,7 +33,7 @@ from .message import Record
 from .metrics import ConsumerMetrics
 from .offsets import OffsetsMoved
 from .partition import Item, Partition, State
-from .siding import Siding, Slots
+from .siding import Siding
 from .subscription import Subscription
 
 __all__ = ["FetchLoop", "Roof", "TopicLoop"]
@@ -357,7 +357,7 @@ class TopicLoop(FetchLoop):
         roof: Roof,
         *,
         max_records: int,
-        slots: Slots,
+        slots: asyncio.Semaphore,
     ) -> None:
         super().__init__(subscription, client, partitions, metrics, roof, max_records=max_records)
         self.handling = handling

@@ -77,7 +77,8 @@ class Transactions:
     """Opens transactions. `on_committed` is called after a commit that has stored jobs, with their ids by origin.
 
     The connections are those of a pool, without the planner settings that Sidings' own statements use: in here runs
-    the service author's SQL. extra: connections beside `PostgresSettings.pool_size`, which `shared` leaves to others.
+    the service author's SQL. Consumers have some of their own beside `PostgresSettings.pool_size`, which is for
+    `shared`.
     idle_seconds: after so long without a statement the server ends a transaction, so that a process that was stopped
     in the middle of one does not keep its locks; None: never.
     """
@@ -87,15 +88,14 @@ class Transactions:
         settings: PostgresSettings,
         on_committed: Callable[[Mapping[str, Sequence[int]]], None],
         *,
-        extra: int = 0,
         idle_seconds: float | None = 30.0,
     ) -> None:
         self.settings = settings
-        self.extra = extra
+        self.topics = 0  # that have a consumer
         self.idle_seconds = idle_seconds
         self.on_published: Callable[[], None] | None = None  # after a commit that has put messages into the outbox
         self._on_committed = on_committed
-        self.places = asyncio.Semaphore(settings.pool_size)  # in `shared`, and for messages aside that share them
+        self._places = asyncio.Semaphore(settings.pool_size)  # in `shared`
         self._pool: Pool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # that its connections belong to
         self._outdated = False
@@ -115,7 +115,7 @@ class Transactions:
             init=keep_from_children,
         )
         await pool
-        self.places = asyncio.Semaphore(settings.pool_size)
+        self._places = asyncio.Semaphore(settings.pool_size)  # of this event loop
         self._pool, self._loop = pool, asyncio.get_running_loop()
 
     @property
@@ -124,8 +124,14 @@ class Transactions:
         return self._pool is not None
 
     @property
+    def aside(self) -> int:
+        """How many messages may be tried alone at once, of all topics, beside one of each."""
+        return max(1, self.settings.pool_size // 2)
+
+    @property
     def _size(self) -> int:
-        return self.settings.pool_size + self.extra
+        consumers = 2 * self.topics + self.aside if self.topics else 0  # a main line for each, and one message aside
+        return self.settings.pool_size + consumers
 
     def _session(self) -> dict[str, str]:
         limits = {"application_name": "sidings handlers", "lock_timeout": f"{_LOCK_SECONDS}s"}
@@ -154,7 +160,7 @@ class Transactions:
         """As `open`, in one of `pool_size` places: however many callers there are, and however long they take, the
         connections that are the consumers' own stay free for them."""
         self._check()
-        seconds, began, places = self.settings.connect_seconds, time.monotonic(), self.places
+        seconds, began, places = self.settings.connect_seconds, time.monotonic(), self._places
         try:
             async with asyncio.timeout(seconds):
                 await places.acquire()

@@ -189,7 +189,7 @@ class Life:
 
     async def _start_database(self, database: Database, stack: AsyncExitStack) -> None:
         transactions, topics, executor = database.transactions, database.topics, database.executor
-        transactions.extra = 2 * len(self._subscriptions.stored)  # each topic has one for its main line, and one aside
+        transactions.topics = len(self._subscriptions.stored)
         transactions.idle_seconds = self._subscriptions.idle_seconds()
         reached = await _reaches(database.settings, self._configuration.name)  # first: others would only log it
         await transactions.start()
