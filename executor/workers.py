@@ -6,7 +6,7 @@ them into `finished`, from where the next cycle collects it.
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
@@ -31,7 +31,7 @@ from .attempts import Finished, failed, invalid, job_of, judged, made, raised, r
 from .clock import now
 from .forks import end_if_forked, forks_so_far
 from .queues import Entry, OriginQueue
-from .shares import TIMES_THE_REST, shares, too_many
+from .slow_types import SlowTypes
 from .threads import HandlerThreads
 from .transactional import Superseded, Transactional
 from .worker import CancelReason, Worker
@@ -40,12 +40,9 @@ __all__ = ["Workers"]
 
 log = logging.getLogger("sidings.executor")
 
-_SLOW_SECONDS = 0.05  # that a handler has been running for
-_SLOW_SIGNS, _MOST_SIGNS = 3, 10  # that most handlers of a type have been running for so long
 _STREAK = 64  # jobs that one worker runs before it lets the event loop go round
 _AT_ONCE = 2  # workers that take quick jobs in turns
 _SWEEP_SECONDS = 0.05
-_TELL_SECONDS = 60.0
 _STOP_SECONDS = 5.0  # how long a handler may take to notice the last cancellation
 
 
@@ -64,20 +61,16 @@ class Workers:
         self.finished: list[Finished] = []
         self.expired: list[Entry] = []  # claimed, but the lease ran out before a worker came to them
         self.all = [Worker() for _ in range(concurrency)]
+        self.slow = SlowTypes(concurrency)
         self._idle: list[Worker] = []
         self._waking: asyncio.Handle | None = None
         self._wave = _AT_ONCE  # workers to wake next
-        self._held = Counter[str]()  # workers that are not idle, by the type that they run; to count them takes long
         self._between = 0  # workers that have given the event loop a turn, and go on with the next job by themselves
         self._registry = registry
         self._transactional = transactional
         self._middleware = transactional.middleware = registry.middleware
         self._threads = HandlerThreads(concurrency)
         self._sweeper: asyncio.Task[None] | None = None
-        self._several = False  # types are declared: one alone has all workers
-        self._signs: dict[str, int] = {}  # two for each look at which most workers of a type have had its jobs for long
-        self._slow: frozenset[str] = frozenset()  # types with enough of them
-        self._told: dict[str, float] = {}  # slow types, and when the log has last been told
         self._stopping = False
         self._forks = 0  # at the start
 
@@ -85,7 +78,7 @@ class Workers:
         """Create the workers' coroutines."""
         self._forks = forks_so_far()
         self.batch_sizes = {job_type.name: job_type.batch for job_type in self._registry if job_type.batch}
-        self._several = sum(1 for _ in self._registry) > 1
+        self.slow.several = sum(1 for _ in self._registry) > 1
         for worker in self.all:
             worker.task = asyncio.create_task(self._work(worker), name="sidings worker")
         self._sweeper = asyncio.create_task(self._sweep(), name="sidings timeouts")
@@ -135,15 +128,12 @@ class Workers:
         """How many more jobs of each slow type may start, beside those that are `coming`; and claimed ones that are too
         many already, and do not start: they would wait here, with all behind them, for workers that are left to others.
         """
-        if not self._slow:
+        if not self.slow.names:
             return {}, []
-        self._tell()
-        held = self._held.copy()
-        held.update(map(_type_of, self._in_batches(coming) if self.batch_sizes else coming))
-        held.update(map(_type_of, self.claimed))
-        slow = {type: held[type] for type in self._slow}
+        self.slow.tell(now())
         items = list(self.claimed)
-        back = too_many(len(self.all), slow, list(map(_type_of, items)))
+        waiting = self._in_batches(coming) if self.batch_sizes else coming
+        left, back = self.slow.share_out(map(_type_of, waiting), list(map(_type_of, items)))
         taken: list[Entry] = []
         self.claimed.clear()
         for item, goes in zip(items, back, strict=True):
@@ -151,18 +141,7 @@ class Workers:
                 taken += item if isinstance(item, list) else [item]
             else:
                 self.claimed.append(item)
-        return shares(len(self.all), slow), taken
-
-    def _tell(self) -> None:
-        held, time = self._held, now()
-        left = shares(len(self.all), {type: held[type] for type in self._slow})
-        for type in [type for type, more in left.items() if more <= 0 and time >= self._told.get(type, 0.0)]:
-            self._told[type] = time + _TELL_SECONDS
-            log.warning(
-                "%s of %s workers run jobs of the type %r: no more of them start, so that other types find workers; if "
-                "that is normal for it, raise ExecutorSettings.concurrency, else see its `timeout=`",
-                *(held[type], len(self.all), type),
-            )
+        return left, taken
 
     def running(self) -> int:
         """Handlers that run now."""
@@ -235,8 +214,9 @@ class Workers:
             return
         if not self._between:
             for _ in range(min(self._wave, len(self._idle), len(self.claimed))):
-                if self._is_kept(_type_of(self.claimed[0])):
-                    if not self._awake():
+                awake = self._awake()
+                if self.slow.leaves(_type_of(self.claimed[0]), len(self._idle), awake):
+                    if not awake:
                         return  # one of its own type is to run it; `_sweep` looks again, and what is slow is given back
                     break
                 wake = self._idle.pop().wake
@@ -245,35 +225,19 @@ class Workers:
             self._wave *= 2
         self._waking = asyncio.get_running_loop().call_soon(self._wake)
 
-    def _is_kept(self, type: str) -> bool:
-        """Whether the workers that are idle are kept for other types than this one."""
-        idle = len(self._idle)
-        if not self._several or idle * (TIMES_THE_REST + 1) > len(self.all):
-            return False
-        return self._held[type] + self._awake() >= TIMES_THE_REST * idle
-
     def _takes(self, worker: Worker) -> bool:
         """Whether a worker that is awake takes the next claimed job. Of its own type it does: nothing is left to others
         that was not before."""
         type = _type_of(self.claimed[0])
         if type != worker.type:
-            rest = len(self._idle) + 1
-            few = self._several and rest * (TIMES_THE_REST + 1) <= len(self.all)
-            if few and self._held[type] >= TIMES_THE_REST * rest:
+            if self.slow.leaves(type, len(self._idle) + 1):
                 return False
-            self._turn_to(worker, type)
+            self.slow.turn(worker, type)
         return True
-
-    def _turn_to(self, worker: Worker, type: str | None) -> None:
-        if worker.type is not None:
-            self._held[worker.type] -= 1
-        if type is not None:
-            self._held[type] += 1
-        worker.type = type
 
     def _awake(self) -> int:
         """Workers that have been woken and not taken a claimed job yet, of whatever type."""
-        return len(self.all) - len(self._idle) - self._held.total()
+        return len(self.all) - len(self._idle) - self.slow.held.total()
 
     async def _work(self, worker: Worker) -> None:
         loop, task = asyncio.get_running_loop(), cast(asyncio.Task[None], asyncio.current_task())
@@ -282,7 +246,7 @@ class Workers:
         while not self._stopping:  # a handler may have swallowed the cancellation that was to end this
             if not claimed or (streak >= _STREAK and self._between >= _AT_ONCE) or not self._takes(worker):
                 current_work.set(None)  # the last job, and its payload
-                self._turn_to(worker, None)
+                self.slow.turn(worker, None)
                 worker.wake = loop.create_future()
                 self._idle.append(worker)
                 if claimed and self._waking is None:
@@ -521,24 +485,10 @@ class Workers:
                 if worker.stop_at is not None and time >= worker.stop_at:
                     worker.stop_at = None
                     worker.cancel(CancelReason.TIMEOUT)
-            self._look_for_slow(time)
+            if self.slow.look(self.all, len(self._idle), time):
+                self.changed.set()
             if self._waking is None:
                 self._wake()  # of the claimed jobs the slow ones may have been given back
-
-    def _look_for_slow(self, time: float) -> None:
-        """A type of which a few jobs take long is not slow, nor one that was held up once, with all others. One that is
-        slow stays so for some looks: where its jobs begin together they are all young at every other look."""
-        long = Counter[str]()
-        if self._several and 2 * len(self._idle) <= len(self.all):
-            busy = [worker for worker in self.all if worker.entry is not None and time - worker.started > _SLOW_SECONDS]
-            long.update(worker.entry.type for worker in busy if worker.entry is not None)
-        most_long = [type for type, count in long.items() if 2 * count > self._held[type]]
-        signs = {type: count - 1 for type, count in self._signs.items() if count > 1}
-        signs |= {type: min(self._signs.get(type, 0) + 2, _MOST_SIGNS) for type in most_long}
-        self._signs, slow = signs, frozenset(type for type, count in signs.items() if count >= _SLOW_SIGNS)
-        if slow != self._slow:
-            self._slow = slow
-            self.changed.set()
 
 
 def _type_of(item: Entry | list[Entry]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sidings.executor import workers
+from sidings.executor import slow_types, workers
 from sidings.executor.queues import Entry
 from sidings.executor.shares import TIMES_THE_REST, shares, too_many
 from sidings.jobs import Job, JobType, Registry
@@ -188,7 +188,7 @@ async def test_what_is_named_ahead_is_given_back_when_its_type_begins_to_hang(da
 async def test_a_type_of_which_few_jobs_take_long_is_not_slow(
     database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(workers, "_SLOW_SECONDS", 0.6)  # so that a busy machine makes no others slow
+    monkeypatch.setattr(slow_types, "_SLOW_SECONDS", 0.6)  # so that a busy machine makes no others slow
     registry, hangs, ran = Registry(), asyncio.Event(), list[int]()
 
     @registry.job()
@@ -210,14 +210,14 @@ async def test_a_type_of_which_few_jobs_take_long_is_not_slow(
 
 async def test_workers_that_are_kept_for_others_cost_nothing(database: str, monkeypatch: pytest.MonkeyPatch):
     """The event loop went round and round as long as a claimed job was not to have them."""
-    monkeypatch.setattr(workers, "_SLOW_SECONDS", 60.0)
+    monkeypatch.setattr(slow_types, "_SLOW_SECONDS", 60.0)
     carrier, looks = Carrier(), Counter[str]()
     registry, call_carrier, _, _ = declared(carrier)
     async with running(database, registry, concurrency=WORKERS) as executor:
         await enqueue(database, call_carrier, [Ride(transport=f"c{n}") for n in range(30)])
         await eventually(lambda: carrier.calls == MOST and executor.workers.claimed)
-        look = executor.workers._is_kept
-        monkeypatch.setattr(executor.workers, "_is_kept", lambda name: looks.update([name]) or look(name))
+        leaves = executor.workers.slow.leaves
+        monkeypatch.setattr(executor.workers.slow, "leaves", lambda name, *n: looks.update([name]) or leaves(name, *n))
         await eventually(lambda: looks["call_carrier"] >= 5)  # by the timer
         began = asyncio.get_running_loop().time()
         await eventually(lambda: looks["call_carrier"] >= 8)
@@ -244,7 +244,7 @@ async def test_a_job_that_starts_beside_a_slow_type_does_not_have_all_workers_co
     registry, call_carrier, store, ran = declared(carrier)
     async with running(database, registry, concurrency=WORKERS) as executor:
         await enqueue(database, call_carrier, [Ride(transport=f"c{n}") for n in range(30)])
-        await eventually(lambda: carrier.calls == MOST and executor.workers._slow)  # `share_out` gives jobs back
+        await eventually(lambda: carrier.calls == MOST and executor.workers.slow.names)  # `share_out` gives jobs back
         monkeypatch.setattr(workers, "_SWEEP_SECONDS", 60.0)
         await asyncio.sleep(0.1)  # the last sweep
         executor.workers.all = looked = Looked(executor.workers.all)
@@ -320,7 +320,7 @@ async def test_what_is_named_of_several_slow_types_is_not_given_back_again_and_a
             return left, taken
 
         executor.assign([ORIGIN], 2)
-        await eventually(lambda: len(executor.workers._slow) == types)
+        await eventually(lambda: len(executor.workers.slow.names) == types)
         await asyncio.sleep(0.3)  # what was named before they were slow has been given back
         executor.workers.share_out = watched
         before = ran.total()

@@ -353,7 +353,7 @@ async def test_a_batch_goes_on_when_somebody_ends_one_of_its_jobs():
 
 async def test_what_comes_for_a_list_counts_as_one_worker():
     async with a_yard() as yard:
-        yard.workers._slow = frozenset({"waiting"})
+        yard.workers.slow.names = frozenset({"waiting"})
         yard.workers.batch_sizes = {"waiting": 50}
         yard.workers.claimed.append([yard.entry("waiting") for _ in range(50)])
         coming = [yard.entry("waiting") for _ in range(2 * 50)]
