@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 from sidings import DirectoryBehind, DirectoryNotReady, SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.kafka.directory.faults import Faults
-from sidings.kafka.directory.follower import Follower
 from sidings.kafka.directory.reader import Reader, Standing
 from sidings.kafka.directory.rows import BadRecord
+from sidings.kafka.directory.same_log import SameLog
 from sidings.kafka.directory.storage import Identity
 
 from .consumer_support import delete_records
@@ -61,7 +61,7 @@ async def test_a_topic_made_anew_unseen_that_is_as_long_as_before_or_longer_is_n
     topic, sidings_kafka, monkeypatch, more: int
 ):
     """One that is longer is noticed by what comes, one that is not by looking now and then."""
-    monkeypatch.setattr("sidings.kafka.directory.follower._DOUBT_SECONDS", 3_600.0 if more else 1.0)
+    monkeypatch.setattr("sidings.kafka.directory.same_log._DOUBT_SECONDS", 3_600.0 if more else 1.0)
     name = await topic("terminals", config=COMPACTED)
     await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(3)})
     async with a_directory(name, sidings_kafka) as terminals:
@@ -82,10 +82,10 @@ async def test_a_topic_made_anew_that_is_longer_is_noticed_whatever_is_known_of_
     """Where its end was known before its first records, it was read on as if it were the former topic, and the rows
     that stood in front were missing, for good. Where some of the former one was still to be read, the id tells."""
     monkeypatch.setattr("sidings.kafka.directory.follower._CHUNK_RECORDS", 1)
-    monkeypatch.setattr("sidings.kafka.directory.follower._DOUBT_SECONDS", 3_600.0)
-    monkeypatch.setattr("sidings.kafka.directory.follower._ID_PAUSE_SECONDS", 0.5 if by == "its id" else 3_600.0)
+    monkeypatch.setattr("sidings.kafka.directory.same_log._DOUBT_SECONDS", 3_600.0)
+    monkeypatch.setattr("sidings.kafka.directory.same_log._ID_PAUSE_SECONDS", 0.5 if by == "its id" else 3_600.0)
     if by == "its id":
-        monkeypatch.setattr(Follower, "_in_doubt", lambda *_: False)
+        monkeypatch.setattr(SameLog, "in_doubt", lambda *_: False)
     name = await topic("terminals", config=COMPACTED)
     await put(sidings_kafka, name, {"T-0": row("T-0")})
     fetch, held = Reader.fetch, asyncio.Event()
@@ -143,7 +143,7 @@ async def test_a_topic_made_anew_that_is_empty_is_there_at_once(topic, sidings_k
 
 
 async def test_a_log_that_has_lost_no_more_than_what_was_applied_is_not_read_again(topic, sidings_kafka, monkeypatch):
-    monkeypatch.setattr("sidings.kafka.directory.follower._DOUBT_SECONDS", 0.5)
+    monkeypatch.setattr("sidings.kafka.directory.same_log._DOUBT_SECONDS", 0.5)
     name = await topic("terminals", config={"cleanup.policy": "compact,delete"})
     await put(sidings_kafka, name, {"T-1": row("T-1")})
     async with a_directory(name, sidings_kafka) as terminals:
@@ -372,7 +372,7 @@ async def test_a_record_that_kafka_cannot_give_is_told_and_waited_for_at_the_sta
 
 async def test_a_record_that_cannot_be_read_stops_its_partition_and_no_other(topic, sidings_kafka, monkeypatch):
     monkeypatch.setattr("sidings.kafka.directory.reader._REST_SECONDS", 0.1)
-    monkeypatch.setattr("sidings.kafka.directory.follower._DOUBT_SECONDS", 0.5)
+    monkeypatch.setattr("sidings.kafka.directory.same_log._DOUBT_SECONDS", 0.5)
     name = await topic("terminals", partitions=3, config=COMPACTED)
     async with a_directory(name, sidings_kafka) as terminals:
         for partition in range(3):

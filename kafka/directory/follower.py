@@ -5,10 +5,8 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from typing import Generic, TypeVar
-from uuid import UUID
 
 from aiokafka.errors import KafkaError
 
@@ -17,13 +15,13 @@ from ...outage import Outage
 from ...waiting import set_within, unless_set
 from ..message import Record
 from ..settings import KafkaSettings
-from ..topic_ids import is_another
 from .callbacks import Callbacks
 from .collector import Collector
 from .faults import Faults
 from .progress import Progress
 from .reader import OffsetOutOfRangeError, Reader
 from .rows import BadRecord, Change, Row, Rows
+from .same_log import SameLog, outside
 from .storage import Batch, Identity, Kept, Mark, Plan, Storage
 from .topic import TopicFacts, look_at
 
@@ -37,14 +35,11 @@ _POLL_SECONDS = 0.2  # also how late a position is seen to have passed a transac
 _LOADING_POLL_SECONDS = 0.02  # the same, while somebody waits for it
 _CHUNK_RECORDS = 1_000  # decoded without a pause, some 5 ms
 _LOOK_SECONDS = 1.0  # between looks for new partitions
-_DOUBT_SECONDS = 10.0  # between looks at the last record while nothing comes
 _STEADY_SECONDS = 5.0  # a connection that lasts so long is sound
 _REPORT_SECONDS = 5.0
 _NOTE_SECONDS = 10.0  # between notes in the store that nothing is missing
 _MISSING_SECONDS = 1.0  # between looks for a topic that does not exist
 _MAX_PAUSE_SECONDS = 10.0
-_ID_PAUSE_SECONDS = 5.0  # between looks at the topic's id
-_ID_SECONDS = 2.0  # for the answer
 _TOMBSTONE_SECONDS = 86_400.0  # Kafka's default, where it does not tell
 _ABSENT_SECONDS = 60.0  # a shorter absence is none, whatever delete.retention.ms says
 
@@ -83,13 +78,7 @@ class Follower(Generic[T]):
         self._moved = asyncio.Event()
         self._kept: Kept | None = None  # of the store, until it is compared with the log
         self._identity: Identity | None = None
-        self._marks: dict[int, Mark] = {}
-        self._expected: dict[int, Mark] = {}  # what stands first where reading goes on, if it is still the same log
-        self._at_end: set[int] = set()  # read up to their ends since the last look at what stands there
-        self._topic_id: UUID | None = None  # that of the topic which is read
-        self._id_now: UUID | None = None  # that of the topic which has its name, when that was last asked
-        self._id_asked_at = 0.0
-        self._sure_at = 0.0  # when the last record was last looked at
+        self._log = SameLog()
         self._again: dict[Row, Change[T]] | None = None  # while the topic is read again: what it says of each row
         self._unreadable: set[Row] = set()  # the same: rows that stay as they are
         self._last_barrier = False  # it was taken when the first one had been reached
@@ -114,7 +103,7 @@ class Follower(Generic[T]):
         try:
             plan = Plan(self.topic, self._rows.derived, self._kept_value, self._rows.key_of)
             self._kept = await self._storage.open(plan)
-            self._topic_id = self._kept.topic_id
+            self._log.topic_id = self._kept.topic_id
             while not self._stopping.is_set():
                 try:
                     if (facts := await self._find_topic()) is not None:
@@ -214,22 +203,22 @@ class Follower(Generic[T]):
                 seconds = _LOADING_POLL_SECONDS if self._loading else _POLL_SECONDS
                 fetched = await unless_set(self._stopping, reader.fetch(seconds, most=_CHUNK_RECORDS))
             except OffsetOutOfRangeError:
-                await self._ask_id(reader)
+                await self._log.ask_id(reader)
                 begins, ends = await reader.begins(), await reader.ends()
-                if (reason := self._outside(begins, ends)) is not None:
+                if (reason := outside(self.progress.positions, begins, ends)) is not None:
                     await self._begin_again(reader, begins, ends, reason)
                 self._seek(reader, begins)  # without a reason, it was only the last record that is gone
                 continue
             if fetched is None:
                 return
-            if self._in_doubt(fetched):
+            if not self._loading and self._log.in_doubt(fetched):
                 self._seek(reader, {})
                 continue
             if self._loading and fetched:
                 self._collector.rest()
             else:
                 self._collector.resume(if_idle=self._loading)
-            if (reason := self._differs(fetched)) is not None:
+            if (reason := self._log.differs(fetched, self.progress.positions)) is not None:
                 await self._start_over(reader, reason)
                 continue
             await self._apply(reader, fetched)
@@ -244,10 +233,8 @@ class Follower(Generic[T]):
                     self.failing_since, self._failures = None, 0
                     self._outage.over()
                 await self._take_up_new_partitions(reader)
-                if looked_at - self._id_asked_at > _ID_PAUSE_SECONDS:
-                    await self._ask_id(reader)
-                    if (reason := self._another()) is not None:
-                        await self._start_over(reader, reason)
+                if (reason := await self._log.look(reader)) is not None:
+                    await self._start_over(reader, reason)
             await asyncio.sleep(0)  # a fetch that is at hand is returned at once: others must have their turn
 
     @property
@@ -275,12 +262,12 @@ class Follower(Generic[T]):
         marks = {p: Mark(records[-1].offset, records[-1].timestamp) for p, records in fetched.items()}
         faults = self.faults.note(changes, bad)
         if self._again is None:
-            await self._change(Batch(changes, positions, marks, faults, self._complete_at, self._topic_id))
+            await self._change(Batch(changes, positions, marks, faults, self._complete_at, self._log.topic_id))
         else:  # rows that are in use do not go back to what they were once
             self._again.update((change[0], change) for change in changes)
             self._unreadable.update(row for _, row, _ in bad if row is not None)
         self._noted_at = time.monotonic()
-        self._marks.update(marks)
+        self._log.marks.update(marks)
         self.progress.positions = positions
         deleted = sum([change[2] is None for change in changes])
         self.deleted += deleted
@@ -313,7 +300,7 @@ class Follower(Generic[T]):
                 self.progress.ends[partition] = standing.end
                 if position >= standing.end:
                     self._complete[partition] = standing.answered
-                    self._at_end.add(partition)
+                    self._log.at_end(partition)
         return positions
 
     async def _remember_completeness(self, reader: Reader) -> None:
@@ -336,20 +323,6 @@ class Follower(Generic[T]):
             self.progress.positions |= {partition: begins[partition] for partition in added}
             self._seek(reader, begins)
 
-    async def _ask_id(self, reader: Reader) -> None:
-        """Which topic has the name now; as before, where Kafka does not say. To be asked before where its logs begin
-        and end: these may be another's by then, which the next look shows."""
-        self._id_asked_at = time.monotonic()
-        with suppress(KafkaError, OSError):  # TimeoutError is an OSError
-            async with asyncio.timeout(_ID_SECONDS):
-                self._id_now = await reader.topic_id() or self._id_now
-        self._topic_id = self._topic_id or self._id_now
-
-    def _another(self) -> str | None:
-        """Why the topic is not the one that is read, though it has its name; None where nothing tells. The records do
-        not, where it has grown past the place that was reached in the former one, and has none at the last one's."""
-        return "the topic has another id: it was made anew" if is_another(self._topic_id, self._id_now) else None
-
     def _wake(self) -> None:
         self._moved.set()
         self._moved = asyncio.Event()
@@ -365,19 +338,19 @@ class Follower(Generic[T]):
 
     async def _place(self, reader: Reader, cluster: str) -> None:
         """Decide where to read on, and what is to be reached."""
-        await self._ask_id(reader)
+        await self._log.ask_id(reader)
         begins, ends = await reader.begins(), await reader.ends()
         former, self._identity = self._identity, Identity(self.topic, cluster, self._rows.describe())
         kept, self._kept = self._kept, None
         if kept is not None:  # the first time
             former = kept.identity
-            self.progress.positions, self._marks = dict(kept.positions), dict(kept.marks)
+            self.progress.positions, self._log.marks = dict(kept.positions), dict(kept.marks)
             self._complete_at = kept.complete_at
             self.faults.replace(kept.bad)
         if former is None:
             await self._storage.reset(self._identity)
             self._complete_at = time.time()
-        elif reason := _other(former, self._identity) or self._another() or self._why_not(begins, ends):
+        elif reason := _other(former, self._identity) or self._log.another() or self._why_not(begins, ends):
             await self._begin_again(reader, begins, ends, reason)
         elif kept is not None:
             self._look_again_at(kept.bad.values(), begins)
@@ -394,7 +367,7 @@ class Follower(Generic[T]):
         for record in bad:
             partition, offset = record.partition, record.offset
             if partition in positions and begins[partition] <= offset < positions[partition]:
-                positions[partition], self._marks[partition] = offset, Mark(offset, record.timestamp_ms)
+                positions[partition], self._log.marks[partition] = offset, Mark(offset, record.timestamp_ms)
 
     def _kept_value(self, record: Record) -> T | None:
         """The value of a record of the store. None where a validator, which no comparison of models tells, accepts it
@@ -415,60 +388,20 @@ class Follower(Generic[T]):
 
     def _why_not(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> str | None:
         """Why the rows cannot be those of this log, or may not be current; None where they are."""
-        if (reason := self._outside(begins, ends)) is not None:
+        if (reason := outside(self.progress.positions, begins, ends)) is not None:
             return reason
         away = abs(time.time() - self._complete_at)  # a time to come is none to count from
         if self.progress.positions and away > self._tombstone_seconds and (not self._loaded or away > _ABSENT_SECONDS):
             return _tombstones_missed(away, self._tombstone_seconds)
         return None
 
-    def _outside(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> str | None:
-        """Why what comes next cannot be in this log; None where it can."""
-        positions = self.progress.positions
-        if gone := sorted(positions.keys() - ends.keys()):
-            return f"the topic has no partition {gone[0]} any more: it was made anew"
-        for partition, position in positions.items():
-            if position > ends[partition]:
-                return f"partition {partition} ends at {ends[partition]}, before {position}: the topic was made anew"
-            if position < begins[partition]:
-                return f"partition {partition} begins at {begins[partition]}, after {position}: the rest is gone"
-        return None
-
-    def _in_doubt(self, fetched: Mapping[int, Sequence[Record]]) -> bool:
-        """Whether to look first if this is the log that was read before: a client tells nothing of a topic that was
-        made anew, or cut off, and is as long as before. Where it is longer, its end may be known before its records
-        are: so what counts is that there was nothing more once."""
-        if self._loading:
-            return False
-        return time.monotonic() - self._sure_at > _DOUBT_SECONDS or any(
-            partition in self._marks and partition not in self._expected and partition in self._at_end
-            for partition in fetched
-        )
-
-    def _differs(self, fetched: dict[int, Sequence[Record]]) -> str | None:
-        """Why the log is not the one that was read before; None where nothing tells. Takes out what was applied."""
-        for partition in list(fetched) if self._expected else ():
-            expected, records = self._expected.pop(partition, None), fetched[partition]
-            if expected is not None and records[0].offset == expected.offset:
-                if records[0].timestamp != expected.timestamp_ms:
-                    return f"partition {partition} has another record at {expected.offset}: the topic was made anew"
-                if expected.offset < self.progress.positions[partition]:
-                    fetched[partition] = records[1:]
-                if not fetched[partition]:
-                    del fetched[partition]
-        return None
-
     def _seek(self, reader: Reader, begins: Mapping[int, int]) -> None:
-        """Read on at the last record that was applied: it tells whether the log is the same."""
-        self._expected, self._sure_at = dict(self._marks), time.monotonic()
-        self._at_end.clear()
+        starts = self._log.starts(self.progress.positions, begins)
         for partition in reader.partitions:
-            position = self.progress.positions[partition]
-            mark = self._marks.get(partition)
-            reader.seek(partition, position if mark is None else max(mark.offset, begins.get(partition, 0)))
+            reader.seek(partition, starts[partition])
 
     async def _start_over(self, reader: Reader, reason: str) -> None:
-        await self._ask_id(reader)
+        await self._log.ask_id(reader)
         begins, ends = await reader.begins(), await reader.ends()
         await self._begin_again(reader, begins, ends, reason)
         self._seek(reader, begins)
@@ -480,7 +413,6 @@ class Follower(Generic[T]):
         to be sought."""
         assert self._identity is not None
         self.rebuilds += 1
-        self._topic_id = self._id_now
         log.warning("directory %r is built anew: %s", self.topic, reason)
         if self._loaded:
             self._again = {}
@@ -488,7 +420,7 @@ class Follower(Generic[T]):
         else:
             await self._storage.reset(self._identity)
         self.faults.replace({})
-        self._marks.clear()
+        self._log.read_anew()
         self._complete.clear()
         self._complete_at = time.time()
         reader.assign(reader.partitions)  # the client knows the ends of before until a fetch is answered
@@ -504,9 +436,9 @@ class Follower(Generic[T]):
             for start in range(0, len(changes), _CHUNK_RECORDS):
                 await self._change(Batch(changes[start : start + _CHUNK_RECORDS]))
                 await asyncio.sleep(0)
-            positions, marks = dict(self.progress.positions), dict(self._marks)
+            positions, marks = dict(self.progress.positions), dict(self._log.marks)
             faults = self.faults.now()
-            await self._storage.apply(Batch((), positions, marks, faults, self._complete_at, self._topic_id))
+            await self._storage.apply(Batch((), positions, marks, faults, self._complete_at, self._log.topic_id))
             self._again = None
             self._wake()
             log.info("directory %r has been built anew: %s rows were gone", self.topic, len(gone))
