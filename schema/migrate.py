@@ -24,7 +24,7 @@ from ..errors import (
 )
 from .blockers import Connect, watch_blockers
 from .refusals import NOT_CONNECTED, refusal, refused_migration
-from .sql import rename_schema, valid_schema_name
+from .sql import load_sql, rename_schema, valid_schema_name
 
 __all__ = ["Migration", "check", "migrate", "migrations"]
 
@@ -82,7 +82,8 @@ async def migrate(
     Runs in one transaction under an advisory lock: twenty processes may call it at once, and a process that
     dies half-way leaves nothing behind. `service` is the name of the service that the schema belongs to, `password`
     stands for the DSN's (`PostgresSettings`). Where nothing is missing it only looks, for which the right to read is
-    enough.
+    enough. What is made belongs to the owner of the schema's tables, also where a superuser, or a member of that role,
+    migrates.
 
     A running service goes on meanwhile, with pauses of 2 s at most where somebody's long transaction keeps a lock: then
     it gives all back and tries again, for two minutes, and says in the log who is in the way.
@@ -138,6 +139,8 @@ async def _migrate(connection: asyncpg.Connection, connect: Connect, service: st
         try:
             await _enter(connection, schema)
             missing = await _missing(connection, service, schema)
+            if missing:
+                await _verify_role(connection, schema)
             await _apply_patiently(connection, missing, schema, until, blockers)
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
             raise SchemaBusy(
@@ -190,6 +193,7 @@ async def _apply_patiently(
                 if migration.runs_with is not None:
                     stated = f"UPDATE {schema}.migration SET runs_with = $2 WHERE version = $1"
                     await connection.execute(stated, migration.version, migration.runs_with)
+            await _hand_over(connection, schema)
             return
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
             if loop.time() + pause > until:
@@ -198,6 +202,30 @@ async def _apply_patiently(
         log.warning("migrating %s waits for locks, trying again: %s", schema, "; ".join(blockers))
         await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
         pause = min(2 * pause, _PAUSE_SECONDS)
+
+
+async def _verify_role(connection: asyncpg.Connection, schema: str) -> None:
+    """What this role makes has to become the owner's, which from Postgres 16 on not every member can bring about."""
+    stranger = await connection.fetchrow(
+        """SELECT pg_get_userbyid(c.relowner)::text, current_user::text FROM pg_class c
+           WHERE c.oid = to_regclass($1) AND NOT pg_has_role(c.relowner, CASE
+               WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END)""",
+        f"{schema}.migration",
+    )
+    if stranger is not None:
+        owner, ours = stranger
+        raise ConfigurationError(
+            f"the schema {schema!r} belongs to the role {owner!r}, and what {ours!r} makes there would not: "
+            f'migrate as {owner!r}, or let {ours!r} become it (GRANT "{owner}" TO "{ours}")'
+        )
+
+
+async def _hand_over(connection: asyncpg.Connection, schema: str) -> None:
+    """Give what this role has made, now or before, to the owner of the schema's tables, who else could not migrate it
+    the next time, or not use it."""
+    names = sorted({name for m in migrations() for name in re.findall(r"\bsidings\.(\w+)", m.sql)})
+    for row in await connection.fetch(load_sql(__package__ or "", "hand_over"), schema, names):
+        await connection.execute(row[0])
 
 
 async def check(connection: asyncpg.Connection, *, service: str | None, schema: str = "sidings") -> None:

@@ -753,6 +753,83 @@ async def test_a_day_that_another_role_has_made_is_the_owners_all_the_same(empty
             assert day not in await names(connection)
 
 
+OTHERS = """SELECT o.kind, o.name, pg_get_userbyid(o.owner)::text AS owner FROM (
+                SELECT 'relation', c.relname, c.relowner FROM pg_class c WHERE c.relnamespace = 'sidings'::regnamespace
+                UNION ALL
+                SELECT 'type', t.typname, t.typowner FROM pg_type t WHERE t.typnamespace = 'sidings'::regnamespace
+                UNION ALL
+                SELECT 'function', p.oid::regprocedure::text, p.proowner FROM pg_proc p
+                WHERE p.pronamespace = 'sidings'::regnamespace) o (kind, name, owner)
+            WHERE pg_get_userbyid(o.owner) <> $1"""
+ALL_KINDS = """CREATE TABLE sidings.later (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, n serial);
+               CREATE SEQUENCE sidings.later_id; CREATE TYPE sidings.state AS ENUM ('a');
+               CREATE TABLE sidings.parted (d date) PARTITION BY LIST (d);
+               CREATE TABLE sidings.part PARTITION OF sidings.parted DEFAULT;
+               CREATE VIEW sidings.look AS SELECT 1 AS one;
+               CREATE FUNCTION sidings.rights() RETURNS name
+               LANGUAGE sql SECURITY DEFINER AS 'SELECT current_user'"""
+
+
+@pytest.mark.parametrize("migrator", ["a superuser", "a member"])
+async def test_what_another_role_has_migrated_is_the_owners_all_the_same(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch, migrator: str
+):
+    """The owner could not replace its functions with the next migration, nor use its tables."""
+    async with an_owner(empty_database) as (owner, of_owner), an_owner(empty_database) as (member, of_member):
+        other = empty_database if migrator == "a superuser" else of_member
+        async with connected(empty_database) as admin:
+            await admin.execute(f"GRANT {owner} TO {member}")
+        for number in range(1, LAST + 1):  # each migration as it is met by a schema of the release before
+            with monkeypatch.context() as patched:
+                patched.setattr(migrate_module, "migrations", lambda: migrations()[:number])  # noqa: B023
+                await migrate(of_owner if number == 1 else other, service="test")
+        with monkeypatch.context() as patched:
+            patched.setattr(migrate_module, "migrations", lambda: later_migration(ALL_KINDS))
+            await migrate(other, service="test")
+            assert await fetch(empty_database, OTHERS, owner) == []
+            assert await value(of_owner, "SELECT sidings.rights()") == owner
+
+
+async def test_what_a_superuser_has_migrated_before_is_given_to_the_owner_by_the_next_time(empty_database: str):
+    async with an_owner(empty_database) as (owner, of_owner):
+        await migrate(of_owner, service="test")
+        async with connected(empty_database) as admin:
+            await admin.execute(
+                """ALTER FUNCTION sidings.maintain_seen OWNER TO postgres; ALTER TABLE sidings.pause OWNER TO postgres;
+                   ALTER FUNCTION sidings.directory_publish OWNER TO postgres;
+                   CREATE VIEW sidings.a_report AS SELECT count(*) FROM pg_authid"""
+            )
+        assert await migrate(empty_database, service="test") == []
+        left = {row["name"] for row in await fetch(empty_database, OTHERS, owner)}
+        assert left == {
+            "sidings.directory_publish()",
+            "a_report",
+            "_a_report",
+        }  # run with the rights of their owner: his decision
+
+
+async def test_a_role_that_could_not_give_away_what_it_makes_migrates_nothing(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """As one with every right but that of the owner, or, from Postgres 16 on, a member without SET."""
+    async with an_owner(empty_database) as (owner, of_owner), an_owner(empty_database) as (other, of_other):
+        await migrate(of_owner, service="test")
+        async with connected(empty_database) as admin:
+            await admin.execute(
+                f"GRANT ALL ON SCHEMA sidings TO {other}; GRANT ALL ON ALL TABLES IN SCHEMA sidings TO {other}"
+            )
+        assert await migrate(of_other, service="test") == []
+        monkeypatch.setattr(
+            migrate_module, "migrations", lambda: later_migration("CREATE TABLE sidings.later (id int)")
+        )
+        with pytest.raises(ConfigurationError, match=f"migrate as '{owner}', or let '{other}' become it"):
+            await migrate(of_other, service="test")
+        async with connected(empty_database) as admin:
+            await admin.execute(f"GRANT {owner} TO {other}")
+        assert [m.name for m in await migrate(of_other, service="test")] == ["later"]
+        assert await fetch(empty_database, OTHERS, owner) == []
+
+
 async def test_days_from_before_belong_to_the_historys_owner_and_its_readers_may_read_them(
     empty_database: str, monkeypatch: pytest.MonkeyPatch
 ):
