@@ -249,6 +249,7 @@ async def check(connection: asyncpg.Connection, *, service: str | None, schema: 
         raise SchemaTooOld(f"the schema {schema!r} lacks the migrations {names}: call `await service.migrate()`")
     if service is not None:
         await _verify_owner(connection, service, schema)
+    await _verify_functions(connection, schema)
     await _verify_sequences(connection, schema)
     await _warn_of_collation(connection)
 
@@ -262,6 +263,21 @@ async def _verify_sequences(connection: asyncpg.Connection, schema: str) -> None
         remedy = "; ".join(f"ALTER SEQUENCE {schema}.{name} CACHE 1" for name in cached)
         raise SchemaError(
             f"sequences of the schema {schema!r} have a cache, which loses jobs and messages: run {remedy}"
+        )
+
+
+async def _verify_functions(connection: asyncpg.Connection, schema: str) -> None:
+    """Functions name the schema that they were made in, and work there: in nobody's, or in another service's."""
+    body = await connection.fetchval(
+        """SELECT p.prosrc FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+           WHERE n.nspname = $1 AND p.proname = 'acquire'""",
+        schema,
+    )
+    former = re.search(r"\bFROM (\w+)\.origin\b", body or "")
+    if former is not None and former[1] != schema:
+        raise SchemaError(
+            f"the schema {schema!r} was called {former[1]!r}, where its functions would work still: call it so again "
+            f"(ALTER SCHEMA {schema} RENAME TO {former[1]}), or run what docs/operations.md has for another name"
         )
 
 
@@ -311,6 +327,7 @@ async def _missing(connection: asyncpg.Connection, service: str, schema: str) ->
     _verify(applied, schema)
     if applied:
         await _verify_owner(connection, service, schema)
+        await _verify_functions(connection, schema)
     return [m for m in migrations() if m.version not in applied]
 
 

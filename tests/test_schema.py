@@ -453,6 +453,39 @@ async def test_an_executor_works_in_a_schema_of_another_name(empty_database: str
     assert not any("sidings." in row["prosrc"] for row in bodies)
 
 
+async def test_a_schema_that_was_renamed_is_refused_and_made_to_work_as_the_guide_says(empty_database: str):
+    """Its functions worked on in the schema of the former name: on no tables, or on another service's, from which they
+    took its origins."""
+    await migrate(empty_database, service="freight")
+    async with connected(empty_database) as connection:
+        await connection.execute(
+            "CREATE TABLE rate (id int PRIMARY KEY); SELECT sidings.directory_table('rate', 'rates', '{id}')"
+        )
+        guide = (Path(__file__).parents[1] / "docs/operations.md").read_text()
+        [rename, rewrite] = re.search(r"```sql\n(ALTER SCHEMA [^`]*)\\gexec", guide)[1].split(";\n")  # type: ignore[index]
+        await connection.execute(rename)
+        await migrate(empty_database, service="other")
+        for refused in (
+            checked(empty_database, "freight", "freight_jobs"),
+            migrate(empty_database, service="freight", schema="freight_jobs"),
+        ):
+            with pytest.raises(
+                SchemaError, match=r"was called 'sidings', where its functions would work .*operations.md"
+            ):
+                await refused
+        for row in await connection.fetch(rewrite):
+            await connection.execute(row[0])
+        assert await migrate(empty_database, service="freight", schema="freight_jobs") == []
+        await checked(empty_database, "freight", "freight_jobs")
+        await migrate(empty_database, service="fresh", schema="fresh")
+        bodies = """SELECT replace(pg_get_functiondef(oid), $1 || '.', 'x.') FROM pg_proc
+                    WHERE pronamespace = $1::regnamespace ORDER BY 1"""
+        assert await names(connection, bodies, "freight_jobs") == await names(connection, bodies, "fresh")
+        await connection.execute("INSERT INTO rate VALUES (1)")
+        assert await connection.fetchval("SELECT count(*) FROM freight_jobs.outbox") == 1
+        assert await connection.fetchval("SELECT count(*) FROM sidings.outbox") == 0
+
+
 async def test_every_constraint_and_index_has_a_name_of_our_own(database: str):
     folder = Path(migrate_module.__file__ or "").parent
     texts = [path.read_text() for path in folder.rglob("*") if path.suffix in (".sql", ".py")]
@@ -548,8 +581,8 @@ PARTITIONS = """SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i
 TABLES = "SELECT relname FROM pg_class WHERE relnamespace = 'sidings'::regnamespace AND relkind = 'r' ORDER BY 1"
 
 
-async def names(connection: asyncpg.Connection, query: str = PARTITIONS) -> list[str]:
-    return [row[0] for row in await connection.fetch(query)]
+async def names(connection: asyncpg.Connection, query: str = PARTITIONS, *args: object) -> list[str]:
+    return [row[0] for row in await connection.fetch(query, *args)]
 
 
 async def days(connection: asyncpg.Connection, first: int, last: int) -> list[str]:
