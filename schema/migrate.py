@@ -116,6 +116,8 @@ async def migrate(
             f"SET LOCAL {name} = '{_MIGRATE_SECONDS}s'"
             for name in ("statement_timeout", "idle_in_transaction_session_timeout")
         )
+        if connection.get_server_version().major >= 17:  # the role's may be shorter than our patience
+            limits += "; SET LOCAL transaction_timeout = 0"
         await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {limits}")
         applied = await _migrate(connection, connect, service, schema)
         await connection.execute("COMMIT")

@@ -238,6 +238,22 @@ async def test_a_migration_gives_up_in_the_end_and_names_who_was_in_the_way(
     assert await value(database, "SELECT to_regclass('sidings.half')") is None
 
 
+async def test_a_limit_of_the_roles_on_transactions_does_not_end_the_wait_for_a_lock(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """It was ended each time, "did not answer, migrate again", and nobody learnt who was in the way."""
+    if await value(database, "SELECT current_setting('server_version_num')::int") < 170000:
+        pytest.skip("transaction_timeout came with Postgres 17")
+    monkeypatch.setattr(migrate_module, "_PATIENCE_SECONDS", 3.0)
+    later = later_migration(ALTER)
+    monkeypatch.setattr(migrate_module, "migrations", lambda: later)
+    limited = f"{database}?options=-c%20transaction_timeout%3D1s"
+    async with a_long_transaction(database) as pid:
+        with pytest.raises(SchemaBusy, match=rf"In the way: pid {pid}"):
+            await migrate(limited, service="test")
+    assert [m.name for m in await migrate(limited, service="test")] == ["later"]
+
+
 async def test_of_two_that_migrate_only_one_asks_for_the_lock_that_somebody_holds(
     database: str, monkeypatch: pytest.MonkeyPatch
 ):
