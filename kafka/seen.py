@@ -53,12 +53,14 @@ class SeenUpkeep:
         self._link = Link(settings)
         self._keep_days = keep_days
         self._sql = load_sql(__package__, "maintain_seen", settings.schema_name)
+        self._overdue_sql = load_sql(__package__, "overdue_seen", settings.schema_name)
 
     async def run(self) -> None:
         """Do it every hour, for ever."""
         while True:
             try:
                 await self._link.fetch(self._sql, self._keep_days)
+                await self._look()
                 seconds = _MAINTAIN_SECONDS
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 log.warning("the days of message ids could not be maintained, trying again: %s", error)
@@ -66,6 +68,19 @@ class SeenUpkeep:
             finally:
                 await self._link.close()
             await asyncio.sleep(seconds)
+
+    async def _look(self) -> None:
+        """Say what could not be dropped, which is left for another time without an error."""
+        [found] = await self._link.fetch(self._overdue_sql, self._keep_days)
+        if found["days"]:
+            log.warning(
+                "%s days of message ids, from %s on, are over dedup_days=%s and cannot be dropped: another role owns "
+                "them, a session never lets go of them (pg_stat_activity), or a view depends on them; the log of "
+                "Postgres has the reason",
+                found["days"],
+                found["first"],
+                self._keep_days,
+            )
 
 
 def _columns(items: Sequence[Item]) -> tuple[list[bytes | None], list[int], list[int]]:

@@ -4,8 +4,10 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sidings import PostgresSettings
+from sidings.kafka.seen import SeenUpkeep
 
-from .support import SECONDS, connected, eventually, fetch, value
+from .support import SECONDS, a_role, connected, eventually, fetch, value
 
 RECORD = "SELECT sidings.record_seen($1, $2, $3, $4)"
 NOON = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
@@ -104,6 +106,28 @@ async def test_in_the_first_hour_of_a_day_the_tables_are_there_that_messages_nee
             await other.execute("SET lock_timeout = '500ms'")
             assert await record(other, ("b", 1, 1), at=at) == []
         assert await days(database) == made
+
+
+@pytest.mark.parametrize("why", ["a role that owns no tables", "a view"])
+async def test_a_day_that_cannot_be_dropped_keeps_no_other_from_being_dropped_or_made(database, caplog, why):
+    """The first message of each day made its table in its handler's transaction, and all others waited for its end."""
+    today = datetime.now(UTC).date()
+    names = {n: f"message_seen_{today + timedelta(days=n):%Y%m%d}" for n in range(-9, 3)}
+    async with connected(database) as connection, a_role(database) as (_, limited):
+        for n in (-9, -8):
+            await connection.execute("SELECT sidings.make_seen_day($1::date)", today + timedelta(days=n))
+        await connection.execute(f"CREATE VIEW report AS SELECT count(*) FROM sidings.{names[-9]}")
+        kept = (-9,) if why == "a view" else (-9, -8)
+        upkeep = SeenUpkeep(PostgresSettings(dsn=database if why == "a view" else limited), keep_days=7)
+        working = asyncio.create_task(upkeep.run())
+        try:
+            await eventually(lambda: "message ids" in caplog.text)
+        finally:
+            working.cancel()
+            await asyncio.wait([working])
+        there = set(await days(database)) - {names[-1]}  # of the first hour
+        assert there == {names[n] for n in (*kept, 0, 1, 2)}
+        assert f"1 days of message ids, from {today - timedelta(days=9)} on, are over dedup_days=7" in caplog.text
 
 
 @pytest.mark.parametrize("rows", [0, 20_000])
