@@ -11,6 +11,7 @@ import asyncpg
 
 from ..errors import Fenced, PostgresUnavailable
 from ..jobs import (
+    SUCCEEDED,
     Again,
     Committed,
     Discard,
@@ -119,11 +120,13 @@ class Transactional:
         entry: Entry,
         started: float,
         limit: Callable[[float | None], None] = lambda _: None,
+        judge: Callable[[object], Outcome] = lambda _: SUCCEEDED,
     ) -> Outcome:
         """One attempt. What the handler raises comes out after the rollback; a success is committed on return.
 
         limit: told the seconds that the handler may take when it is called, None when it has ended. What the server
-        takes before and after that has limits of its own, and is not the handler's failure.
+        takes before and after that has limits of its own, and is not the handler's failure. judge: what follows a
+        handler that returned this; unless that is a success, its effects are rolled back.
         """
         try:
             connection, transaction = await self._begin(min(max(job_type.timeout or 0.0, _IDLE_SECONDS), _MOST_SECONDS))
@@ -132,7 +135,7 @@ class Transactional:
             return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
         guard = _Guard(connection, entry.origin, self._abort_seconds)
         try:
-            return await self._run(connection, transaction, job_type, job, entry, started, limit)
+            return await self._run(connection, transaction, job_type, job, entry, started, limit, judge)
         except BaseException as error:
             if not guard.has_cut:
                 if isinstance(error, _Lost):
@@ -155,6 +158,7 @@ class Transactional:
         entry: Entry,
         started: float,
         limit: Callable[[float | None], None],
+        judge: Callable[[object], Outcome],
     ) -> Outcome:
         forks = forks_so_far()
         try:
@@ -163,11 +167,10 @@ class Transactional:
             limit(job_type.timeout)
             try:
                 if self.middleware and job_type.wrapped:
-                    await call_through(
-                        self.middleware, Call(job_type.name, job.origin, jobs=[job], tx=job.transaction), handler
-                    )
+                    call = Call(job_type.name, job.origin, jobs=[job], tx=job.transaction)
+                    result = await call_through(self.middleware, call, handler, judged=job_type.judges_results)
                 else:
-                    await completed(await handler())
+                    result = await completed(await handler(), judged=job_type.judges_results)
                 end_if_forked(forks)
                 job.transaction.check_awaited()
             finally:
@@ -175,6 +178,7 @@ class Transactional:
                 job.transaction.close()
             if not connection.is_closed() and not connection.is_in_transaction():  # the job's end would commit alone
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its job")
+            outcome = judge(result)
         except BaseException as error:
             end_if_forked(forks, error)
             if isinstance(error, Exception) and not isinstance(error, _DECIDED):
@@ -183,12 +187,11 @@ class Transactional:
                 if connection.is_closed() or isinstance(error, asyncpg.ReadOnlySQLTransactionError):
                     connection.terminate()
                     raise _Lost(started) from error
-            # What it has left running may go on with asyncpg's own object, which then must lead nowhere.
-            if job.transaction is not None and job.transaction.lent:
-                connection.terminate()
-            else:
-                await self._roll_back(connection, transaction)
+            await self._undo(connection, transaction, job.transaction)
             raise
+        if outcome is not SUCCEEDED:
+            await self._undo(connection, transaction, job.transaction)
+            return outcome
         return await self._finish(connection, transaction, job_type, job.transaction, entry, started)
 
     def _read_only(self, connection: asyncpg.Connection, entry: Entry, error: Exception) -> Outcome:
@@ -247,6 +250,13 @@ class Transactional:
             connection.terminate()
             raise
         return connection, transaction
+
+    async def _undo(self, connection: asyncpg.Connection, transaction: Any, tx: Transaction | None) -> None:
+        """What the handler has left running may go on with asyncpg's own object, which then must lead nowhere."""
+        if tx is not None and tx.lent:
+            connection.terminate()
+        else:
+            await self._roll_back(connection, transaction)
 
     async def _roll_back(self, connection: asyncpg.Connection, transaction: Any) -> None:
         try:

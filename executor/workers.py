@@ -385,13 +385,17 @@ class Workers:
         self, worker: Worker, job_type: JobType[Any], job: Job[Any], entry: Entry, started: float
     ) -> Outcome:
         """Call a handler that is transactional, a plain function, or inside of middleware. What it raises comes out."""
+
+        def judge(result: object) -> Outcome:
+            return judged(job_type, entry, result, started) if job_type.judges_results else SUCCEEDED
+
         if job_type.transactional:
-            return await self._transactional.run(job_type, job, entry, started, worker.limit)
+            return await self._transactional.run(job_type, job, entry, started, worker.limit, judge)
         if self._middleware:
             result = await self._handle_inside(worker, job_type, [job], job)
         else:
             result = await self._handle_plain(worker, job_type, job)
-        return judged(job_type, entry, result, started) if job_type.judges_results else SUCCEEDED
+        return judge(result)
 
     async def _run_batch(
         self, worker: Worker, job_type: JobType[Any], entries: list[Entry], started: float

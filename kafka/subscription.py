@@ -203,7 +203,8 @@ class Subscription(Generic[T]):
             timeout=self.timeout,
             transactional=True,
         )
-        declare(handle).wrapped = False  # what it calls is
+        declared = declare(handle)
+        declared.wrapped = declared.judges_results = False  # what it calls is wrapped, and has no result
 
 
 def _message(value: Any, record: Record) -> Message[Any]:

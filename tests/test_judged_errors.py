@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
+from sidings import Message, Transaction
 from sidings.jobs import Job, Registry, Retry
 from sidings.testing import drain
-from tenacity import retry_if_result, wait_none
+from tenacity import retry_if_result, stop_after_attempt, wait_none
 
-from .support import Ride, enqueue
+from .consumer_support import Number, a_service, numbers, produce, record
+from .support import Ride, enqueue, eventually, fetch, value
 
 BUSY = Retry(wait=wait_none(), retry=retry_if_result(lambda result: isinstance(result, OSError)))
 
@@ -49,3 +51,65 @@ async def test_another_error_is_still_a_failure(database: str, error: Any) -> No
     assert attempt.outcome == "discarded"
     assert attempt.error is not None
     assert attempt.error.error_class == "ValueError"
+
+
+@pytest.mark.parametrize("lends", [False, True], ids=["job.tx", "job.tx.connection"])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "in middleware"])
+async def test_what_a_transactional_handler_returns_is_judged_and_its_effects_are_rolled_back(
+    database: str, wrapped: bool, lends: bool
+) -> None:
+    """Whatever was no error passed for done, with its effects; an error was discarded at the first attempt."""
+    registry, calls = Registry(), list[int]()
+    await fetch(database, "CREATE TABLE effect (number integer)")
+    if wrapped:
+
+        async def around(call: Any, call_next: Any) -> None:
+            await call_next()
+
+        registry.middleware.append(around)
+
+    async def ride(job: Job[Ride]) -> object:
+        calls.append(1)
+        tx = job.tx.connection if lends else job.tx
+        await tx.execute("INSERT INTO effect VALUES ($1)", len(calls))
+        return [OSError("busy"), "busy", None][len(calls) - 1]
+
+    busy = Retry(wait=wait_none(), retry=retry_if_result(lambda result: result is not None))
+    job_type = registry.job(name="ride", payload=Ride, transactional=True, retry=busy)(ride)
+    await enqueue(database, job_type, [Ride()])
+    assert [attempt.outcome for attempt in await drain(database, registry)] == ["retried", "retried", "succeeded"]
+    assert [row["number"] for row in await fetch(database, "SELECT number FROM effect")] == [3]
+
+
+async def test_a_transactional_handlers_error_that_the_policy_leaves_alone_is_a_failure(database: str) -> None:
+    registry = Registry()
+
+    async def ride(job: Job[Ride]) -> object:
+        await job.tx.execute("CREATE TABLE effect ()")
+        return ValueError("no")
+
+    job_type = registry.job(name="ride", payload=Ride, transactional=True, retry=BUSY)(ride)
+    await enqueue(database, job_type, [Ride()])
+    [attempt] = await drain(database, registry)
+    assert attempt.outcome == "discarded"
+    assert await value(database, "SELECT to_regclass('effect')") is None
+
+
+async def test_what_a_messages_handler_returns_is_not_judged_where_the_message_is_stored_either(
+    effects, topic, sidings_kafka
+) -> None:
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    policy = Retry(wait=wait_none(), stop=stop_after_attempt(2), retry=retry_if_result(lambda result: result is None))
+
+    @service.consumer(name, isolate=True, retry=policy)
+    async def handle(message: Message[Number], tx: Transaction) -> str:
+        await record(message, tx)
+        return "done"
+
+    await produce(sidings_kafka, name, [7])
+    async with service:
+        await eventually(lambda: numbers(effects))
+        await eventually(lambda: fetch(effects, "SELECT outcome FROM sidings.job_history"))
+    assert await numbers(effects) == [7]
+    assert await value(effects, "SELECT count(*) FROM sidings.job_history WHERE outcome = 'succeeded'") == 1
