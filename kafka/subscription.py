@@ -127,7 +127,7 @@ class Subscription(Generic[T]):
             result = await call_through(self.middleware, call, partial(self.call_handler, messages, tx))
         else:
             result = await completed(await self.call_handler(messages, tx))
-        if isinstance(result, list | tuple) and self.batch_of(messages[0]) > 1:
+        if isinstance(result, list | tuple) and self.takes_lists(messages[0]):
             for each in cast(Sequence[object], result):
                 if is_error(each):  # of a message, as handlers of lists of jobs return theirs: none has succeeded
                     raise each
@@ -147,6 +147,10 @@ class Subscription(Generic[T]):
     def batch_of(self, message: Message[Any] | None) -> int:
         """Most messages in one call of the handler that takes `message`."""
         return self.batch or 1
+
+    def takes_lists(self, message: Message[Any]) -> bool:
+        """Whether the handler that takes `message` gets it in a list, be it of one."""
+        return self.batch is not None
 
     @property
     def largest_batch(self) -> int:
