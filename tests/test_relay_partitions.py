@@ -10,7 +10,7 @@ from sidings.devstack.topics import create_topic
 from sidings.kafka.outbox.packing import Packer
 
 from .consumer_support import administering
-from .outbox_support import assert_complete, emptied, numbered, publish, publishing, records, relaying
+from .outbox_support import arrived, assert_complete, emptied, numbered, publish, publishing, records, relaying
 from .support import eventually, fetch
 
 PARTITIONS = range(6)
@@ -75,3 +75,29 @@ async def test_partitions_that_nobody_leads_hold_up_no_others_of_their_topic(
     assert_complete(await records(kafka.bootstrap, "etas"), count)
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+@pytest.mark.timeout(300)
+async def test_a_person_has_them_tried_again_where_nothing_waits_for_the_others(database: str, own_kafka) -> None:
+    """Nothing was tried before the backoff's end: what was left of the topic counted as being tried, as its last round
+    had failed, and had nothing to send."""
+    kafka = await asyncio.to_thread(own_kafka, brokers=2)
+    await create_topic(kafka.bootstrap, "etas", partitions=len(PARTITIONS), replicas=1)
+    stuck = sorted(await keys_of(kafka, 2))
+    options: dict[str, Any] = {"delivery_seconds": 2.0, "backoff_seconds": 200.0, "max_backoff_seconds": 200.0}
+    async with relaying(database, kafka.bootstrap, **options) as relay, publishing(database) as (outbox, _):
+        await eventually(lambda: len(relay.held) == 16)
+        await asyncio.to_thread(kafka.broker(2).kill)
+        await publish(database, "etas", [(key.decode(), b"x") for key in stuck])
+        await eventually(outbox.failing, seconds=60.0)
+        await outbox.retry("etas", actor="test")
+        await eventually(lambda: bool(relay.backlog.parts), seconds=60.0)
+        await eventually(lambda: relay.metrics.count("failed", "etas") == 2)
+        await asyncio.to_thread(kafka.start)
+
+        async def gone() -> bool:
+            await outbox.retry("etas", actor="test")
+            return not await waiting(database)
+
+        await eventually(gone, seconds=60.0)
+    assert await arrived(kafka.bootstrap, "etas") >= len(stuck)

@@ -55,8 +55,9 @@ class LaneWorker:
 
     @property
     def trying(self) -> bool:
-        """Whether what has failed is tried again at this moment."""
-        return self.retries > 0 and bool(self.lane.unaccounted or not self.lane.paused)
+        """Whether what has failed is tried again at this moment: not where all that failed has gone apart."""
+        lane = self.lane
+        return self.retries > 0 and not lane.empty and bool(lane.unaccounted or not lane.paused)
 
     def outstanding(self) -> list[Row]:
         """The messages under way of which nothing has become yet."""
