@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
 from ..errors import ConfigurationError
 from ..executor import Executor
-from .message import origin_of
+from .message import check_topic, origin_of
 
 __all__ = ["Assign", "KafkaExecutor", "RebalanceListener", "StaticAssignment"]
 
@@ -63,7 +63,8 @@ class RebalanceListener(ConsumerRebalanceListener):
 
     For a consumer of your own: ``consumer.subscribe(topics, listener=service.executor.rebalance_listener)``, or call
     its two methods from a listener of yours. The consumer must not commit by itself (``enable_auto_commit=False``):
-    it would commit messages whose jobs are not stored yet; `on_refused` gets the `ConfigurationError`.
+    it would commit messages whose jobs are not stored yet; nor may a topic be called as the outbox' slots are.
+    `on_refused` gets the `ConfigurationError`.
 
     patience_seconds: after partitions were revoked, how long to wait for the next assignment before the jobs are
     drained. A rebalance that takes longer is none that this process takes part in.
@@ -95,6 +96,8 @@ class RebalanceListener(ConsumerRebalanceListener):
             return
         self._stop_timer()
         try:
+            for topic in {tp.topic for tp in assigned}:
+                check_topic(topic, "rebalance_listener", leased=True)
             self._generation = self._find_generation()
         except ConfigurationError as error:
             log.critical("%s", error)
