@@ -8,7 +8,7 @@ import asyncpg
 
 from ..errors import ConfigurationError, PostgresUnavailable
 from ..jobs import Connection
-from ..schema import check
+from ..schema import check, connect_any
 from .clock import now
 from .forks import keep_from_children
 from .settings import PostgresSettings
@@ -92,13 +92,13 @@ async def _connect(
 ) -> asyncpg.Connection:
     try:
         if settings.pgbouncer:
-            return await asyncpg.connect(
+            return await connect_any(
                 settings.dsn, password=settings.secret(), timeout=settings.connect_seconds, statement_cache_size=0
             )
         chosen = {"application_name": "sidings"} if for_handlers else _SERVER_SETTINGS.copy()
         if statement_seconds is not None:
             chosen["statement_timeout"] = str(max(1, round(statement_seconds * 1000)))
-        return await asyncpg.connect(
+        return await connect_any(
             settings.dsn, password=settings.secret(), timeout=settings.connect_seconds, server_settings=chosen
         )
     except asyncpg.ProtocolViolationError as error:

@@ -13,6 +13,7 @@ import asyncpg
 from ..errors import ConfigurationError, NotInTransaction, PostgresUnavailable
 from ..executor import PostgresSettings, keep_from_children
 from ..jobs import Connection, Transaction
+from ..schema import connect_any
 
 if TYPE_CHECKING:
     Pool = asyncpg.Pool[asyncpg.Record]
@@ -113,6 +114,7 @@ class Transactions:
             server_settings=None if settings.pgbouncer else self._session(),
             statement_cache_size=0 if settings.pgbouncer else 100,
             init=keep_from_children,
+            connect=connect_any,  # pyright: ignore[reportArgumentType] - of the arguments that the pool gives
         )
         await pool
         self._places = asyncio.Semaphore(settings.pool_size)  # of this event loop

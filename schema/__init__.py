@@ -7,6 +7,17 @@ other packages.
 
 from .migrate import Migration, check, migrate, migrations
 from .refusals import REFUSED, refusal
+from .servers import connect_any
 from .sql import load_sql, valid_schema_name
 
-__all__ = ["REFUSED", "Migration", "check", "load_sql", "migrate", "migrations", "refusal", "valid_schema_name"]
+__all__ = [
+    "REFUSED",
+    "Migration",
+    "check",
+    "connect_any",
+    "load_sql",
+    "migrate",
+    "migrations",
+    "refusal",
+    "valid_schema_name",
+]

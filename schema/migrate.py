@@ -24,6 +24,7 @@ from ..errors import (
 )
 from .blockers import Connect, watch_blockers
 from .refusals import NOT_CONNECTED, refusal, refused_migration
+from .servers import connect_any
 from .sql import load_sql, rename_schema, valid_schema_name
 
 __all__ = ["Migration", "check", "migrate", "migrations"]
@@ -99,7 +100,7 @@ async def migrate(
     if not service:
         raise ConfigurationError("service='': name the service that the schema belongs to")
     connect = partial(
-        asyncpg.connect,
+        connect_any,
         dsn,
         password=password,
         timeout=_CONNECT_SECONDS,

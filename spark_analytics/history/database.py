@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from ...errors import ConfigurationError, PostgresUnavailable, SchemaMissing
+from ...schema import connect_any
 
 __all__ = ["connected"]
 
@@ -22,7 +23,7 @@ async def connected(dsn: str, schema: str, *, call_seconds: float) -> "Connectio
     `SchemaMissing` where the schema is not there, or too old. None of them says what the DSN's password is.
     """
     try:
-        connection = await asyncpg.connect(
+        connection = await connect_any(
             dsn,
             password=os.environ.get("SIDINGS_POSTGRES_PASSWORD"),
             timeout=_CONNECT_SECONDS,
