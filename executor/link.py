@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import asyncpg
 
@@ -112,15 +112,28 @@ async def _connect(
         raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
 
 
-async def takes_no_writes(connection: Connection) -> bool:
-    """Whether the server that `connection` leads to takes no writes, like a standby, or one that is kept from filling
-    its disk. What the transaction has done is undone, also where it has itself forbidden them; another one is open."""
+async def takes_no_writes(connection: Connection, error: BaseException) -> bool:
+    """Whether the server that `connection` leads to takes no writes, like a standby, or one whose disk is full, which
+    only the `error` that its handler has raised tells, or that is kept from filling it. What the transaction has done
+    is undone, also where it has itself forbidden them; another one is open."""
+    if _of_full_disk(error):
+        return True
     try:
         async with asyncio.timeout(_ASK_SECONDS):
             await connection.execute("ROLLBACK; BEGIN")
             return await connection.fetchval("SHOW transaction_read_only") == "on"
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):  # TimeoutError is an OSError
         return False
+
+
+def _of_full_disk(error: BaseException | None) -> bool:
+    """Also where a handler has made another error of it."""
+    while error is not None and not isinstance(error, asyncpg.DiskFullError):
+        within: Sequence[BaseException] = getattr(error, "exceptions", ())  # of a group, as a `TaskGroup` makes it
+        if isinstance(error, BaseExceptionGroup) and any(map(_of_full_disk, within)):
+            return True
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 class Link:

@@ -182,7 +182,7 @@ class Transactional:
         except BaseException as error:
             end_if_forked(forks, error)
             if isinstance(error, Exception) and not isinstance(error, _DECIDED):
-                if await takes_no_writes(connection):
+                if await takes_no_writes(connection, error):
                     return self._read_only(connection, entry, error)
                 if connection.is_closed() or isinstance(error, asyncpg.ReadOnlySQLTransactionError):
                     connection.terminate()
@@ -292,7 +292,7 @@ class Transactional:
                 await connection.execute(finish)
                 await transaction.commit()
         except BROKEN as error:
-            if isinstance(error, asyncpg.ReadOnlySQLTransactionError) and await takes_no_writes(connection):
+            if isinstance(error, asyncpg.ReadOnlySQLTransactionError) and await takes_no_writes(connection, error):
                 return self._read_only(connection, entry, error)
             if isinstance(error, asyncpg.InterfaceError) and not connection.is_closed():
                 connection.terminate()

@@ -198,7 +198,7 @@ class Handling:
         except Exception as error:
             if self._ending():  # what it makes of its cancellation, as when something cannot be closed
                 raise asyncio.CancelledError from error
-            if await takes_no_writes(tx.connection):
+            if await takes_no_writes(tx.connection, error):
                 raise PostgresUnavailable(f"Postgres takes no writes: {told_of(error)}") from error
             if server_is_gone(error, tx.connection):
                 partition.cuts += 1

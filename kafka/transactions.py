@@ -38,6 +38,7 @@ _SERVER_GONE = (
     asyncpg.TooManyConnectionsError,
     asyncpg.CannotConnectNowError,
     asyncpg.ReadOnlySQLTransactionError,  # a standby, or a primary that has been demoted
+    asyncpg.DiskFullError,
 )
 # What comes of a connection that is gone. The third is asyncpg 0.32's where a shutdown's last message has just arrived,
 # the last one what is said of a job or message that was to be stored.

@@ -105,6 +105,45 @@ async def test_a_server_that_takes_no_writes_is_no_messages_fault(effects, topic
     assert len(told) <= 4, told
 
 
+@pytest.mark.parametrize("where", ["handler", "another error", "offset"])
+async def test_a_full_disk_is_no_messages_fault(effects, topic, sidings_kafka, where):
+    """It counted as a failure: with the last attempt the message was parked as soon as there was room again."""
+    name, tried = await topic(), list[int]()
+    service = a_service(effects, sidings_kafka)
+    table, second = ("sidings.consumer_offset", "next_offset > 1") if where == "offset" else ("effect", "number > 0")
+    async with connected(effects) as connection:
+        await connection.execute(
+            f"""CREATE TABLE full_disk ();
+            CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF NEW.{second} AND to_regclass('full_disk') IS NOT NULL THEN
+                    RAISE disk_full USING MESSAGE = 'No space left on device';
+                END IF; RETURN NEW; END $$;
+            CREATE TRIGGER no_room BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION no_room()"""
+        )
+
+    @service.consumer(name, retry=Retry(stop=stop_after_attempt(1)))
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        tried.append(message.value.n)
+        try:
+            await record(message, tx)
+        except asyncpg.DiskFullError:
+            if where == "another error":
+                raise ValueError("not now") from None
+            raise
+
+    async with service:
+        await produce(sidings_kafka, name, [0])
+        await eventually(offset_reaches(effects, name, 1))
+        await produce(sidings_kafka, name, [1])
+        await eventually(lambda: tried.count(1) >= 5)
+        async with connected(effects) as connection:
+            await connection.execute("DROP TABLE full_disk")
+        await eventually(offset_reaches(effects, name, 2))
+        assert sample(service, "sidings_consumer_failures_total") == 0
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 0
+    assert await numbers(effects) == [0, 1]
+
+
 async def test_a_handler_that_forbids_its_own_writes_has_failed(effects, topic, sidings_kafka):
     """Or one to whom another server says so: there is nothing to wait for."""
     name = await topic()

@@ -87,6 +87,33 @@ async def test_a_server_that_takes_no_writes_is_no_failure(database: str) -> Non
     assert sorted(await outcomes(database)) == ["snoozed", "succeeded"]
 
 
+@pytest.mark.parametrize("told", ["as it is", "as another error"])
+async def test_a_full_disk_is_no_failure(database: str, told: str) -> None:
+    """Only at the job's end it was none: what a handler's own statement met was its failure, and a job with one attempt
+    was discarded."""
+    registry, tried = Registry(), list[int]()
+    async with connected(database) as connection:
+        await connection.execute(
+            """CREATE FUNCTION write(room boolean) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+                IF NOT room THEN RAISE disk_full USING MESSAGE = 'No space left on device'; END IF; END $$"""
+        )
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, str]]) -> None:
+        tried.append(job.attempt)
+        try:
+            await job.tx.execute("SELECT write($1)", len(tried) > 4)
+        except asyncpg.DiskFullError:
+            if told == "as another error":
+                raise ValueError("not now") from None
+            raise
+
+    async with running(database, registry):
+        await enqueue(database, once, [{}])
+        await drained(database)
+    assert sorted(await outcomes(database)) == ["snoozed"] * 4 + ["succeeded"]
+
+
 @pytest.mark.parametrize("where", ["handler", "end"])
 async def test_it_is_waited_for_until_it_takes_writes_however_the_handler_tells_of_it(
     database: str, where: str, monkeypatch: pytest.MonkeyPatch
