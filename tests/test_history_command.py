@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import resource
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,10 +15,11 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 from sidings.devstack import spark_jars
 from sidings.spark_analytics.history.__main__ import main
+from sidings.spark_analytics.history.files import claim_archive
 
 from .history_support import Attempt, stored
 from .spark_support import SHORT_LIVED
-from .support import connected, eventually
+from .support import connected, eventually, value
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 SINCE = f"{NOW - timedelta(days=2):%Y-%m-%d}"
@@ -117,6 +120,34 @@ def test_a_folder_that_cannot_be_used_is_told(capsys: pytest.CaptureFixture[str]
     text = said(capsys, "archive", "--postgres", database, "--to", tmp_path / "file" / "archive")
     assert "Not a directory" in text
     assert "Postgres" not in text
+
+
+def test_a_server_that_does_not_answer_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch):
+    """A limit that runs out has no text of its own: nothing was said of it."""
+    monkeypatch.setattr("sidings.spark_analytics.history.database._CONNECT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dsn = f"postgresql://u:hush@127.0.0.1:{silent.getsockname()[1]}/db"
+        assert "cannot be reached: TimeoutError;" in said(capsys, "archive", "--postgres", dsn, "--to", tmp_path / "to")
+
+
+@pytest.mark.parametrize("room", [0, 5])  # for the mark of the directory, or for nothing
+async def test_an_archive_that_cannot_be_written_is_named(
+    capsys: pytest.CaptureFixture[str], database: str, tmp_path: Path, room: int
+):
+    """It said "No space left on device", and not where."""
+    await stored(database, [an_attempt(NOW - timedelta(days=2))])
+    directory = tmp_path / "archive"
+    if room:
+        claim_archive(directory, await value(database, "SELECT name FROM sidings.service"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))  # to write more fails, as where the disk is full
+    try:
+        text = await asyncio.to_thread(said, capsys, "archive", "--postgres", database, "--to", directory)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"{directory} cannot be written: [Errno 27]" in text
+    assert not [file for file in directory.rglob(".*") if file.is_file()], "nothing is left behind"
+    assert await asyncio.to_thread(main, ["archive", "--postgres", database, "--to", str(directory)]) == 0
 
 
 def test_arguments_without_sense_are_told_before_anything_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -71,7 +71,7 @@ def _told(error: BaseException) -> str:
         case asyncpg.InsufficientPrivilegeError():
             return f"Postgres refuses: {error}; an analysis reads the schema's tables, the archive's role must own them"
         case asyncpg.PostgresError() | asyncpg.InterfaceError() | ConnectionError() | TimeoutError():
-            return f"Postgres: {error or type(error).__name__}"
+            return f"Postgres: {str(error) or type(error).__name__}"
         case _:
             return str(error)
 
@@ -228,7 +228,12 @@ def _archive(given: list[str]) -> None:
     dsn = chosen.postgres or os.environ.get("SIDINGS_POSTGRES")
     if not dsn:
         parser.error("give --postgres, the DSN of the service's database, or set SIDINGS_POSTGRES")
-    archive(dsn, chosen.to, schema=chosen.schema, on_day=print)
+    try:
+        archive(dsn, chosen.to, schema=chosen.schema, on_day=print)
+    except OSError as error:
+        if error.filename is not None or isinstance(error, ConnectionError | TimeoutError):  # those are Postgres'
+            raise
+        raise SidingsError(f"{chosen.to} cannot be written: {error}") from error  # a full disk is not told with a name
 
 
 def _time(text: str) -> datetime:

@@ -39,7 +39,7 @@ async def connected(dsn: str, schema: str, *, call_seconds: float) -> "Connectio
         ) from None
     except (asyncpg.PostgresError, OSError) as error:
         raise PostgresUnavailable(
-            f"Postgres cannot be reached: {error or type(error).__name__}; check the DSN, and that the server runs"
+            f"Postgres cannot be reached: {str(error) or type(error).__name__}; check the DSN, and that the server runs"
         ) from error
     if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.history_archive") is None:
         connection.terminate()

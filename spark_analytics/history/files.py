@@ -33,8 +33,11 @@ def claim_archive(directory: Path, service: str) -> None:
         if any(not path.name.startswith(f".{_MARK}") for path in directory.iterdir()):
             raise ConfigurationError(f"{directory} holds other things than an archive: give an empty directory")
         draft = directory / f".{_MARK}-{secrets.token_hex(8)}"
-        draft.write_text(json.dumps({"service": service, "format": 1}) + "\n", encoding="utf-8")
-        draft.replace(mark)
+        try:
+            draft.write_text(json.dumps({"service": service, "format": 1}) + "\n", encoding="utf-8")
+            draft.replace(mark)
+        finally:
+            draft.unlink(missing_ok=True)
     if (owner := check_archive(directory)) != service:
         raise ConfigurationError(
             f"{directory} is the archive of the service {owner!r}, not of {service!r}: give another"
