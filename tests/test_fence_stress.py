@@ -1,6 +1,7 @@
 """Takeovers that race cycles, with the project's own SQL: no job is ended by an epoch that has been superseded."""
 
 import asyncio
+import json
 import random
 import re
 from collections import Counter
@@ -177,6 +178,33 @@ async def test_after_a_takeover_the_former_owner_neither_renews_nor_promotes(dat
         assert await owner.fetchval("SELECT lease_until FROM sidings.origin") == leased
         [promoted] = await owner.fetch(PROMOTE, UUID(int=0), [ORIGIN], [epoch], 10, [], None)
         assert promoted["promoted"] == 0
+
+
+async def test_a_lease_that_its_owner_has_taken_anew_is_not_renewed_under_the_former_epoch(database: str):
+    """As where the first asking arrives behind its repetition. With that one no delayed job would be promoted."""
+    async with an_owner_and_a_successor(database) as (owner, _, _):
+        assert await owner.fetchval(ACQUIRE, UUID(int=0)) == 2
+        [renewed] = await owner.fetch(RENEW, UUID(int=0), [ORIGIN], [1], timedelta(minutes=1))
+        assert (renewed["renewed"], renewed["held"]) == (False, False)
+
+
+@pytest.mark.parametrize("action", ["succeeded", "end", "again", "block", "hold"])
+async def test_the_outcome_of_an_attempt_that_is_over_ends_nothing_also_where_the_fence_lets_it_through(
+    database: str, action: str
+):
+    """The second guard, should the first one have a hole: whoever accounts for an attempt begins another one."""
+    async with an_owner_and_a_successor(database) as (owner, _, jobs):
+        await owner.execute("UPDATE sidings.job SET attempt = attempt + 1")
+        before = await owner.fetch("SELECT * FROM sidings.job ORDER BY id")
+        ended = array(jobs[:1] if action == "succeeded" else [])
+        times = array([0] if action == "succeeded" else [])
+        outcome = {"id": jobs[0], "attempt": 1, "epoch": 1, "action": action, "outcome": "retried", "failed": 1,
+                   "delay": 0, "started": 0, "finished": 0, "reason": "none"}  # fmt: skip
+        others = json.dumps([] if action == "succeeded" else [outcome])
+        row = await owner.fetchrow(CYCLE, UUID(int=0), 2, 0, "{}", ended, "{}", "{}", times, times, others, [], 1, None)
+        assert row is not None
+        assert tuple(row) == (1, 0, 0)
+        assert await owner.fetch("SELECT * FROM sidings.job ORDER BY id") == before
 
 
 async def test_a_takeover_waits_for_the_cycle_at_work_and_accounts_for_what_that_one_names(database: str):
