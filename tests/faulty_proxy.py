@@ -41,6 +41,7 @@ class Moment(Enum):
     BEFORE = "the connection is cut before the server sees it"
     AFTER = "the connection is cut after it has been committed, before the answer arrives"
     LATE = "the connection is cut, and the server sees it a little later: an orphan"
+    KEPT = "the server sees it at `let_go`: its network, or its session's process, stands still"
     SLOW = "its answer takes its time"
     HELD = "its answer waits until `let_go`"
     SILENT_BEFORE = "the connection stays open, but nothing passes any more, this statement included"
@@ -73,6 +74,7 @@ class _Session:
     cut_at_ready: bool = False
     slow: bool = False
     held: bool = False
+    answered: asyncio.Event = field(default_factory=asyncio.Event)  # the last statement
 
     def abort(self) -> None:
         for _, writer in (self.client, self.server):
@@ -101,6 +103,8 @@ class FaultyProxy:
     def arm(self, kind: str, moment: Moment, times: int = 1) -> Fault:
         """Let the next `times` statements of `kind` fail."""
         assert kind in KINDS
+        if moment in (Moment.HELD, Moment.KEPT):
+            self._answering.clear()
         self.faults.append(Fault(kind, moment, times))
         return self.faults[-1]
 
@@ -130,7 +134,7 @@ class FaultyProxy:
         self._passing.set()
 
     def let_go(self) -> None:
-        """Pass on the answers that are held, and those that were to be."""
+        """Pass on the answers that are held and the statements that are kept, and those that were to be."""
         self._answering.set()
 
     def switch(self, dsn: str) -> None:
@@ -191,20 +195,21 @@ class FaultyProxy:
                 name, query = message[5:].split(b"\0", 2)[:2]
                 session.statements[name] = _kind(query.decode())
             elif message[:1] == b"B":
-                await self._execute(session, session.statements.get(message[5:].split(b"\0", 2)[1], ""), message)
-            elif message[:1] == b"Q":
-                await self._execute(session, _kind(message[5:-1].decode()), message)
+                if await self._execute(session, session.statements.get(message[5:].split(b"\0", 2)[1], ""), message):
+                    continue
+            elif message[:1] == b"Q" and await self._execute(session, _kind(message[5:-1].decode()), message):
+                continue
             if self.silent:
                 session.deaf = session.swallow = True
             if not session.deaf:
                 writer.write(message)
                 await writer.drain()
 
-    async def _execute(self, session: _Session, kind: str, message: bytes) -> None:
-        """A statement of this kind is about to be sent; `message` begins it."""
+    async def _execute(self, session: _Session, kind: str, message: bytes) -> bool:
+        """A statement of this kind is about to be sent; `message` begins it. Returns whether it has been sent here."""
         fault = next((fault for fault in self.faults if fault.kind == kind and fault.left > 0), None)
         if fault is None:
-            return
+            return False
         fault.left -= 1
         match fault.moment:
             case Moment.BEFORE:
@@ -213,10 +218,16 @@ class FaultyProxy:
             case Moment.AFTER:
                 session.swallow = session.cut_at_ready = True
             case Moment.LATE:
-                while message[:1] == b"B" and message[-5:] != b"S\0\0\0\4":  # up to Sync
-                    message += await _message(session.client[0], typed=True)
-                await self._send_late(session, message, fault)
+                await self._send_late(session, await _whole(session, message), fault)
                 raise ConnectionAbortedError
+            case Moment.KEPT:
+                message = await _whole(session, message)
+                fault.hits += 1
+                await self._answering.wait()
+                session.server[1].write(message)
+                session.answered.clear()
+                await session.answered.wait()  # also if its client has gone meanwhile, for which the session ends
+                return True
             case Moment.SLOW:
                 session.slow = True
             case Moment.HELD:
@@ -226,6 +237,7 @@ class FaultyProxy:
             case Moment.SILENT_AFTER:
                 session.swallow = True
         fault.hits += 1
+        return False
 
     async def _send_late(self, session: _Session, messages: bytes, fault: Fault) -> None:
         """What the client has sent reaches the server long after the client was told that the connection is gone."""
@@ -241,6 +253,8 @@ class FaultyProxy:
         reader, writer = session.server[0], session.client[1]
         while True:
             message = await _message(reader, typed=True)
+            if message[:1] == b"Z":
+                session.answered.set()
             if self.silent:
                 session.swallow = True
             if session.slow:
@@ -260,6 +274,13 @@ class FaultyProxy:
 async def _message(reader: asyncio.StreamReader, *, typed: bool) -> bytes:
     head = await reader.readexactly(5 if typed else 4)
     return head + await reader.readexactly(int.from_bytes(head[-4:]) - 4)
+
+
+async def _whole(session: _Session, message: bytes) -> bytes:
+    """A statement that begins with this message."""
+    while message[:1] == b"B" and message[-5:] != b"S\0\0\0\4":  # up to Sync
+        message += await _message(session.client[0], typed=True)
+    return message
 
 
 def _kind(query: str) -> str:
