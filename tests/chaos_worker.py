@@ -1,6 +1,7 @@
 """A worker process for the tests that kill things: an `Executor` that notes every run of a handler in a journal.
 
-`python tests/chaos_worker.py DSN JOURNAL NAME [--executor JSON] [--postgres JSON] [--origins JSON] [--generation N]`
+`python tests/chaos_worker.py DSN JOURNAL NAME [--executor JSON] [--postgres JSON] [--origins JSON] [--generation N]
+[--enough N]`
 
 It takes commands as JSON lines on stdin: {"assign": [...], "generation": 2}, {"ask": 7}, {"block": FILE},
 {"break": true}, {"stop": true}; when stdin ends, so does the process. What it has to say it appends to the journal.
@@ -38,7 +39,7 @@ def _noted_exit(code: int) -> None:
 os._exit = _noted_exit  # before the import: the watchdog takes `os._exit` as the default of a parameter
 
 from pydantic import BaseModel  # noqa: E402
-from sidings.executor import Executor, ExecutorSettings, PostgresSettings, now  # noqa: E402
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings, cycles, now  # noqa: E402
 from sidings.jobs import Job, Registry, Retry, Snooze  # noqa: E402
 from tenacity import wait_fixed  # noqa: E402
 
@@ -336,8 +337,11 @@ def main() -> None:
     parser.add_argument("--postgres", type=json.loads, default={}, help="settings of its connections")
     parser.add_argument("--origins", type=json.loads, default=[], help="its first assignment")
     parser.add_argument("--generation", type=int, default=1, help="the generation of that")
+    parser.add_argument("--enough", type=int, default=cycles._ENOUGH, help="outcomes that are worth a second cycle")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    asyncio.run(_run(parser.parse_args()))
+    arguments = parser.parse_args()
+    cycles._ENOUGH = arguments.enough
+    asyncio.run(_run(arguments))
 
 
 if __name__ == "__main__":

@@ -369,15 +369,18 @@ class Fleet:
         dsn: str | None = None,
         postgres: dict[str, Any] | None = None,
         release: Path | None = None,
+        enough: int | None = None,
         **executor: Any,
     ) -> Member:
-        """Start a worker process. release: the folder above another release's package, to run with that one."""
+        """Start a worker process. release: the folder above another release's package, to run with that one. enough:
+        outcomes that are worth a second cycle while one is under way."""
         log = self._directory / f"{name}-{next(self.numbers)}.log"
         command = [
             *(sys.executable, str(WORKER), dsn or self._worker_dsn, str(self._directory / "journal"), name),
             *("--executor", json.dumps(self.executor | executor)),
             *("--postgres", json.dumps(self.postgres | (postgres or {}))),
             *("--origins", json.dumps(sorted(origins)), "--generation", str(generation)),
+            *(() if enough is None else ("--enough", str(enough))),
         ]
         env = os.environ | {"PYTHONUNBUFFERED": "1"} | ({"PYTHONPATH": str(release)} if release else {})
         with log.open("wb") as output:

@@ -25,7 +25,8 @@ from sidings.schema import migrations
 
 from .chaos_worker import SERVICE
 from .faulty_proxy import KINDS, FaultyProxy, Moment
-from .fleet import AWAY, Fleet, Member, shares
+from .fleet import AWAY, Fleet, Member, shares, until
+from .support import value
 
 ROOT = Path(__file__).resolve().parents[1]
 ORIGINS = [f"t/{number}" for number in range(24)]
@@ -42,6 +43,7 @@ class Chaos:
     """Members behind proxies of their own, and what can happen to them. All choices come from one random generator."""
 
     size = 4  # members
+    takeover_seconds = 5.0  # in which others take over what a member has that stands still
     kinds = ("step",) * 5 + ("single", "flaky", "transfer", "thread")
 
     def __init__(self, fleet: Fleet, server: Postgres, seed: int) -> None:
@@ -81,6 +83,7 @@ class Chaos:
         for proxy in self.proxies:
             proxy.faults.clear()
             proxy.heal()
+            proxy.let_go()
         for number, member in enumerate(self.members):
             if member.paused:
                 member.resume()
@@ -93,7 +96,13 @@ class Chaos:
 
     def spawn(self, number: int) -> Member:
         name = f"member{number}-{len(self.fleet.members)}"
-        return self.fleet.spawn(name, self.dealt.get(number, []), self.generation, dsn=self.proxies[number].dsn)
+        return self.fleet.spawn(
+            name, self.dealt.get(number, []), self.generation, dsn=self.proxies[number].dsn, enough=self.enough()
+        )
+
+    def enough(self) -> int:
+        """There is not so much to do that two cycles would ever be in flight by themselves."""
+        return self.random.choice([1, 10, 300])
 
     def reassign(self, *, stale: int | None = None) -> None:
         """Deal the origins anew; a stale member does not hear of it."""
@@ -138,7 +147,8 @@ class Chaos:
     def things(self) -> list[Callable[[int], Awaitable[None]]]:
         """What may happen to a member of that number, as often as it stands here."""
         return (
-            [self.kill] * 4 + [self.pause] * 3 + [self.stop] * 2 + [self.shuffle] * 3 + [self.fault] * 4
+            [self.kill] * 4 + [self.pause] * 3 + [self.outlast] * 3 + [self.stop] * 2 + [self.shuffle] * 3
+            + [self.fault] * 4
             + [self.leave_stale, self.cut, self.silence, self.depose, self.kill_server, self.pause_server]
         )  # fmt: skip
 
@@ -164,6 +174,36 @@ class Chaos:
             await asyncio.sleep(self.random.uniform(0.2, 4))
             if member.paused:
                 member.resume()
+
+    async def outlast(self, number: int) -> None:
+        """A cycle stands still on its way, and its sender with it, until others have taken of its origins over."""
+        member, proxy = self.members[number], self.proxies[number]
+        kept = proxy.arm("cycle", Moment.KEPT)
+        with suppress(AssertionError):
+            await until(lambda: kept.hits, "a cycle", timeout=2.0)
+        if kept.hits and not member.paused and member.exit_code is None:
+            member.pause()
+            self.reassign()
+            with suppress(AssertionError):
+                before = await self.fence(member)
+                await until(lambda: self.fenced(member, before), "a takeover", timeout=self.takeover_seconds)
+                self.done.append("it arrives")
+            proxy.let_go()
+            await asyncio.sleep(self.random.uniform(0, 1))
+            if member.paused:
+                member.resume()
+        kept.left = 0
+        proxy.let_go()
+
+    async def fence(self, member: Member) -> int | None:
+        """None where nobody tells."""
+        try:
+            return await value(self.fleet.dsn, "SELECT fence FROM sidings.executor WHERE pid = $1", member.pid)
+        except (*AWAY, asyncpg.PostgresError):
+            return None
+
+    async def fenced(self, member: Member, before: int | None) -> bool:
+        return await self.fence(member) not in (None, before)
 
     async def stop(self, number: int) -> None:
         self.stopping.add(self.members[number])
@@ -233,6 +273,7 @@ class Features(Chaos):
             release=self.release(),
             notify=number == 2,
             concurrency=self.random.choice([2, 16, 100]),
+            enough=self.enough(),
         )
 
     def release(self) -> Path | None:

@@ -108,6 +108,7 @@ class Soak(Features):
     """What happens to the services, and what comes in meanwhile."""
 
     size = 3
+    takeover_seconds = 4 * LEASE
 
     def __init__(self, fleet: Fleet, server: Postgres, kafka: Kafka, directory: Path, seed: int) -> None:
         super().__init__(fleet, server, seed)
@@ -117,7 +118,7 @@ class Soak(Features):
 
     def things(self) -> list[Callable[[int], Coroutine[Any, Any, None]]]:
         return [
-            *[self.kill, self.stop, self.pause, self.act, *[self.fault] * 4] * 4,
+            *[self.kill, self.stop, self.pause, self.outlast, self.act, *[self.fault] * 4] * 4,
             *[self.cancel_job, self.pause_jobs, self.requeue, self.move, self.terminate, self.lock] * 2,
             *[self.cut, self.silence, self.interrupt, self.kill_server, self.pause_server, self.restart_server],
             *[self.restart_broker, self.pause_broker],
@@ -248,7 +249,7 @@ class Soak(Features):
     async def fault(self, number: int) -> None:
         """Mostly so that nobody can tell whether something was committed, or will be in a moment."""
         kind = self.random.choice(["commit"] * 3 + ["cycle"] * 2 + ["finish", "acquire", "renew", "read"])
-        moments = [Moment.LATE] * 4 + [moment for moment in Moment if moment is not Moment.HELD]
+        moments = [Moment.LATE] * 4 + [moment for moment in Moment if moment not in (Moment.HELD, Moment.KEPT)]
         self.proxies[number].arm(kind, self.random.choice(moments), self.random.randint(1, 6))
 
     # -- persons, who leave messages alone: each is to have its effects
