@@ -12,7 +12,7 @@ from .clock import now
 from .executor import Executor
 from .forks import end_if_forked, forks_so_far, keep_from_children
 from .leases import Leased, LeaseEvents, LeaseThread
-from .link import Backoff, Link, check_schema, connect, takes_no_writes
+from .link import Backoff, Link, check_schema, connect, disk_is_full, takes_no_writes
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
 from .settings import ExecutorSettings, PostgresSettings
@@ -30,6 +30,7 @@ __all__ = [
     "ReadMarks",
     "check_schema",
     "connect",
+    "disk_is_full",
     "end_if_forked",
     "forks_so_far",
     "keep_from_children",

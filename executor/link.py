@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import cast
 
 import asyncpg
 
@@ -13,7 +14,7 @@ from .clock import now
 from .forks import keep_from_children
 from .settings import PostgresSettings
 
-__all__ = ["BROKEN", "Backoff", "Link", "check_schema", "connect", "takes_no_writes"]
+__all__ = ["BROKEN", "Backoff", "Link", "check_schema", "connect", "disk_is_full", "takes_no_writes"]
 
 # Nothing that a query's result depends on, only guards against plans and waits that must not happen. A sequential
 # scan is what a generic plan made on an empty table would choose; jit costs more than these statements take.
@@ -116,7 +117,7 @@ async def takes_no_writes(connection: Connection, error: BaseException) -> bool:
     """Whether the server that `connection` leads to takes no writes, like a standby, or one whose disk is full, which
     only the `error` that its handler has raised tells, or that is kept from filling it. What the transaction has done
     is undone, also where it has itself forbidden them; another one is open."""
-    if _of_full_disk(error):
+    if disk_is_full(error):
         return True
     try:
         async with asyncio.timeout(_ASK_SECONDS):
@@ -126,14 +127,20 @@ async def takes_no_writes(connection: Connection, error: BaseException) -> bool:
         return False
 
 
-def _of_full_disk(error: BaseException | None) -> bool:
-    """Also where a handler has made another error of it."""
-    while error is not None and not isinstance(error, asyncpg.DiskFullError):
-        within: Sequence[BaseException] = getattr(error, "exceptions", ())  # of a group, as a `TaskGroup` makes it
-        if isinstance(error, BaseExceptionGroup) and any(map(_of_full_disk, within)):
-            return True
-        error = error.__cause__ or error.__context__
-    return error is not None
+def disk_is_full(error: BaseException) -> bool:
+    """Whether Postgres has no room for what is written, also where a handler has made another error of that. No room
+    for a query's own temporary files is that query's failure: it would fill the disk again each time."""
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if isinstance(each, asyncpg.DiskFullError):
+            return "pgsql_tmp" not in str(each)
+        if id(each) not in seen:
+            seen.add(id(each))
+            left += [inner for inner in (each.__cause__, each.__context__) if inner is not None]
+            if isinstance(each, BaseExceptionGroup):
+                left += cast(BaseExceptionGroup[BaseException], each).exceptions
+    return False
 
 
 class Link:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import asyncpg
 
 from ..errors import ConfigurationError, NotInTransaction, PostgresUnavailable
-from ..executor import PostgresSettings, keep_from_children
+from ..executor import PostgresSettings, disk_is_full, keep_from_children
 from ..jobs import Connection, Transaction
 from ..schema import connect_any
 
@@ -38,7 +38,6 @@ _SERVER_GONE = (
     asyncpg.TooManyConnectionsError,
     asyncpg.CannotConnectNowError,
     asyncpg.ReadOnlySQLTransactionError,  # a standby, or a primary that has been demoted
-    asyncpg.DiskFullError,
 )
 # What comes of a connection that is gone. The third is asyncpg 0.32's where a shutdown's last message has just arrived,
 # the last one what is said of a job or message that was to be stored.
@@ -49,7 +48,7 @@ def server_is_gone(error: BaseException, connection: Connection) -> bool:
     """Whether `error` says something about the server or the connection, and nothing about what was asked of it."""
     if isinstance(error, asyncpg.QueryCanceledError):
         return False
-    return isinstance(error, _SERVER_GONE) or is_closed(connection)
+    return isinstance(error, _SERVER_GONE) or disk_is_full(error) or is_closed(connection)
 
 
 def is_closed(connection: Connection) -> bool:

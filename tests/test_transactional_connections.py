@@ -114,6 +114,36 @@ async def test_a_full_disk_is_no_failure(database: str, told: str) -> None:
     assert sorted(await outcomes(database)) == ["snoozed"] * 4 + ["succeeded"]
 
 
+async def test_a_query_that_fills_the_disk_with_its_own_temporary_files_has_failed(database: str) -> None:
+    """Nobody waits for room that it would take again each time."""
+    registry = Registry()
+    spill = 'could not write to file "base/pgsql_tmp/pgsql_tmp4711.0": No space left on device'
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, str]]) -> None:
+        await job.tx.execute(f"DO $$ BEGIN RAISE disk_full USING MESSAGE = '{spill}'; END $$")
+
+    async with running(database, registry):
+        await enqueue(database, once, [{}])
+        await drained(database)
+    assert await outcomes(database) == ["discarded"]
+
+
+async def test_an_error_that_is_its_own_cause_is_a_failure_like_others(database: str) -> None:
+    """Its causes were gone through without an end, and the event loop with them."""
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, str]]) -> None:
+        error = ValueError("no")
+        raise error from error
+
+    async with running(database, registry):
+        await enqueue(database, once, [{}])
+        await drained(database)
+    assert await outcomes(database) == ["discarded"]
+
+
 @pytest.mark.parametrize("where", ["handler", "end"])
 async def test_it_is_waited_for_until_it_takes_writes_however_the_handler_tells_of_it(
     database: str, where: str, monkeypatch: pytest.MonkeyPatch
