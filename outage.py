@@ -12,12 +12,13 @@ _LONGEST_PAUSE_SECONDS = 600.0
 class Outage:
     """Something that fails again and again for one reason. Tries that fail in between are told at level DEBUG.
 
-    what: the end of "... could not be ...", for example "the outbox could not be read". Any thread may ask for `error`
-    and `seconds`.
+    what: the end of "... could not be ...", for example "the outbox could not be read". Any thread may ask for `error`,
+    `failed_at` and `seconds`.
     """
 
     def __init__(self, log: logging.Logger, what: str) -> None:
         self.error: object | None = None  # of the last try; None: it has succeeded
+        self.failed_at: float | None = None  # the last try that has failed, by time.monotonic()
         self._log = log
         self._what = what
         self._since: float | None = None
@@ -28,7 +29,7 @@ class Outage:
         """One more try has failed."""
         now = time.monotonic()
         self._tries += 1
-        self.error = error
+        self.error, self.failed_at = error, now
         if self._since is None:
             self._since, self._pause = now, _FIRST_PAUSE_SECONDS
             self._log.warning("%s, trying again: %s", self._what, error)

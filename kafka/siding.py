@@ -48,7 +48,7 @@ class Siding:
         self._slots = slots
         self._own = asyncio.Semaphore(1)
         self._settled = settled
-        self._outage = Outage(log, f"{subscription.topic}: messages that stand aside could not be settled")
+        self.outage = Outage(log, f"{subscription.topic}: messages that stand aside could not be settled")
 
     async def settle(self, partition: Partition) -> None:
         """Try the first message until it leaves the partition, or the partition leaves this process."""
@@ -58,14 +58,14 @@ class Siding:
                 try:
                     await self._attempt(partition, item)
                 except BatchFailed as failure:  # not by the handler, but by what parks or discards
-                    self._outage.failed(f"{partition.origin} offset {item.record.offset}: {failure}")
+                    self.outage.failed(f"{partition.origin} offset {item.record.offset}: {failure}")
                     await set_within(partition.left, _PARK_AGAIN_SECONDS)
         except OffsetsMoved as moved:
             log.warning("%s; undone", moved)
             self._metrics.conflict(self._subscription.topic)
             _displace(item)
         except PostgresUnavailable as error:
-            self._outage.failed(f"{partition.origin} offset {item.record.offset}: {error}")
+            self.outage.failed(f"{partition.origin} offset {item.record.offset}: {error}")
             self._metrics.postgres_error()
             await Backoff().sleep()
             _displace(item)
@@ -79,7 +79,7 @@ class Siding:
         try:
             async with self._slot():
                 await self._handling.handle([item])
-            self._outage.over()
+            self.outage.over()
             return
         except BatchFailed as failure:
             error = failure.error
@@ -88,7 +88,7 @@ class Siding:
         where = f"{partition.origin} offset {item.record.offset}"
         if isinstance(error, Discard):
             await self._handling.discard(item)
-            self._outage.over()
+            self.outage.over()
             log.warning("%s: discarded: %s", where, text_of(error))
         elif isinstance(error, Snooze) and (seconds := snoozed(error)) is not None:
             await set_within(partition.left, seconds)
@@ -134,7 +134,7 @@ class Siding:
             return
         attempts = partition.failures  # of this message; when it is parked, the next one stands first
         await self._handling.park(item, told)
-        self._outage.over()
+        self.outage.over()
         log.error("%s: parked after %s attempts: %s", where, attempts, legible(told))
 
 

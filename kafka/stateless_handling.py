@@ -37,7 +37,7 @@ class StatelessHandling:
         self._subscription = subscription
         self._dead_letters = dead_letters
         self._metrics = metrics
-        self._outage = Outage(log, f"{subscription.topic}: handlers found Postgres away")
+        self.outage = Outage(log, f"{subscription.topic}: handlers found Postgres away")
 
     async def settle(self, partition: StatelessPartition, item: Item) -> bool:
         """Try until the message is done with. False: it is not, because the partition is being given up."""
@@ -63,13 +63,13 @@ class StatelessHandling:
             started = time.monotonic()
             try:
                 await self._call(partition, item)
-                self._outage.over()
+                self.outage.over()
                 return "handled", None
             except Discard as error:
                 log.warning("%s: discarded: %s", where, text_of(error))
                 return "discarded", None
             except PostgresUnavailable as error:  # no message's fault: an outage would bury them all
-                self._outage.failed(error)
+                self.outage.failed(error)
                 self._metrics.postgres_error()
                 delay = _POSTGRES_SECONDS
             except Exception as error:  # noqa: BLE001 - whatever a handler raises, its attempt has failed

@@ -89,7 +89,8 @@ class FetchLoop(ABC):
         max_records: int,
     ) -> None:
         self.topic = subscription.topic
-        self.turned_at = time.monotonic()  # a health check looks at it
+        self.turned_at = time.monotonic()  # a health check looks at it, and at these
+        self.outages: Sequence[Outage] = ()
         self._subscription = subscription
         self._client = client
         self._partitions = partitions
@@ -364,6 +365,7 @@ class TopicLoop(FetchLoop):
         self._siding = Siding(subscription, handling, metrics, slots, self._rejoin)
         self._backoff = Backoff()
         self._outage = Outage(log, f"{self.topic}: batches were not committed, or nobody knows")
+        self.outages = self._outage, self._siding.outage
 
     @property
     def in_flight(self) -> int:

@@ -102,6 +102,13 @@ class Vitals:
             found.append(f"there is no topic {', '.join(missing)}, or no right to see it: create it")
         stuck = [loop for loop in self._loops if _age(loop.turned_at) > _STUCK_SECONDS]
         found += [f"the consumer of {loop.topic!r} is stuck for {_age(loop.turned_at):.0f} s" for loop in stuck]
+        found += [
+            f"the consumer of {loop.topic!r} has got no further for {outage.seconds():.0f} s: {outage.error}"
+            for loop in self._loops
+            for outage in loop.outages
+            if outage.seconds() > _UNREACHABLE_SECONDS
+            and _age(outage.failed_at) < _STUCK_SECONDS  # else it has no more
+        ]
         partitions = self._partitions()
         unplaced = [p for p in partitions if p.state is State.UNPLACED and _age(p.since) > _UNREACHABLE_SECONDS]
         if unplaced:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -106,8 +107,10 @@ async def test_a_server_that_takes_no_writes_is_no_messages_fault(effects, topic
 
 
 @pytest.mark.parametrize("where", ["handler", "another error", "offset"])
-async def test_a_full_disk_is_no_messages_fault(effects, topic, sidings_kafka, where):
-    """It counted as a failure: with the last attempt the message was parked as soon as there was room again."""
+async def test_a_full_disk_is_no_messages_fault(effects, topic, sidings_kafka, monkeypatch, where):
+    """It counted as a failure: with the last attempt the message was parked as soon as there was room again. And
+    `/health` was good meanwhile, for it looked at Postgres only, not at what nobody could write there."""
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.5)
     name, tried = await topic(), list[int]()
     service = a_service(effects, sidings_kafka)
     table, second = ("sidings.consumer_offset", "next_offset > 1") if where == "offset" else ("effect", "number > 0")
@@ -136,9 +139,12 @@ async def test_a_full_disk_is_no_messages_fault(effects, topic, sidings_kafka, w
         await eventually(offset_reaches(effects, name, 1))
         await produce(sidings_kafka, name, [1])
         await eventually(lambda: tried.count(1) >= 5)
+        told = rf"the consumer of '{name}' has got no further for \d+ s: .*(No space left on device|takes no writes)"
+        await eventually(lambda: any(re.match(told, problem) for problem in service.problems()), service.problems)
         async with connected(effects) as connection:
             await connection.execute("DROP TABLE full_disk")
         await eventually(offset_reaches(effects, name, 2))
+        await eventually(lambda: service.problems() == [], service.problems)
         assert sample(service, "sidings_consumer_failures_total") == 0
         assert sample(service, "sidings_consumer_messages_total", result="parked") == 0
     assert await numbers(effects) == [0, 1]
