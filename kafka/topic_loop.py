@@ -26,7 +26,7 @@ from ..errors import PostgresUnavailable, UndecodableMessage
 from ..executor import Backoff
 from ..jobs.outcome import legible
 from ..outage import Outage
-from ..waiting import set_within
+from ..waiting import set_within, unless_set
 from .handling import BatchFailed, Handling
 from .membership import UNREADABLE, AnyOf
 from .message import Record
@@ -40,7 +40,7 @@ __all__ = ["FetchLoop", "Roof", "TopicLoop"]
 
 log = logging.getLogger("sidings.consumer")
 
-_POLL_SECONDS = 0.2  # a partition that has just become ready waits for the end of a poll that does not ask for it
+_POLL_SECONDS = 0.2  # a partition that has just been placed waits for the end of a poll that does not ask for it
 LOOK_AGAIN_SECONDS = 10.0  # at a record that could not be read, or at a topic that may not be
 _SUSPECT_POLL_SECONDS = 0.02  # of one partition alone, for which the others wait
 _REBALANCE_SECONDS = 10.0  # how long to sit in a poll while the group rebalances, before looking around
@@ -126,12 +126,14 @@ class FetchLoop(ABC):
     # -- fetching ---------------------------------------------------------------------------------------------------
 
     async def _next_batch(self) -> list[Item]:
-        ready = [p for p in self._partitions.values() if p.state is State.READY and p.tp.topic == self.topic]
+        self._changed.clear()
+        mine = [p for p in self._partitions.values() if p.tp.topic == self.topic]
+        ready = [p for p in mine if p.state is State.READY]
         if not ready or self._roof.paused:
             await self._wait_for_change()
             return []
         if not any(partition.items for partition in ready):
-            await self._poll(self._whose_turn(ready))
+            await self._poll(self._whose_turn(ready), interrupted=any(p.state is State.ASIDE for p in mine))
         if self._roof.paused:
             return []
         items = [item for partition in ready if partition.state is State.READY for item in partition.items]
@@ -141,10 +143,12 @@ class FetchLoop(ABC):
         self._changed.clear()
         await set_within(self._changed, _POLL_SECONDS)
 
-    async def _poll(self, ready: Sequence[Partition]) -> None:
-        """Fetch messages of these partitions. Other errors of Kafka pass through: what had been fetched before them may
-        be lost to us (aiokafka has moved its positions), so that only a new client, placed anew, is sure to miss
-        nothing."""
+    async def _poll(self, ready: Sequence[Partition], *, interrupted: bool) -> None:
+        """Fetch messages of these partitions. interrupted: one that comes back meanwhile ends it, with what that has in
+        memory: else each message of it that fails would cost as long as the others have none.
+
+        Other errors of Kafka pass through: what had been fetched before them may be lost to us (aiokafka has moved its
+        positions), so that only a new client, placed anew, is sure to miss nothing."""
         try:
             async with asyncio.timeout(_REBALANCE_SECONDS):
                 ready = [partition for partition in ready if await self._in_place(partition)]
@@ -152,14 +156,17 @@ class FetchLoop(ABC):
                     await self._wait_for_change()  # to be told so takes aiokafka no await: the loop must not spin
                     return
                 seconds = _SUSPECT_POLL_SECONDS if ready[0].suspect else 0.0 if self._served else _POLL_SECONDS
-                found = cast(
-                    Mapping[TopicPartition, Sequence[Record]],
-                    await self._client.getmany(
+                polling = cast(
+                    Coroutine[Any, Any, Mapping[TopicPartition, Sequence[Record]]],
+                    self._client.getmany(
                         AnyOf(partition.tp for partition in ready),
                         timeout_ms=round(seconds * 1000),
                         max_records=1 if ready[0].careful else self._max_records,
                     ),
                 )
+                found = await (unless_set(self._changed, polling) if interrupted else polling)
+                if found is None:
+                    return
                 polled = self._own(found)  # before anybody else has a look at the positions
         except (TimeoutError, NoOffsetForPartitionError):
             return  # a rebalance, in which partitions have no position before they are placed; nothing was fetched
