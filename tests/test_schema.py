@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from secrets import token_hex
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import asyncpg
 import pytest
@@ -837,6 +837,24 @@ async def test_what_another_role_has_migrated_is_the_owners_all_the_same(
             await migrate(other, service="test")
             assert await fetch(empty_database, OTHERS, owner) == []
             assert await value(of_owner, "SELECT sidings.rights()") == owner
+
+
+async def test_a_role_with_a_name_that_needs_quotes_migrates_and_what_it_makes_is_the_owners(empty_database: str):
+    """As roles of a cloud's directory have them: each migration ended with "invalid name syntax"."""
+    parts, role = urlsplit(empty_database), f"Deploy.{token_hex(6)}@firm"
+    async with an_owner(empty_database) as (owner, of_owner), connected(empty_database) as admin:
+        await admin.execute(f"CREATE ROLE \"{role}\" LOGIN PASSWORD 'x' IN ROLE {owner}")
+        try:
+            server = parts.netloc.rpartition("@")[2]
+            of_role = parts._replace(netloc=f"{quote(role, safe='')}:x@{server}").geturl()
+            assert len(await migrate(of_role, service="test", schema="of_the_role")) == LAST
+            await migrate(of_owner, service="test")
+            async with connected(of_role) as other:
+                await other.execute(f'SET ROLE "{role}"; CREATE TABLE sidings.job_history_20200101 ()')
+            assert await migrate(of_role, service="test") == []
+            assert await fetch(empty_database, OTHERS, owner) == []
+        finally:
+            await admin.execute(f'DROP OWNED BY "{role}" CASCADE; DROP ROLE "{role}"')
 
 
 async def test_what_a_superuser_has_migrated_before_is_given_to_the_owner_by_the_next_time(empty_database: str):
