@@ -199,9 +199,12 @@ async def _apply_patiently(
             await _hand_over(connection, schema)
             return
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
-            if loop.time() + pause > until:
+            if missing and loop.time() + pause > until:
                 raise
         await connection.execute("ROLLBACK TO attempt")
+        if not missing:  # a start does not wait for what only the next migration needs
+            log.warning("what belongs to another role in %s is in use, and stays so: %s", schema, "; ".join(blockers))
+            return
         log.warning("migrating %s waits for locks, trying again: %s", schema, "; ".join(blockers))
         await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
         pause = min(2 * pause, _PAUSE_SECONDS)

@@ -875,6 +875,23 @@ async def test_what_a_superuser_has_migrated_before_is_given_to_the_owner_by_the
         }  # run with the rights of their owner: his decision
 
 
+async def test_a_start_does_not_wait_for_what_is_to_be_given_to_the_owner(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Where nothing was missing, each start during a backup was refused after two minutes, "could not be migrated"."""
+    monkeypatch.setattr(migrate_module, "_PATIENCE_SECONDS", 3.0)
+    async with an_owner(empty_database) as (owner, of_owner):
+        await migrate(of_owner, service="test")
+        async with connected(empty_database) as admin, connected(of_owner) as backup:
+            await admin.execute("ALTER TABLE sidings.message_seen OWNER TO postgres")
+            await admin.execute(f"GRANT SELECT ON sidings.message_seen TO {owner}")
+            async with backup.transaction():
+                await backup.fetch("SELECT count(*) FROM sidings.message_seen")
+                assert await migrate(empty_database, service="test") == []
+        assert await migrate(empty_database, service="test") == []
+        assert await fetch(empty_database, OTHERS, owner) == []
+
+
 async def test_a_role_that_could_not_give_away_what_it_makes_migrates_nothing(
     empty_database: str, monkeypatch: pytest.MonkeyPatch
 ):
