@@ -32,6 +32,7 @@ _SERVER_SETTINGS = {
 
 _MOST_PATIENCE = 8
 _ASK_SECONDS = 2.0
+_OF_A_QUERY = ("pgsql_tmp", "/PostgreSQL.", "pg_dynshmem")  # of shared memory a container has little
 
 BROKEN = (
     OSError,
@@ -129,12 +130,13 @@ async def takes_no_writes(connection: Connection, error: BaseException) -> bool:
 
 def disk_is_full(error: BaseException) -> bool:
     """Whether Postgres has no room for what is written, also where a handler has made another error of that. No room
-    for a query's own temporary files is that query's failure: it would fill the disk again each time."""
+    for a query's own temporary files, or for what its parallel workers share, is that query's failure: it would have
+    none again each time."""
     left, seen = [error], set[int]()
     while left:
         each = left.pop()
         if isinstance(each, asyncpg.DiskFullError):
-            return "pgsql_tmp" not in str(each)
+            return not any(part in str(each) for part in _OF_A_QUERY)
         if id(each) not in seen:
             seen.add(id(each))
             left += [inner for inner in (each.__cause__, each.__context__) if inner is not None]
