@@ -1,6 +1,7 @@
 """Connections to one of several servers, as a DSN with several hosts names them."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -8,24 +9,45 @@ import asyncpg
 
 __all__ = ["connect_any"]
 
+Attempt = asyncio.Task[asyncpg.Connection]
+
 # As asyncpg, which goes on to the next server then: it does not answer, it starts, it is a standby.
 _NOT_THIS_ONE = (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched)
 
 
 async def connect_any(dsn: str, *, timeout: float, **options: Any) -> asyncpg.Connection:
     """`asyncpg.connect`, but of several servers each has its share of `timeout` to answer. asyncpg gives them one limit
-    together: one that hangs, as a primary whose machine is gone, would keep us from its successor, for ever."""
+    together: one that hangs, as a primary whose machine is gone, would keep us from its successor, for ever. When its
+    share is over it is still waited for, beside the next: it may be slow, and the only one that is any good."""
     servers = _one_by_one(dsn)
+    if len(servers) == 1:
+        return await asyncpg.connect(dsn, timeout=timeout, **options)
     clock = asyncio.get_running_loop().time
     until = clock() + timeout
-    for left, server in zip(range(len(servers), 0, -1), servers, strict=True):
-        share = max(0.001, (until - clock()) / left)
-        try:
-            return await asyncpg.connect(server, timeout=share, **options)
-        except _NOT_THIS_ONE:
-            if left == 1:
-                raise
-    raise AssertionError
+    tried, under_way = list[Attempt](), set[Attempt]()
+    try:
+        for left, server in zip(range(len(servers), 0, -1), servers, strict=True):
+            rest = max(0.001, until - clock())
+            next_at = clock() + rest / left
+            tried.append(asyncio.create_task(asyncpg.connect(server, timeout=rest, **options)))
+            under_way.add(tried[-1])
+            while under_way and (left == 1 or (tried[-1] in under_way and clock() < next_at)):
+                pause = None if left == 1 else next_at - clock()
+                ended, _ = await asyncio.wait(under_way, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                for attempt in ended:
+                    under_way.remove(attempt)
+                    with suppress(*_NOT_THIS_ONE):
+                        return attempt.result()
+        return tried[-1].result()  # which raises its error
+    finally:
+        for attempt in under_way:
+            attempt.cancel()
+            attempt.add_done_callback(_drop)
+
+
+def _drop(attempt: Attempt) -> None:
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().terminate()
 
 
 def _one_by_one(dsn: str) -> list[str]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -76,3 +77,36 @@ async def test_commands_reach_the_server_that_answers(hanging: str, tmp_path: Pa
 async def test_of_several_that_are_no_good_the_error_is_the_last_one_s(hanging: str) -> None:
     with pytest.raises(PostgresUnavailable, match="TargetServerAttributeNotMatched"):
         await connect(PostgresSettings(dsn=hanging.replace("=primary", "=standby"), connect_seconds=2.0))
+
+
+@asynccontextmanager
+async def slow(dsn: str, seconds: float) -> AsyncIterator[str]:
+    """The address of a server that is `dsn`'s, and takes so long to answer."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(seconds)
+        there, back = await asyncio.open_connection(parts.hostname, parts.port)
+
+        async def passed_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while data := await source.read(65_536):
+                target.write(data)
+            target.close()
+
+        await asyncio.gather(passed_on(reader, back), passed_on(there, writer))
+
+    parts = urlsplit(dsn)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield f"{host}:{port}"
+
+
+async def test_one_that_is_slow_has_all_of_the_time_where_the_others_are_no_good(database: str) -> None:
+    """As where hundreds connect at once after a failover. It had its share, each time, and was never reached."""
+    async with slow(database, 2.5) as address:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            own, other = urlsplit(database).port, nobody.getsockname()[1]
+            dsn = named_first(address, database).replace(f":{own}/", f":{other}/")
+            connection = await connect(PostgresSettings(dsn=dsn, connect_seconds=4.5))
+            assert await connection.fetchval("SELECT 1") == 1
+            await connection.close()
