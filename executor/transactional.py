@@ -63,6 +63,14 @@ class _Lost(Exception):
         super().__init__(f"the connection of the job's transaction was lost, {now() - started:.1f} s after its begin")
 
 
+class _Rejected(Exception):
+    """What the handler has returned, of which something else follows than a success."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__("the policy rejects what the handler has returned")
+        self.outcome = outcome
+
+
 class _Guard:
     """Cuts a transaction's connection off shortly before the origin's deadline. As a rule the handler was cancelled
     before, but a rollback, ours or of a savepoint of its own, waits for a server that hangs, and the watchdog for
@@ -178,7 +186,8 @@ class Transactional:
                 job.transaction.close()
             if not connection.is_closed() and not connection.is_in_transaction():  # the job's end would commit alone
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its job")
-            outcome = judge(result)
+            if (outcome := judge(result)) is not SUCCEEDED:
+                raise _Rejected(outcome)
         except BaseException as error:
             end_if_forked(forks, error)
             if isinstance(error, Exception) and not isinstance(error, _DECIDED):
@@ -188,10 +197,9 @@ class Transactional:
                     connection.terminate()
                     raise _Lost(started) from error
             await self._undo(connection, transaction, job.transaction)
+            if isinstance(error, _Rejected):
+                return error.outcome
             raise
-        if outcome is not SUCCEEDED:
-            await self._undo(connection, transaction, job.transaction)
-            return outcome
         return await self._finish(connection, transaction, job_type, job.transaction, entry, started)
 
     def _read_only(self, connection: asyncpg.Connection, entry: Entry, error: Exception) -> Outcome:

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from sidings.executor import spare, transactional
 from sidings.jobs import Job, Registry, Retry
-from tenacity import stop_after_attempt, wait_fixed
+from tenacity import retry_if_result, stop_after_attempt, wait_fixed
 
 from .faulty_proxy import Moment, proxied
 from .support import ORIGIN, a_role, connected, drained, enqueue, eventually, outcomes, running
@@ -181,6 +181,35 @@ async def test_it_is_waited_for_until_it_takes_writes_however_the_handler_tells_
         await enqueue(database, once, [{}])
         await drained(database)
     assert sorted(await outcomes(database)) == ["snoozed"] * 4 + ["succeeded"]
+
+
+@pytest.mark.parametrize("statement", ["CREATE TABLE effect ()", "SELECT pg_terminate_backend(pg_backend_pid())"])
+async def test_nor_is_it_where_the_handler_makes_a_result_of_it_that_its_policy_rejects(
+    database: str, statement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was the last attempt, and the job was discarded."""
+    registry, tried, connect = Registry(), list[int](), transactional.Transactional._connect
+
+    async def demoted(self: transactional.Transactional) -> asyncpg.Connection:
+        connection = await connect(self)
+        if not tried and statement.startswith("CREATE"):
+            await connection.execute("SET default_transaction_read_only = on")
+        return connection
+
+    @registry.job(transactional=True, retry=Retry(stop=stop_after_attempt(1), retry=retry_if_result(lambda r: not r)))
+    async def once(job: Job[dict[str, str]]) -> bool:
+        tried.append(job.attempt)
+        try:
+            await job.tx.execute(statement if len(tried) == 1 else "SELECT")
+        except asyncpg.PostgresError:
+            return False
+        return True
+
+    monkeypatch.setattr(transactional.Transactional, "_connect", demoted)
+    async with running(database, registry):
+        await enqueue(database, once, [{}])
+        await drained(database)
+    assert sorted(await outcomes(database)) == ["snoozed", "succeeded"]
 
 
 async def test_an_attempt_whose_connection_breaks_before_the_handler_is_called_is_no_failure(database: str) -> None:
