@@ -130,6 +130,25 @@ async def test_a_day_that_cannot_be_dropped_keeps_no_other_from_being_dropped_or
         assert f"1 days of message ids, from {today - timedelta(days=9)} on, are over dedup_days=7" in caplog.text
 
 
+async def test_many_days_that_are_in_use_do_not_undo_the_days_ahead(database, caplog):
+    """As in a backup, after `dedup_days` was made shorter: half a second for each was more than the statement has."""
+    today = datetime.now(UTC).date()
+    async with connected(database) as connection, connected(database) as backup:
+        for n in range(-20, -8):
+            await connection.execute("SELECT sidings.make_seen_day($1::date)", today + timedelta(days=n))
+        async with backup.transaction():
+            await backup.fetch("SELECT count(*) FROM sidings.message_seen")
+            upkeep = SeenUpkeep(PostgresSettings(dsn=database, call_seconds=5.0), keep_days=7)
+            working = asyncio.create_task(upkeep.run())
+            try:
+                await eventually(lambda: "message ids" in caplog.text)
+            finally:
+                working.cancel()
+                await asyncio.wait([working])
+        assert "12 days of message ids" in caplog.text
+        assert f"message_seen_{today + timedelta(days=2):%Y%m%d}" in await days(database)
+
+
 @pytest.mark.parametrize("rows", [0, 20_000])
 async def test_ids_are_looked_up_and_recorded_through_the_index(database, rows):
     """A plan made on an empty table must not stay a sequential scan."""
