@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import asyncpg
@@ -114,11 +114,12 @@ async def _connect(
         raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
 
 
-async def takes_no_writes(connection: Connection, error: BaseException) -> bool:
+async def takes_no_writes(connection: Connection, error: BaseException, *, failed: bool) -> bool:
     """Whether the server that `connection` leads to takes no writes, like a standby, or one whose disk is full, which
     only the `error` that its handler has raised tells, or that is kept from filling it. What the transaction has done
-    is undone, also where it has itself forbidden them; another one is open."""
-    if disk_is_full(error):
+    is undone, also where it has itself forbidden them; another one is open. failed: whether a statement of the
+    transaction may have: else the full disk is another server's."""
+    if disk_is_full(error) and (failed or any(isinstance(each, PostgresUnavailable) for each in _all_of(error))):
         return True
     try:
         async with asyncio.timeout(_ASK_SECONDS):
@@ -132,17 +133,23 @@ def disk_is_full(error: BaseException) -> bool:
     """Whether Postgres has no room for what is written, also where a handler has made another error of that. No room
     for a query's own temporary files, or for what its parallel workers share, is that query's failure: it would have
     none again each time."""
+    for each in _all_of(error):
+        if isinstance(each, asyncpg.DiskFullError):
+            return not any(part in str(each) for part in _OF_A_QUERY)
+    return False
+
+
+def _all_of(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it was made of."""
     left, seen = [error], set[int]()
     while left:
         each = left.pop()
-        if isinstance(each, asyncpg.DiskFullError):
-            return not any(part in str(each) for part in _OF_A_QUERY)
         if id(each) not in seen:
             seen.add(id(each))
+            yield each
             left += [inner for inner in (each.__cause__, each.__context__) if inner is not None]
             if isinstance(each, BaseExceptionGroup):
                 left += cast(BaseExceptionGroup[BaseException], each).exceptions
-    return False
 
 
 class Link:

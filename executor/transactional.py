@@ -191,7 +191,8 @@ class Transactional:
         except BaseException as error:
             end_if_forked(forks, error)
             if isinstance(error, Exception) and not isinstance(error, _DECIDED):
-                if await takes_no_writes(connection, error):
+                tx = job.transaction
+                if await takes_no_writes(connection, error, failed=tx is not None and (tx.failed or tx.lent)):
                     return self._read_only(connection, entry, error)
                 if connection.is_closed() or isinstance(error, asyncpg.ReadOnlySQLTransactionError):
                     connection.terminate()
@@ -300,7 +301,8 @@ class Transactional:
                 await connection.execute(finish)
                 await transaction.commit()
         except BROKEN as error:
-            if isinstance(error, asyncpg.ReadOnlySQLTransactionError) and await takes_no_writes(connection, error):
+            read_only = isinstance(error, asyncpg.ReadOnlySQLTransactionError)
+            if read_only and await takes_no_writes(connection, error, failed=True):
                 return self._read_only(connection, entry, error)
             if isinstance(error, asyncpg.InterfaceError) and not connection.is_closed():
                 connection.terminate()

@@ -189,8 +189,10 @@ class Handling:
         try:
             await patience.call(self._subscription.call(messages, tx), lambda: partition.deaf.add(messages[0].offset))
             tx.check_awaited()
+            lent = tx.lent
             if not in_transaction(tx.connection):
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its consumer")
+            tx.lent = lent  # the handler has not had it
         except asyncio.CancelledError as error:
             if self._ending():
                 raise
@@ -198,7 +200,8 @@ class Handling:
         except Exception as error:
             if self._ending():  # what it makes of its cancellation, as when something cannot be closed
                 raise asyncio.CancelledError from error
-            if await takes_no_writes(tx.connection, error):
+            failed = tx.failed or tx.lent
+            if await takes_no_writes(tx.connection, error, failed=failed):
                 raise PostgresUnavailable(f"Postgres takes no writes: {told_of(error)}") from error
             if server_is_gone(error, tx.connection):
                 partition.cuts += 1

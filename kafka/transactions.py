@@ -48,7 +48,7 @@ def server_is_gone(error: BaseException, connection: Connection) -> bool:
     """Whether `error` says something about the server or the connection, and nothing about what was asked of it."""
     if isinstance(error, asyncpg.QueryCanceledError):
         return False
-    return isinstance(error, _SERVER_GONE) or disk_is_full(error) or is_closed(connection)
+    return isinstance(error, _SERVER_GONE) or is_closed(connection)
 
 
 def is_closed(connection: Connection) -> bool:
@@ -214,7 +214,7 @@ class Transactions:
         self, error: BaseException, rollback: Callable[[], Awaitable[None]], connection: Connection
     ) -> None:
         """Roll back after `error`, and say so where it was the server's."""
-        gone = isinstance(error, _OF_POSTGRES) and server_is_gone(error, connection)
+        gone = isinstance(error, _OF_POSTGRES) and (server_is_gone(error, connection) or disk_is_full(error))
         if gone or isinstance(error, PostgresUnavailable):
             # Also where it still answers: a demoted primary must not come back from the pool.
             terminate(connection)
@@ -254,7 +254,8 @@ class Transactions:
             async with asyncio.timeout(self.settings.call_seconds):
                 return await call()
         except BaseException as error:
-            if isinstance(error, OSError | asyncpg.InterfaceError) or server_is_gone(error, connection):
+            gone = server_is_gone(error, connection) or disk_is_full(error)
+            if gone or isinstance(error, OSError | asyncpg.InterfaceError):
                 terminate(connection)  # TimeoutError is an OSError
                 raise PostgresUnavailable(f"Postgres did not answer: {error!r}") from error
             if isinstance(error, asyncio.CancelledError):

@@ -168,6 +168,25 @@ async def test_a_handler_that_forbids_its_own_writes_has_failed(effects, topic, 
     assert await numbers(effects) == [1]
 
 
+async def test_the_full_disk_of_another_server_is_the_messages_failure(effects, topic, sidings_kafka):
+    """Nothing of its partition was handled any more, "Postgres takes no writes", as long as that server's lasted."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+        if message.value.n == 1:
+            async with connected(effects) as elsewhere:
+                await elsewhere.execute("DO $$ BEGIN RAISE disk_full; END $$")
+
+    await produce(sidings_kafka, name, range(3), key=None)
+    async with service:
+        await eventually(offset_reaches(effects, name, 3))
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 1
+    assert await numbers(effects) == [0, 2]
+
+
 async def test_a_policy_of_so_many_seconds_counts_them_from_the_first_attempt(effects, topic, sidings_kafka):
     name, began = await topic(), list[float]()
     service = a_service(effects, sidings_kafka)

@@ -138,6 +138,21 @@ async def test_a_query_that_has_no_room_for_what_is_only_its_own_has_failed(data
     assert await outcomes(database) == ["discarded"]
 
 
+async def test_the_full_disk_of_another_server_is_a_failure(database: str) -> None:
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, str]]) -> None:
+        await job.tx.execute("SELECT")
+        async with connected(database) as elsewhere:
+            await elsewhere.execute("DO $$ BEGIN RAISE disk_full; END $$")
+
+    async with running(database, registry):
+        await enqueue(database, once, [{}])
+        await drained(database)
+    assert await outcomes(database) == ["discarded"]
+
+
 async def test_an_error_that_is_its_own_cause_is_a_failure_like_others(database: str) -> None:
     """Its causes were gone through without an end, and the event loop with them."""
     registry = Registry()
