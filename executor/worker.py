@@ -22,7 +22,7 @@ class CancelReason(Enum):
 class Worker:
     """One coroutine that runs one job after the other."""
 
-    __slots__ = ("call", "cancelled", "entry", "reason", "started", "stop_at", "task", "type", "wake")
+    __slots__ = ("call", "cancelled", "entry", "given", "reason", "started", "stop_at", "task", "type", "wake")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -32,6 +32,7 @@ class Worker:
         self.cancelled = 0.0  # when, if there is a `reason`
         self.stop_at: float | None = None
         self.reason: CancelReason | None = None
+        self.given: set[CancelReason] = set()  # all reasons so far, if there is a `reason`
         self.wake: asyncio.Future[None] | None = None
         self.type: str | None = None  # of the job that runs, or ran last; none while it is idle
 
@@ -40,14 +41,18 @@ class Worker:
         self.stop_at = None if seconds is None else now() + seconds
 
     def cancel(self, reason: CancelReason) -> None:
-        """Cancel the running handler. A later reason of more weight replaces an earlier one."""
+        """Cancel the running handler, once for each reason: it may have swallowed the one before. A later reason of
+        more weight replaces an earlier one."""
         if self.entry is None or self.task is None or self.task is asyncio.current_task():
             return  # a handler that has just learnt that it is fenced ends by itself
+        if reason in self.given:
+            return
+        self.given.add(reason)
         if self.reason is None:
             self.cancelled, self.reason = now(), reason
-            self.task.cancel()
         elif reason in (CancelReason.FENCED, CancelReason.ENDED):
             self.reason = reason
+        self.task.cancel()
 
     def left(self, _: object) -> None:
         """The thread has returned when nobody waited for it any more."""

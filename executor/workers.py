@@ -379,7 +379,10 @@ class Workers:
     def _end(self, worker: Worker) -> None:
         end_if_forked(self._forks)
         worker.entry = worker.call = None
-        worker.stop_at = worker.reason = None
+        worker.stop_at = None
+        if worker.reason is not None:
+            worker.reason = None
+            worker.given.clear()
 
     async def _run(
         self, worker: Worker, job_type: JobType[Any], job: Job[Any], entry: Entry, started: float

@@ -16,7 +16,8 @@ from sidings.executor import ExecutorSettings
 from sidings.executor.clock import now
 from sidings.executor.watchdog import Watchdog
 from sidings.executor.worker import CancelReason
-from sidings.jobs import Job, Registry
+from sidings.jobs import Job, Registry, Retry
+from tenacity import wait_fixed
 
 from .faulty_proxy import proxied
 from .fleet import Fleet, Member, until
@@ -262,6 +263,44 @@ async def test_a_handler_that_goes_on_after_its_timeout_is_told_of(
             await eventually(lambda: (deaf(), executor.problems()) == (0, []), "nothing is told of it any more")
     finally:
         go_on.set()
+
+
+@pytest.mark.parametrize("then", ["its executor stops", "its lease runs out", "its origin comes back"])
+async def test_a_handler_that_has_swallowed_one_cancellation_is_cancelled_again_for_another_reason(
+    database: str, then: str
+):
+    """It was cancelled once only: a stop did not release its origin, and a lease that ran out ended the process."""
+    registry, cancelled = Registry(), list[float]()
+    timeout = 1.0 if then == "its origin comes back" else 0.1
+
+    @registry.job(timeout=timeout, retry=Retry(wait=wait_fixed(600)))
+    async def swallows(job: Job[str]) -> None:
+        while len(cancelled) < 2:
+            try:
+                await asyncio.sleep(3_600)
+            except asyncio.CancelledError:
+                cancelled.append(now())
+        raise ConnectionError("it was cut off")
+
+    settings: dict[str, Any] = {"lease_seconds": 3.0, "shutdown_seconds": 0.1, "drain_seconds": 0.0}
+    async with proxied(database) as proxy:
+        await enqueue(database, swallows, ["x"], origin="t/0")
+        async with running(proxy.dsn, registry, origins=["t/0"], exit_when_fenced=False, **settings) as executor:
+            if then == "its origin comes back":  # it is cancelled for that first, and then for its timeout
+                await eventually(executor.workers.running)
+                executor.assign([], 2)
+                await eventually(lambda: cancelled)
+                executor.assign(["t/0"], 3)
+            await eventually(lambda: cancelled)
+            if then == "its lease runs out":
+                proxy.cut()
+            if then != "its executor stops":
+                await eventually(lambda: not executor.workers.running(), "it ends", seconds=15.0)
+            proxy.heal()
+        assert len(cancelled) == 2
+        if then == "its executor stops":
+            assert await outcomes(database) == ["retried"]
+            assert [row["owner"] for row in await fetch(database, "SELECT owner FROM sidings.origin")] == [None]
 
 
 class Working:
