@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from multiprocessing import current_process
@@ -47,6 +48,8 @@ class Life:
         self._subscriptions = subscriptions
         self._supervisor = Supervisor()
         self._stack: AsyncExitStack | None = None  # what is to be undone at the end
+        self._beginning = threading.Lock()
+        self._begun = False  # a start, which may be under way
         self._giving_up = asyncio.Event()  # nothing waits for directories any more
         if parts.database is not None:
             parts.database.executor.rebalance_listener.on_refused = self._supervisor.fail
@@ -99,7 +102,9 @@ class Life:
     async def start(self) -> None:
         """Start all parts. From now on the unexpected end of one cancels the block that `end` ends."""
         name = self._configuration.name
-        if self.running or self._supervisor.stopping:
+        with self._beginning:
+            begun, self._begun = self._begun, True
+        if begun:
             raise ConfigurationError(f"the service {name!r} has been started before: make another one")
         try:
             self._check()

@@ -485,14 +485,14 @@ class Service:
         Raises what brought the service down, e.g. `SchemaError`.
         """
         relax_collector()
-        self._loop = asyncio.get_running_loop()
+        before, self._loop = self._loop, asyncio.get_running_loop()  # of a `run` beside which this one is refused
         try:
             with stop_signals(self.stop, self._life.hurry):
                 async with AsyncExitStack() as stack:
                     if await done_unless_set(self._stop, stack.enter_async_context(self)):
                         await self._stop.wait()
         finally:
-            self._loop = None
+            self._loop = before
 
     def stop(self) -> None:
         """Ask `run` to stop gracefully. Any thread may call it."""

@@ -51,3 +51,18 @@ async def test_a_transaction_of_another_event_loop_is_refused_and_spoils_no_conn
     assert await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(one(), loops[0])) == 1
     service.stop()
     await asyncio.to_thread(thread.join, SECONDS)
+
+
+@pytest.mark.parametrize("where", ["the same event loop", "another thread"])
+async def test_a_second_start_beside_the_first_is_refused_and_the_first_goes_on(database: str, where: str):
+    """Both came half-way. The executor was stopped for both of them, and the first went on without it, for ever."""
+    service = a_service(database, assignment=StaticAssignment([ORIGIN]))
+    first = asyncio.create_task(service.run())
+    await asyncio.sleep(0)
+    again = service.run() if where == "the same event loop" else asyncio.to_thread(asyncio.run, service.run())
+    with pytest.raises(ConfigurationError, match="started before"):
+        await again
+    await eventually(lambda: ORIGIN in service.executor.held, "the first to run")
+    assert service.problems() == []
+    await asyncio.to_thread(service.stop)
+    await asyncio.wait_for(first, SECONDS)
