@@ -40,7 +40,13 @@ class Supervisor:
     ) -> None:
         assert self._watcher is not None
         self._watcher.cancel()
-        await self._group.__aexit__(kind, error, traceback)
+        try:
+            await self._group.__aexit__(kind, error, traceback)
+        except BaseException as raised:
+            # Raised once more in an exit stack, an error that has come after another would become its own context, and
+            # the next stack around it would go through these for ever.
+            if raised is not error:
+                raise
 
     def watch(self, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a part. Whoever stops the service ends it; it is not cancelled because another part has failed."""

@@ -8,13 +8,13 @@ from weakref import ref
 
 import pytest
 from prometheus_client import CollectorRegistry
-from sidings import Message, OutboxSettings, Service, Transaction, migrate
+from sidings import Job, Message, OutboxSettings, Service, StaticAssignment, Transaction, migrate
 from sidings.executor import Executor
 from sidings.executor.clock import now
 from sidings.kafka import Directory, KafkaSettings, Relay
 
 from .consumer_support import Number, a_service, numbers, produce, record, sample
-from .support import SECONDS, eventually
+from .support import ORIGIN, SECONDS, Ride, enqueue, eventually
 
 
 async def test_a_relay_that_ends_brings_the_service_down(database, sidings_kafka, monkeypatch):
@@ -168,3 +168,24 @@ async def test_a_start_that_fails_half_way_says_why_and_nothing_else(database, s
         async with a_service(database, sidings_kafka):
             pass
     assert "has ended unexpectedly" not in caplog.text
+
+
+@pytest.mark.timeout(60)
+async def test_a_service_that_is_cancelled_again_while_it_stops_ends(database):
+    """An error had become its own context: an exit stack, of `run` or around the service, went through these for ever,
+    and the event loop stood still, deaf to signals."""
+    service, begun = a_service(database, assignment=StaticAssignment([ORIGIN])), asyncio.Event()
+
+    @service.job()
+    async def ride(job: Job[Ride]) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    await enqueue(database, ride, [Ride()])
+    running = asyncio.create_task(service.run())
+    await asyncio.wait_for(begun.wait(), SECONDS)
+    running.cancel()
+    await eventually(lambda: "the service is stopping" in service._life.not_ready())
+    running.cancel()
+    await asyncio.wait([running], timeout=SECONDS)
+    assert running.cancelled()
