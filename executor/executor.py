@@ -224,11 +224,13 @@ class Executor:
                 await self._wind_down()
         finally:
             main.cancel()
-            await asyncio.gather(main, return_exceptions=True)
-            await self.workers.stop()
-            await self._transactional.close()
-            self._watchdog.stop()
-            await self._leases.stop()
+            try:
+                await asyncio.gather(main, return_exceptions=True)
+                await self.workers.stop()
+                await self._transactional.close()
+            finally:  # also where it is cancelled again and again: leases of what runs no more are renewed no more
+                self._watchdog.stop()
+                await self._leases.stop()
             await asyncio.gather(*(link.close() for link in self._links.values()))
 
     async def wait(self) -> None:

@@ -465,6 +465,8 @@ class Workers:
     ) -> Outcome | None:
         """The handler ended by cancellation: ours, for a reason, or one that it raised itself."""
         if self._stopping:
+            if worker.call is None:  # else `stop` looks whether its thread goes on
+                worker.entry = None
             raise asyncio.CancelledError
         match worker.reason:
             case CancelReason.TIMEOUT:

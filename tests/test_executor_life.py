@@ -6,7 +6,7 @@ import pytest
 from sidings.jobs import Job, Registry
 
 from .faulty_proxy import proxied
-from .support import ORIGIN, Ride, a_role, an_executor, connected, enqueue, eventually, running, value
+from .support import ORIGIN, SECONDS, Ride, a_role, an_executor, connected, enqueue, eventually, running, value
 
 EXECUTORS = "SELECT count(*) FROM sidings.executor"
 
@@ -129,3 +129,28 @@ async def test_why_leases_are_not_renewed_stands_in_health(database: str):
         await eventually(told, executor.problems)
         await connection.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
         await eventually(lambda: executor.problems() == [], executor.problems)
+
+
+async def test_leases_are_renewed_no_more_when_a_stop_is_cancelled_again_and_again(database: str):
+    """As anyio's cancel scopes do. Its origins stood still for as long as the process lived: the thread that renews
+    leases went on."""
+    registry, begun = Registry(), asyncio.Event()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def free() -> bool:
+        return await value(database, "SELECT bool_and(owner IS NULL OR lease_until < now()) FROM sidings.origin")
+
+    await enqueue(database, ride, [Ride()])
+    async with running(database, registry, lease_seconds=1.5) as executor:
+        await asyncio.wait_for(begun.wait(), SECONDS)
+        stopping = asyncio.create_task(executor.stop())
+        await asyncio.sleep(0)
+        while not stopping.done():
+            stopping.cancel()
+            await asyncio.sleep(0)
+        await eventually(lambda: not executor.workers.running(), "its handler has ended", seconds=1.0)
+        await eventually(free, "the lease has run out", seconds=15.0)
