@@ -9,7 +9,8 @@ alone), `placing` (where to read on), `topic_ids` (of which topic), `leader_epoc
 read), `lag`, and `stored`, which puts these together: one `half` of the consumer. The other one needs no Postgres:
 `stateless_subscription`, `stateless_window` (what may start, what may be committed), `stateless_partition`,
 `stateless_offsets`, `dead_letters`, `stateless_handling`, `stateless_loop`, and `stateless`, which puts these together.
-`membership`, `vitals` and `metrics` are of both, and `consumer` is their life in one client.
+`membership` with `brokers` (one that hangs is gone around), `vitals` and `metrics` are of both, and `consumer` is
+their life in one client.
 `directory` holds live replicas of compacted topics.
 The way out: `outbox` (messages that leave when a transaction has committed), `producer` (those that leave at once).
 """

@@ -12,6 +12,7 @@ from aiokafka.errors import CorruptRecordException, KafkaConnectionError, KafkaE
 
 from ..waiting import unless_set
 from .assignor import Assignor
+from .brokers import go_around_hanging_brokers
 from .settings import KafkaSettings
 
 __all__ = ["UNREADABLE", "AnyOf", "Contact", "close", "connect", "make_client", "watch"]
@@ -38,7 +39,7 @@ def make_client(settings: KafkaSettings, group_id: str) -> AIOKafkaConsumer:
     options = settings.consumer_options()
     if settings.client_id is not None:
         options["client_id"] = settings.client_id
-    return AIOKafkaConsumer(
+    client = AIOKafkaConsumer(
         **options,
         group_id=group_id,
         enable_auto_commit=False,
@@ -46,6 +47,8 @@ def make_client(settings: KafkaSettings, group_id: str) -> AIOKafkaConsumer:
         max_poll_interval_ms=_NO_POLL_LIMIT_MS,
         partition_assignment_strategy=[assignor],
     )
+    go_around_hanging_brokers(client._client, session_seconds=settings.session_seconds)  # pyright: ignore[reportPrivateUsage]
+    return client
 
 
 async def connect(client: AIOKafkaConsumer, stopping: asyncio.Event, seconds: float) -> None:

@@ -18,6 +18,7 @@ from ..executor import PostgresSettings, connect
 from ..executor.link import BROKEN
 from ..schema import load_sql
 from . import membership
+from .brokers import go_around_hanging_brokers
 from .leader_epochs import ask_epoch_ends
 from .message import check_topic
 from .offsets import OffsetStore
@@ -109,6 +110,7 @@ async def _targets(
     client = AIOKafkaConsumer(
         **kafka.client_options(), group_id=group, isolation_level=kafka.isolation_level, enable_auto_commit=False
     )
+    go_around_hanging_brokers(client._client)  # pyright: ignore[reportPrivateUsage]
     try:
         async with asyncio.timeout(kafka.request_seconds):
             there = await _partitions(kafka, topic)
@@ -149,6 +151,7 @@ async def _targets(
 async def _partitions(kafka: KafkaSettings, topic: str) -> set[int]:
     """The partitions of `topic`; none where it does not exist."""
     admin = AIOKafkaAdminClient(**kafka.client_options())
+    go_around_hanging_brokers(admin._client)  # pyright: ignore[reportPrivateUsage]
     try:
         await admin.start()
         topics = await admin.describe_topics()  # all, since asking for one may create it

@@ -11,6 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from .. import membership
+from ..brokers import go_around_hanging_brokers
 from ..message import Record
 from ..settings import KafkaSettings
 from ..topic_ids import ask_topic_ids
@@ -62,6 +63,7 @@ class Reader:
         self._topic = topic
         self._seconds = settings.request_seconds
         self._client = AIOKafkaConsumer(**options, enable_auto_commit=False, auto_offset_reset="none")
+        go_around_hanging_brokers(self._client._client)  # pyright: ignore[reportPrivateUsage]
         self._contact = membership.Contact(self._client)
         self.assign(partitions)
 

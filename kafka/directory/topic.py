@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+from ..brokers import go_around_hanging_brokers
 from ..settings import KafkaSettings
 
 __all__ = ["TopicFacts", "look_at"]
@@ -26,6 +27,7 @@ class TopicFacts(NamedTuple):
 async def look_at(settings: KafkaSettings, topic: str) -> TopicFacts:
     """Ask a broker about `topic`. Raises `KafkaError`, `OSError`."""
     admin = AIOKafkaAdminClient(**settings.client_options())
+    go_around_hanging_brokers(admin._client)  # pyright: ignore[reportPrivateUsage]
     try:
         await admin.start()
         cluster = await admin.describe_cluster()

@@ -17,6 +17,7 @@ from aiokafka.errors import KafkaError, ProducerClosed, UnknownTopicOrPartitionE
 from ...errors import KafkaUnavailable
 from ...executor import Backoff
 from ...outage import Outage
+from ..brokers import go_around_hanging_brokers
 from ..settings import KafkaSettings
 from .settings import OutboxSettings
 
@@ -44,6 +45,7 @@ class Sender:
             max_request_size=settings.max_message_bytes,
             compression_type=settings.compression,
         )
+        go_around_hanging_brokers(self._producer.client)
         self.idempotent = idempotent
         self.users = 0
         self.silent_since: float | None = None

@@ -1,0 +1,200 @@
+"""What every client does about a broker that is neither up nor down: that takes connections perhaps, and says nothing.
+
+aiokafka 0.14 asks one broker after another, in any order, waits for each as long as any request may take, and makes one
+connection at a time. So a single broker that hangs kept its clients from all others, again and again
+(docs/decisions/0028-hanging-brokers.md).
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from aiokafka.client import AIOKafkaClient, ConnectionGroup
+from aiokafka.conn import CloseReason
+from aiokafka.errors import KafkaError, NodeNotReadyError, RequestTimedOutError
+from aiokafka.protocol.group import HeartbeatRequest
+from aiokafka.protocol.metadata import MetadataRequest
+
+__all__ = ["go_around_hanging_brokers"]
+
+log = logging.getLogger("sidings.kafka")
+
+T = TypeVar("T")
+
+_NEXT_SECONDS = 1.0  # without an answer, before another broker is asked, too
+_LATE_SECONDS = 3.0  # for an answer; then others are asked who leads what, and are preferred
+_CONNECT_SECONDS = 5.0  # for a first try to connect, authentication included; twice as long for each further one
+_LEAST_MS = 3_000  # the share of an address, be there ever so many
+
+
+def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = None) -> None:
+    """Let `client`, one of aiokafka's own inner ones that has not connected yet, do so. session_seconds: without an
+    answer to a heartbeat for so long, the group's coordinator is looked for anew."""
+    client.__class__ = _Client
+    client._get_conn_lock_value = nullcontext()  # one for each broker stands in its place
+    client.session_seconds = session_seconds
+    client.patience = defaultdict(lambda: _CONNECT_SECONDS)
+    client.locks = defaultdict(asyncio.Lock)
+    client.connecting = {}
+    client.failed_at = {}
+    client.late = defaultdict(int)
+
+
+class _Client(AIOKafkaClient):
+    """patience: of the next try to connect to a broker; connecting: since when; failed_at: the last one. late: how many
+    requests to a broker have been without an answer for long."""
+
+    session_seconds: float | None
+    patience: defaultdict[Any, float]
+    locks: defaultdict[Any, asyncio.Lock]
+    connecting: dict[Any, float]
+    failed_at: dict[Any, float]
+    late: defaultdict[Any, int]
+
+    @property
+    def _milliseconds(self) -> int:
+        return cast(Any, self)._request_timeout_ms
+
+    async def bootstrap(self) -> None:
+        """Each address has its share of the time: the first one may be that of a broker that hangs."""
+        whole = self._milliseconds
+        addresses = cast(list[object], self.hosts)
+        self._request_timeout_ms = max(whole // len(addresses), min(whole, _LEAST_MS))
+        try:
+            await super().bootstrap()
+        finally:
+            self._request_timeout_ms = whole
+
+    async def _get_conn(self, node_id: Any, *, group: Any = ConnectionGroup.DEFAULT, no_hint: bool = False) -> Any:
+        if self._connected(node_id, group):
+            return cast(Any, self)._conns[node_id, group]
+        place, asked_at = (node_id, group), time.monotonic()
+        async with self.locks[place]:
+            if self.failed_at.get(place, 0.0) > asked_at:
+                return None  # so would this try: it has waited for one that has failed
+            began = self.connecting[place] = time.monotonic()
+            seconds = min(self.patience[node_id], self._milliseconds / 1000)
+            connection: Any = None
+            try:
+                async with asyncio.timeout(seconds):
+                    connection = cast(Any, await super()._get_conn(node_id, group=group, no_hint=no_hint))
+            except TimeoutError:
+                log.warning("broker %s: no connection within %.1f s", node_id, seconds)
+                self.patience[node_id] = 2 * seconds  # it may be slow, and no more
+                self.force_metadata_update()
+            else:
+                self.patience[node_id] = max(_CONNECT_SECONDS, 2 * (time.monotonic() - began))
+            finally:
+                del self.connecting[place]
+            if connection is None:
+                self.failed_at[place] = time.monotonic()
+            return connection
+
+    async def send(self, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
+        """As `AIOKafkaClient.send`."""
+        seconds = self.session_seconds if isinstance(request, HeartbeatRequest) else None
+        limit = asyncio.timeout(seconds)
+        try:
+            async with self._awaited(node_id), limit:
+                return cast(Any, await super().send(node_id, request, group=group))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if self._connected(node_id, group):
+                cast(Any, self)._conns[node_id, group].close(reason=CloseReason.CONNECTION_TIMEOUT)
+            raise RequestTimedOutError from None
+
+    @asynccontextmanager
+    async def _awaited(self, node_id: Any) -> AsyncGenerator[None]:
+        """An answer that takes long may be of a broker that leads nothing any more, and coordinates nothing."""
+        loop = asyncio.get_running_loop()
+        was_late = False
+
+        def is_late() -> None:
+            nonlocal timer, was_late
+            self.late[node_id] += not was_late
+            was_late = True
+            self.force_metadata_update()
+            timer = loop.call_later(_LATE_SECONDS, is_late)
+
+        timer = loop.call_later(_LATE_SECONDS, is_late)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self.late[node_id] -= was_late
+
+    def _silent(self, node_id: Any) -> bool:
+        since = self.connecting.get((node_id, ConnectionGroup.DEFAULT))
+        return self.late[node_id] > 0 or (since is not None and time.monotonic() - since > _NEXT_SECONDS)
+
+    def _connected(self, node_id: Any, group: Any = ConnectionGroup.DEFAULT) -> bool:
+        connection = cast(Any, self)._conns.get((node_id, group))
+        return connection is not None and connection.connected()
+
+    def _nodes(self) -> list[Any]:
+        """All that are known; in any order, those that do not answer last."""
+        nodes = [broker.nodeId for broker in cast(Any, self).cluster.brokers()]
+        random.shuffle(nodes)
+        return sorted(nodes, key=self._silent)
+
+    def get_random_node(self) -> Any:
+        """One that answers, as far as is known."""
+        nodes = self._nodes()
+        return next((n for n in nodes if self._connected(n) and not self._silent(n)), nodes[0] if nodes else None)
+
+    async def coordinator_lookup(self, coordinator_type: Any, coordinator_key: Any) -> Any:
+        """As aiokafka's, of several brokers where one does not answer."""
+        lookup = cast(Any, super().coordinator_lookup)
+        return await _first([partial(lookup, coordinator_type, coordinator_key)] * max(1, len(self._nodes())))
+
+    async def _metadata_update(self, cluster_metadata: Any, topics: Any) -> bool:
+        """As aiokafka's, which waits for one broker before it asks the next one."""
+        request = MetadataRequest(list(topics) if topics else None)
+        nodes = self._nodes()
+        if ("bootstrap", ConnectionGroup.DEFAULT) in self._conns or len(nodes) < 2:
+            return await super()._metadata_update(cluster_metadata, topics)
+        try:
+            metadata = await _first([partial(self._ask, node, request) for node in nodes])
+        except (KafkaError, TimeoutError) as error:
+            log.warning("none of the brokers %s tells who leads what: %r", nodes, error)
+            cluster_metadata.failed_update(None)
+            return False
+        if not metadata.brokers:
+            return False
+        cluster_metadata.update_metadata(metadata)
+        return True
+
+    async def _ask(self, node_id: Any, request: Any) -> Any:
+        connection = await self._get_conn(node_id)
+        if connection is None:
+            raise NodeNotReadyError(f"node {node_id}")
+        return await connection.send(request)
+
+
+async def _first(asks: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> T:
+    """The first answer. The next one is asked when one has failed, or has said nothing for a moment."""
+    asked, running = list[asyncio.Task[T]](), set[asyncio.Task[T]]()
+    failed: BaseException | None = None
+    try:
+        while running or len(asked) < len(asks):
+            if more := len(asked) < len(asks):
+                asked.append(asyncio.create_task(asks[len(asked)]()))
+                running.add(asked[-1])
+            seconds = _NEXT_SECONDS if more else None
+            done, running = await asyncio.wait(running, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if task.cancelled() or (failed := task.exception()) is None:
+                    return task.result()
+        assert failed is not None
+        raise failed
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)

@@ -1,0 +1,115 @@
+"""A broker that is neither up nor down, as one whose machine stands still, or to which nothing gets through: it keeps
+nobody from the others, and what it led is read from whoever leads it next. A request may take two minutes here."""
+
+import asyncio
+import gc
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaError
+from sidings import KafkaSettings, Message, Transaction
+from sidings.devstack.topics import create_topic
+from sidings.kafka import membership
+from sidings.kafka.directory.topic import look_at
+from sidings.kafka.outbox import OutboxSettings
+from sidings.kafka.outbox.senders import Sender
+
+from .consumer_support import Number, a_service, as_json, producing
+from .support import SECONDS, eventually
+
+PARTITIONS = 6
+REQUEST_SECONDS = 120.0
+IN_TIME = 60.0
+REPLICATED: dict[str, Any] = {"partitions": PARTITIONS, "replicas": 3}
+
+
+@pytest.fixture(params=["says nothing", "cannot be connected to"])
+def hanging(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server that hangs; of several it is the first to be tried."""
+    monkeypatch.setattr(random, "shuffle", lambda hosts: None)
+    with ExitStack() as sockets:
+        silent = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4 if request.param == "cannot be connected to" else 0):  # its queue is full
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            with suppress(BlockingIOError):
+                waiting.connect(silent.getsockname())
+        yield f"127.0.0.1:{silent.getsockname()[1]}"
+
+
+async def test_an_address_that_hangs_keeps_nobody_from_the_next_one(hanging: str, sidings_kafka: str, topic) -> None:
+    """The time for all of them was the first one's, each time that it came first."""
+    name = await topic()
+    settings = KafkaSettings(bootstrap=f"{hanging},{sidings_kafka}", request_seconds=8.0, rebalance_seconds=5.0)
+
+    async def consumer() -> None:
+        client = membership.make_client(settings, "test")
+        try:
+            await membership.connect(client, asyncio.Event(), settings.request_seconds)
+        finally:
+            await membership.close(client)
+
+    async def directory() -> None:
+        async with asyncio.timeout(settings.request_seconds):
+            assert (await look_at(settings, name)).partitions == {0}
+
+    async def producer() -> None:
+        sender = Sender(settings, OutboxSettings(), idempotent=True)
+        await sender.start()
+        await sender.close()
+
+    await asyncio.gather(consumer(), directory(), producer())
+
+
+@pytest.mark.timeout(300)
+async def test_what_a_broker_that_hangs_led_is_read_from_its_next_leader(effects: str, own_kafka) -> None:
+    """Each fetch from it was waited for, then a connection to it, or its word of who leads what: 40 s each time."""
+    kafka = await asyncio.to_thread(own_kafka, brokers=3)
+    for name in ("stored", "stateless"):
+        await create_topic(kafka.bootstrap, name, **REPLICATED)
+    await create_topic(kafka.bootstrap, "rows", **REPLICATED, config={"cleanup.policy": "compact"})
+    service = a_service(effects, kafka.bootstrap, settings={"request_seconds": REQUEST_SECONDS})
+    seen: set[tuple[str, int, int]] = set()
+
+    @service.consumer("stored")
+    async def stored(message: Message[Number], tx: Transaction) -> None:
+        seen.add(("stored", message.partition, message.value.n))
+
+    @service.consumer("stateless", stateless=True, dead_letter="dead")
+    async def stateless(message: Message[Number]) -> None:
+        seen.add(("stateless", message.partition, message.value.n))
+
+    rows = service.directory("rows", model=Number)
+    rows.on_change(lambda change: seen.add(("rows", int(change.key), change.new.n)))
+
+    async def send(n: int) -> bool:
+        servers = ",".join(broker.address for broker in kafka.brokers if broker.plan.node != hanging)
+        with suppress(KafkaError, OSError):  # nobody may lead a partition for a moment
+            async with asyncio.timeout(SECONDS), producing(servers, request_timeout_ms=2_000) as producer:
+                for name in ("stored", "stateless", "rows"):
+                    for p in range(PARTITIONS):
+                        await producer.send_and_wait(name, as_json(n), key=str(p).encode(), partition=p)
+                return True
+        return False
+
+    def all_seen(n: int) -> bool:
+        return {(name, p, n) for name in ("stored", "stateless", "rows") for p in range(PARTITIONS)} <= seen
+
+    def all_committed() -> bool:
+        return all(p.committed == p.next_offset for p in service._life.consumer._stateless.partitions.values())
+
+    hanging = None
+    async with service:
+        await eventually(lambda: not service.problems() and rows.ready, seconds=IN_TIME)
+        assert await send(1)
+        await eventually(lambda: all_seen(1), lambda: seen, seconds=IN_TIME)
+        hanging = service._life.consumer._client._coordinator.coordinator_id  # it leads some, too
+        await asyncio.to_thread(kafka.broker(hanging).pause)
+        await eventually(lambda: send(2), seconds=IN_TIME)
+        await eventually(lambda: all_seen(2), lambda: seen, seconds=IN_TIME)
+        await eventually(all_committed, seconds=IN_TIME)
+    gc.collect()  # commits that were given up have failed since, of which asyncio tells here, and in no other test
