@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 from aiokafka.errors import KafkaError
-from sidings import KafkaSettings, Message, Transaction
+from sidings import KafkaSettings, KafkaUnavailable, Message, Transaction
 from sidings.devstack.topics import create_topic
-from sidings.kafka import membership
+from sidings.kafka import Producer, membership
 from sidings.kafka.directory.topic import look_at
-from sidings.kafka.outbox import OutboxSettings
+from sidings.kafka.outbox import NotPublished, OutboxSettings
 from sidings.kafka.outbox.senders import Sender
 
 from .consumer_support import Number, a_service, as_json, producing
+from .outbox_support import sending
 from .support import SECONDS, eventually
 
 PARTITIONS = 6
@@ -113,3 +114,28 @@ async def test_what_a_broker_that_hangs_led_is_read_from_its_next_leader(effects
         await eventually(lambda: all_seen(2), lambda: seen, seconds=IN_TIME)
         await eventually(all_committed, seconds=IN_TIME)
     gc.collect()  # commits that were given up have failed since, of which asyncio tells here, and in no other test
+
+
+async def test_nobody_is_told_that_there_is_no_topic_while_kafka_says_nothing(own_kafka) -> None:
+    """Of a topic that a producer did not know yet it said so, as of one that is missing."""
+    kafka = await asyncio.to_thread(own_kafka)
+    await create_topic(kafka.bootstrap, "known", partitions=1)
+    async with sending(kafka.bootstrap, delivery_seconds=8.0) as producer:
+        await producer.send("known", value=b"0")
+        await create_topic(kafka.bootstrap, "other", partitions=1)
+        await asyncio.to_thread(kafka.pause)
+        try:
+            with pytest.raises(KafkaUnavailable):
+                await producer.send("other", value=b"1")
+        finally:
+            await asyncio.to_thread(kafka.resume)
+        await eventually(lambda: arrives(producer, "other"))
+        with pytest.raises(NotPublished):
+            await producer.send("missing", value=b"2")
+
+
+async def arrives(producer: Producer, topic: str) -> bool:
+    with suppress(KafkaUnavailable):
+        await producer.send(topic, value=b"1")
+        return True
+    return False

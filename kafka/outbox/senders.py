@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, cast
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError, ProducerClosed, UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaConnectionError, KafkaError, ProducerClosed, UnknownTopicOrPartitionError
 
 from ...errors import KafkaUnavailable
 from ...executor import Backoff
@@ -65,11 +65,16 @@ class Sender:
             raise
 
     async def partitions(self, topic: str, timeout: float) -> list[int]:
-        """The topic's partitions, sorted. Raises aiokafka's `UnknownTopicOrPartitionError` after `timeout` seconds."""
+        """The topic's partitions, sorted. After `timeout` seconds, raises aiokafka's `UnknownTopicOrPartitionError` if
+        Kafka tells of none, `KafkaConnectionError` if it says nothing."""
+        cluster: Any = self._producer.client.cluster
+        told = cluster._last_successful_refresh_ms
         try:
             async with asyncio.timeout(timeout):
                 return sorted(await self._producer.partitions_for(topic))
         except TimeoutError:
+            if cluster._last_successful_refresh_ms == told:
+                raise KafkaConnectionError(f"Kafka does not say which partitions {topic!r} has") from None
             raise UnknownTopicOrPartitionError(f"the topic {topic!r} does not exist") from None
 
     def batch(self) -> Any:
