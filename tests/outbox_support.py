@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import asyncpg
+import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from sidings.executor import PostgresSettings
 from sidings.kafka import Producer
@@ -236,3 +238,11 @@ async def relay_process(dsn: str, kafka: str, **options: Any) -> AsyncIterator[R
             process.kill()
         assert process.process.stdout is not None
         process.process.stdout.close()
+
+
+def never_retrieved(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log has of results that nobody has fetched; but for commits that a consumer of an earlier test has given
+    up, which aiokafka goes on with."""
+    gc.collect()
+    told = [record.getMessage() for record in caplog.records if "never retrieved" in record.getMessage()]
+    return [text for text in told if "_do_commit_offsets" not in text]
