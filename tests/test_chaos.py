@@ -71,6 +71,8 @@ class Chaos:
         ]
         try:
             done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:  # none ends by itself: what it raised says why
+                task.result()
             assert not done, done
         finally:
             async with self.busy:  # the thread that kills or pauses the server has come to its end
