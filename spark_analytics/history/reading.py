@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Container, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import asyncpg
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, SidingsError
 from ...schema import load_sql, valid_schema_name
 from .database import connected
 from .dsn import jdbc
@@ -70,7 +70,7 @@ def reading(
 
     Raises `ConfigurationError` where source or DSN cannot be used, or the archive is another's, or lacks files;
     `SchemaMissing` where the database has no such schema, `PostgresUnavailable` where it cannot be reached; asyncpg's
-    and Spark's errors.
+    and Spark's errors; at its end, `SidingsError` where a file of the archive was replaced meanwhile.
     """
     service = _checked(postgres, schema, archive)
     if scratch is not None and not scratch.is_dir():
@@ -97,6 +97,7 @@ def reading(
                     whole = not runner.run(_divided(connection, schema, selection, days))
             parts.append(_parquet(spark, copy))
         chosen = [file for (day, _), file in files.items() if _touches(selection, day)]
+        found = _states(chosen)
         if chosen:
             parts.append(_out_of_archive(spark, selection, chosen))
         if not parts:
@@ -105,6 +106,12 @@ def reading(
         for part in parts[1:]:
             out = out.unionByName(part)
         yield out
+        now = _states(chosen)
+        if changed := [file for file in chosen if now.get(file) != found.get(file)]:
+            raise SidingsError(
+                f"{changed[0]} has been replaced while it was read, as an archive does where rows have come late: what "
+                "was read of it is not to be relied on; do this again"
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -230,6 +237,16 @@ def _slices(selection: Selection, rows: dict[date, int]) -> list[tuple[datetime,
             step = (end - begin) / count
             slices += itertools.pairwise([begin + n * step for n in range(count)] + [end])
     return slices
+
+
+def _states(files: list[Path]) -> dict[Path, object]:
+    """By which a file that is replaced is known: Spark reads by the length that it had first, and may find no row."""
+    out: dict[Path, object] = {}
+    for file in files:
+        with suppress(FileNotFoundError):  # Spark says that, or it is another state than before
+            state = file.stat()
+            out[file] = state.st_ino, state.st_size, state.st_mtime_ns
+    return out
 
 
 def _touches(selection: Selection, day: date) -> bool:
