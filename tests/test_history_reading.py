@@ -11,9 +11,11 @@ from typing import Any
 
 import asyncpg
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from sidings.errors import ConfigurationError
 from sidings.spark_analytics.history import Selection, archive, reading
+from sidings.spark_analytics.history.dsn import jdbc
 from sidings.spark_analytics.history.files import part_file
 from sidings.spark_analytics.history.reading import COLUMNS, _locked, _out_of_postgres, _slices, _transaction
 
@@ -134,6 +136,19 @@ def test_what_is_written_after_the_snapshot_is_not_read(spark: SparkSession, dat
         slices = _slices(window, days)
         found = _out_of_postgres(spark, database, "sidings", snapshot, window, slices).select("job_id").collect()
     assert sorted(row.job_id for row in found) == [1, 1, 2]
+
+
+def test_spark_goes_by_what_the_environment_says_of_tls(
+    spark: SparkSession, database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """On a server that has none. Our own connection, which is asyncpg's, would have refused it."""
+    window = Selection(TODAY - timedelta(days=9), TODAY)
+    monkeypatch.setenv("PGSSLMODE", "require")
+    with pytest.raises(PySparkException, match="Couldn't connect"):
+        _out_of_postgres(spark, database, "sidings", "", window, _slices(window, {}))
+    monkeypatch.setenv("PGSSLROOTCERT", "/root.crt")
+    told = jdbc("postgresql://u@localhost/db?sslmode=verify-full").properties
+    assert (told["sslmode"], told["sslrootcert"]) == ("verify-full", "/root.crt")
 
 
 def test_days_without_a_partition_are_read_at_once():

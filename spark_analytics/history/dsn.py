@@ -10,6 +10,12 @@ __all__ = ["Jdbc", "jdbc"]
 
 _SAME = {"sslmode", "sslrootcert", "sslcert", "sslkey", "options", "gssencmode"}
 _RENAMED = {"application_name": "ApplicationName", "connect_timeout": "connectTimeout"}
+_OF_ENVIRONMENT = {
+    "PGSSLMODE": "sslmode",
+    "PGSSLROOTCERT": "sslrootcert",
+    "PGSSLCERT": "sslcert",
+    "PGSSLKEY": "sslkey",
+}  # as asyncpg takes them, where the DSN has none
 _SESSIONS = {
     "any": "any",
     "primary": "primary",
@@ -31,7 +37,8 @@ class Jdbc:
 
 def jdbc(dsn: str) -> Jdbc:
     """Translate a ``postgresql://`` DSN: user, password, several hosts, and libpq's parameters. As everywhere,
-    ``SIDINGS_POSTGRES_PASSWORD`` stands for the DSN's password, and ``PGPASSWORD`` is taken where there is none.
+    ``SIDINGS_POSTGRES_PASSWORD`` stands for the DSN's password, and ``PGPASSWORD``, ``PGSSLMODE`` and its like are
+    taken where it says nothing.
 
     Raises `ConfigurationError` for what JDBC cannot do: Unix sockets, parameters that it does not know.
     """
@@ -60,6 +67,9 @@ def jdbc(dsn: str) -> Jdbc:
             hosts = value
         else:
             raise ConfigurationError(f"the DSN's parameter {key!r} has no counterpart in JDBC: leave it out here")
+    for variable, name in _OF_ENVIRONMENT.items():
+        if (value := os.environ.get(variable)) and name not in properties:
+            properties[name] = value
     if not hosts or hosts.startswith(("/", "%2F", "%2f")):
         raise ConfigurationError(
             f"the DSN names no host, or a Unix socket, which JDBC cannot use: let Postgres listen on "
