@@ -501,6 +501,15 @@ def test_the_report_is_one_page_that_needs_nothing_else(out: Path):
     assert "url(http" not in html
 
 
+def test_the_page_says_which_stops_it_does_not_know(out: Path):
+    """Of a group that stood still over midnight, or whose other types waited, no table tells."""
+    other_types = "Jobs of other types that waited behind them are not counted"
+    page = report(out, Facts("a test", WINDOW))
+    assert "not those that began before it" in page
+    assert other_types not in page
+    assert other_types in report(out, Facts("a test", Selection(WINDOW.since, WINDOW.until, types=("type 1",))))
+
+
 def test_what_is_wrong_comes_first(table: Callable[[str], pd.DataFrame]):
     tables = {name: table(name) for name in TABLES}
     tables["blocked_by_error"]["longest_seconds"] = [700.0, *[500.0] * (len(tables["blocked_by_error"]) - 1)]
