@@ -335,7 +335,7 @@ class Executor:
         theirs came back first: what they do not use now is for the executor, without which nothing begins or ends."""
         self.metrics.database_errors.inc()
         if self._loop is not None:
-            tell_loop(self._loop, self._transactional.forget_connections)
+            tell_loop(self._loop, self._transactional.make_room)
 
     def _changed(self, everything: bool) -> None:
         self.reader.changed(everything)

@@ -13,13 +13,14 @@ from ..errors import PostgresUnavailable
 from ..outage import Outage
 from .clock import now
 
-__all__ = ["SpareConnections"]
+__all__ = ["Room", "SpareConnections"]
 
 log = logging.getLogger("sidings.executor")
 
 _KEEP_SECONDS = 5.0  # how long a connection is kept that no job has needed; the server has not many
 _WAIT_SECONDS = 1.0  # how long a job waits for one, where the server gives no more
 _YIELD_SECONDS = 3.0  # for which nobody asks, where the executor itself needs one: it tries again within two
+_MORE_SECONDS = 60.0  # until one more transaction is tried, where there was no room for so many
 _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.1, 2.0  # between questions for more
 
 
@@ -137,3 +138,53 @@ class SpareConnections:
         self.forget()
         if self._timer is not None:
             self._timer.cancel()
+
+
+class Room:
+    """How many transactions handlers may have open at once through PgBouncer, which refuses no connection: where they
+    have all that it has to the server, whatever else is asked waits, so no lease is renewed. Without limit at first."""
+
+    def __init__(self) -> None:
+        self._most = inf
+        self._inside = 0
+        self._changed_at = -inf
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def enter(self) -> None:
+        """Wait until there is room for one more."""
+        while self._inside >= self._most:
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            try:
+                await waiting
+            except asyncio.CancelledError:
+                if not waiting.cancelled():  # it was woken
+                    self._wake()
+                raise
+        self._inside += 1
+
+    def leave(self) -> None:
+        """After `enter`."""
+        self._inside -= 1
+        if now() - self._changed_at > _MORE_SECONDS:
+            self._most, self._changed_at = self._most + 1, now()
+            self._wake()
+        self._wake()
+
+    def lessen(self, begun: int) -> None:
+        """The executor had no answer while so many transactions were open: from now on there are fewer."""
+        if begun and now() - self._changed_at > _YIELD_SECONDS:
+            self._most, self._changed_at = max(1, min(self._most, begun) * 3 // 4), now()
+            log.warning(
+                "the executor has had no answer while %s transactional jobs ran: at most %s at once from now on, in "
+                "case PgBouncer has no more connections to the server (default_pool_size)",
+                begun,
+                self._most,
+            )
+
+    def _wake(self) -> None:
+        while self._waiting and self._inside < self._most:
+            waiting = self._waiting.popleft()
+            if not waiting.done():  # it was cancelled
+                waiting.set_result(None)
+                return

@@ -30,7 +30,7 @@ from .forks import end_if_forked, forks_so_far
 from .link import BROKEN, connect, takes_no_writes
 from .queues import Entry, OriginQueue
 from .settings import PostgresSettings
-from .spare import SpareConnections
+from .spare import Room, SpareConnections
 
 __all__ = ["Superseded", "Transactional"]
 
@@ -120,6 +120,8 @@ class Transactional:
         self._abort_seconds = abort_seconds
         self._cuts: dict[int, int] = {}  # by job: connections that were lost under it
         self.connections = SpareConnections(self._connect)
+        self._room = Room()
+        self._begun: set[asyncpg.Connection] = set()  # with an open transaction
 
     async def run(
         self,
@@ -136,26 +138,34 @@ class Transactional:
         takes before and after that has limits of its own, and is not the handler's failure. judge: what follows a
         handler that returned this; unless that is a success, its effects are rolled back.
         """
+        await self._room.enter()
         try:
-            connection, transaction = await self._begin(min(max(job_type.timeout or 0.0, _IDLE_SECONDS), _MOST_SECONDS))
-        except PostgresUnavailable as error:  # no failure of the handler's, which has not run
-            log.debug("job %s %s does not start yet: %s", entry.id, entry.type, error)
-            return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
-        guard = _Guard(connection, entry.origin, self._abort_seconds)
-        try:
-            return await self._run(connection, transaction, job_type, job, entry, started, limit, judge)
-        except BaseException as error:
-            if not guard.has_cut:
-                if isinstance(error, _Lost):
-                    return self._put_off(entry, error)
-                raise
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # for a reason that the worker knows
-                raise asyncio.CancelledError from error
-            lost = PostgresUnavailable(f"the transaction was cut off before the lease of {entry.origin.name} ends")
-            return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(lost))  # no failure of the handler's
+            try:
+                connection, transaction = await self._begin(
+                    min(max(job_type.timeout or 0.0, _IDLE_SECONDS), _MOST_SECONDS)
+                )
+            except PostgresUnavailable as error:  # no failure of the handler's, which has not run
+                log.debug("job %s %s does not start yet: %s", entry.id, entry.type, error)
+                return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
+            self._begun.add(connection)
+            guard = _Guard(connection, entry.origin, self._abort_seconds)
+            try:
+                return await self._run(connection, transaction, job_type, job, entry, started, limit, judge)
+            except BaseException as error:
+                if not guard.has_cut:
+                    if isinstance(error, _Lost):
+                        return self._put_off(entry, error)
+                    raise
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():  # for a reason that the worker knows
+                    raise asyncio.CancelledError from error
+                lost = PostgresUnavailable(f"the transaction was cut off before the lease of {entry.origin.name} ends")
+                return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(lost))  # no failure of the handler's
+            finally:
+                self._begun.discard(connection)
+                guard.cancel()
         finally:
-            guard.cancel()
+            self._room.leave()
 
     async def _run(
         self,
@@ -230,6 +240,12 @@ class Transactional:
     def forget_connections(self) -> None:
         """Those that wait for a job; see `SpareConnections.forget`."""
         self.connections.forget()
+
+    def make_room(self) -> None:
+        """The executor has had no answer. What was broken off does not count: the server was restarted."""
+        self.forget_connections()
+        if self._postgres.pgbouncer:
+            self._room.lessen(sum(not connection.is_closed() for connection in self._begun))
 
     async def _connect(self) -> asyncpg.Connection:
         try:

@@ -25,7 +25,7 @@ from tenacity import wait_fixed
 from .faulty_proxy import Moment, proxied
 from .fleet import Fleet, until
 from .outbox_support import emptied, records
-from .support import connected, eventually
+from .support import connected, drained, enqueue, eventually, running
 
 
 def find_pgbouncer() -> str:
@@ -200,3 +200,22 @@ async def test_an_executor_that_is_paused_within_a_statement_does_not_keep_its_o
         heir = fleet.spawn("heir", ["t/0"])
         await fleet.finish()
         await heir.stop()
+
+
+async def test_transactional_jobs_that_hold_all_of_its_connections_give_way_to_the_executor(
+    bouncer: str, database: str
+) -> None:
+    """PgBouncer refuses nobody: with both connections in two transactions no lease was renewed, so the handlers were
+    cancelled, and ran again, for ever."""
+    await reachable(bouncer)
+    registry, ended = Registry(), list[int]()
+
+    @registry.job(transactional=True)
+    async def slow(job: Job[dict[str, int]]) -> None:
+        await asyncio.sleep(4)
+        ended.append(job.id)
+
+    async with running(bouncer, registry, pgbouncer=True, lease_seconds=3.0):
+        ids = await enqueue(database, slow, [{}] * 3)
+        await eventually(lambda: sorted(ended) == sorted(ids))
+        await drained(database)
