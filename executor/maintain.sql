@@ -1,2 +1,3 @@
--- Partitions of the history, rows of executors that are long gone. $1 days to keep
-SELECT sidings.maintain($1)
+-- Partitions of the history, rows of executors that are long gone. What is dropped has to be old by the caller's clock as well: the
+-- server's may be days ahead for a moment. $1 days to keep, $2 the caller's date (UTC)
+SELECT sidings.maintain($1 + greatest(0, (now() AT TIME ZONE 'UTC')::date - $2::date))

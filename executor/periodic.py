@@ -105,7 +105,7 @@ class PeriodicLoop:
                     await self._fire()
                 if now() >= self._prune_at:
                     self._prune_at = now() + _PRUNE_SECONDS
-                    await self._link.fetch(self._prune_sql)
+                    await self._link.fetch(self._prune_sql, datetime.now(UTC))
                 self.backoff.reset()
                 outage.over()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 
 import asyncpg
 
@@ -89,7 +90,7 @@ class Upkeep:
                 task.at = time + await task.turn()
 
     async def _maintain(self) -> None:
-        await self._link.fetch(self._maintain_sql, self._settings.history_days)
+        await self._link.fetch(self._maintain_sql, self._settings.history_days, datetime.now(UTC).date())
         await self.look_at_history()
 
     async def look_at_history(self) -> None:
@@ -98,7 +99,8 @@ class Upkeep:
         if found["days"]:
             log.warning(
                 "%s days of the history, from %s on, are over history_days=%s and cannot be dropped: a session never "
-                "lets go of them (pg_stat_activity), or a view depends on them; the log of Postgres has the reason",
+                "lets go of them (pg_stat_activity), or a view depends on them, for which the log of Postgres has the "
+                "reason; or its clock is ahead of this machine's",
                 found["days"],
                 found["first"],
                 self._settings.history_days,

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import asyncpg
 
@@ -59,7 +60,7 @@ class SeenUpkeep:
         """Do it every hour, for ever."""
         while True:
             try:
-                await self._link.fetch(self._sql, self._keep_days)
+                await self._link.fetch(self._sql, self._keep_days, datetime.now(UTC).date())
                 await self._look()
                 seconds = _MAINTAIN_SECONDS
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
@@ -75,8 +76,8 @@ class SeenUpkeep:
         if found["days"]:
             log.warning(
                 "%s days of message ids, from %s on, are over dedup_days=%s and cannot be dropped: another role owns "
-                "them, a session never lets go of them (pg_stat_activity), or a view depends on them; the log of "
-                "Postgres has the reason",
+                "them, a session never lets go of them (pg_stat_activity), or a view depends on them, for which the "
+                "log of Postgres has the reason; or its clock is ahead of this machine's",
                 found["days"],
                 found["first"],
                 self._keep_days,

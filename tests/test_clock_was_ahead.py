@@ -1,11 +1,14 @@
-"""A Postgres server whose clock was ahead, and has been set back: the ticks that it has settled lie in the future."""
+"""A Postgres server whose clock is ahead of the instances', or was: the ticks that it has settled lie in the future."""
 
+import asyncio
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
+from sidings.executor import PostgresSettings, periodic, upkeep
+from sidings.kafka import seen
 
-from .support import ORIGIN, connected, eventually, running
+from .support import ORIGIN, connected, eventually, fetch, running, value
 from .test_periodic_jobs import Ticks, remember
 
 
@@ -50,3 +53,57 @@ async def test_what_lets_them_begin_settles_no_tick_of_another_origin(database: 
         assert not await connection.fetchval(
             "SELECT count(*) FROM sidings.periodic WHERE greatest(since, last_tick) > now()"
         )
+
+
+DAYS_AHEAD = 60
+
+
+class Behind(datetime):
+    """The clock of an instance, behind the server's; that is all that the two can tell of each other."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return datetime.now(tz) - timedelta(days=DAYS_AHEAD)
+
+
+async def days(dsn: str, table: str) -> set[date]:
+    rows = await fetch(
+        dsn, "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = $1::regclass::oid", table
+    )
+    names = [row[0].rpartition("_")[2] for row in rows]
+    return {datetime.strptime(name, "%Y%m%d").replace(tzinfo=UTC).date() for name in names if name.isdigit()}
+
+
+async def test_it_drops_no_history_and_no_ids_before_their_time(database: str, monkeypatch: pytest.MonkeyPatch):
+    """A server that is days ahead for a moment: all was dropped, and repeats of messages were handled again."""
+    for module in (periodic, upkeep, seen):
+        monkeypatch.setattr(module, "datetime", Behind)
+    monkeypatch.setattr(periodic, "_PRUNE_SECONDS", 0.1)
+    today = await value(database, "SELECT (now() AT TIME ZONE 'UTC')::date")
+    young, old = (today - timedelta(days=DAYS_AHEAD + ago) for ago in (3, 9))
+    for day in (young, old):
+        await value(database, "SELECT sidings.make_history_day($1)", day)
+        await value(database, "SELECT sidings.make_seen_day($1)", day)
+    for name, day in (("young", young), ("old", old)):
+        query = "INSERT INTO sidings.periodic (name, origin, schedule, seen_at) VALUES ($1, '', 'x', $2) RETURNING 1"
+        await value(database, query, name, datetime.combine(day, datetime.min.time(), UTC))
+    ids = asyncio.create_task(seen.SeenUpkeep(PostgresSettings(dsn=database), 7).run())
+    ticks = Ticks()
+    ticks.declare("daily", every=86_400.0)
+    try:
+        async with running(database, ticks.registry, history_days=7):
+            for table in ("sidings.job_history", "sidings.message_seen"):
+
+                async def dropped(table: str = table) -> bool:
+                    return old not in await days(database, table)
+
+                await eventually(dropped)
+                assert {young, today} <= await days(database, table)
+
+            async def pruned() -> bool:
+                return not await value(database, "SELECT count(*) FROM sidings.periodic WHERE name = 'old'")
+
+            await eventually(pruned)
+            assert await value(database, "SELECT count(*) FROM sidings.periodic WHERE name = 'young'")
+    finally:
+        ids.cancel()
