@@ -356,16 +356,18 @@ class CycleLoop:
         self._flights.remove(flight)
         self._cycle = flight.number
         self._metrics.cycle_seconds.observe(now() - flight.sent)
-        if flight.applied():
-            self._count_unmatched(flight.batch, flight.answer.result())
-        self._acknowledged(flight.batch, heard=flight.applied())
+        matched = flight.applied() and not self._count_unmatched(flight.batch, flight.answer.result())
+        self._acknowledged(flight.batch, heard=matched)
         if flight.applied() and not self._flights:
             self._expected.acknowledged(flight.batch.early)
 
-    def _count_unmatched(self, batch: Batch, row: asyncpg.Record | None) -> None:
-        if row is not None and (missing := len(batch.finished) - row["succeeded"] - row["other"]):
-            missing -= sum(isinstance(f[1], Committed) for f in batch.finished)
-            self._metrics.unmatched.inc(missing)
+    def _count_unmatched(self, batch: Batch, row: asyncpg.Record | None) -> int:
+        """How many of its outcomes have found no job: somebody else has ended it, whatever its handler still said."""
+        if row is None or not (missing := len(batch.finished) - row["succeeded"] - row["other"]):
+            return 0
+        missing -= sum(isinstance(f[1], Committed) for f in batch.finished)
+        self._metrics.unmatched.inc(missing)
+        return missing
 
     async def _commit(self, batch: Batch, number: int, answer: Awaitable[asyncpg.Record | None]) -> int:
         """Send the batch again until it is known to be committed; `answer` is that of the first sending. Returns its
@@ -464,8 +466,9 @@ class CycleLoop:
     # -- what follows from it -------------------------------------------------------------------------------------
 
     def _acknowledged(self, batch: Batch, *, heard: bool = True) -> None:
-        """It is committed. heard: it was the answer that said so; else somebody may have let go on since what failed,
-        and what was read of that is known already: a group whose head is to run again is read once more."""
+        """It is committed. heard: it was the answer that said so, and all outcomes have found their jobs; else somebody
+        may have ended what failed, or let it go on since, and what was read of that is known already: a group whose
+        head is to run again is read once more."""
         scheduler, time = self._scheduler, now()
         self._uncounted.append(batch.finished)
         succeeded = [f[0] for f in batch.finished if f[1] is SUCCEEDED]

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import asyncpg
 import pytest
@@ -526,3 +526,56 @@ async def test_pages_of_what_has_ended_leave_out_none_of_a_list(database: str, a
     newest = await cli_json(database, "jobs", "ended", "--limit", 15)
     older = await cli_json(database, "jobs", "ended", "--before", newest["next"])
     assert len(newest["jobs"] + older["jobs"]) == 50
+
+
+HANDLERS = ["a list", "a plain function", "its cleanup fails", "transactional"]
+
+
+@pytest.mark.parametrize("kind", HANDLERS)
+@pytest.mark.parametrize("then", ["block", "wait"])
+async def test_what_a_handler_says_of_a_job_that_was_ended_does_not_hold_up_its_group(
+    database: str, admin: Admin, kind: str, then: Literal["block", "wait"]
+):
+    """Its failure counted in memory: the group backed off, or was blocked for ever, behind a job that was no more."""
+    registry, started, gate = Registry(), list[int](), threading.Event()
+    retry = LONG if then == "wait" else Retry(stop=stop_after_attempt(1), on_exhausted="block")
+    options: dict[str, Any] = {"name": "ride", "group": "transport", "payload": Ride, "retry": retry}
+
+    def fail(job: Job[Ride]) -> None:
+        if job.payload.number == 1:
+            raise ValueError("the carrier is down")
+
+    async def fails_anyway(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+        try:
+            while not gate.is_set() and job.payload.number == 1:
+                await asyncio.sleep(0.01)
+        finally:
+            fail(job)
+
+    async def many(jobs: list[Job[Ride]]) -> None:
+        for job in jobs:
+            await fails_anyway(job)
+
+    def plain(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+        gate.wait(30)
+        fail(job)
+
+    if kind == "a list":
+        ride_type = registry.job(**options, batch=10)(many)
+    else:
+        handler = plain if kind == "a plain function" else fails_anyway
+        ride_type = registry.job(**options, transactional=kind == "transactional")(handler)
+    async with running(database, registry) as executor:
+        first, second = await enqueue(database, ride_type, [ride(1), ride(2)])
+        await eventually(lambda: started)
+        assert await admin.cancel(first) is JobState.RUNNING
+        await eventually(lambda: executor.cycles.standing.fence == 1, "the executor has heard of it")
+        gate.set()
+        await drained(database)
+    assert started == [1, 2]
+    assert {row["job_id"]: row["outcome"] for row in await history(database)} == {
+        first: "cancelled",
+        second: "succeeded",
+    }
