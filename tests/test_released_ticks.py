@@ -1,0 +1,58 @@
+"""A tick of a periodic job that was held comes back where the others are: two of them never run at once."""
+
+import asyncio
+
+import pytest
+from sidings import Admin, Job, Registry, Tick
+
+from .admin_support import a_job, the_job
+from .support import eventually, fetch, running, value
+
+
+async def a_held_tick(dsn: str) -> int:
+    payload = """'{"scheduled_at": "2026-01-01T06:00:00Z", "previous": null}'"""
+    return await a_job(dsn, "held", origin="t/0", group="report", type="'report'", payload=payload)
+
+
+@pytest.mark.parametrize("act", ["release", "each"])
+async def test_a_held_tick_that_is_released_does_not_run_beside_another(database: str, admin: Admin, act: str) -> None:
+    """Nobody had its origin for a moment, so the ticks went on in another one; it ran where it had been held."""
+    registry, started, at_once, now = Registry(), list[int](), list[set[int]](), set[int]()
+    gate = asyncio.Event()
+
+    @registry.periodic(every=0.3, name="report")
+    async def report(job: Job[Tick]) -> None:
+        started.append(job.id)
+        now.add(job.id)
+        at_once.append(set(now))
+        await gate.wait()
+        now.discard(job.id)
+
+    held = await a_held_tick(database)
+
+    async def waits_behind() -> bool:
+        job = await the_job(database, held)
+        return job is not None and job["origin"] == "t/1"
+
+    async with running(database, registry, ["t/1"]):
+        await eventually(lambda: started)
+        async with running(database, registry, ["t/0"]):
+            if act == "release":
+                await admin.release(held)
+            else:
+                assert [done.error async for done in admin.each("release", [held])] == [None]
+            await eventually(lambda: held in started or waits_behind())
+            gate.set()
+            await eventually(lambda: held in started)
+    assert max(map(len, at_once)) == 1
+
+
+async def test_the_next_ticks_follow_one_that_is_released_while_no_other_is_there(database: str, admin: Admin) -> None:
+    """It would wait where nobody runs it, perhaps, and they behind it."""
+    held = await a_held_tick(database)
+    columns = "(name, schedule, job_origin) VALUES ('report', '0 6 * * *', 't/9')"
+    await fetch(database, f"INSERT INTO sidings.periodic {columns}")
+    await admin.release(held)
+    job = await the_job(database, held)
+    assert job is not None
+    assert job["origin"] == await value(database, "SELECT job_origin FROM sidings.periodic") == "t/0"
