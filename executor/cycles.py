@@ -29,7 +29,7 @@ from .expected import Expected
 from .flights import Batch, Flight, applied, merged
 from .link import Backoff, Link
 from .metrics import ExecutorMetrics
-from .queues import Entry
+from .queues import NOTHING_PAUSED, Entry
 from .recording import array, cycle_arguments, plain
 from .scheduler import Scheduler
 from .standing import Standing
@@ -131,7 +131,7 @@ class CycleLoop:
 
     def expect(self, jobs: Mapping[str, Sequence[int]]) -> None:
         """These jobs, by origin, have just been committed: name them while they are read, if they could start then."""
-        if not self.paused and not self._scheduler.runnable():
+        if not self.paused and self._scheduler.pauses is NOTHING_PAUSED and not self._scheduler.runnable():
             self._expected.tell(jobs, self._workers.capacity())
             self._signal.set()
 
@@ -230,7 +230,7 @@ class CycleLoop:
         if not finished and not chosen and not back and not self._barriers and not self._expected.has_news(time):
             return None
         early = {} if self._flights else self._expected.sending()
-        if self.paused:
+        if self.paused or scheduler.pauses is not NOTHING_PAUSED:  # what is paused their ids alone do not tell
             early = {}
         barriers, self._barriers = self._barriers, []
         named = self._named

@@ -5,6 +5,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from sidings import Admin
 from sidings.errors import PostgresUnavailable
 from sidings.executor.expected import Expected
 from sidings.executor.link import Link
@@ -105,3 +106,24 @@ def test_only_what_the_last_acknowledged_cycle_has_named_under_the_same_lease_st
     expected.tell({"t/0": [1]}, 5)
     scheduler.drain(again)
     assert expected.sending() == {}
+
+
+async def test_what_is_committed_while_something_is_paused_is_not_named_before_its_turn(database: str, admin: Admin):
+    """It passed for running: a group that was paused could not be cleared of it, and a kill charged it with a loss."""
+    registry, started = Registry(), list[int]()
+
+    @registry.job(group="transport")
+    async def ride(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    async with running(database, registry) as executor:
+        await admin.pause(origin=ORIGIN, group="a", reason="the carrier is down")
+        await eventually(lambda: executor.scheduler.pauses.groups, "it knows of the pause")
+        [id] = await enqueue(database, ride, [Ride(transport="a", number=1)])
+        executor.committed({ORIGIN: [id]})
+        await executor.cycles.barrier()
+        assert await admin.clear_group(ORIGIN, "a") == 1
+        await admin.resume(origin=ORIGIN, group="a")
+        await enqueue(database, ride, [Ride(transport="a", number=2)])
+        await eventually(lambda: started)
+    assert started == [2]
