@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
-from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
 
 from .combining import combine_rows
 from .config import Config
@@ -26,7 +26,7 @@ from .messages import Outgoing, alert, text_of
 from .ordinals import Ordinals
 from .pending import Pending
 
-__all__ = ["Assembling"]
+__all__ = ["Assembling", "value_at", "value_of"]
 
 CHUNK = 1_000_000  # characters of rows in one value of the state, about
 SPARSE = 20  # reading one transaction costs as much as reading so many when all are read
@@ -69,7 +69,7 @@ class Assembling:
         closed = 0
         for id, of_it in of.items():
             before = known.get(id)
-            if before is None and (done := cast(tuple[int | None] | None, self._done.getValue((id,)))) is not None:
+            if before is None and (done := cast(tuple[int | None] | None, value_at(self._done, (id,)))) is not None:
                 yield from self._late(of_it, done[0])
                 continue
             pending = Pending(now) if before is None else before.pending()
@@ -143,7 +143,7 @@ class Assembling:
         if count <= SPARSE * len(ids):
             pairs = cast(Iterator[tuple[tuple[str], tuple[Any, ...]]], self._open.iterator())
             return {id: _Open(*state) for (id,), state in pairs if id in ids}
-        found = {id: cast(tuple[Any, ...] | None, self._open.getValue((id,))) for id in ids}
+        found = {id: value_at(self._open, (id,)) for id in ids}
         return {id: _Open(*state) for id, state in found.items() if state is not None}
 
     def _keep(self, id: str, pending: Pending, chunks: int, rows: list[tuple[int, str]], before: _Open | None) -> None:
@@ -167,19 +167,30 @@ class Assembling:
     def _look_again(self, at: int, ids: list[str]) -> None:
         if not ids:
             return
-        others = cast(tuple[str] | None, self._due.getValue((at,)))
+        others = cast(tuple[str] | None, value_at(self._due, (at,)))
         if others is None:
             self._handle.registerTimer(at)
         all_ids = [*cast(list[str], json.loads(others[0])), *ids] if others else ids
         self._due.updateValue((at,), (text_of(all_ids),))
 
     def _counted(self) -> int:
-        state = cast(tuple[int] | None, self._count.get())
+        state = cast(tuple[int] | None, value_of(self._count))
         return 0 if state is None else state[0]
 
     def _add(self, count: int, difference: int) -> None:
         if difference:
             self._count.update((count + difference,))
+
+
+def value_at(state: MapState, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What stands there. Spark writes a warning for each key whose value it is asked for in vain: with them a log had a
+    line for each transaction."""
+    return cast(tuple[Any, ...], state.getValue(key)) if state.containsKey(key) else None
+
+
+def value_of(state: ValueState) -> tuple[Any, ...] | None:
+    """What it holds; so it is with a state that holds nothing."""
+    return cast(tuple[Any, ...], state.get()) if state.exists() else None
 
 
 def _chunks(rows: list[tuple[int, str]]) -> Iterator[tuple[int, int]]:

@@ -6,6 +6,7 @@ from typing import cast
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
+from .assembling import value_at, value_of
 from .combining import combine_snapshot
 from .config import Config
 from .decoding import Item
@@ -28,13 +29,13 @@ class Snapshots:
         changed = False
         for item in sorted(items, key=lambda item: (item.at, _offset(item))):
             part = (item.part,)
-            known = cast(tuple[int, str] | None, self._parts.getValue(part))
+            known = cast(tuple[int, str] | None, value_at(self._parts, part))
             if known is None or (item.at >= known[0] and item.row != known[1]):
                 self._parts.updateValue(part, (item.at, item.row))
                 changed = True
         if not changed:
             return  # duplicates
-        state = cast(tuple[int, bool] | None, self._quiet.get())
+        state = cast(tuple[int, bool] | None, value_of(self._quiet))
         if state is None or state[1]:
             self._handle.registerTimer(now + _ms(self._config.snapshot_quiet_seconds))
         self._quiet.update((now, False))
@@ -42,7 +43,7 @@ class Snapshots:
 
     def settled(self, id: str, now: int) -> Iterator[Outgoing]:
         """A timer has gone off: its event, when its rows are quiet, or its end, when they are old."""
-        state = cast(tuple[int, bool] | None, self._quiet.get())
+        state = cast(tuple[int, bool] | None, value_of(self._quiet))
         if state is None:
             return
         changed, sent = state
