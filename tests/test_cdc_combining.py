@@ -311,6 +311,16 @@ def test_of_a_rows_versions_the_one_that_was_sent_last_counts(older: tuple[int, 
     assert [row["data"]["name"] for row in json.loads(sent.value)["rows"]] == ["new"]
 
 
+def test_a_version_that_was_sent_before_the_row_came_again_as_it_was_does_not_count():
+    """Another partition has brought it, which lags behind."""
+    operator = Operator(config(snapshot_quiet_seconds=10))
+    for name, at in (("a", 1), ("a", 3), ("b", 2)):
+        (item,) = decoded([header_row(Row("Customers", "REFRESH", CUSTOMER | {"name": name}))])
+        operator.take([item._replace(at=at)])
+    (sent,) = operator.wait_until(10)
+    assert [row["data"]["name"] for row in json.loads(sent.value)["rows"]] == ["a"]
+
+
 def test_alerts_pass_through_as_they_are():
     items = decoded([b"nonsense", b"[]"])
     sent = Operator().take(items)

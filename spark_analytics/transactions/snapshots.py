@@ -30,9 +30,10 @@ class Snapshots:
         for item in sorted(items, key=lambda item: (item.at, _offset(item))):
             part = (item.part,)
             known = cast(tuple[int, str] | None, value_at(self._parts, part))
-            if known is None or (item.at >= known[0] and item.row != known[1]):
+            if known is None or item.at > known[0] or (item.at == known[0] and item.row != known[1]):
+                # The time also of a row that has come again as it was: what was sent in between may come yet.
                 self._parts.updateValue(part, (item.at, item.row))
-                changed = True
+                changed = changed or known is None or item.row != known[1]
         if not changed:
             return  # duplicates
         state = cast(tuple[int, bool] | None, value_of(self._quiet))
