@@ -3,13 +3,14 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 from sidings.devstack.fixtures import TopicFactory
 
-from .cdc_support import Row, header_row, header_rows, produce, read, rows_of, toml
+from .cdc_support import WAIT_SECONDS, Row, header_row, header_rows, produce, read, rows_of, toml
+from .support import eventually
 from .test_cdc_combining import UPDATE
 from .test_cdc_streaming import ROOT, configured
 
@@ -18,7 +19,7 @@ from .test_cdc_streaming import ROOT, configured
 async def test_the_log_has_no_line_for_each_transaction_and_row(
     sidings_kafka: str, topic: TopicFactory, tmp_path: Path
 ):
-    topics: Mapping[str, str] = {name: await topic(name) for name in ("cdc", "customers", "addresses", "alerts")}
+    topics = {name: await topic(name) for name in ("cdc", "customers", "addresses", "alerts")}
     by = configured(topics, sidings_kafka, tmp_path)
     (tmp_path / "config.toml").write_text(toml(by))
     values = [value for number in range(200) for value in header_rows(f"whole{number}", [UPDATE])]
@@ -31,3 +32,22 @@ async def test_the_log_has_no_line_for_each_transaction_and_row(
     assert rows_of(await read(by)) == {(f"whole{number}", 1) for number in range(200)}
     lines = done.stderr.splitlines()
     assert len(lines) < 100, "\n".join(lines[-20:])
+
+
+@pytest.mark.timeout(900)
+async def test_the_command_says_that_sparks_java_has_ended(sidings_kafka: str, topic: TopicFactory, tmp_path: Path):
+    """As when the system kills the largest process because its memory is full."""
+    topics = {name: await topic(name) for name in ("cdc", "customers", "addresses", "alerts")}
+    file, log = tmp_path / "config.toml", tmp_path / "log"
+    file.write_text(toml(configured(topics, sidings_kafka, tmp_path)))
+    with log.open("wb") as out:
+        process = subprocess.Popen([sys.executable, "-m", "tests.cdc_worker", str(file)], cwd=ROOT, stderr=out)
+    try:
+        await eventually(lambda: " started: " in log.read_text(), lambda: log.read_text()[-4000:], WAIT_SECONDS)
+        children = psutil.Process(process.pid).children(recursive=True)
+        (java,) = [child for child in children if child.name() == "java"]
+        java.kill()
+        assert await asyncio.to_thread(process.wait, WAIT_SECONDS) == 1
+    finally:
+        process.kill()
+    assert "Spark's Java process has ended" in log.read_text().splitlines()[-1]

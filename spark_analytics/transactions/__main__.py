@@ -9,10 +9,11 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -31,7 +32,7 @@ log = logging.getLogger("sidings.cdc")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run until a signal (0), or until the query fails (1); 2: the configuration is wrong."""
+    """Run until a signal (0), or until the query, or Spark, fails (1); 2: the configuration is wrong."""
     parser = argparse.ArgumentParser(prog="python -m sidings.spark_analytics.transactions", description=__doc__)
     parser.add_argument("config", type=Path, help="a TOML file; docs/cdc-transactions.md lists its fields")
     parser.add_argument("--check", action="store_true", help="read the file, say whether it is right, and end")
@@ -60,8 +61,16 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigurationError as error:
         log.error("%s", error)
         return 2
+    except (Py4JNetworkError, ConnectionError) as error:
+        log.error(
+            "Spark's Java process has ended, as where its memory or the machine's was too small; what was read since"
+            " the last micro-batch is read again at the next start: %s",
+            error,
+        )
+        return 1
     finally:
-        spark.stop()
+        with suppress(Py4JNetworkError, ConnectionError):  # of a Java that has ended
+            spark.stop()
 
 
 def run(spark: SparkSession, config: Config, stop: threading.Event, *, available_now: bool) -> int:
