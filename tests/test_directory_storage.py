@@ -111,6 +111,36 @@ async def test_of_several_rows_with_one_key_the_youngest_counts(storage: Storage
     assert storage.get("T").acquirer_id == "old", "nothing is left of what was reset"
 
 
+@pytest.mark.parametrize("key", [None, "terminal_id"])
+async def test_a_thread_misses_no_key_while_its_row_is_replaced(storage: Storage[Any], key: str | None):
+    """As a plain handler reads: the key was gone for a moment, as its row was in the midst of a batch."""
+    rows = rows_by(key)
+    await begin(storage, rows)
+    batch = a_batch(rows, ("T-1", None), *[("T-2", row("T-2"))] * 400, ("T-1", row("T-1")))
+    await storage.apply(batch)
+    looked = missing = 0
+    ended = threading.Event()
+
+    def look() -> None:
+        nonlocal looked, missing
+        while not ended.is_set():
+            missing += any(storage.get(f"T-{n}") is None for n in (1, 2))
+            looked += 1
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    looking = asyncio.create_task(asyncio.to_thread(look))
+    try:
+        await eventually(lambda: looked > 0)
+        for _ in range(100):
+            await storage.apply(batch)
+    finally:
+        ended.set()
+        await looking
+        sys.setswitchinterval(interval)
+    assert missing == 0
+
+
 @pytest.mark.parametrize("key", ["T", "\ud800", 7, -1, 2**70, ("T", 7), date(2026, 5, 1), b"T"])
 async def test_keys_of_any_kind(storage: Storage[Any], key: Any):
     rows = rows_by(lambda value: key if value.terminal_id == "T" else value.terminal_id)

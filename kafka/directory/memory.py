@@ -34,13 +34,17 @@ class Memory(Generic[T]):
         self._rivals.clear()
 
     async def apply(self, batch: Batch[T]) -> None:
-        """Apply `batch`, in its order."""
+        """Apply `batch`. Threads that read meanwhile find each key that has a value before and after."""
+        last = {change[0]: change for change in batch.changes}.values()  # of several changes of a row
         if self._derived:
-            for row, key, value, record in batch.changes:
-                self._change(row, key, value, record)
+            keys: set[Hashable] = set()
+            for row, key, value, record in last:
+                self._change(keys, row, key, value, record)
+            for key in keys:
+                self._show(key)
             return
         entries = self._entries
-        for row, _, value, _ in batch.changes:
+        for row, _, value, _ in last:
             if value is None:
                 entries.pop(row, None)
             else:
@@ -68,14 +72,15 @@ class Memory(Generic[T]):
         """The keys that these rows have now."""
         return [self._rows[row][0] for row in rows if row in self._rows] if self._derived else rows
 
-    def _change(self, row: Row, key: Hashable, value: T | None, record: Record | None) -> None:
+    def _change(self, keys: set[Hashable], row: Row, key: Hashable, value: T | None, record: Record | None) -> None:
+        """Adds the keys that are to be shown anew."""
         if (former := self._rows.pop(row, None)) is not None:
             self._rivals[former[0]].discard(row)
-            self._show(former[0])
+            keys.add(former[0])
         if value is not None and record is not None:
             self._rows[row] = (key, (record.timestamp, record.partition, record.offset), value)
             self._rivals.setdefault(key, set()).add(row)
-            self._show(key)
+            keys.add(key)
 
     def _show(self, key: Hashable) -> None:
         """Let the youngest of a key's rows be its value."""
