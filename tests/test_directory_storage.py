@@ -12,11 +12,14 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from pydantic import TypeAdapter
 from sidings import Message, StorageError
 from sidings.kafka.directory import Memory, SQLite, Storage
 from sidings.kafka.directory.rows import BadRecord, Rows
@@ -149,6 +152,50 @@ async def test_keys_of_any_kind(storage: Storage[Any], key: Any):
     assert storage.get(key).terminal_id == "T"
     assert {found for found, _ in storage.items()} == {key, "U"}
     assert storage.get(str(key) + "?") is None
+
+
+class Region(StrEnum):
+    """A field of a key, as a model may have it."""
+
+    NORTH = "north"
+
+
+class Place(NamedTuple):
+    """A key with names."""
+
+    region: str
+    zone: int
+
+
+NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("key", "asked"),
+    [
+        ((Region.NORTH, 7), ("north", 7)),
+        (Place("north", 7), ("north", 7)),
+        (("north", 7.0), ("north", True + 6)),
+        (Decimal("1.10"), Decimal("1.1")),
+        (Decimal("7.0"), 7),
+        (0.5, Decimal("0.50")),
+        (2**70, Decimal(2**70)),
+        (TypeAdapter(datetime).validate_json('"2026-01-01T00:00:00Z"'), NEW_YEAR),
+        (("north", NEW_YEAR), ("north", datetime.fromisoformat("2026-01-01T01:00:00+01:00"))),
+        (datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))), None),
+        (Decimal("1E+999999999"), None),
+        (frozenset({"a", "b", 1}), frozenset({True, "b", "a"})),
+    ],
+)
+async def test_a_key_is_found_by_whatever_is_equal_to_it(storage: Storage[Any], key: Any, asked: Any):
+    """In memory it was, in a file only by what Python writes alike."""
+    rows = rows_by(lambda value: key if value.terminal_id == "T" else value.terminal_id)
+    await begin(storage, rows)
+    await storage.apply(a_batch(rows, ("1", row("T")), ("2", row("U"))))
+    assert storage.get(key).terminal_id == "T"
+    assert asked is None or storage.get(asked).terminal_id == "T"
+    others = [("north", 8), ("north", 7.5), "north", 6, "7", Decimal("1.01"), 0.25, NEW_YEAR.replace(tzinfo=None)]
+    assert [storage.get(other) for other in others] == [None] * len(others)
 
 
 async def test_a_decoder_reads_later_what_it_has_read_first(storage: Storage[Any]):

@@ -17,10 +17,12 @@ from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from datetime import UTC, datetime
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from io import FileIO
 from os import PathLike
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from uuid import UUID
 from weakref import WeakSet
 
@@ -39,11 +41,13 @@ log = logging.getLogger("sidings.directory")
 T = TypeVar("T")
 R = TypeVar("R")
 
-_FORMAT = 1  # of the file; one of another format is built anew
+_FORMAT = 2  # of the file; one of another format is built anew
 _BUSY_SECONDS = 10.0
 _BATCH_PAGES = 4  # that a batch writes, beside one for each row, or so
 _DAMAGES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _PIECE = 1_000  # rows that are read at once, while other threads wait
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)  # Decimals of any length
 _CHECKPOINT_PAGES = 4_000  # written, before they are brought from the -wal into the file itself
 
 _locks: WeakSet[FileIO] = WeakSet()
@@ -378,16 +382,33 @@ def _record(topic: str, entry: tuple[Any, ...]) -> Record:
 def _column(key: Hashable) -> str | int | bytes:
     """A key as SQLite compares it: equal exactly where Python's are. Anything but a text or a number as Python writes
     it, which tells keys apart as long as they are of one kind, e.g. tuples of texts and numbers, dates, UUIDs."""
-    if isinstance(key, str):
-        text = str.__str__(key)
+    plain = _plain(key)
+    if isinstance(plain, str):
         try:
-            text.encode()
+            plain.encode()
         except UnicodeEncodeError:  # lone surrogates, as `json.loads` gives them; SQLite takes none
-            return text.encode(errors="surrogatepass")
-        return text
-    if isinstance(key, int) and -(2**63) <= key < 2**63:
-        return int(key)
-    return repr(key).encode()
+            return plain.encode(errors="surrogatepass")
+        return plain
+    return plain if isinstance(plain, int) else repr(plain).encode()
+
+
+def _plain(key: Hashable) -> Hashable:
+    """One of those that are equal to it, which are written in several ways: members of enums and their values, tuples
+    with names and without, 1.10 and 1.1, a time in two zones."""
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, tuple):
+        return tuple(map(_plain, cast(tuple[Hashable, ...], key)))
+    if isinstance(key, frozenset):
+        return tuple(sorted(repr(_plain(member)) for member in cast(frozenset[Hashable], key)))
+    if isinstance(key, datetime) and key.utcoffset() is not None:
+        return key - _EPOCH  # in UTC the first and the last ones would be out of range
+    if isinstance(key, int | float | Decimal):
+        number = Decimal(key)
+        if number.is_finite() and number.copy_abs() < 2**63 and number == number.to_integral_value():
+            return int(number)
+        return _EXACT.normalize(number)
+    return key
 
 
 def _hex(value: bytes | None) -> str | None:
