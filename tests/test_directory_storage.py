@@ -276,6 +276,17 @@ async def test_a_file_does_not_grow_with_what_is_written_into_it(tmp_path: Path,
     await storage.close()
 
 
+async def test_large_rows_do_not_let_a_file_grow_either(tmp_path: Path):
+    """What is written was counted by the row: a thousand edits of one row of a megabyte took a gigabyte."""
+    rows = rows_by()
+    storage: SQLite[Any] = SQLite(tmp_path / "terminals.db")
+    await begin(storage, rows)
+    for turn in range(80):
+        await storage.apply(a_batch(rows, ("T-1", row("T-1", str(turn % 10) * 1_000_000)), start=turn))
+    assert (tmp_path / "terminals.db-wal").stat().st_size < 24 << 20
+    await storage.close()
+
+
 async def test_lives_that_are_killed_early_do_not_let_a_file_grow(tmp_path: Path):
     rows = rows_by()
     for life in range(6):

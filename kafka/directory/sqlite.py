@@ -43,7 +43,8 @@ R = TypeVar("R")
 
 _FORMAT = 2  # of the file; one of another format is built anew
 _BUSY_SECONDS = 10.0
-_BATCH_PAGES = 4  # that a batch writes, beside one for each row, or so
+_BATCH_PAGES = 4  # that a batch writes, beside those of its rows, or so
+_PAGE = 4_096  # bytes
 _DAMAGES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _PIECE = 1_000  # rows that are read at once, while other threads wait
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -107,7 +108,7 @@ class SQLite(Generic[T]):
         if self._written > _CHECKPOINT_PAGES:
             self._written = 0
             await self._work(self._checkpoint)
-        self._written += _BATCH_PAGES + len(batch.changes)
+        self._written += _BATCH_PAGES + sum(_pages(record) for _, _, _, record in batch.changes)
         with self._as_it_was():
             await self._work(lambda: self._apply(batch))
 
@@ -371,6 +372,10 @@ def _entry(row: Row, key: object, record: Record) -> tuple[object, ...]:
         *(row, key, record.partition, record.offset, record.timestamp, record.key, record.value),
         to_json(headers).decode() if headers else None,  # json.dumps takes twice as long as all the rest
     )
+
+
+def _pages(record: Record | None) -> int:
+    return 1 if record is None or record.value is None else 1 + len(record.value) // _PAGE
 
 
 def _record(topic: str, entry: tuple[Any, ...]) -> Record:
