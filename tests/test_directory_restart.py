@@ -223,6 +223,33 @@ async def test_a_file_survives_what_another_release_takes_for_valid(
     assert (await load(name, sidings_kafka, path, model=Checked))[1:] == (0, 0)
 
 
+async def test_all_that_could_not_be_applied_is_read_again_also_where_it_is_more_than_is_told(
+    topic: Any, sidings_kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A thousand of them are kept. The rows of the others stayed as they were, for good, and nothing told of them."""
+    monkeypatch.setattr("sidings.kafka.directory.faults._MOST", 10)
+    name = await topic("terminals", partitions=2, config=COMPACTED)
+    path = tmp_path / "terminals.db"
+    rows = [f"T-{n}" for n in range(30)]
+    for partition, keys in enumerate((rows[:20], rows[20:])):
+        for acquirer in ("old", "new"):
+            await put(sidings_kafka, name, {key: row(key, acquirer) for key in keys}, partition=partition)
+    monkeypatch.setattr(Checked, "refused", {"new"})
+    async with a_directory(name, sidings_kafka, storage=SQLite(path), model=Checked) as terminals:
+        assert {value.acquirer_id for value in terminals.values()} == {"old"}
+        assert 11 <= len(terminals.errors()) <= 12
+        assert terminals.errors()[0].offset in (10, 20), "the first of its partition"
+        await put(sidings_kafka, name, {key: row(key, "newer") for key in rows[:20]}, partition=0)
+        await put(sidings_kafka, name, {key: row(key, "newer") for key in rows[25:]}, partition=1)
+        await terminals.wait_until(timeout=SECONDS)
+        assert terminals["T-20"].acquirer_id == "old"
+        assert terminals.errors(), "and it is told"
+    monkeypatch.setattr(Checked, "refused", set())
+    newest = dict.fromkeys(rows, "newer") | dict.fromkeys(rows[20:25], "new")
+    assert (await load(name, sidings_kafka, path, model=Checked))[0] == newest
+    assert await load(name, sidings_kafka, path, model=Checked) == (newest, 0, 0), "once is enough"
+
+
 async def test_a_file_is_built_anew_where_a_release_has_changed_a_function(
     topic: Any, sidings_kafka: str, tmp_path: Path
 ):

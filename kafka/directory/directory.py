@@ -198,8 +198,9 @@ class Directory(Generic[T]):
         return await self._follower.end_offsets()
 
     def errors(self) -> list[BadRecord]:
-        """Records that could not be applied and still matter, oldest first, 1,000 at most: a good record of the same
-        row ends the error. The former value of the row is in force."""
+        """Records that could not be applied and still matter, oldest first: a good record of the same row ends the
+        error. The former value of the row is in force. Of more than 1,000 the last ones, and until the next start the
+        first of each partition."""
         return list(self._follower.faults)
 
     def problems(self) -> list[str]:

@@ -15,30 +15,35 @@ _MOST = 1_000
 
 
 class Faults:
-    """One for a row: its newest, until a good record of the row comes. total: of all times."""
+    """One for a row: its newest, until a good record of the row comes. total: of all times.
+
+    Where they are too many, the oldest make room, but for the first of each partition: from there on all is to be read
+    again at the next start."""
 
     def __init__(self, topic: str) -> None:
         self.total = 0
         self._topic = topic
         self._now: dict[Row, BadRecord] = {}
+        self._first_gone: dict[int, BadRecord] = {}  # of each partition, of those that made room
+        self._replaced = False
 
     def __len__(self) -> int:
-        return len(self._now)
+        return len(self._first_gone) + len(self._now)
 
     def __iter__(self) -> Iterator[BadRecord]:
-        return iter(list(self._now.values()))
+        return iter([*self._first_gone.values(), *self._now.values()])
 
     def replace(self, kept: Mapping[Row, BadRecord]) -> None:
         """Begin with these."""
-        self._now = dict(kept)
+        self._now, self._first_gone, self._replaced = dict(kept), {}, True
 
     def now(self) -> Mapping[Row, BadRecord]:
         """All of them."""
-        return dict(self._now)
+        return {f"{partition}/": record for partition, record in self._first_gone.items()} | self._now
 
     def note(self, changes: Sequence[Change[Any]], bad: Sequence[Unreadable]) -> Mapping[Row, BadRecord] | None:
         """What is wrong after these; None where nothing has changed."""
-        if not bad and not self._now:
+        if not bad and not self._now and not self._replaced:
             return None
         good = {change[0]: index for index, change in enumerate(changes)}
         ended = [row for row in self._now if row in good]
@@ -50,9 +55,11 @@ class Faults:
                 self._now.pop(name, None)  # the newest stand last
                 self._now[name] = record
         while len(self._now) > _MOST:
-            del self._now[next(iter(self._now))]
+            gone = self._now.pop(next(iter(self._now)))
+            self._first_gone.setdefault(gone.partition, gone)
         self._tell(bad)
-        return self.now() if bad or ended else None
+        changed, self._replaced = bad or ended or self._replaced, False
+        return self.now() if changed else None
 
     def _tell(self, bad: Sequence[Unreadable]) -> None:
         self.total += len(bad)

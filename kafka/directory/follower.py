@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -353,7 +353,7 @@ class Follower(Generic[T]):
         elif reason := _other(former, self._identity) or self._log.another() or self._why_not(begins, ends):
             await self._begin_again(reader, begins, ends, reason)
         elif kept is not None:
-            self._look_again_at(kept.bad.values(), begins)
+            self._look_again_at(kept.bad, begins)
         self.progress.positions = dict(begins) | self.progress.positions
         self.progress.ends = dict(ends)
         self._last_barrier = False
@@ -361,13 +361,16 @@ class Follower(Generic[T]):
             self.progress.barrier = dict(ends)
         self._seek(reader, begins)
 
-    def _look_again_at(self, bad: Iterable[BadRecord], begins: Mapping[int, int]) -> None:
+    def _look_again_at(self, bad: Mapping[Row, BadRecord], begins: Mapping[int, int]) -> None:
         """Read what could not be applied, and what is behind it, once more: by now the service may be able to."""
-        positions = self.progress.positions
-        for record in bad:
+        reached, positions, gone = dict(self.progress.positions), self.progress.positions, dict[Row, BadRecord]()
+        for row, record in bad.items():
             partition, offset = record.partition, record.offset
-            if partition in positions and begins[partition] <= offset < positions[partition]:
+            if not (partition in reached and begins[partition] <= offset < reached[partition]):
+                gone[row] = record
+            elif offset < positions[partition]:
                 positions[partition], self._log.marks[partition] = offset, Mark(offset, record.timestamp_ms)
+        self.faults.replace(gone)  # what is wrong with the others will show
 
     def _kept_value(self, record: Record) -> T | None:
         """The value of a record of the store. None where a validator, which no comparison of models tells, accepts it
