@@ -5,7 +5,7 @@ import json
 from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, RootModel
 from sidings import ConfigurationError, Message
 from sidings.kafka.directory.rows import Rows
 from sidings.kafka.message import StoredRecord
@@ -41,6 +41,10 @@ class Optional(BaseModel):
 
     terminal_id: str | None = None
     acquirer_id: str | None = None
+
+
+class Anything(RootModel[dict[str, Any]]):
+    """Any object is a valid row."""
 
 
 def a_record(key: bytes | str | None, value: Any, *, offset: int = 0) -> StoredRecord:
@@ -120,7 +124,8 @@ def test_keys_of_two_kinds_are_told_from_those_of_one(keys: list[str], mixed: bo
     assert not rows_of(key="terminal_id").mixed
 
 
-@pytest.mark.parametrize("model", [Acquirer, Flagged, Optional])
+@pytest.mark.parametrize("model", [Acquirer, Flagged, Optional, Anything, Acquirer | None])
+@pytest.mark.parametrize("key", [None, lambda value: value.terminal_id])
 @pytest.mark.parametrize(
     "value",
     [
@@ -138,8 +143,9 @@ def test_keys_of_two_kinds_are_told_from_those_of_one(keys: list[str], mixed: bo
         b'{ "isActive" :\n false }',
     ],
 )
-def test_rows_are_deleted_by_tombstones_envelopes_and_flags(model: Any, value: Any):
-    assert one(rows_of(model), "T", value) == ("T", None)
+def test_rows_are_deleted_by_tombstones_envelopes_and_flags(model: Any, key: Any, value: Any):
+    changes, bad = rows_of(model, key=key).read_all([a_record("T", value)])
+    assert (changes, bad) == ([("T" if key is None else b"T", None, None, None)], [])
 
 
 def test_a_flag_of_another_name_and_none_at_all():

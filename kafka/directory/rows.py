@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import CodeType
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, RootModel, TypeAdapter, ValidationError, create_model
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import from_json
@@ -149,7 +149,7 @@ class Rows(Generic[T]):
                     add(self.read(record))
                     continue
                 row = key if key_of is not None else key.decode()
-                if flag is not None and not getattr(value, flag):
+                if value is None or (flag is not None and not getattr(value, flag)):
                     add(self.read(record))
                 else:
                     add((row, row if key_of is None else _hashable(key_of(value)), value, record))
@@ -310,7 +310,10 @@ def _look_closer(flags: frozenset[str], model: Any, flag_field: str | None) -> C
 
 
 def _tells_rows(model: type[BaseModel]) -> bool:
-    """Whether no wrapper and no envelope can be a valid row: they lack a field that is required."""
+    """Whether no wrapper and no envelope can be a valid row: they lack a field that is required. A `RootModel` has one
+    in name only: what it is of may take any object."""
+    if issubclass(model, RootModel):
+        return False
     for name, info in model.model_fields.items():
         alias = info.validation_alias
         if info.is_required() and isinstance(alias, str | None) and not {name, alias} & (_ENVELOPE | {"payload"}):
