@@ -1,6 +1,7 @@
 """A directory in SQLite whose file is damaged while it is open: handlers are told, and a restart mends it."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,23 @@ async def test_damage_that_is_met_by_counting_is_told_at_the_next_batch_too(tmp_
             await second.apply(Batch())
     finally:
         await second.close()
+
+
+async def test_a_place_that_the_disk_does_not_read_any_more_is_told_at_the_next_batch_too(tmp_path: Path) -> None:
+    """Reads of the rows that stood there failed, for ever, while batches went on and nobody was told."""
+    rows, path = rows_by(), tmp_path / "terminals.db"
+    storage = SQLite[Any](path)
+    await begin(storage, rows)
+    await storage.apply(a_batch(rows, *((f"T-{n}", row(f"T-{n}", "x" * 300)) for n in range(3_000))))
+    recent = path.with_name("terminals.db-wal")
+    os.truncate(recent, recent.stat().st_size * 3 // 4)  # SQLite reads these rows there
+    try:
+        with pytest.raises(StorageError, match="disk I/O error"):
+            storage.items()
+        with pytest.raises(StorageError, match="disk I/O error"):
+            await storage.apply(Batch())
+    finally:
+        await storage.close()
 
 
 async def test_a_store_that_was_damaged_is_as_good_as_new_when_it_is_opened_again(

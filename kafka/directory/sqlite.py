@@ -45,7 +45,7 @@ _FORMAT = 2  # of the file; one of another format is built anew
 _BUSY_SECONDS = 10.0
 _BATCH_PAGES = 4  # that a batch writes, beside those of its rows, or so
 _PAGE = 4_096  # bytes
-_DAMAGES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_DAMAGES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
 _PIECE = 1_000  # rows that are read at once, while other threads wait
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)  # Decimals of any length
