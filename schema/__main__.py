@@ -16,7 +16,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sidings.schema", description="Migrate the schema of Sidings.")
     parser.add_argument("dsn", nargs="?", default=os.environ.get("SIDINGS_POSTGRES"), help="default: $SIDINGS_POSTGRES")
     parser.add_argument("--service", required=True, help="name of the service that the schema belongs to")
-    parser.add_argument("--schema", default="sidings", help="default: sidings")
+    schema = os.environ.get("SIDINGS_SCHEMA") or "sidings"  # the service's, as for all commands
+    parser.add_argument("--schema", default=schema, help="default: $SIDINGS_SCHEMA, else sidings")
     arguments = parser.parse_args()
     if not arguments.dsn:
         parser.error("give the DSN of the database, or set SIDINGS_POSTGRES")

@@ -71,12 +71,17 @@ def test_a_dsn_that_cannot_be_used_is_told_without_its_password(
 
 
 def test_a_database_that_cannot_be_read_is_told(
-    capsys: pytest.CaptureFixture[str], empty_database: str, database: str, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], empty_database: str, database: str, tmp_path: Path, monkeypatch
 ):
     common = ("--from", SINCE, "--out", tmp_path / "out")
     assert "no schema 'sidings' of Sidings" in said(capsys, "--postgres", empty_database, *common)
     assert "no schema 'other' of Sidings" in said(capsys, "--postgres", database, "--schema", "other", *common)
     assert "schema='Sidings' is not usable" in said(capsys, "--postgres", database, "--schema", "Sidings", *common)
+    with monkeypatch.context() as environment:
+        environment.setenv("SIDINGS_SCHEMA", "another")
+        assert "no schema 'another' of Sidings" in said(capsys, "--postgres", database, *common)
+        archive = ("archive", "--postgres", database, "--to", tmp_path / "archive")
+        assert "no schema 'another' of Sidings" in said(capsys, *archive)
     assert "no schema" in said(capsys, "archive", "--postgres", empty_database, "--to", tmp_path / "archive")
     missing = said(capsys, "--postgres", other(database, path="/none"), *common)
     assert 'database "none" does not exist' in missing

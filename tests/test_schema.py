@@ -547,7 +547,7 @@ async def test_a_row_in_no_state_or_in_two_is_refused(database: str, columns: st
 
 
 def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: text for name, text in os.environ.items() if name != "SIDINGS_POSTGRES"}
+    kept = {name: text for name, text in os.environ.items() if name not in ("SIDINGS_POSTGRES", "SIDINGS_SCHEMA")}
     return subprocess.run(
         [sys.executable, "-m", "sidings.schema", *arguments],
         env=kept | environment,
@@ -572,6 +572,15 @@ async def test_the_command_says_what_it_has_done(empty_database: str):
     foreign = await asyncio.to_thread(run_command, "--service", "other", "--schema", "rail", empty_database)
     assert (foreign.returncode, foreign.stdout) == (1, "")
     assert foreign.stderr.startswith("error: the schema 'rail' belongs to the service 'freight'")
+
+
+async def test_the_command_takes_the_services_schema_from_the_environment(empty_database: str):
+    """It made, and at the next release brought up to date, another one beside that of the service."""
+    given = {"SIDINGS_POSTGRES": empty_database, "SIDINGS_SCHEMA": "rail"}
+    done = await asyncio.to_thread(run_command, "--service", "freight", **given)
+    assert done.stdout.endswith("the schema 'rail' is up to date\n"), done.stderr
+    assert not await value(empty_database, "SELECT count(*) FROM pg_namespace WHERE nspname = 'sidings'")
+    await checked(empty_database, "freight", "rail")
 
 
 def test_the_command_without_a_database_says_how_to_give_one():

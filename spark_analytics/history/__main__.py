@@ -85,7 +85,8 @@ def _cause(error: BaseException) -> str:
 
 def _source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--postgres", metavar="DSN", help="default, where no archive is read: $SIDINGS_POSTGRES")
-    parser.add_argument("--schema", default="sidings", help="default: sidings")
+    schema = os.environ.get("SIDINGS_SCHEMA") or "sidings"
+    parser.add_argument("--schema", default=schema, help="default: $SIDINGS_SCHEMA, else sidings")
 
 
 def _analyse(given: list[str]) -> None:
