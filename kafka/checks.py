@@ -4,6 +4,7 @@ What is wrong here would show late and as something else: a decoder that is no f
 asynchronous one makes coroutines of them, a limit that is not a number ends the loop that compares with it.
 """
 
+import asyncio
 import inspect
 import math
 from typing import Any
@@ -13,7 +14,17 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from ..errors import ConfigurationError
 
-__all__ = ["adapter_of", "check_count", "check_function", "check_seconds"]
+__all__ = ["adapter_of", "check_count", "check_function", "check_loop", "check_seconds"]
+
+
+def check_loop(own: asyncio.AbstractEventLoop | None, where: str, instead: str = "") -> None:
+    """Whether this is the event loop that connections belong to; None: they have none yet. Another one would spoil them
+    for their own. Raises `ConfigurationError`."""
+    if own is not None and asyncio.get_running_loop() is not own:
+        raise ConfigurationError(
+            f"this is not the event loop {where}, whose connections these are: let that one run the coroutine "
+            f"(asyncio.run_coroutine_threadsafe){instead}"
+        )
 
 
 def check_count(given: object, name: str, what: str, remedy: str) -> None:

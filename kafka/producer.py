@@ -8,7 +8,8 @@ from uuid import uuid4
 
 from aiokafka.errors import KafkaError
 
-from ..errors import ConfigurationError, KafkaUnavailable
+from ..errors import KafkaUnavailable
+from .checks import check_loop
 from .outbox import MESSAGE_ID, Headers, InvalidMessage, NotPublished, OutboxSettings, Outgoing, Value
 from .outbox.failures import NEVER, NO_TOPIC
 from .outbox.message import headers_from_text, outgoing
@@ -38,7 +39,7 @@ class Producer:
         self._current: dict[bool, Sender] = {}  # for messages that go together, and for those that go alone
         self._careful_until: dict[str, float] = {}  # by topic; its messages go alone until then
         self._lock = asyncio.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None  # that the connections belong to
+        self.loop: asyncio.AbstractEventLoop | None = None  # that the connections belong to: the service's, if it runs
         self._stopped = False
 
     async def send(
@@ -55,7 +56,7 @@ class Producer:
 
         Raises `InvalidMessage` (nothing was sent, or Kafka refused it for what it is), `NotPublished` (no such topic,
         or no right to write to it), `KafkaUnavailable` (no acknowledgement in `delivery_seconds`: it may have arrived),
-        `ConfigurationError` in another event loop than that of the first call.
+        `ConfigurationError` in another event loop than the service's, or that of the first call.
         """
         message = outgoing(
             topic,
@@ -131,12 +132,8 @@ class Producer:
         nothing."""
         if self._stopped:
             raise KafkaUnavailable("the producer has been stopped")
-        self._loop = self._loop or asyncio.get_running_loop()
-        if asyncio.get_running_loop() is not self._loop:
-            raise ConfigurationError(
-                "this is not the event loop in which this producer has sent before, whose connections these are: let "
-                "that one run the coroutine (asyncio.run_coroutine_threadsafe)"
-            )
+        self.loop = self.loop or asyncio.get_running_loop()
+        check_loop(self.loop, "that the service runs in, or in which this producer has sent before")
         async with asyncio.timeout(_CONNECT_SECONDS), self._lock:
             if alone not in self._current:
                 settings = self._settings.model_copy(update={"batch_bytes": 1}) if alone else self._settings

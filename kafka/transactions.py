@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import asyncpg
 
-from ..errors import ConfigurationError, NotInTransaction, PostgresUnavailable
+from ..errors import NotInTransaction, PostgresUnavailable
 from ..executor import PostgresSettings, disk_is_full, keep_from_children
 from ..jobs import Connection, Transaction
 from ..schema import connect_any
+from .checks import check_loop
 
 if TYPE_CHECKING:
     Pool = asyncpg.Pool[asyncpg.Record]
@@ -226,11 +227,7 @@ class Transactions:
     def _check(self) -> Pool:
         if self._pool is None:
             raise PostgresUnavailable("the service is not running: enter it (`async with service:`) first")
-        if asyncio.get_running_loop() is not self._loop:
-            raise ConfigurationError(
-                "this is not the event loop that the service runs in, whose connections these are: let that one run "
-                "the coroutine (asyncio.run_coroutine_threadsafe), or store through a connection of your own"
-            )
+        check_loop(self._loop, "that the service runs in", ", or store through a connection of your own")
         return self._pool
 
     async def _acquire(self, seconds: float) -> Connection:

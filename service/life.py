@@ -174,6 +174,7 @@ class Life:
             self.monitor.start()
             stack.callback(self.monitor.stop)
         if self._parts.messaging is not None:
+            self._parts.messaging.producer.loop = asyncio.get_running_loop()  # also where another one sends first
             stack.push_async_callback(self._parts.messaging.producer.stop)
         stack.callback(self._giving_up.set)
         if self._subscriptions.directories:
@@ -203,6 +204,7 @@ class Life:
             await topics.load()
         stack.push_async_callback(topics.close)
         stack.callback(self._supervisor.watch("the table of topics", topics.run()).cancel)
+        database.outbox.loop = asyncio.get_running_loop()
         stack.push_async_callback(database.outbox.close)
         relay = database.relay
         if relay is not None:  # stops after consumer and executor: what they publish at the end still leaves

@@ -2,11 +2,15 @@
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from sidings import ConfigurationError, StaticAssignment
 
 from .consumer_support import a_service
+from .directory_support import COMPACTED
+from .outbox_support import records
 from .support import ORIGIN, SECONDS, eventually
 
 
@@ -51,6 +55,53 @@ async def test_a_transaction_of_another_event_loop_is_refused_and_spoils_no_conn
     assert await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(one(), loops[0])) == 1
     service.stop()
     await asyncio.to_thread(thread.join, SECONDS)
+
+
+async def in_another_loop(call: Callable[[], Awaitable[object]]) -> None:
+    """As a handler that is a plain function would have it, in its thread."""
+
+    async def elsewhere() -> None:
+        async with asyncio.timeout(10):
+            await call()
+
+    with pytest.raises(ConfigurationError, match="event loop"):
+        await asyncio.to_thread(asyncio.run, elsewhere())
+
+
+async def test_the_producer_is_the_services_also_where_another_event_loop_sends_first(
+    database: str, topic: Any, sidings_kafka: str
+):
+    """It belonged to whoever sent first: the service itself was refused, until its restart."""
+    etas = await topic("etas")
+    async with a_service(database, kafka=sidings_kafka) as service:
+        await in_another_loop(lambda: service.producer.send(etas, key="k", value=b"1"))
+        await service.producer.send(etas, key="k", value=b"2")
+    assert [record.value for record in await records(sidings_kafka, etas)] == [b"2"]
+
+
+async def test_the_outbox_is_not_asked_in_another_event_loop(database: str, topic: Any, sidings_kafka: str):
+    """It answered there. The service was then told that the event loop was closed, and ended with that as its error."""
+    etas = await topic("etas")
+    async with a_service(database, kafka=sidings_kafka) as service:
+        async with service.transaction() as tx:
+            receipt = await service.outbox.publish(tx, etas, value=b"1")
+        await in_another_loop(lambda: service.outbox.published(receipt, timeout=SECONDS))
+        await in_another_loop(lambda: service.outbox.parked())
+        await service.outbox.published(receipt, timeout=SECONDS)
+    assert await service.outbox.parked() == []  # without the service any may ask
+    await service.outbox.close()
+
+
+async def test_a_directory_is_not_waited_for_in_another_event_loop(topic: Any, sidings_kafka: str):
+    """Its connection to Kafka broke: the answers were taken for those to other questions."""
+    terminals = await topic("terminals", config=COMPACTED)
+    service = a_service(None, kafka=sidings_kafka)
+    directory = service.directory(terminals, model=dict)
+    async with service:
+        await directory.wait_ready(SECONDS)
+        for call in (directory.wait_until, directory.end_offsets, directory.wait_ready):
+            await in_another_loop(call)
+        await directory.wait_until(timeout=SECONDS)
 
 
 @pytest.mark.parametrize("where", ["the same event loop", "another thread"])

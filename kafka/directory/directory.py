@@ -13,7 +13,7 @@ from ...errors import ConfigurationError, DirectoryBehind, DirectoryNotReady
 from ...exposition import show, show_no_more
 from ...supervision import only_error
 from ...waiting import set_within
-from ..checks import check_seconds
+from ..checks import check_loop, check_seconds
 from ..message import check_topic
 from ..settings import KafkaSettings
 from ..subscription import Decoder
@@ -32,6 +32,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 F = TypeVar("F", bound=Callable[[Changed[Any]], object])
 
+_ITS_OWN = "that the directory runs in"
 _UNREACHABLE_SECONDS = 15.0  # without Kafka, before the health check complains
 _SILENT_SECONDS = 60.0  # without an answer of Kafka, before the health check complains
 
@@ -83,6 +84,7 @@ class Directory(Generic[T]):
         self._began: float | None = None
         self._load_took: float | None = None
         self._running: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # that it runs in
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -152,8 +154,10 @@ class Directory(Generic[T]):
         offset: of a message in `partition`: until that is applied. Or positions, as `end_offsets` gives them. None:
         until all that is in the topic now is applied. timeout: seconds; None: any.
 
-        Raises `DirectoryBehind` after `timeout`, with what was missing, and when the directory has ended.
+        Raises `DirectoryBehind` after `timeout`, with what was missing, and when the directory has ended;
+        `ConfigurationError` in another event loop than that which it runs in.
         """
+        check_loop(self._loop, _ITS_OWN)
         wanted: Mapping[int, int] | None = {partition: offset + 1} if isinstance(offset, int) else offset
         try:
             async with asyncio.timeout(timeout):
@@ -166,7 +170,8 @@ class Directory(Generic[T]):
 
     async def wait_ready(self, timeout: float | None = None) -> None:
         """Return when all is applied that was in the topic at the start. Raises `DirectoryNotReady` after `timeout`,
-        and when the directory has ended before."""
+        and when the directory has ended before; `ConfigurationError` in another event loop than its own."""
+        check_loop(self._loop, _ITS_OWN)
         if not await set_within(self._loaded, timeout) or not self.ready:
             raise self._not_ready()
 
@@ -194,7 +199,9 @@ class Directory(Generic[T]):
         return dict(self._follower.progress.positions)
 
     async def end_offsets(self) -> dict[int, int]:
-        """The end of each partition, now: what a position has to reach. Waits for Kafka."""
+        """The end of each partition, now: what a position has to reach. Waits for Kafka. Raises `ConfigurationError` in
+        another event loop than its own."""
+        check_loop(self._loop, _ITS_OWN)
         return await self._follower.end_offsets()
 
     def errors(self) -> list[BadRecord]:
@@ -234,7 +241,7 @@ class Directory(Generic[T]):
         """
         if self._began is not None:
             raise ConfigurationError(f"directory {self.topic!r} has been started before: make another one")
-        self._began = time.monotonic()
+        self._began, self._loop = time.monotonic(), asyncio.get_running_loop()
         metrics = DirectoryMetrics(self._figures)
         show(metrics, self._prometheus)
         try:

@@ -16,6 +16,7 @@ from ...jobs import Transaction
 from ...jobs.connections import AnyConnection, AnySyncConnection, Rows, Statement, Storing, store, store_sync
 from ...jobs.transaction import noted
 from ...schema import load_sql
+from ..checks import check_loop
 from .errors import InvalidMessage, MessageParked, NotPublished, RolledBack
 from .message import Headers, Outgoing, Value, outgoing, outgoing_many
 from .settings import OutboxSettings
@@ -28,6 +29,7 @@ __all__ = ["FailingTopic", "Outbox", "ParkedMessage", "Receipt"]
 _POLL_SECONDS = 0.05
 _DECIDED_AT_ONCE = 5_000  # a relay parks millions, and one statement for all of them would take longer than it may
 _MESSAGES = Storing(__package__ or "", "message", "publish")
+_ITS_OWN = "that the service runs in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Outbox:
         self._lock = asyncio.Lock()
         self._direct = direct
         self._wake = wake
+        self.loop: asyncio.AbstractEventLoop | None = None  # of a service that runs: the connection is its own
 
     @noted
     async def publish(
@@ -173,8 +176,9 @@ class Outbox:
         the transaction did not commit, `MessageParked` when Kafka refused one of them, `NotPublished` when it is so
         long ago that Postgres does not know any more what came of the transaction, `PostgresUnavailable` when Postgres
         was replaced meanwhile (a failover), or has crashed before the transaction was seen to have committed, so that
-        nobody can tell whether they were kept.
+        nobody can tell whether they were kept, and `ConfigurationError` in another event loop than the service's.
         """
+        check_loop(self.loop, _ITS_OWN)
         left = dict(zip(receipt.ids, receipt.slots, strict=True))
         kept = False
         backoff = Backoff()
@@ -241,6 +245,7 @@ class Outbox:
 
     async def close(self) -> None:
         """Close the connection that `published` and the calls for persons use."""
+        self.loop = None
         await self._link.close()
 
     async def _decide(
@@ -271,6 +276,7 @@ class Outbox:
             after = rows[-1]["id"]
 
     async def _fetch(self, query: str, *args: object) -> "list[Record]":
+        check_loop(self.loop, _ITS_OWN)
         async with self._lock:  # one connection
             return await self._link.fetch(load_sql(__package__ or "", query, self._schema), *args)
 
