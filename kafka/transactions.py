@@ -186,6 +186,7 @@ class Transactions:
         errors of Postgres pass through; nothing is committed then. One that the block has caught has spoilt the
         transaction, too, unless a savepoint stood around it: then the end of the block raises
         `asyncpg.InFailedSQLTransactionError`. A call on it that was not awaited has stored nothing: `RuntimeError`.
+        The same for a COMMIT or ROLLBACK in the block: its end could not tell what has been committed.
         """
         connection = await self._acquire(seconds or self.settings.connect_seconds)
         try:
@@ -198,6 +199,8 @@ class Transactions:
             try:
                 yield tx
                 tx.check_awaited()
+                if not in_transaction(connection):  # what followed has committed by itself, or is gone
+                    raise RuntimeError("the transaction was ended in its block: leave COMMIT and ROLLBACK to its end")
                 if tx.failed or tx.lent:  # Postgres answers the COMMIT of an aborted one with ROLLBACK, and no error
                     await self._call(partial(connection.execute, "SELECT"), connection)
             except BaseException as error:

@@ -85,6 +85,32 @@ async def test_others_are_told_of_what_has_been_committed_and_of_nothing_else(da
     await outbox.close()
 
 
+@pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK"])
+async def test_a_block_that_ends_its_transaction_itself_has_failed(database: str, ending: str) -> None:
+    """As a helper may that was given the connection. It ended well: behind a ROLLBACK the job was gone without a word,
+    and the executor was told of it; behind a COMMIT nothing stood or fell with the block any more."""
+    told, registry = [], Registry()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    pool = Transactions(PostgresSettings(dsn=database, pool_size=1), told.append)
+    await pool.start()
+
+    async def work() -> None:
+        async with pool.open() as tx:
+            await ride.enqueue(tx, Ride(), origin=ORIGIN)
+            await tx.connection.execute(ending)
+
+    with pytest.raises(RuntimeError, match="leave COMMIT and ROLLBACK to its end"):
+        await work()
+    assert told == []
+    async with pool.open() as tx:  # the connection serves others
+        await ride.enqueue(tx, Ride(), origin=ORIGIN)
+    assert len(told) == 1
+    await pool.stop()
+
+
 @pytest.mark.parametrize("asked", [True, False], ids=["by a statement", "by the commit"])
 async def test_a_connection_that_is_closed_by_then_is_told_of_as_what_it_is(database: str, asked: bool) -> None:
     """asyncpg refuses to begin a ROLLBACK or COMMIT on it, with an error of its own that hid the other."""
