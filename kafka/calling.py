@@ -3,16 +3,19 @@ stands in messages."""
 
 import asyncio
 import reprlib
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from ..jobs import Again, ErrorInfo, OutcomeName, Snooze
 from ..jobs.context import Within, current_work
 from ..jobs.outcome import legible, place_of
 from .message import Message
 
-__all__ = ["failure_of", "shown", "snoozed", "text_of", "told_of", "unusual", "working_on"]
+__all__ = ["called_alone", "failure_of", "shown", "snoozed", "text_of", "told_of", "unusual", "working_on"]
+
+H = TypeVar("H", bound=Callable[..., Awaitable[object]])
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 200, 200
@@ -70,3 +73,28 @@ def working_on(message: Message[Any]) -> Generator[None]:
         yield
     finally:
         current_work.reset(token)
+
+
+def called_alone(handler: H) -> H:
+    """The handler as its declaration returns it. Where a test calls it by itself, what it enqueues belongs to its
+    message's origin, as in a consumer."""
+
+    @wraps(handler)
+    async def call(*given: Any, **named: Any) -> object:
+        arguments: list[Any] = [*given, *named.values()]
+        first: Any = next(filter(_is_given, arguments), None)
+        messages = cast(list[Any], first) if isinstance(first, list) else [first]
+        if current_work.get() is not None or not all(getattr(each, "topic", "") for each in messages or [None]):
+            return await handler(*given, **named)
+        token = current_work.set(tuple(messages) if len(messages) > 1 else messages[0])
+        try:
+            return await handler(*given, **named)
+        finally:
+            current_work.reset(token)
+
+    return cast(H, call)
+
+
+def _is_given(argument: object) -> bool:
+    """Whether it is what a consumer's handler gets beside its transaction."""
+    return isinstance(argument, Message | list)

@@ -7,7 +7,7 @@ from pydantic_core import from_json
 
 from ..errors import ConfigurationError, UndecodableMessage, UnknownMessageType
 from ..jobs import Retry, Transaction
-from .calling import shown
+from .calling import called_alone, shown
 from .message import Message, Record
 from .subscription import Decoder, Dedup, Start, Subscription
 
@@ -75,7 +75,7 @@ class TypedSubscription(Subscription[Any]):
         model, decoder: of the whole value, as of ``Service.consumer``. batch: the handler gets lists of up to so many
         messages that follow each other in one partition and are all of this type, so that order is kept.
 
-        Returns the handler unchanged. Raises `ConfigurationError`.
+        Returns the handler, as ``Service.consumer`` does. Raises `ConfigurationError`.
         """
         if type is not None and not isinstance(type, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             # Without parentheses this is the handler, and nothing would be declared.
@@ -88,7 +88,7 @@ class TypedSubscription(Subscription[Any]):
             if type in self._routes:
                 raise ConfigurationError(f"{self.topic}: two handlers are declared for the type {type!r}")
             self._routes[type] = Subscription(self.topic, cast(Any, handler), model=model, batch=batch, decoder=decoder)
-            return handler
+            return called_alone(handler)
 
         return declare
 

@@ -34,6 +34,7 @@ from ..kafka import (
     check_topic,
     reset_offsets,
 )
+from ..kafka.calling import called_alone
 from ..kafka.environment import environment
 from ..schema import Migration, migrate
 from ..supervision import relax_collector, stop_signals
@@ -134,7 +135,7 @@ class Service:
 
             @service.middleware
             async def tenant(call: Call, call_next: Next) -> None:
-                with use_tenant(call.jobs[0].headers["tenant"]):
+                with use_tenant(call.origin.partition("-")[0]):
                     await call_next()
 
         It runs for each call of a handler: also for plain functions (outside of their thread), for lists (once), and
@@ -196,8 +197,8 @@ class Service:
         dead_letter: of a stateless consumer, and needed there: the topic for messages that cannot be decoded, or that
             fail until `retry` gives up.
 
-        A parked or isolated message is a transactional job: its effects too happen exactly once. Returns the handler
-        unchanged. Raises `ConfigurationError`.
+        A parked or isolated message is a transactional job: its effects too happen exactly once. Returns the handler;
+        what it enqueues where a test calls it belongs to its message's origin. Raises `ConfigurationError`.
         """
 
         check_topic(topic, "consumer", leased=self._subscriptions.has_postgres)
@@ -223,7 +224,7 @@ class Service:
                         timeout=timeout,
                     )
                 )
-                return handler
+                return called_alone(handler)
             if concurrency != 1 or dead_letter is not None:
                 raise ConfigurationError(f"{topic}: concurrency= and dead_letter= need stateless=True")
             self._subscriptions.add(
@@ -241,7 +242,7 @@ class Service:
                     max_waiting=max_waiting,
                 )
             )
-            return handler
+            return called_alone(handler)
 
         return declare
 

@@ -94,6 +94,7 @@ RUN_BY = {
     "docs/testing.md": {
         "": "test_testing.py",
         "A handler alone": "test_testing.py",
+        "A consumer's handler alone": "test_testing.py",
         "What was enqueued": "test_testing.py",
         "Running the jobs": "test_testing.py",
         "A home": "test_testing.py",

@@ -20,6 +20,7 @@ from sidings import (
     Admin,
     Discard,
     Job,
+    Message,
     MissingOrigin,
     PostgresUnavailable,
     Registry,
@@ -647,10 +648,54 @@ async def test_what_a_handler_enqueues_that_a_test_calls_belongs_to_the_jobs_ori
                 await nobodys
 
 
+async def test_what_a_consumers_handler_enqueues_that_a_test_calls_belongs_to_the_messages_origin(database: str):
+    """It failed with `MissingOrigin`, so that a handler which enqueues without a home could not be tested so."""
+    service = Service("test", postgres=database, kafka="127.0.0.1:9", prometheus=None)
+
+    @service.job()
+    async def bill(job: Job[Ride]) -> None: ...
+
+    @service.consumer("rides")
+    async def on_ride(message: Message[Ride], tx: Transaction) -> None:
+        await bill.enqueue(tx, message.value)
+
+    @service.consumer("lists", batch=10)
+    async def on_rides(messages: list[Message[Ride]], tx: Transaction) -> None:
+        await bill.enqueue_many(tx, [messages.pop().value])
+
+    typed = service.topic("typed", type_header="type")
+
+    @typed.on("Ride")
+    async def on_typed(message: Message[Ride], tx: Transaction) -> None:
+        await bill.enqueue(tx, message.value)
+
+    async with connected(database) as connection, connection.transaction():
+        tx = Transaction(connection)
+        headers = [("correlation_id", b"c")]
+        await on_ride(Message(Ride(transport="a"), topic="rides", partition=2, headers=headers), tx)
+        await on_ride(tx=tx, message=Message(Ride(transport="b"), topic="rides", partition=3))
+        await on_rides([Message(Ride(transport="c"), topic="lists")], tx)
+        await on_typed(Message(Ride(transport="d"), topic="typed", type="Ride"), tx)
+        rows = await connection.fetch("SELECT origin, payload->>'transport', headers FROM sidings.job ORDER BY id")
+        assert [(origin, ride) for origin, ride, _ in rows] == [
+            ("rides/2", "a"),
+            ("rides/3", "b"),
+            ("lists/0", "c"),
+            ("typed/0", "d"),
+        ]
+        assert json.loads(rows[0]["headers"]) == {"correlation_id": "c"}
+        for nobodys in (on_ride(Message(Ride()), tx), bill.enqueue(tx, Ride())):
+            with pytest.raises(MissingOrigin):
+                await nobodys
+
+
 # -- the guide ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("heading", ["A handler alone", "What was enqueued", "Running the jobs", "A home", "Time"])
+@pytest.mark.parametrize(
+    "heading",
+    ["A handler alone", "A consumer's handler alone", "What was enqueued", "Running the jobs", "A home", "Time"],
+)
 async def test_the_examples_of_the_guide_pass(database: str, heading: str):
     defined = run("testing.md", "", heading)
     [test] = [value for name, value in defined.items() if name.startswith("test_")]
@@ -674,7 +719,7 @@ async def test_the_examples_of_the_guide_pass_as_one_file(tmp_path: Path, siding
         stderr=asyncio.subprocess.STDOUT,
     )
     said, _ = await process.communicate()
-    assert "5 passed" in said.decode(), said.decode()
+    assert "6 passed" in said.decode(), said.decode()
 
 
 async def test_policies_and_batches_are_drained_as_an_executor_runs_them(database: str):
