@@ -4,7 +4,10 @@ import os
 import sys
 from collections.abc import Mapping
 
-import pyspark
+try:
+    import pyspark
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("this needs Spark: pip install 'sidings[spark]'", name=error.name) from None
 from pyspark.sql import SparkSession
 
 __all__ = ["KAFKA_CONNECTOR", "POSTGRES_DRIVER", "session"]

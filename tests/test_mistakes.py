@@ -471,10 +471,18 @@ async def test_an_executor_whose_row_somebody_elses_trigger_refuses_says_so(data
             await eventually(lambda: service.problems() == [], service.problems)
 
 
-def test_the_devstack_without_its_extra_names_the_extra():
-    script = "import sys; sys.modules['psutil'] = None; import sidings.devstack"
+@pytest.mark.parametrize(
+    ("module", "missing", "told"),
+    [
+        ("devstack", "psutil", "the devstack needs psutil: pip install 'sidings[devstack]'"),
+        ("spark_analytics.history", "pyspark", "this needs Spark: pip install 'sidings[spark]'"),
+        ("spark_analytics.transactions", "pyspark", "this needs Spark: pip install 'sidings[spark]'"),
+    ],
+)
+def test_what_needs_an_extra_names_it(module: str, missing: str, told: str):
+    script = f"import sys; sys.modules['{missing}'] = None; import sidings.{module}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert "the devstack needs psutil: pip install 'sidings[devstack]'" in done.stderr
+    assert told in done.stderr
 
 
 def test_an_async_function_for_the_group_is_refused() -> None:
