@@ -51,6 +51,7 @@ class Life:
         self._beginning = threading.Lock()
         self._begun = False  # a start, which may be under way
         self._giving_up = asyncio.Event()  # nothing waits for directories any more
+        self._leaving: asyncio.Task[None] | None = None
         if parts.database is not None:
             parts.database.executor.rebalance_listener.on_refused = self._supervisor.fail
 
@@ -163,8 +164,8 @@ class Life:
 
     async def _start_parts(self, stack: AsyncExitStack) -> None:
         """They stop in the reverse order: the consumer takes up nothing more and leaves the group, so that others go
-        on with its partitions; the executor lets its handlers end and gives its origins back; the connections are
-        closed."""
+        on with its partitions; beside that, for Kafka may hang, the executor lets its handlers end and gives its
+        origins back; the connections are closed."""
         self.consumer = self._parts.make_consumer(self._subscriptions)
         if (spans := tracing()) is not None:
             self._registry.middleware.insert(0, spans)
@@ -184,12 +185,14 @@ class Life:
             ]
             stack.push_async_callback(_end_directories, following)
         drain_seconds = _DRAIN_SECONDS
-        if (database := self._parts.database) is not None:
+        if (database := self._parts.database) is None:
+            stack.push_async_callback(self._left)
+        else:
             await self._start_database(database, stack)
             drain_seconds = min(drain_seconds, database.executor.settings.shutdown_seconds)
         if self.consumer is not None:
             consuming = self._supervisor.watch("the consumer", self._consume(self.consumer))
-            stack.push_async_callback(_leave_group, self.consumer, consuming)
+            stack.callback(self._leave, self.consumer, consuming)
             stack.push_async_callback(self.consumer.drain, drain_seconds)
         stack.callback(self._giving_up.set)  # the first thing at the end, or the last where the start has failed before
 
@@ -200,6 +203,7 @@ class Life:
         reached = await _reaches(database.settings, self._configuration.name)  # first: others would only log it
         await transactions.start()
         stack.push_async_callback(transactions.stop)
+        stack.push_async_callback(self._left)
         if reached:
             await topics.load()
         stack.push_async_callback(topics.close)
@@ -239,6 +243,13 @@ class Life:
         self._giving_up.set()
         async with starting:
             pass
+
+    def _leave(self, consumer: Consumer, consuming: asyncio.Task[None]) -> None:
+        self._leaving = asyncio.create_task(_leave_group(consumer, consuming))
+
+    async def _left(self) -> None:
+        if self._leaving is not None:
+            await self._leaving
 
     async def _consume(self, consumer: Consumer) -> None:
         """Consume when the directories are ready. A consumer that was told to stop before ends at once."""
@@ -317,5 +328,7 @@ async def _end_directories(following: Sequence[tuple[Directory[Any], asyncio.Tas
 
 async def _leave_group(consumer: Consumer, consuming: asyncio.Task[None]) -> None:
     consumer.leave()
-    await asyncio.wait([consuming], timeout=_LEAVE_SECONDS)
-    consuming.cancel()
+    try:
+        await asyncio.wait([consuming], timeout=_LEAVE_SECONDS)
+    finally:
+        consuming.cancel()

@@ -9,12 +9,13 @@ from weakref import ref
 import pytest
 from prometheus_client import CollectorRegistry
 from sidings import Job, Message, OutboxSettings, Service, StaticAssignment, Transaction, migrate
+from sidings.devstack.topics import create_topic
 from sidings.executor import Executor
 from sidings.executor.clock import now
 from sidings.kafka import Directory, KafkaSettings, Relay
 
 from .consumer_support import Number, a_service, numbers, produce, record, sample
-from .support import ORIGIN, SECONDS, Ride, enqueue, eventually
+from .support import ORIGIN, SECONDS, Ride, enqueue, eventually, value
 
 
 async def test_a_relay_that_ends_brings_the_service_down(database, sidings_kafka, monkeypatch):
@@ -157,6 +158,32 @@ async def test_a_stop_in_a_hurry_waits_for_no_batch_and_nothing_is_ready_meanwhi
     await hurrying
     assert time.monotonic() - started < 2, "it has waited for the batch"
     assert await numbers(effects) == []
+
+
+async def test_a_kafka_that_hangs_gives_handlers_no_more_time_at_a_stop(database, own_kafka):
+    """Theirs began when the group had been left, for which Kafka had ten seconds: so they ran for longer than an
+    orchestrator waits before it kills, and nothing of them was recorded, nor any origin given back."""
+    kafka = await asyncio.to_thread(own_kafka)
+    await create_topic(kafka.bootstrap, "transports", partitions=1)
+    service = a_service(database, kafka.bootstrap, executor={"shutdown_seconds": 0.5, "lease_seconds": 60.0})
+    service.consumer("transports", model=Number)(record)
+    began, consuming = asyncio.Event(), list[bool]()
+
+    @service.job()
+    async def ride(job: Job[Ride]) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            consuming.append(any(task.get_name() == "sidings: the consumer" for task in asyncio.all_tasks()))
+
+    async with service:
+        await eventually(lambda: "transports/0" in service.executor.held)
+        await enqueue(database, ride, [Ride()])
+        await asyncio.wait_for(began.wait(), SECONDS)
+        await asyncio.to_thread(kafka.pause)
+    assert consuming == [True]
+    assert await value(database, "SELECT count(*) FROM sidings.origin WHERE owner IS NOT NULL") == 0
 
 
 async def test_a_start_that_fails_half_way_says_why_and_nothing_else(database, sidings_kafka, caplog, monkeypatch):
