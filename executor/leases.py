@@ -16,7 +16,7 @@ import asyncpg
 from ..errors import PostgresUnavailable
 from ..outage import Outage
 from ..schema import load_sql
-from ..waiting import set_within
+from ..waiting import set_within, unless_set
 from .clock import now
 from .link import Link
 from .settings import ExecutorSettings, PostgresSettings
@@ -80,6 +80,7 @@ class LeaseThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._home: asyncio.AbstractEventLoop | None = None
         self._poke: asyncio.Event | None = None
+        self._ending: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
 
@@ -91,9 +92,11 @@ class LeaseThread:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the thread. Leases are left as they are."""
+        """End the thread, also where it waits for a server that hangs. Leases are left as they are."""
         self._stopping = True
         self.renew_soon()
+        if self._loop is not None and self._ending is not None:
+            tell_loop(self._loop, self._ending.set)
         until = now() + 2 * self._postgres.connect_seconds
         # Not by `to_thread`: what handlers have begun with that may keep all of its threads.
         while self._thread is not None and self._thread.is_alive() and now() < until:
@@ -132,7 +135,7 @@ class LeaseThread:
                 time.sleep(self._settings.lease_seconds / 15)
 
     async def _run(self) -> None:
-        self._loop, self._poke = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._poke, self._ending = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         # A call must not outlast the lease: better to try again over another connection.
         patience = max(0.2, self._settings.lease_seconds / 3)
         link = Link(
@@ -151,7 +154,7 @@ class LeaseThread:
             if self.suspended or self._stopping or self._stalled():
                 continue
             try:
-                answer = await self._renew(link)
+                answer = await unless_set(self._ending, self._renew(link))
                 if answer is not None:
                     self.outage.over()
                 complete = answer is not False

@@ -11,7 +11,7 @@ import pytest
 from sidings.executor import ExecutorSettings, PostgresSettings
 from sidings.executor.leases import LeaseEvents, LeaseThread
 
-from .support import eventually
+from .support import SECONDS, eventually
 
 NOBODY = LeaseEvents(lost=lambda name, epoch: None, wanted=lambda name, generation: None)
 
@@ -122,3 +122,31 @@ async def test_the_thread_is_waited_for_while_handlers_keep_the_threads_of_async
 def _until(gate: asyncio.Event) -> None:
     while not gate.is_set():
         time.sleep(0.01)
+
+
+async def test_the_thread_is_not_waited_for_while_its_server_hangs() -> None:
+    """A stop waited for its call, for as long as that may take, after all that it does itself."""
+    asked = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    dsn = f"postgresql://somebody@127.0.0.1:{port}/x?sslmode=disable"
+    postgres = PostgresSettings(dsn=dsn, connect_seconds=120.0)
+    leases = LeaseThread(postgres, ExecutorSettings(lease_seconds=360.0), NOBODY, lambda: None)
+    leases.executor_id = uuid4()
+    leases.hold([Held()])
+    leases.start()
+    await eventually(lambda: leases._poke, "it runs")
+    leases.renew_soon()
+    await asyncio.wait_for(asked.wait(), SECONDS)
+    try:
+        await asyncio.wait_for(leases.stop(), SECONDS)
+        assert leases._thread is not None
+        assert not leases._thread.is_alive()
+    finally:
+        server.close()
