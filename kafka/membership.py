@@ -130,10 +130,10 @@ async def close(client: AIOKafkaConsumer) -> None:
     except asyncio.CancelledError:
         # Not always for us: aiokafka 0.14 cancels its fetches and awaits them, and one that waits to be tried again,
         # as is usual where Kafka is away, comes out as cancelled.
+        await _end(client)
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        await _end(client)
 
 
 async def _end(client: AIOKafkaConsumer) -> None:

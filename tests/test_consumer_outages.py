@@ -412,6 +412,24 @@ async def test_a_client_whose_broker_hangs_leaves_nothing_behind(own_kafka, monk
         assert not [c for c in psutil.Process().net_connections() if c.raddr and c.raddr.port == port]
 
 
+async def test_a_client_leaves_nothing_behind_where_its_closing_is_cancelled(own_kafka):
+    """Its tasks went on for as long as the process lived, heartbeats that came to nothing ten times a second."""
+    kafka = await asyncio.to_thread(own_kafka)
+    await create_topic(kafka.bootstrap, "positions", partitions=1)
+    tasks = asyncio.all_tasks()
+    client = membership.make_client(KafkaSettings(bootstrap=kafka.bootstrap), "test")
+    await membership.connect(client, asyncio.Event(), SECONDS)
+    client.subscribe(["positions"])
+    await eventually(client.assignment)
+    await asyncio.to_thread(kafka.pause)
+    closing = asyncio.create_task(membership.close(client))
+    await asyncio.sleep(0.5)
+    closing.cancel()
+    await asyncio.wait([closing], timeout=SECONDS)
+    assert closing.cancelled()
+    await eventually(lambda: asyncio.all_tasks() == tasks, lambda: asyncio.all_tasks() - tasks, seconds=5)
+
+
 async def test_a_client_that_waits_to_fetch_again_is_closed_without_ado(topic, sidings_kafka, caplog):
     """aiokafka's `stop` comes out as a cancellation then, as if somebody had cancelled us: what closes a client because
     Kafka is away would end, and its service with it."""
