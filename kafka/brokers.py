@@ -17,7 +17,8 @@ from typing import Any, TypeVar, cast
 
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import CloseReason
-from aiokafka.errors import KafkaError, NodeNotReadyError, RequestTimedOutError
+from aiokafka.errors import KafkaError, NodeNotReadyError, NoError, RequestTimedOutError, for_code
+from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.group import HeartbeatRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
@@ -139,20 +140,22 @@ class _Client(AIOKafkaClient):
         return connection is not None and connection.connected()
 
     def _nodes(self) -> list[Any]:
-        """All that are known; in any order, those that do not answer last."""
+        """All that are known; in any order, those that do not answer last, and before them those without connection."""
         nodes = [broker.nodeId for broker in cast(Any, self).cluster.brokers()]
         random.shuffle(nodes)
-        return sorted(nodes, key=self._silent)
+        return sorted(nodes, key=lambda node: (self._silent(node), not self._connected(node)))
 
     def get_random_node(self) -> Any:
         """One that answers, as far as is known."""
-        nodes = self._nodes()
-        return next((n for n in nodes if self._connected(n) and not self._silent(n)), nodes[0] if nodes else None)
+        return next(iter(self._nodes()), None)
 
     async def coordinator_lookup(self, coordinator_type: Any, coordinator_key: Any) -> Any:
-        """As aiokafka's, of several brokers where one does not answer."""
-        lookup = cast(Any, super().coordinator_lookup)
-        return await _first([partial(lookup, coordinator_type, coordinator_key)] * max(1, len(self._nodes())))
+        """As aiokafka's, of the next broker where one does not answer. An error that one tells is an answer."""
+        request = FindCoordinatorRequest(coordinator_key, coordinator_type)
+        answer = await _first([partial(self.send, node, request) for node in self._nodes()])
+        if (error := for_code(answer.error_code)) is not NoError:
+            raise error()
+        return answer.coordinator_id
 
     async def _metadata_update(self, cluster_metadata: Any, topics: Any) -> bool:
         """As aiokafka's, which waits for one broker before it asks the next one."""

@@ -116,6 +116,30 @@ async def test_what_a_broker_that_hangs_led_is_read_from_its_next_leader(effects
     gc.collect()  # commits that were given up have failed since, of which asyncio tells here, and in no other test
 
 
+async def test_each_broker_is_asked_once_who_coordinates_the_group(own_kafka, monkeypatch) -> None:
+    """Any of them was asked each time: of three the one that hangs three times in one case of 27, and waited for."""
+    kafka = await asyncio.to_thread(own_kafka, brokers=2)
+    settings = KafkaSettings(bootstrap=kafka.bootstrap, request_seconds=REQUEST_SECONDS)
+    consumer = membership.make_client(settings, "test")
+    client: Any = consumer._client
+
+    async def coordinator() -> int | None:
+        with suppress(KafkaError):  # the topic of the groups has to be made first
+            return await client.coordinator_lookup(0, "test")
+        return None
+
+    await membership.connect(consumer, asyncio.Event(), SECONDS)
+    try:
+        found = await eventually(coordinator)
+        assert [await client.ready(node) for node in (1, 2)] == [True, True]
+        monkeypatch.setattr(random, "shuffle", lambda nodes: nodes.sort(reverse=True))
+        await asyncio.to_thread(kafka.broker(2).pause)
+        assert await asyncio.wait_for(coordinator(), SECONDS) == found
+    finally:
+        await asyncio.to_thread(kafka.resume)
+        await membership.close(consumer)
+
+
 async def test_nobody_is_told_that_there_is_no_topic_while_kafka_says_nothing(own_kafka) -> None:
     """Of a topic that a producer did not know yet it said so, as of one that is missing."""
     kafka = await asyncio.to_thread(own_kafka)
