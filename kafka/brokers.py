@@ -15,9 +15,10 @@ from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import aiokafka.client
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import CloseReason
-from aiokafka.errors import KafkaError, NodeNotReadyError, NoError, RequestTimedOutError, for_code
+from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError, NoError, RequestTimedOutError, for_code
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.group import HeartbeatRequest
 from aiokafka.protocol.metadata import MetadataRequest
@@ -32,6 +33,10 @@ _NEXT_SECONDS = 1.0  # without an answer, before another broker is asked, too
 _LATE_SECONDS = 3.0  # for an answer; then others are asked who leads what, and are preferred
 _CONNECT_SECONDS = 5.0  # for a first try to connect, authentication included; twice as long for each further one
 _LEAST_MS = 3_000  # the share of an address, be there ever so many
+_OF_A_CONNECTION = (
+    *("client_id", "ssl_context", "security_protocol", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password"),
+    *("sasl_kerberos_service_name", "sasl_kerberos_domain_name", "sasl_oauth_token_provider"),
+)
 
 
 def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = None) -> None:
@@ -63,14 +68,45 @@ class _Client(AIOKafkaClient):
         return cast(Any, self)._request_timeout_ms
 
     async def bootstrap(self) -> None:
-        """Each address has its share of the time: the first one may be that of a broker that hangs."""
-        whole = self._milliseconds
-        addresses = cast(list[object], self.hosts)
-        self._request_timeout_ms = max(whole // len(addresses), min(whole, _LEAST_MS))
+        """As aiokafka's, but each address has its share of the time: the first one may be that of a broker that hangs.
+        And the error tells what came of each: that the password is wrong stood in aiokafka's own log alone."""
+        own, whole = cast(Any, self), self._milliseconds
+        addresses = cast(list[tuple[str, int, Any]], self.hosts)
+        own._request_timeout_ms = max(whole // len(addresses), min(whole, _LEAST_MS))
+        failed = list[str]()
         try:
-            await super().bootstrap()
+            for host, port, _ in addresses:
+                try:
+                    await self._begin_with(host, port)
+                except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+                    failed.append(f"{host}:{port}: {error!r}")
+                else:
+                    break
+            else:
+                raise KafkaConnectionError("; ".join(failed))
         finally:
-            self._request_timeout_ms = whole
+            own._request_timeout_ms = whole
+        if own._sync_task is None:
+            own._sync_task = asyncio.create_task(own._md_synchronizer())
+
+    async def _begin_with(self, host: str, port: int) -> None:
+        own = cast(Any, self)
+        connection: Any = await aiokafka.client.create_conn(
+            host,
+            port,
+            request_timeout_ms=own._request_timeout_ms,
+            max_idle_ms=own._connections_max_idle_ms,
+            **{name: getattr(own, f"_{name}") for name in _OF_A_CONNECTION},
+        )
+        try:
+            self.cluster.update_metadata(await connection.send(MetadataRequest([])))
+        except BaseException:
+            connection.close()
+            raise
+        if self.cluster.brokers():
+            connection.close()
+        else:  # as of a cluster without topics: kept for the next question
+            own._conns["bootstrap", ConnectionGroup.DEFAULT] = connection
 
     async def _get_conn(self, node_id: Any, *, group: Any = ConnectionGroup.DEFAULT, no_hint: bool = False) -> Any:
         if self._connected(node_id, group):

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
-from sidings import Job, KafkaSettings, Message, Transaction, migrate
+from sidings import Job, KafkaSettings, KafkaUnavailable, Message, Transaction, migrate
 from sidings.devstack.topics import create_topic
 from sidings.executor.watchdog import EXIT_CODE
 from sidings.kafka import membership
@@ -689,7 +689,7 @@ async def test_a_record_that_is_damaged_stops_its_partition_until_it_is_mended(e
     assert await numbers(effects) == [0, 1, 10, 2]
 
 
-async def test_it_works_over_tls_and_sasl_and_survives_the_broker(effects, own_kafka):
+async def test_it_works_over_tls_and_sasl_and_survives_the_broker(effects, own_kafka, monkeypatch):
     kafka = await asyncio.to_thread(lambda: own_kafka(secure=True))
     await create_topic(kafka.bootstrap, "positions", partitions=2)
     secured: dict[str, Any] = {
@@ -707,6 +707,12 @@ async def test_it_works_over_tls_and_sasl_and_survives_the_broker(effects, own_k
     async with stranger:
         await eventually(lambda: sample(stranger, "sidings_consumer_errors_total", server="kafka") >= 1)
         assert not stranger._life.consumer.joined
+        for module in ("vitals", "outbox.relay"):
+            monkeypatch.setattr(f"sidings.kafka.{module}._UNREACHABLE_SECONDS", 0.2)
+        why = "Invalid username or password"  # it stood in aiokafka's own log alone
+        await eventually(lambda: sum(why in told for told in stranger.problems()) == 2, stranger.problems)
+        with pytest.raises(KafkaUnavailable, match=why):
+            await stranger.producer.send("positions", value=b"1")
     service = a_service(effects, KafkaSettings(**secured))
     service.consumer("positions", model=Number)(record)
     await produce(kafka.bootstrap, "positions", range(10))
