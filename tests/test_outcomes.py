@@ -967,14 +967,15 @@ async def test_an_outcome_of_an_attempt_that_is_not_the_present_one_changes_noth
     ids = await enqueue(database, ride, payloads)
     async with running(database, registry) as executor:
         await eventually(lambda: len(started) == 3)
+        later = "run_at = now() + interval '1 hour'"  # or the attempt that is the present one would begin at once
         async with connected(database) as connection:  # as a takeover does
-            await connection.execute("UPDATE sidings.job SET attempt = attempt + 1 WHERE id <> $1", ids[2])
+            await connection.execute(f"UPDATE sidings.job SET attempt = attempt + 1, {later} WHERE id <> $1", ids[2])
         go_on.set()
         [row] = await ended(database, 1)
         await eventually(lambda: executor.metrics.unmatched._value.get() == 2)
         assert row["job_id"] == ids[2]
-    rows = await fetch(database, "SELECT attempt, failures, run_at FROM sidings.job")
-    assert [tuple(row) for row in rows] == [(2, 0, None)] * 2
+    rows = await fetch(database, "SELECT attempt, failures, run_at > now() FROM sidings.job")
+    assert [tuple(row) for row in rows] == [(2, 0, True)] * 2
 
 
 UNWANTED = "unwanted" + "".join(hashlib.sha256(bytes([n])).hexdigest() for n in range(60))  # does not compress well
