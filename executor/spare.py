@@ -151,25 +151,26 @@ class Room:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
-        """Wait until there is room for one more."""
-        while self._inside >= self._most:
-            waiting = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            try:
-                await waiting
-            except asyncio.CancelledError:
-                if not waiting.cancelled():  # it was woken
-                    self._wake()
-                raise
-        self._inside += 1
+        """Wait until there is room for one more. Places are handed on, to who waits longest: a worker that has left one
+        asks for its next job before anybody else is awake."""
+        if self._inside < self._most:
+            self._inside += 1
+            return
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if not waiting.cancelled():  # it was given one
+                self.leave()
+            raise
 
     def leave(self) -> None:
         """After `enter`."""
         self._inside -= 1
         if now() - self._changed_at > _MORE_SECONDS:
             self._most, self._changed_at = self._most + 1, now()
-            self._wake()
-        self._wake()
+        self._hand_on()
 
     def lessen(self, begun: int) -> None:
         """The executor had no answer while so many transactions were open: from now on there are fewer."""
@@ -182,9 +183,9 @@ class Room:
                 self._most,
             )
 
-    def _wake(self) -> None:
+    def _hand_on(self) -> None:
         while self._waiting and self._inside < self._most:
             waiting = self._waiting.popleft()
             if not waiting.done():  # it was cancelled
+                self._inside += 1
                 waiting.set_result(None)
-                return

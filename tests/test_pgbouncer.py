@@ -219,3 +219,26 @@ async def test_transactional_jobs_that_hold_all_of_its_connections_give_way_to_t
         ids = await enqueue(database, slow, [{}] * 3)
         await eventually(lambda: sorted(ended) == sorted(ids))
         await drained(database)
+
+
+async def test_transactional_jobs_that_wait_for_room_begin_before_those_that_came_later(
+    bouncer: str, database: str
+) -> None:
+    """Whoever had just ended one took the next one before any of those that waited was awake."""
+    await reachable(bouncer)
+    registry, ended = Registry(), list[int]()
+
+    @registry.job(transactional=True)
+    async def step(job: Job[dict[str, float]]) -> None:
+        await asyncio.sleep(job.payload["seconds"])
+        ended.append(job.id)
+
+    async with running(bouncer, registry, pgbouncer=True, lease_seconds=3.0, concurrency=6):
+        await enqueue(database, step, [{"seconds": 4}] * 2)
+        await drained(database)  # since then there is room for one
+        ended.clear()
+        waiting = await enqueue(database, step, [{"seconds": 1}] + [{"seconds": 0.05}] * 5)
+        await asyncio.sleep(0.5)
+        await enqueue(database, step, [{"seconds": 0.05}] * 40)
+        await drained(database)
+    assert set(ended[:10]) >= set(waiting)
