@@ -3,7 +3,7 @@
 -- The job goes where an earlier tick's job still is: ticks do not meet in two origins. Else to its home; else to the origin
 -- of the last one while an executor has it leased; else to the first origin that is leased. Slots of the outbox are leased
 -- too, but not by executors.
--- Plan: periodic_pkey, job_group, origin_pkey, executor_pkey.
+-- Plan: periodic_pkey, origin_pkey, executor_pkey; job_group in tick_waits().
 -- $1 name, $2 schedule, $3 since, $4 last tick (null: none), $5 tick, $6 home (null: none), $7 whether the tick waits
 -- until an earlier job has ended, $8 policy, $9 payloads
 WITH its AS MATERIALIZED (
@@ -13,8 +13,7 @@ WITH its AS MATERIALIZED (
     FOR UPDATE
 ), former AS MATERIALIZED (
     SELECT i.job_origin,
-           EXISTS (SELECT FROM sidings.job j
-                   WHERE j.origin = i.job_origin AND j."group" = $1 AND j.type = $1 AND j.held IS NULL) AS busy,
+           sidings.tick_waits($1, i.job_origin) AS busy,  -- now: one may have come while the row was locked
            EXISTS (SELECT FROM sidings.origin o JOIN sidings.executor e ON e.id = o.owner
                    WHERE o.origin = i.job_origin AND o.lease_until > clock_timestamp()) AS leased
     FROM its i

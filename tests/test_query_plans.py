@@ -282,7 +282,7 @@ async def test_a_tick_of_a_periodic_job_looks_at_its_own_group_only(filled: str)
             assert used <= {"job_group", "periodic_pkey", "executor_pkey", *BY_ORIGIN}, str(plans)
         plans.must_not_scan_a_table()
         plans.must_not_sort_jobs()
-        plans.must_probe_by("job_group", "origin", "group")
+    plans.must_probe_by("job_group", "origin", "group")  # of the service's a function asks, which brings its settings
 
 
 @pytest.mark.parametrize(

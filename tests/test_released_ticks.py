@@ -6,7 +6,7 @@ import pytest
 from sidings import Admin, Job, Registry, Tick
 
 from .admin_support import a_job, the_job
-from .support import eventually, fetch, running, value
+from .support import connected, eventually, fetch, running, value
 
 
 async def a_held_tick(dsn: str) -> int:
@@ -56,3 +56,33 @@ async def test_the_next_ticks_follow_one_that_is_released_while_no_other_is_ther
     job = await the_job(database, held)
     assert job is not None
     assert job["origin"] == await value(database, "SELECT job_origin FROM sidings.periodic") == "t/0"
+
+
+WAITING = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid())"
+
+
+async def test_a_tick_that_waits_for_the_end_of_a_release_knows_of_it(database: str) -> None:
+    """It knew the jobs as they had been before it waited: nobody held the one's origin yet, so it came into another."""
+    registry, at_once, now = Registry(), list[set[int]](), set[int]()
+    gate = asyncio.Event()
+    gate.set()
+
+    @registry.periodic(every=0.3, name="report")
+    async def report(job: Job[Tick]) -> None:
+        now.add(job.id)
+        at_once.append(set(now))
+        await gate.wait()
+        now.discard(job.id)
+
+    held = await a_held_tick(database)
+    async with running(database, registry, ["t/1"]):
+        await eventually(lambda: at_once)
+        async with connected(database) as person, person.transaction():
+            await person.fetch("SELECT sidings.release_job($1, 'me')", held)
+            await eventually(lambda: value(database, WAITING))
+            await eventually(lambda: not now)
+            gate.clear()
+        async with running(database, registry, ["t/0"]):
+            await eventually(lambda: held in now)
+            gate.set()
+    assert max(map(len, at_once)) == 1
