@@ -42,6 +42,14 @@ class Producer:
         self.loop: asyncio.AbstractEventLoop | None = None  # that the connections belong to: the service's, if it runs
         self._stopped = False
 
+    def begin(self) -> None:
+        """The service begins, in this event loop. Connections that another one has made before lead nowhere here."""
+        loop = asyncio.get_running_loop()
+        if self.loop not in (None, loop):
+            self._current.clear()
+            self._lock = asyncio.Lock()
+        self.loop = loop
+
     async def send(
         self,
         topic: str,

@@ -175,7 +175,7 @@ class Life:
             self.monitor.start()
             stack.callback(self.monitor.stop)
         if self._parts.messaging is not None:
-            self._parts.messaging.producer.loop = asyncio.get_running_loop()  # also where another one sends first
+            self._parts.messaging.producer.begin()  # also where another event loop sends first
             stack.push_async_callback(self._parts.messaging.producer.stop)
         stack.callback(self._giving_up.set)
         if self._subscriptions.directories:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from sidings import ConfigurationError, StaticAssignment
+from sidings import ConfigurationError, OutboxSettings, StaticAssignment
 
 from .consumer_support import a_service
 from .directory_support import COMPACTED
@@ -90,6 +90,22 @@ async def test_the_outbox_is_not_asked_in_another_event_loop(database: str, topi
         await service.outbox.published(receipt, timeout=SECONDS)
     assert await service.outbox.parked() == []  # without the service any may ask
     await service.outbox.close()
+
+
+async def test_what_another_event_loop_asks_before_the_start_spoils_nothing(
+    database: str, topic: Any, sidings_kafka: str
+):
+    """As a script that sends something first. The service's first message was not sent, and it was told that the event
+    loop is closed by the outbox; so was a second `asyncio.run` without a service."""
+    etas = await topic("etas")
+    service = a_service(database, kafka=sidings_kafka, outbox=OutboxSettings(delivery_seconds=5))
+    await asyncio.to_thread(asyncio.run, service.producer.send(etas, key="k", value=b"1"))
+    for _ in range(2):
+        assert await asyncio.to_thread(asyncio.run, service.outbox.parked()) == []
+    async with service:
+        await service.producer.send(etas, key="k", value=b"2")
+        assert await service.outbox.parked() == []
+    assert [record.value for record in await records(sidings_kafka, etas)] == [b"1", b"2"]
 
 
 async def test_a_directory_is_not_waited_for_in_another_event_loop(topic: Any, sidings_kafka: str):

@@ -95,10 +95,12 @@ class Outbox:
     ) -> None:
         self.settings = settings or OutboxSettings()
         self._schema = postgres.schema_name
+        self._postgres = postgres
         self._link = Link(postgres)
         self._lock = asyncio.Lock()
         self._direct = direct
         self._wake = wake
+        self._asked: asyncio.AbstractEventLoop | None = None  # last
         self.loop: asyncio.AbstractEventLoop | None = None  # of a service that runs: the connection is its own
 
     @noted
@@ -277,8 +279,11 @@ class Outbox:
 
     async def _fetch(self, query: str, *args: object) -> "list[Record]":
         check_loop(self.loop, _ITS_OWN)
+        if (loop := asyncio.get_running_loop()) is not self._asked:  # the other one's connection leads nowhere here
+            self._asked, self._link, self._lock = loop, Link(self._postgres), asyncio.Lock()
+        link = self._link
         async with self._lock:  # one connection
-            return await self._link.fetch(load_sql(__package__ or "", query, self._schema), *args)
+            return await link.fetch(load_sql(__package__ or "", query, self._schema), *args)
 
     def _message(
         self,
