@@ -246,7 +246,7 @@ class Executor:
         """The graceful part, in this order, under one deadline."""
         deadline = now() + self.settings.shutdown_seconds
         self.cycles.paused = True  # 1. start nothing more
-        self.cycles.unname(self.workers.unclaim())
+        self.cycles.unname(self.workers.give_up())
         while self.workers.running() and now() < deadline:  # 2. let handlers end
             await asyncio.sleep(0.02)
         if running := self.workers.running():  # 3. cancel the rest

@@ -201,7 +201,7 @@ class Reconciler:
                 self._drain_until[queue] = time + (0.0 if expiring else self._settings.drain_seconds)
                 if expiring:
                     log.warning("the lease of %s cannot be renewed: stopping its jobs", queue.name)
-                self._cycles.unname(self._workers.unclaim(queue))
+                self._cycles.unname(self._workers.give_up(queue))
                 ending.append(queue)
             if expiring or time >= self._drain_until.get(queue, time):
                 self._workers.cancel(queue, CancelReason.STOPPING)

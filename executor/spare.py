@@ -12,6 +12,7 @@ import asyncpg
 from ..errors import PostgresUnavailable
 from ..outage import Outage
 from .clock import now
+from .queues import OriginQueue
 
 __all__ = ["Room", "SpareConnections"]
 
@@ -148,22 +149,30 @@ class Room:
         self._most = inf
         self._inside = 0
         self._changed_at = -inf
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: dict[asyncio.Future[bool], OriginQueue] = {}  # in their order
 
-    async def enter(self) -> None:
-        """Wait until there is room for one more. Places are handed on, to who waits longest: a worker that has left one
-        asks for its next job before anybody else is awake."""
+    async def enter(self, origin: OriginQueue) -> bool:
+        """Wait until there is room for one more, of this origin; False: it is not to begin. Places are handed on, in
+        order: a worker that has left one asks for its next job before anybody else is awake."""
         if self._inside < self._most:
             self._inside += 1
-            return
-        waiting = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiting)
+            return True
+        waiting: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[waiting] = origin
         try:
-            await waiting
+            return await waiting
         except asyncio.CancelledError:
-            if not waiting.cancelled():  # it was given one
+            self._waiting.pop(waiting, None)
+            if not waiting.cancelled() and waiting.result():  # it was given one
                 self.leave()
             raise
+
+    def turn_away(self, origin: OriginQueue | None) -> None:
+        """Of this origin, or of any, none that waits now is to begin."""
+        for waiting in [w for w, its in self._waiting.items() if origin is None or its is origin]:
+            del self._waiting[waiting]
+            if not waiting.done():
+                waiting.set_result(False)
 
     def leave(self) -> None:
         """After `enter`."""
@@ -185,7 +194,8 @@ class Room:
 
     def _hand_on(self) -> None:
         while self._waiting and self._inside < self._most:
-            waiting = self._waiting.popleft()
+            waiting = next(iter(self._waiting))
+            del self._waiting[waiting]
             if not waiting.done():  # it was cancelled
                 self._inside += 1
-                waiting.set_result(None)
+                waiting.set_result(True)

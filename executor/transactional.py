@@ -131,14 +131,16 @@ class Transactional:
         started: float,
         limit: Callable[[float | None], None] = lambda _: None,
         judge: Callable[[object], Outcome] = lambda _: SUCCEEDED,
-    ) -> Outcome:
-        """One attempt. What the handler raises comes out after the rollback; a success is committed on return.
+    ) -> Outcome | None:
+        """One attempt. What the handler raises comes out after the rollback; a success is committed on return. None: it
+        has not begun, and is not to.
 
         limit: told the seconds that the handler may take when it is called, None when it has ended. What the server
         takes before and after that has limits of its own, and is not the handler's failure. judge: what follows a
         handler that returned this; unless that is a success, its effects are rolled back.
         """
-        await self._room.enter()
+        if not await self._room.enter(entry.origin):
+            return None
         try:
             try:
                 connection, transaction = await self._begin(
@@ -240,6 +242,10 @@ class Transactional:
     def forget_connections(self) -> None:
         """Those that wait for a job; see `SpareConnections.forget`."""
         self.connections.forget()
+
+    def turn_away(self, queue: OriginQueue | None) -> None:
+        """Jobs that wait for room now, of one origin or of all, do not begin."""
+        self._room.turn_away(queue)
 
     def make_room(self) -> None:
         """The executor has had no answer. What was broken off does not count: the server was restarted."""

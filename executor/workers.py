@@ -190,6 +190,11 @@ class Workers:
                 self.claimed.append(item)
         return taken
 
+    def give_up(self, queue: OriginQueue | None = None) -> list[Entry]:
+        """`unclaim`; and none begins that waits for room within its worker: it comes back as `expired`."""
+        self._transactional.turn_away(queue)
+        return self.unclaim(queue)
+
     def cancel(self, queue: OriginQueue | None, reason: CancelReason) -> int:
         """Cancel the handlers of one origin, or all; returns how many run."""
         count = 0
@@ -386,8 +391,9 @@ class Workers:
 
     async def _run(
         self, worker: Worker, job_type: JobType[Any], job: Job[Any], entry: Entry, started: float
-    ) -> Outcome:
-        """Call a handler that is transactional, a plain function, or inside of middleware. What it raises comes out."""
+    ) -> Outcome | None:
+        """Call a handler that is transactional, a plain function, or inside of middleware. What it raises comes out.
+        None: it is not called."""
 
         def judge(result: object) -> Outcome:
             return judged(job_type, entry, result, started) if job_type.judges_results else SUCCEEDED

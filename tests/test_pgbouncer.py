@@ -25,7 +25,7 @@ from tenacity import wait_fixed
 from .faulty_proxy import Moment, proxied
 from .fleet import Fleet, until
 from .outbox_support import emptied, records
-from .support import connected, drained, enqueue, eventually, running
+from .support import connected, drained, enqueue, eventually, fetch, running
 
 
 def find_pgbouncer() -> str:
@@ -242,3 +242,25 @@ async def test_transactional_jobs_that_wait_for_room_begin_before_those_that_cam
         await enqueue(database, step, [{"seconds": 0.05}] * 40)
         await drained(database)
     assert set(ended[:10]) >= set(waiting)
+
+
+async def test_a_stop_lets_no_transactional_job_begin_that_waits_for_room(bouncer: str, database: str) -> None:
+    """They ran one after the other, until the time for a stop was over."""
+    await reachable(bouncer)
+    registry, began = Registry(), list[int]()
+
+    @registry.job(transactional=True)
+    async def step(job: Job[dict[str, float]]) -> None:
+        began.append(job.id)
+        await asyncio.sleep(job.payload["seconds"])
+
+    async with running(bouncer, registry, pgbouncer=True, lease_seconds=3.0, shutdown_seconds=20.0) as executor:
+        await enqueue(database, step, [{"seconds": 4}] * 2)
+        await drained(database)  # since then there is room for one
+        began.clear()
+        ids = await enqueue(database, step, [{"seconds": 1}] * 5)
+        await eventually(lambda: began and executor.workers.running() == len(ids))
+        await executor.stop()
+    assert began == ids[:1]
+    rows = await fetch(database, "SELECT id, attempt, losses FROM sidings.job ORDER BY id")
+    assert [tuple(row) for row in rows] == [(id, 1, 0) for id in ids[1:]]
