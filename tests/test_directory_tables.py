@@ -887,6 +887,60 @@ async def test_a_row_that_only_an_old_snapshot_shows_is_not_published(
     assert await acquirers(directory) == [("t1", None), ("t1", "new"), *([] if keep else [("t1", None)])]
 
 
+async def begun(db: asyncpg.Connection, level: Any) -> Any:
+    """A transaction that sees what has been committed by now, and has touched no table of the test."""
+    transaction = db.transaction(isolation=level)
+    await transaction.start()
+    await db.execute("SELECT FROM sidings.directory")
+    return transaction
+
+
+@pytest.mark.parametrize("level", ["repeatable_read", "serializable"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        SET_UP.replace("'terminals'", "'others'"),
+        SET_UP.replace("'is_active')", "'is_active', left_out => '{acquirer_id}')"),
+        "ALTER TABLE terminal_acquirer ADD note text NOT NULL DEFAULT ''",
+        "ALTER TABLE terminal_acquirer DROP updated_date",
+    ],
+    ids=["topic", "left out", "new column", "column gone"],
+)
+async def test_a_transaction_that_sees_the_table_as_it_was_set_up_before_publishes_nothing_by_that(
+    database: str, directory: asyncpg.Connection, change: str, level: Any
+):
+    """It was published to the former topic alone, with columns that are left out, or without the new one."""
+    await insert(directory, ("t1", "a"))
+    edit = "UPDATE terminal_acquirer SET acquirer_id = 'b'"
+    async with connected(database) as other:
+        former = await begun(other, level)
+        await directory.execute(change)
+        await sent(directory)
+        with pytest.raises(asyncpg.SerializationError, match="was changed after this transaction began"):
+            await other.execute(edit)
+        await former.rollback()
+        assert await sent(directory) == []
+        async with other.transaction(isolation=level):
+            await other.execute(edit)
+            await other.execute("ALTER TABLE terminal_acquirer ADD mine text, ADD other text, DROP id")
+            await insert(other, ("t2", "c"))
+    assert (await sent(directory))[-1][0] == "t2"
+
+
+async def test_a_transaction_that_began_before_the_table_was_set_up_is_to_run_again(
+    database: str, db: asyncpg.Connection
+):
+    """It was told that the table is no directory, and to take its triggers off."""
+    async with connected(database) as other:
+        former = await begun(other, "repeatable_read")
+        await db.execute(SET_UP)
+        with pytest.raises(asyncpg.SerializationError, match="was changed after this transaction began"):
+            await insert(other, ("t1", "a"))
+        await former.rollback()
+        await insert(other, ("t1", "a"))
+    assert await acquirers(db) == [("t1", "a")]
+
+
 @pytest.mark.parametrize("call", [SET_UP, "SELECT sidings.directory_republish('terminal_acquirer')"])
 async def test_what_was_being_written_when_all_was_published_is_in_it(
     database: str, directory: asyncpg.Connection, call: str
