@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from datetime import UTC, datetime
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from io import FileIO
@@ -26,6 +26,7 @@ from typing import Any, Generic, TypeVar, cast
 from uuid import UUID
 from weakref import WeakSet
 
+from pydantic import BaseModel
 from pydantic_core import to_json
 
 from ...errors import ConfigurationError, StorageError
@@ -41,7 +42,7 @@ log = logging.getLogger("sidings.directory")
 T = TypeVar("T")
 R = TypeVar("R")
 
-_FORMAT = 2  # of the file; one of another format is built anew
+_FORMAT = 3  # of the file; one of another format is built anew
 _BUSY_SECONDS = 10.0
 _BATCH_PAGES = 4  # that a batch writes, beside those of its rows, or so
 _PAGE = 4_096  # bytes
@@ -386,7 +387,8 @@ def _record(topic: str, entry: tuple[Any, ...]) -> Record:
 
 def _column(key: Hashable) -> str | int | bytes:
     """A key as SQLite compares it: equal exactly where Python's are. Anything but a text or a number as Python writes
-    it, which tells keys apart as long as they are of one kind, e.g. tuples of texts and numbers, dates, UUIDs."""
+    it, which tells keys apart as long as they are of one kind, e.g. tuples of texts and numbers, dates, UUIDs. Raises
+    `ConfigurationError` where that tells nothing."""
     plain = _plain(key)
     if isinstance(plain, str):
         try:
@@ -399,13 +401,22 @@ def _column(key: Hashable) -> str | int | bytes:
 
 def _plain(key: Hashable) -> Hashable:
     """One of those that are equal to it, which are written in several ways: members of enums and their values, tuples
-    with names and without, 1.10 and 1.1, a time in two zones."""
+    with names and without, 1.10 and 1.1, a time in two zones, dataclasses and models of these."""
     if isinstance(key, str):
         return str.__str__(key)
     if isinstance(key, tuple):
         return tuple(map(_plain, cast(tuple[Hashable, ...], key)))
     if isinstance(key, frozenset):
         return tuple(sorted(repr(_plain(member)) for member in cast(frozenset[Hashable], key)))
+    if isinstance(key, BaseModel):
+        return (type(key).__qualname__, *map(_plain, key.__dict__.values()))
+    if is_dataclass(key) and not isinstance(key, type):
+        return (type(key).__qualname__, *(_plain(getattr(key, field.name)) for field in fields(key) if field.compare))
+    if type(key).__repr__ is object.__repr__:  # its address, which another one has a moment later
+        raise ConfigurationError(
+            f"SQLite keeps keys as Python writes them, and {type(key).__qualname__} has no __repr__: "
+            "give key= a function whose keys are texts, numbers or tuples of them, or make it a frozen dataclass"
+        )
     if isinstance(key, datetime) and key.utcoffset() is not None:
         return key - _EPOCH  # in UTC the first and the last ones would be out of range
     if isinstance(key, int | float | Decimal):
