@@ -670,6 +670,52 @@ async def test_code_of_who_owns_a_child_of_the_table_does_not_run_with_the_right
     assert await acquirers(directory) == [("t2", "b")]
 
 
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ("ALTER TABLE terminal_acquirer OWNER TO {role}", "CREATE STATISTICS other.s ON (other.code(1)), id FROM {0}"),
+        (
+            "ALTER TABLE other.child OWNER TO {role}",
+            "CREATE STATISTICS other.s ON (other.code(1)), id FROM other.child",
+        ),
+        (
+            "ALTER TYPE other.what OWNER TO {role}",
+            """CREATE FUNCTION other.told(other.what) RETURNS json LANGUAGE sql AS $$ SELECT to_json(other.code(1)) $$;
+               CREATE CAST (other.what AS json) WITH FUNCTION other.told""",
+        ),
+    ],
+    ids=["table", "child", "type"],
+)
+async def test_code_of_a_new_owner_does_not_run_for_who_sees_the_former_one(
+    database: str, db: asyncpg.Connection, role: str, given: str, made: str
+):
+    """He began a transaction before, and wrote the table in it: the owner of before was looked at."""
+    await db.execute(
+        f"""CREATE SCHEMA other; GRANT ALL ON SCHEMA other, public TO {role}; CREATE TYPE other.what AS ENUM ('x');
+            ALTER TABLE terminal_acquirer ADD what other.what DEFAULT 'x'; {SET_UP};
+            GRANT ALL ON terminal_acquirer TO {role}; GRANT USAGE ON SCHEMA sidings TO {role};
+            GRANT SELECT ON sidings.directory TO {role}"""
+    )
+    if "child" in given:  # one that is there leaves no trace of others
+        await db.execute("CREATE TABLE other.first () INHERITS (terminal_acquirer)")
+    async with connected(database) as other:
+        await other.execute(f"SET ROLE {role}")
+        await begun(other, "repeatable_read")
+        if "child" in given:
+            await db.execute("CREATE TABLE other.child () INHERITS (terminal_acquirer)")
+        await db.execute(
+            f"""{given.format(role=role)}; SET ROLE {role};
+                CREATE FUNCTION other.code(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS {CODE.format("1")};
+                {made.format("terminal_acquirer")}; RESET ROLE"""
+        )
+        with pytest.raises((asyncpg.SerializationError, asyncpg.FeatureNotSupportedError)):
+            await insert(other, ("t1", "a"))
+    await db.execute("DROP SCHEMA other CASCADE; ANALYZE terminal_acquirer")
+    async with db.transaction(isolation="repeatable_read"):
+        await db.execute("DROP STATISTICS IF EXISTS s; ALTER TABLE terminal_acquirer OWNER TO CURRENT_USER")
+        await insert(db, ("t1", "a"))
+
+
 async def test_the_remedy_for_the_type_of_a_column_is_what_postgres_takes(directory: asyncpg.Connection, role: str):
     """The type of a table's rows has its table's owner, and a multirange its range's, from Postgres 17 on; before, the
     column has to be left out."""
