@@ -191,6 +191,16 @@ class Busy(AdministrationError):
 class PostgresUnavailable(SidingsError):
     """Postgres did not answer in time or cut the connection. What was sent may have been committed."""
 
+    blameless = False
+    """Whether it cannot have come from what was asked: there was no connection, or the server takes no writes."""
+
+    @classmethod
+    def without_blame(cls, message: str, blameless: bool = True) -> "PostgresUnavailable":
+        """One that is, or is not."""
+        error = cls(message)
+        error.blameless = blameless
+        return error
+
 
 class KafkaUnavailable(SidingsError):
     """No Kafka broker answered in time."""

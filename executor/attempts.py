@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from ..errors import PostgresUnavailable
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
 from ..jobs.middleware import is_error
 from ..jobs.outcome import legible
 from .clock import now
+from .outages import Outages
 from .queues import Entry
 from .transactional import Superseded
 
@@ -67,17 +69,21 @@ def _blocks(job_type: JobType[Any] | None, entry: Entry) -> bool:
     return entry.lane is not None and job_type is not None and job_type.retry.on_exhausted == "block"
 
 
-def raised(job_type: JobType[Any], entry: Entry, error: BaseException, started: float) -> Outcome | None:
+def raised(
+    job_type: JobType[Any], entry: Entry, error: BaseException, started: float, outages: Outages
+) -> Outcome | None:
     """What a handler's exception means for one job. One that cannot even be looked at must not end the worker."""
     try:
-        return _meaning(job_type, entry, error, started)
+        return _meaning(job_type, entry, error, started, outages)
     except KeyboardInterrupt:
         raise
     except BaseException as broken:  # noqa: BLE001 - a user's own class of exceptions
         return _undecided(entry, broken)
 
 
-def _meaning(job_type: JobType[Any], entry: Entry, error: BaseException, started: float) -> Outcome | None:
+def _meaning(
+    job_type: JobType[Any], entry: Entry, error: BaseException, started: float, outages: Outages
+) -> Outcome | None:
     match error:
         case Superseded():
             return None
@@ -85,6 +91,8 @@ def _meaning(job_type: JobType[Any], entry: Entry, error: BaseException, started
             return End(OutcomeName.DISCARDED, ErrorInfo.of(error))
         case Snooze():
             return Again(OutcomeName.SNOOZED, error.seconds, ErrorInfo.of(error))
+        case PostgresUnavailable() if error.blameless or not outages.is_cause(entry):
+            return _put_off(job_type, entry, error, started, outages.met(entry))
         case Exception():
             return failed(job_type, entry, error, started)
         case _:
@@ -122,21 +130,39 @@ def failed(job_type: JobType[Any], entry: Entry, error: Exception, started: floa
         return _undecided(entry, broken)
     match outcome:
         case Again():
-            what = f"again in {outcome.delay:.1f} s"
+            what = f"failed, again in {outcome.delay:.1f} s"
         case Hold(blocks=True):
-            what = "held, and its group blocked"
+            what = "failed, held, and its group blocked"
         case _:
-            what = outcome.name.value
-    # The texts that are recorded, not the error: what its class does when a filter of the log asks for it is its own.
-    info = outcome.error or ErrorInfo.of(error)
-    text = legible(f"{info.error_class}: {info.text}")
-    group = entry.group if entry.group is None or entry.group.isprintable() else repr(entry.group)
-    log.warning("job %s %s %s: attempt %s failed, %s: %s", entry.id, entry.type, group, entry.attempt, what, text)
+            what = f"failed, {outcome.name.value}"
+    _tell(entry, what, outcome.error or ErrorInfo.of(error))
     return outcome
 
 
+def _put_off(job_type: JobType[Any], entry: Entry, error: PostgresUnavailable, started: float, times: int) -> Outcome:
+    """The service's own database is away, which is no failure of the handler's: as for a transactional one. The waits
+    grow, for the sake of whom it has called before, and who may be well. times: attempts before this that met it."""
+    elapsed = _elapsed(entry, started)
+    try:
+        outcome = job_type.retry.put_off(error, failures=entry.failures + times, elapsed=elapsed)
+    except Exception as broken:  # noqa: BLE001 - a user's own strategy
+        return _undecided(entry, broken)
+    _tell(entry, f"met an outage, no failure, again in {outcome.delay:.1f} s", outcome.error or ErrorInfo.of(error))
+    return outcome
+
+
+def _tell(entry: Entry, what: str, info: ErrorInfo) -> None:
+    # The texts that are recorded, not the error: what its class does when a filter of the log asks for it is its own.
+    text = legible(f"{info.error_class}: {info.text}")
+    group = entry.group if entry.group is None or entry.group.isprintable() else repr(entry.group)
+    log.warning("job %s %s %s: attempt %s %s: %s", entry.id, entry.type, group, entry.attempt, what, text)
+
+
 def judged(job_type: JobType[Any], entry: Entry, result: object, started: float) -> Outcome:
-    """The policy asks for the result as well. Raises an error that was returned where it has nothing to say of that."""
+    """The policy asks for the result as well. Raises an error that was returned where it has nothing to say of that.
+    Of an outage it is not asked."""
+    if isinstance(result, PostgresUnavailable):
+        raise result
     try:
         rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry, started))
     except Exception as broken:  # noqa: BLE001 - a user's own strategy

@@ -28,6 +28,7 @@ from ..jobs.middleware import Call, Middleware, call_through, completed
 from .clock import now
 from .forks import end_if_forked, forks_so_far
 from .link import BROKEN, connect, takes_no_writes
+from .outages import Outages
 from .queues import Entry, OriginQueue
 from .settings import PostgresSettings
 from .spare import Room, SpareConnections
@@ -39,8 +40,6 @@ log = logging.getLogger("sidings.executor")
 _SUPERSEDED, _OVER = "SD001", "SD002"
 _IDLE_SECONDS, _MOST_SECONDS = 300.0, 2_147_483.0  # the most that PostgreSQL takes
 _AWAY_SECONDS = 1.0  # until a job is tried again that the server did not let begin or end
-_MAX_CUTS = 2  # connections that may be lost under one job before it is taken for the cause, as under a message
-_MOST_CUTS = 10_000  # jobs of which that is remembered
 _DECIDED = (Discard, Snooze, RetryAfter)
 _NOT_NOW = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InsufficientResourcesError)
 # What a handler has left in its session is not for the next one. DISCARD ALL would also forget the statements that
@@ -118,7 +117,7 @@ class Transactional:
         self._on_fenced = on_fenced
         self._on_committed = on_committed
         self._abort_seconds = abort_seconds
-        self._cuts: dict[int, int] = {}  # by job: connections that were lost under it
+        self.outages = Outages()
         self.connections = SpareConnections(self._connect)
         self._room = Room()
         self._begun: set[asyncpg.Connection] = set()  # with an open transaction
@@ -225,12 +224,9 @@ class Transactional:
 
     def _put_off(self, entry: Entry, lost: _Lost) -> Outcome:
         """No failure of the handler's: Postgres may have been restarted. Where it happens again and again it is one,
-        for the retry policy: the handler may bring the server down, or something ends what takes as long as it does."""
-        if len(self._cuts) >= _MOST_CUTS:
-            self._cuts.clear()
-        cuts = self._cuts[entry.id] = self._cuts.get(entry.id, 0) + 1
+        for the retry policy."""
         error = PostgresUnavailable(f"{lost}: {lost.__cause__!r}")
-        if cuts > _MAX_CUTS:
+        if self.outages.is_cause(entry):
             raise error from lost.__cause__
         log.warning("job %s %s runs again: %s", entry.id, entry.type, error)
         return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
@@ -349,8 +345,7 @@ class Transactional:
             connection.terminate()
             raise
         self.connections.keep(connection)
-        if self._cuts:
-            self._cuts.pop(entry.id, None)
+        self.outages.forget(entry)
         if tx.enqueued:
             self._on_committed(tx.enqueued)
         return Committed()

@@ -436,7 +436,7 @@ class Workers:
         else:
             for entry, each in zip(valid, results(result, len(valid)), strict=True):
                 if is_error(each):
-                    outcomes[entry] = raised(job_type, entry, made(each), started)
+                    outcomes[entry] = raised(job_type, entry, made(each), started, self._transactional.outages)
         return [outcomes.get(entry, SUCCEEDED) for entry in entries]
 
     async def _handle_inside(
@@ -464,7 +464,7 @@ class Workers:
         decided = isinstance(error, Discard | Snooze | RetryAfter | Superseded)
         if worker.reason is CancelReason.STOPPING and job_type.is_async and not decided:
             return self._cancelled(worker, job_type, entry, error, started)
-        return raised(job_type, entry, error, started)
+        return raised(job_type, entry, error, started, self._transactional.outages)
 
     def _cancelled(
         self, worker: Worker, job_type: JobType[Any], entry: Entry, by: BaseException, started: float

@@ -24,6 +24,8 @@ from .outcome import MAX_DELAY_SECONDS, Again, End, ErrorInfo, Hold, Outcome, Ou
 
 __all__ = ["Discard", "Retry", "RetryAfter", "Snooze"]
 
+_LEAST_PUT_OFF_SECONDS = 1.0
+
 
 class Discard(SidingsError):
     """``raise Discard("why")`` in a handler ends the job as `discarded`; the history keeps its payload."""
@@ -100,10 +102,15 @@ class Retry:
         failures: failed attempts before this one; elapsed: seconds since the first failed attempt started.
         """
         info = ErrorInfo.of(error).at(place_of(error))
-        state = _call_state(failures, elapsed)
-        state.outcome = Future(state.attempt_number)
-        state.outcome.set_exception(error)
+        state = _call_state(failures, elapsed, error)
         return self._decide(state, info, error.seconds if isinstance(error, RetryAfter) else None)
+
+    def put_off(self, error: BaseException, *, failures: int, elapsed: float) -> Again:
+        """What follows `error` where it is no failure of the handler's: the same wait, of a second at least, and no
+        `stop`. failures: those that the wait is to be for."""
+        state = _call_state(failures, elapsed, error)
+        delay = max(self._delay(state), _LEAST_PUT_OFF_SECONDS)
+        return Again(OutcomeName.SNOOZED, delay, ErrorInfo.of(error).at(place_of(error)))
 
     def judge_result(self, result: object, *, failures: int, elapsed: float) -> Outcome | None:
         """What follows a handler that returned `result`; None when that is a success (``retry_if_result``)."""
@@ -117,14 +124,17 @@ class Retry:
     def _decide(self, state: RetryCallState, info: ErrorInfo, asked: float | None) -> Outcome:
         if asked is None and not self.retry(state):
             return self._exhausted(f"not retried: {info.error_class}", info)
-        delay = asked if asked is not None else float(self.wait(state))
-        if math.isnan(delay):
-            raise ValueError(f"{self.wait!r} gave NaN")
-        delay = min(max(delay, 0.0), MAX_DELAY_SECONDS)
+        delay = asked if asked is not None else self._delay(state)
         state.upcoming_sleep = delay
         if self.stop(state):
             return self._exhausted(f"gave up after {state.attempt_number} failures", info)
         return Again(OutcomeName.RETRIED, delay, info)
+
+    def _delay(self, state: RetryCallState) -> float:
+        delay = float(self.wait(state))
+        if math.isnan(delay):
+            raise ValueError(f"{self.wait!r} gave NaN")
+        return min(max(delay, 0.0), MAX_DELAY_SECONDS)
 
     def _exhausted(self, reason: str, info: ErrorInfo) -> Outcome:
         if self.on_exhausted == "skip":
@@ -132,13 +142,16 @@ class Retry:
         return Hold(reason, info, blocks=self.on_exhausted == "block")
 
 
-def _call_state(failures: int, elapsed: float) -> RetryCallState:
+def _call_state(failures: int, elapsed: float, error: BaseException | None = None) -> RetryCallState:
     """tenacity's view of the attempt. Its clock is not used: the times are those that the database remembers."""
     state = RetryCallState(_RETRYING, None, (), {})
     state.attempt_number = failures + 1
     state.start_time = 0.0
     state.outcome_timestamp = max(elapsed, 0.0)
     state.idle_for = max(elapsed, 0.0)
+    if error is not None:
+        state.outcome = Future(state.attempt_number)
+        state.outcome.set_exception(error)
     return state
 
 

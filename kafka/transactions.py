@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import asyncpg
 
 from ..errors import NotInTransaction, PostgresUnavailable
-from ..executor import PostgresSettings, disk_is_full, keep_from_children
+from ..executor import PostgresSettings, disk_is_full, keep_from_children, takes_no_writes
 from ..jobs import Connection, Transaction
 from ..schema import connect_any
 from .checks import check_loop
@@ -67,6 +67,14 @@ def terminate(connection: Connection) -> None:
         connection.terminate()
 
 
+async def _takes_no_writes(connection: Connection, error: BaseException, *, failed: bool) -> bool:
+    """Whether that is what `error` says of this server, and not only of its own transaction. failed: whether one of the
+    transaction's statements may have."""
+    if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+        return await takes_no_writes(connection, error, failed=failed)
+    return failed and disk_is_full(error)
+
+
 def in_transaction(connection: Connection) -> bool:
     """Whether a transaction is open; a connection that is gone is not asked, since that is an error of its own."""
     try:
@@ -98,6 +106,7 @@ class Transactions:
         self.on_published: Callable[[], None] | None = None  # after a commit that has put messages into the outbox
         self._on_committed = on_committed
         self._places = asyncio.Semaphore(settings.pool_size)  # in `shared`
+        self._inside: set[asyncio.Task[object] | None] = set()  # tasks that have one of these
         self._pool: Pool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # that its connections belong to
         self._outdated = False
@@ -164,17 +173,23 @@ class Transactions:
         connections that are the consumers' own stay free for them."""
         self._check()
         seconds, began, places = self.settings.connect_seconds, time.monotonic(), self._places
+        task = asyncio.current_task()
+        nested = task in self._inside
         try:
             async with asyncio.timeout(seconds):
                 await places.acquire()
         except TimeoutError as error:
-            why = f"all {self.settings.pool_size} connections are in use; see pool_size"
-            raise PostgresUnavailable(f"no connection to Postgres: {why}") from error
+            own = ", one by the block that this one is in" if nested else ""
+            why = f"all {self.settings.pool_size} connections are in use{own}; see pool_size"
+            raise PostgresUnavailable.without_blame(f"no connection to Postgres: {why}", not nested) from error
         try:
+            self._inside.add(task)
             async with self.open(max(0.1, seconds - (time.monotonic() - began))) as tx:
                 yield tx
         finally:
             places.release()
+            if not nested:
+                self._inside.discard(task)
 
     @asynccontextmanager
     async def open(self, seconds: float | None = None) -> AsyncGenerator[Transaction]:
@@ -191,10 +206,10 @@ class Transactions:
         connection = await self._acquire(seconds or self.settings.connect_seconds)
         try:
             transaction = connection.transaction()
-            await self._call(transaction.start, connection)
+            await self._call(transaction.start, connection, begins=True)
             if self.settings.pgbouncer:  # it does not pass settings on at the start of a session
                 limits = "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in self._session().items())
-                await self._call(partial(connection.execute, limits), connection)
+                await self._call(partial(connection.execute, limits), connection, begins=True)
             tx = Transaction(connection)
             try:
                 yield tx
@@ -204,7 +219,7 @@ class Transactions:
                 if tx.failed or tx.lent:  # Postgres answers the COMMIT of an aborted one with ROLLBACK, and no error
                     await self._call(partial(connection.execute, "SELECT"), connection)
             except BaseException as error:
-                await self._undo(error, transaction.rollback, connection)
+                await self._undo(error, transaction.rollback, connection, tx.failed or tx.lent)
                 raise
             await self._call(transaction.commit, connection)
             if tx.enqueued:
@@ -215,17 +230,21 @@ class Transactions:
             await self._release(connection)
 
     async def _undo(
-        self, error: BaseException, rollback: Callable[[], Awaitable[None]], connection: Connection
+        self, error: BaseException, rollback: Callable[[], Awaitable[None]], connection: Connection, failed: bool
     ) -> None:
         """Roll back after `error`, and say so where it was the server's."""
         gone = isinstance(error, _OF_POSTGRES) and (server_is_gone(error, connection) or disk_is_full(error))
+        blameless = False
         if gone or isinstance(error, PostgresUnavailable):
-            # Also where it still answers: a demoted primary must not come back from the pool.
-            terminate(connection)
+            try:
+                blameless = gone and await _takes_no_writes(connection, error, failed=failed)
+            finally:  # Also where it still answers: a demoted primary must not come back from the pool.
+                terminate(connection)
         else:
             await self._roll_back(rollback, connection)
         if gone:
-            raise PostgresUnavailable(f"the connection to Postgres broke: {error!r}") from error
+            told = f"the connection to Postgres broke: {error!r}"
+            raise PostgresUnavailable.without_blame(told, blameless) from error
 
     def _check(self) -> Pool:
         if self._pool is None:
@@ -243,21 +262,24 @@ class Transactions:
         except TimeoutError as error:
             used = pool.get_size() - pool.get_idle_size()
             why = f"all {used} connections are in use; see pool_size" if used >= self._size else "it did not answer"
-            raise PostgresUnavailable(f"no connection to Postgres: {why}") from error
+            raise PostgresUnavailable.without_blame(f"no connection to Postgres: {why}") from error
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise PostgresUnavailable(f"no connection to Postgres: {error!r}") from error
+            raise PostgresUnavailable.without_blame(f"no connection to Postgres: {error!r}") from error
 
-    async def _call(self, call: Callable[[], Awaitable[T]], connection: Connection) -> T:
+    async def _call(self, call: Callable[[], Awaitable[T]], connection: Connection, *, begins: bool = False) -> T:
         """BEGIN or COMMIT, in time. Where the connection is closed, asyncpg refuses them before there is anything to
-        await."""
+        await. begins: nothing has been done on the connection yet."""
         try:
             async with asyncio.timeout(self.settings.call_seconds):
                 return await call()
         except BaseException as error:
             gone = server_is_gone(error, connection) or disk_is_full(error)
-            if gone or isinstance(error, OSError | asyncpg.InterfaceError):
-                terminate(connection)  # TimeoutError is an OSError
-                raise PostgresUnavailable(f"Postgres did not answer: {error!r}") from error
+            if gone or isinstance(error, OSError | asyncpg.InterfaceError):  # TimeoutError is an OSError
+                try:
+                    blameless = begins or await _takes_no_writes(connection, error, failed=True)
+                finally:
+                    terminate(connection)
+                raise PostgresUnavailable.without_blame(f"Postgres did not answer: {error!r}", blameless) from error
             if isinstance(error, asyncio.CancelledError):
                 terminate(connection)
             raise

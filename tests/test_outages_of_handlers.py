@@ -1,0 +1,206 @@
+"""Handlers that use `service.transaction()`, while their own database is away: no attempt fails of that."""
+
+import asyncio
+import logging
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from sidings import PostgresUnavailable, StaticAssignment
+from sidings.executor import PostgresSettings
+from sidings.jobs import Job, Retry
+from sidings.kafka.transactions import is_closed
+from sidings.testing import drain
+from tenacity import (
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_attempt,
+    wait_exponential,
+    wait_fixed,
+    wait_none,
+)
+
+from .consumer_support import a_service, sample
+from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, fetch, history, value
+
+LEASE = "SELECT lease_until FROM sidings.origin"
+ONCE = Retry(wait=wait_none(), stop=stop_after_attempt(1))  # what counts as a failure ends the job
+
+
+def of_jobs(dsn: str, **postgres: Any) -> Any:
+    return a_service(PostgresSettings(dsn=dsn, **postgres), assignment=StaticAssignment([ORIGIN]))
+
+
+@pytest.mark.parametrize("kind", ["raised", "returned", "judged", "batch", "policy of others"])
+async def test_a_server_that_gives_handlers_no_connection_fails_no_job(
+    database: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The executor keeps its own connections meanwhile, as where the role's are used up. With its last attempt the job
+    was discarded, and nobody had done anything wrong."""
+    service, called = of_jobs(database, connect_seconds=1), list[int]()
+    retry = {
+        "judged": Retry(
+            wait=wait_none(),
+            stop=stop_after_attempt(1),
+            retry=retry_if_result(lambda result: isinstance(result, Exception)),
+        ),
+        "policy of others": Retry(retry=retry_if_exception_type(TimeoutError)),
+    }.get(kind, ONCE)
+
+    async def ride(job: Job[Ride]) -> object:
+        called.append(job.id)
+        try:
+            async with service.transaction() as tx:
+                await tx.execute("SELECT 1")
+        except PostgresUnavailable as error:
+            if kind in ("returned", "judged"):
+                return error
+            raise
+        return None
+
+    async def rides(jobs: list[Job[Ride]]) -> list[object]:
+        return await asyncio.gather(*map(ride, jobs), return_exceptions=True)
+
+    options: dict[str, Any] = {"batch": 10} if kind == "batch" else {}
+    handler: Any = rides if kind == "batch" else ride
+    job_type = service.job(name="ride", payload=Ride, retry=retry, **options)(handler)
+    name, elsewhere = urlsplit(database).path.strip("/"), urlsplit(database)._replace(path="/postgres").geturl()
+    async with service, connected(database) as inside, connected(elsewhere) as admin:
+        await eventually(lambda: not service.problems())
+        await enqueue(database, job_type, [Ride()])
+        await drained(database)
+        until = await value(database, LEASE)
+
+        async def renewed() -> bool:
+            return await value(database, LEASE) != until
+
+        await eventually(renewed)  # by now the executor has its own connections
+        await admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        try:
+            await inside.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND application_name = 'sidings handlers'"
+            )
+            async with inside.transaction():
+                id = await job_type.enqueue(inside, Ride(), origin=ORIGIN)
+            await eventually(lambda: called.count(id) >= 4)  # more often than a connection may break under it
+        finally:
+            await admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+        await drained(database)
+        assert sample(service, "sidings_jobs_total", outcome="snoozed") == called.count(id) - 1
+    rows = await history(database, "job_id, attempt, outcome, error_class")
+    assert [row["outcome"] for row in rows if row["job_id"] == id] == ["snoozed"] * (len(rows) - 2) + ["succeeded"]
+    assert {row["error_class"] for row in rows if row["outcome"] == "snoozed"} == {"sidings.errors.PostgresUnavailable"}
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and f"job {id}" in r.getMessage()]
+    assert "attempt 1 met an outage, no failure, again in " in told[0]
+
+
+@pytest.mark.parametrize("transactional", [False, True])  # as parked messages are
+async def test_the_waits_of_an_outage_are_the_policys_and_grow(database: str, transactional: bool) -> None:
+    """Whom the handler calls before it comes to its transaction may be well, and is called again each time."""
+    service, holding, over = of_jobs(database, pool_size=1, connect_seconds=0.05), asyncio.Event(), asyncio.Event()
+
+    @service.job(retry=Retry(wait=wait_exponential(multiplier=2, max=9), stop=ONCE.stop), transactional=transactional)
+    async def ride(job: Job[Ride]) -> None:
+        if job.attempt == 5:
+            over.set()
+            await holder
+        async with service.transaction() as tx:
+            await tx.execute("SELECT 1")
+
+    async def hold() -> None:
+        async with service.transaction():
+            holding.set()
+            await over.wait()
+
+    await enqueue(database, ride, [Ride()])
+    async with service.connected():
+        holder = asyncio.create_task(hold())
+        await holding.wait()
+        attempts = await drain(service, until=100)
+    assert [(a.outcome, a.delay) for a in attempts] == [
+        *(("snoozed", delay) for delay in (2.0, 4.0, 8.0, 9.0)),
+        ("succeeded", None),
+    ]
+    assert attempts[0].error is not None
+    assert attempts[0].error.message == "no connection to Postgres: all 1 connections are in use; see pool_size"
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["by a statement", "by the commit"])
+@pytest.mark.parametrize("always", [False, True], ids=["once", "each time"])
+async def test_a_connection_that_breaks_under_a_handler_is_no_failure_unless_it_does_so_each_time(
+    database: str, asked: bool, always: bool
+) -> None:
+    """As for a transactional handler: the third one is its own, which may hold a transaction for too long."""
+    service = of_jobs(database)
+
+    @service.job(retry=Retry(wait=wait_fixed(5), stop=stop_after_attempt(1)))
+    async def ride(job: Job[Ride]) -> None:
+        async with service.transaction() as tx:
+            if always or job.attempt < 3:
+                await fetch(database, f"SELECT pg_terminate_backend({await tx.fetchval('SELECT pg_backend_pid()')})")
+                await eventually(lambda: is_closed(tx.connection))
+                if asked:
+                    await tx.fetchval("SELECT 1")
+
+    await enqueue(database, ride, [Ride()])
+    attempts = await drain(service, until=100)
+    assert [a.outcome for a in attempts] == ["snoozed", "snoozed", "discarded" if always else "succeeded"]
+
+
+@pytest.mark.parametrize("server", [True, False], ids=["the server's", "its own"])
+async def test_a_server_that_takes_no_writes_is_waited_for_but_no_transaction_that_may_not_write(
+    database: str, server: bool
+) -> None:
+    service, name = of_jobs(database), urlsplit(database).path.strip("/")
+    await fetch(database, "CREATE TABLE effect ()")
+
+    @service.job(retry=Retry(wait=wait_fixed(5), stop=stop_after_attempt(1)))
+    async def ride(job: Job[Ride]) -> None:
+        if server and job.attempt == 5:
+            async with connected(database, default_transaction_read_only="off") as other:
+                await other.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+        async with service.transaction() as tx:
+            if not server:
+                await tx.execute("SET TRANSACTION READ ONLY")
+            await tx.execute("INSERT INTO effect DEFAULT VALUES")
+
+    await enqueue(database, ride, [Ride()])
+    async with service.connected():
+        if server:
+            await fetch(database, f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+        dsn = f"{database}?default_transaction_read_only=off"  # what records the attempts has to write
+        attempts = await drain(dsn, service.registry, until=100)
+    assert [a.outcome for a in attempts] == (
+        ["snoozed"] * 4 + ["succeeded"] if server else ["snoozed"] * 2 + ["discarded"]
+    )
+
+
+async def test_an_error_that_was_made_of_an_outage_is_a_failure(database: str) -> None:
+    """What a handler says counts: it has decided so."""
+    service = of_jobs(database)
+
+    @service.job(retry=ONCE)
+    async def ride(job: Job[Ride]) -> None:
+        raise ValueError("no") from PostgresUnavailable("away")
+
+    await enqueue(database, ride, [Ride()])
+    assert [a.outcome for a in await drain(service)] == ["discarded"]
+
+
+async def test_a_handler_that_waits_for_what_it_has_itself_is_told_so_and_fails(database: str) -> None:
+    """No server will ever help it: a block within a block needs two of the places."""
+    service = of_jobs(database, pool_size=1, connect_seconds=0.05)
+
+    @service.job(retry=Retry(wait=wait_fixed(5), stop=stop_after_attempt(1)))
+    async def ride(job: Job[Ride]) -> None:
+        async with service.transaction(), service.transaction():
+            pass
+
+    await enqueue(database, ride, [Ride()])
+    attempts = await drain(service, until=100)
+    assert [a.outcome for a in attempts] == ["snoozed", "snoozed", "discarded"]
+    assert attempts[0].error is not None
+    assert attempts[0].error.message == (
+        "no connection to Postgres: all 1 connections are in use, one by the block that this one is in; see pool_size"
+    )
