@@ -203,7 +203,8 @@ class Handling:
             failed = tx.failed or tx.lent
             if await takes_no_writes(tx.connection, error, failed=failed):
                 raise PostgresUnavailable(f"Postgres takes no writes: {told_of(error)}") from error
-            if server_is_gone(error, tx.connection):
+            away = isinstance(error, PostgresUnavailable) and not error.blameless
+            if away or server_is_gone(error, tx.connection):
                 partition.cuts += 1
                 if partition.cuts <= _MAX_CUTS:
                     raise PostgresUnavailable(f"the connection broke under a handler: {told_of(error)}") from error

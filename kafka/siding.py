@@ -28,6 +28,7 @@ __all__ = ["Siding"]
 log = logging.getLogger("sidings.consumer")
 
 _PARK_AGAIN_SECONDS = 1.0
+_POSTGRES_SECONDS = 1.0  # between attempts of a message whose handler gets no other connection to Postgres
 
 
 class Siding:
@@ -92,6 +93,10 @@ class Siding:
             log.warning("%s: discarded: %s", where, text_of(error))
         elif isinstance(error, Snooze) and (seconds := snoozed(error)) is not None:
             await set_within(partition.left, seconds)
+        elif isinstance(error, PostgresUnavailable) and error.blameless:  # as of a `service.transaction()` of its own
+            self.outage.failed(f"{where}: {text_of(error)}")
+            self._metrics.postgres_error()
+            await set_within(partition.left, _POSTGRES_SECONDS)
         else:
             await self._failed(partition, item, error, started, where)
 

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from sidings import PostgresUnavailable, StaticAssignment
+from sidings import Message, PostgresUnavailable, StaticAssignment, Transaction
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Retry
 from sidings.kafka.transactions import is_closed
@@ -20,7 +20,7 @@ from tenacity import (
     wait_none,
 )
 
-from .consumer_support import a_service, sample
+from .consumer_support import Number, a_service, numbers, offset_reaches, produce, record, sample
 from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, fetch, history, value
 
 LEASE = "SELECT lease_until FROM sidings.origin"
@@ -204,3 +204,41 @@ async def test_a_handler_that_waits_for_what_it_has_itself_is_told_so_and_fails(
     assert attempts[0].error.message == (
         "no connection to Postgres: all 1 connections are in use, one by the block that this one is in; see pool_size"
     )
+
+
+async def test_a_message_whose_handler_gets_no_other_connection_has_not_failed(
+    effects: Any, topic: Any, sidings_kafka: str
+) -> None:
+    """Requests that hold all of the pool had messages parked that nothing was wrong with. Other partitions go on."""
+    name = await topic(partitions=2)
+    service = a_service(PostgresSettings(dsn=effects, pool_size=1, connect_seconds=0.2), sidings_kafka)
+    tried, over, holding = list[int](), asyncio.Event(), asyncio.Event()
+
+    @service.consumer(name, retry=ONCE)
+    async def on_number(message: Message[Number], tx: Transaction) -> None:
+        tried.append(message.partition)
+        await record(message, tx)
+        if message.partition == 0:
+            async with service.transaction() as other:
+                await other.fetchval("SELECT 1")
+
+    async def hold() -> None:
+        async with service.transaction():
+            holding.set()
+            await over.wait()
+
+    async with service:
+        await eventually(lambda: not service.problems())
+        holder = asyncio.create_task(hold())
+        await holding.wait()
+        await produce(sidings_kafka, name, [1], partition=0)
+        await eventually(lambda: tried.count(0) >= 4)
+        await produce(sidings_kafka, name, [2], partition=1)
+        await eventually(offset_reaches(effects, name, 1, 1))
+        over.set()
+        await holder
+        await eventually(offset_reaches(effects, name, 1, 0))
+        assert sample(service, "sidings_consumer_failures_total") == 0
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 0
+        assert sample(service, "sidings_consumer_errors_total", server="postgres") >= 2
+    assert sorted(await numbers(effects)) == [1, 2]
