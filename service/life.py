@@ -65,12 +65,12 @@ class Life:
         found = self._hindrances()
         database = self._parts.database
         if database is not None and database.relay is not None and self.running:
-            found += database.relay.unreachable()
+            found += database.relay.held_up()
         return found
 
     def not_ready(self) -> list[str]:
-        """What ``/ready`` complains about: not of a relay without Kafka, since what an outbox is there for goes on. Any
-        thread may call it."""
+        """What ``/ready`` complains about: not of what holds up the relay, as without Kafka, since publishing goes
+        on. Any thread may call it."""
         found = self._hindrances()
         for directory in self._subscriptions.directories.values():
             found += directory.not_ready()

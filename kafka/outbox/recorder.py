@@ -12,9 +12,10 @@ from uuid import UUID
 import asyncpg
 
 from ...errors import PostgresUnavailable
-from ...executor import Backoff, Link
+from ...executor import Backoff, Link, now
 from ...outage import Outage
 from ...schema import load_sql
+from ...waiting import set_within
 from .amends import cannot
 from .backlog import Backlog, Lane, Row, Slot, id_of, key_of, published_us_of, slot_of
 from .metrics import OutboxMetrics
@@ -25,10 +26,15 @@ log = logging.getLogger("sidings.outbox")
 
 _AT_ONCE = 5_000  # messages of one statement
 _ERROR_CHARACTERS = 2_000
+_LOCKED_SECONDS = 1.0  # until messages that are locked are looked at again
+
+_Sent = list[tuple[Lane, Sequence[Row]]]
+_Refused = list[tuple[Lane, Row, str]]
 
 
 class Recorder:
-    """Gathers outcomes while a statement is under way, and repeats what was not answered: repeating is harmless.
+    """Gathers outcomes while a statement is under way, and repeats what was not answered: repeating is harmless. What
+    somebody else's transaction keeps locked is put off, so that it holds up no other.
 
     on_fenced: the database says that a slot has another owner. on_room: messages have left the memory.
     """
@@ -44,6 +50,7 @@ class Recorder:
         on_room: Callable[[], None],
     ) -> None:
         self.relay_id: UUID | None = None
+        self.outage = Outage(log, "acknowledgements could not be recorded")
         self._link = link
         self._lock = asyncio.Lock()
         self._backlog = backlog
@@ -51,8 +58,10 @@ class Recorder:
         self._schema = schema
         self._on_fenced = on_fenced
         self._on_room = on_room
-        self._sent: list[tuple[Lane, Sequence[Row]]] = []
-        self._refused: list[tuple[Lane, Row, str]] = []
+        self._sent: _Sent = []
+        self._refused: _Refused = []
+        self._locked: list[tuple[Lane, Row, str | None]] = []  # error: of one that was refused
+        self._locked_since = self._looked_at = 0.0
         self._work = asyncio.Event()
 
     def acknowledged(self, lane: Lane, rows: Sequence[Row]) -> None:
@@ -73,10 +82,11 @@ class Recorder:
 
     async def run(self) -> None:
         """Record for ever."""
-        backoff, outage = Backoff(), Outage(log, "acknowledgements could not be recorded")
+        backoff, outage = Backoff(), self.outage
         while True:
-            await self._work.wait()
+            await set_within(self._work, _LOCKED_SECONDS if self._locked else None)
             self._work.clear()
+            await self._take_up()
             while self._sent or self._refused:
                 sent, refused = self._next()
                 while True:
@@ -87,14 +97,61 @@ class Recorder:
                         break
                     except (PostgresUnavailable, asyncpg.PostgresError) as error:
                         outage.failed(error)
+                        if isinstance(error, asyncpg.LockNotAvailableError):
+                            sent, refused = await self._put_off(sent, refused)
                         await backoff.sleep()
                 for lane, rows in sent:
                     lane.account(rows)
                 for lane, row, _ in refused:
                     lane.account((row,))
                 self._on_room()
+                await self._take_up()
 
-    def _next(self) -> tuple[list[tuple[Lane, Sequence[Row]]], list[tuple[Lane, Row, str]]]:
+    def locked_seconds(self) -> float:
+        """For how long some messages have been locked by now."""
+        return now() - self._locked_since if self._locked else 0.0
+
+    async def _put_off(self, sent: _Sent, refused: _Refused) -> tuple[_Sent, _Refused]:
+        """Put off what is locked; the rest is returned."""
+        each = [*((lane, row, None) for lane, rows in sent for row in rows), *refused]
+        try:
+            locked = await self._which_are_locked([row for _, row, _ in each])
+        except (PostgresUnavailable, asyncpg.PostgresError):
+            return sent, refused
+        if not locked:
+            return sent, refused
+        if not self._locked:
+            log.warning("somebody's transaction keeps messages locked that Kafka has, so they cannot be deleted yet")
+            self._locked_since = now()
+        self._looked_at = now()
+        self._locked += [(lane, row, error) for lane, row, error in each if row[:2] in locked]
+        return (
+            [(lane, [row for row in rows if row[:2] not in locked]) for lane, rows in sent],
+            [(lane, row, error) for lane, row, error in refused if row[:2] not in locked],
+        )
+
+    async def _take_up(self) -> None:
+        """Record what is locked no more."""
+        if not self._locked or now() < self._looked_at + _LOCKED_SECONDS:
+            return
+        self._looked_at = now()
+        waiting = self._locked
+        try:
+            locked = await self._which_are_locked([row for _, row, _ in waiting])
+        except (PostgresUnavailable, asyncpg.PostgresError):
+            return
+        self._locked = [(lane, row, error) for lane, row, error in waiting if row[:2] in locked]
+        free = [(lane, row, error) for lane, row, error in waiting if row[:2] not in locked]
+        self._sent += [(lane, [row]) for lane, row, error in free if error is None]
+        self._refused += [(lane, row, error) for lane, row, error in free if error is not None]
+
+    async def _which_are_locked(self, rows: list[Row]) -> set[tuple[int, Slot]]:
+        """Ids and slots; none of slots that are not ours any more, of which nothing is recorded."""
+        ours = {(slot.number, id): (id, slot) for id, slot, *_ in rows if self._backlog.has(slot)}
+        answer = await self.call("locked", [number for number, _ in ours], [id for _, id in ours])
+        return {ours[row["slot"], row["id"]] for row in answer}
+
+    def _next(self) -> tuple[_Sent, _Refused]:
         count, size = 0, 0
         while count < len(self._sent) and size < _AT_ONCE:
             size += len(self._sent[count][1])

@@ -33,6 +33,7 @@ __all__ = ["Relay"]
 log = logging.getLogger("sidings.outbox")
 
 _UNREACHABLE_SECONDS = 15.0  # without Kafka, before the health check complains
+_HELD_UP_SECONDS = 15.0  # the same of what Postgres refuses, or somebody's transaction keeps locked
 _STALL_SECONDS = 30.0  # an event loop that has not answered for so long keeps no slots
 
 
@@ -120,12 +121,20 @@ class Relay:
             found.append(f"the outbox was last read {unread:.1f} s ago")
         return found
 
-    def unreachable(self) -> list[str]:
-        """The same of Kafka: while it is away messages wait, and publishing goes on."""
-        outage = self._senders.outage
-        if outage.seconds() < _UNREACHABLE_SECONDS:
-            return []
-        return [f"the relay has no connection to Kafka: {outage.error}"]
+    def held_up(self) -> list[str]:
+        """The same of what makes messages wait while publishing goes on: above all that Kafka is away."""
+        found: list[str] = []
+        if self._senders.outage.seconds() >= _UNREACHABLE_SECONDS:
+            found.append(f"the relay has no connection to Kafka: {self._senders.outage.error}")
+        for what, outage in (
+            ("the slots of the outbox cannot be looked at", self._slots.outage),
+            ("what Kafka has cannot be deleted from the outbox", self._recorder.outage),
+        ):
+            if (failing := outage.seconds()) >= _HELD_UP_SECONDS:
+                found.append(f"{what}, for {failing:.1f} s: {outage.error}")
+        if (locked := self._recorder.locked_seconds()) >= _HELD_UP_SECONDS:
+            found.append(f"somebody's transaction keeps messages locked that Kafka has, for {locked:.1f} s")
+        return found
 
     # -- life -------------------------------------------------------------------------------------------------------
 

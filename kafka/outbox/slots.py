@@ -62,6 +62,7 @@ class SlotKeeper:
         self.relay_id: UUID | None = None
         self.stopping = False
         self.free: list[int] = []  # slots that no relay has
+        self.outage = Outage(log, "the slots of the outbox could not be looked at")
         self._link = link
         self._backlog = backlog
         self._leases = leases
@@ -91,7 +92,7 @@ class SlotKeeper:
 
     async def run(self) -> None:
         """Keep the right number of slots, for ever."""
-        backoff, outage = Backoff(), Outage(log, "the slots of the outbox could not be looked at")
+        backoff, outage = Backoff(), self.outage
         while not self._left:
             self._turning = True
             try:

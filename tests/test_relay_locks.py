@@ -1,0 +1,65 @@
+"""What somebody else's open transaction keeps locked holds up as little as can be, and `/health` says so."""
+
+import pytest
+from sidings.kafka.outbox import Relay, relay
+
+from .outbox_support import emptied, publish, publishing, records, relaying
+from .support import connected, eventually, fetch
+
+
+@pytest.fixture(autouse=True)
+def told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_HELD_UP_SECONDS", 4.0)
+
+
+def told_of(relay: Relay, words: str) -> bool:
+    return any(words in problem for problem in relay.held_up())
+
+
+async def test_a_message_that_is_locked_holds_up_no_others(database: str, sidings_kafka: str, topic) -> None:
+    """All that was acknowledged was deleted in one statement, which failed for ever; when the window was full, nothing
+    was sent any more, and nothing was wrong in `/health`."""
+    etas, other = await topic("etas"), await topic("other")
+    too_large = "SELECT sidings.publish_bytes($1, 'k', convert_to(repeat('x', 2000), 'UTF8'))"
+    await publish(database, etas, [("a", b"1"), ("b", b"1")])
+    await fetch(database, too_large, etas)
+    async with connected(database) as person, publishing(database) as (outbox, _):
+        ending = person.transaction()
+        await ending.start()
+        await person.execute("SELECT FROM sidings.outbox WHERE key <> 'b' FOR UPDATE")
+        async with relaying(database, sidings_kafka, window=100, batch_size=50, max_message_bytes=1_024) as sender:
+            for number in range(5):
+                await publish(database, other, [(f"k{n}", b"%d" % number) for n in range(100)])
+                await emptied(database, other)
+            await publish(database, etas, [("a", b"2")])
+            await eventually(lambda: told_of(sender, "keeps messages locked"))
+            assert sender.problems() == []
+            left = await fetch(database, "SELECT key FROM sidings.outbox")
+            assert sorted(row["key"] for row in left) == [b"a", b"k"]
+            await ending.rollback()
+            await emptied(database)
+            assert [len(p.value or b"") for p in await outbox.parked()] == [2_000]
+            await eventually(lambda: sender.held_up() == [])
+    found = await records(sidings_kafka, etas)
+    assert sorted((r.key, r.value) for r in found) == [(b"a", b"1"), (b"a", b"2"), (b"b", b"1")]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"), [("outbox_parked", "cannot be deleted"), ("outbox_relay", "slots of the outbox cannot")]
+)
+async def test_health_says_what_holds_up_all_messages(
+    database: str, sidings_kafka: str, topic, table: str, words: str
+) -> None:
+    """As a table that somebody has locked. It said nothing: all that was read was well."""
+    etas = await topic("etas")
+    await publish(database, etas, [("a", b"1")])
+    async with connected(database) as person:
+        ending = person.transaction()
+        await ending.start()
+        await person.execute(f"LOCK sidings.{table}")
+        async with relaying(database, sidings_kafka) as sender:
+            await eventually(lambda: told_of(sender, words), sender.held_up)
+            assert sender.problems() == []
+            await ending.rollback()
+            await emptied(database)
+            await eventually(lambda: sender.held_up() == [])
