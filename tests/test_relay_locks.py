@@ -4,7 +4,7 @@ import pytest
 from sidings.kafka.outbox import Relay, relay
 
 from .outbox_support import emptied, publish, publishing, records, relaying
-from .support import connected, eventually, fetch
+from .support import SECONDS, connected, eventually, fetch
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +63,19 @@ async def test_health_says_what_holds_up_all_messages(
             await ending.rollback()
             await emptied(database)
             await eventually(lambda: sender.held_up() == [])
+
+
+async def test_a_receipt_is_waited_for_while_the_outbox_is_locked(database: str, sidings_kafka: str, topic) -> None:
+    """As for a VACUUM FULL. It failed with asyncpg's own error after three seconds."""
+    etas = await topic("etas")
+    async with connected(database) as person, publishing(database) as (outbox, connection):
+        async with connection.transaction():
+            receipt = await outbox.publish(connection, etas, key="a", value=b"1")
+        ending = person.transaction()
+        await ending.start()
+        await person.execute("LOCK sidings.outbox")
+        with pytest.raises(TimeoutError):
+            await outbox.published(receipt, timeout=4.0)
+        await ending.rollback()
+        async with relaying(database, sidings_kafka):
+            await outbox.published(receipt, timeout=SECONDS)

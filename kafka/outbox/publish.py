@@ -196,7 +196,7 @@ class Outbox:
                         [receipt.txid] * len(left),
                         [receipt.subxid] * len(left),
                     )
-                except PostgresUnavailable:
+                except (PostgresUnavailable, asyncpg.LockNotAvailableError):  # somebody alters the table, say
                     await backoff.sleep()
                     continue
                 for row in rows:
