@@ -309,6 +309,7 @@ class SimLink:
     """A `Link`, with its latency and its faults. It stays with its server until it is dropped."""
 
     def __init__(self, world: "World", node: "Node") -> None:
+        self.patience = 1
         self.world, self.node = world, node
         self.server: Postgres | None = None
         self.outdated = False
@@ -373,6 +374,9 @@ class SimLink:
     async def fetchrow(self, query: str, *args: Any) -> Any:
         rows = await self.fetch(query, *args)
         return rows[0] if rows else None
+
+    async def be_patient(self) -> None:
+        self.patience = min(2 * self.patience, 8)
 
     def renew(self) -> None:
         self.outdated = True

@@ -632,3 +632,23 @@ async def test_while_postgres_is_away_nothing_is_told_of_what_waited(database: s
         await eventually(lambda: waiting() == {}, waiting)
         proxy.heal()
         await eventually(lambda: waiting() == {"nowhere": 7})
+
+
+async def test_what_cannot_be_counted_in_time_is_given_more(database: str, sidings_kafka: str) -> None:
+    """As tens of millions of messages: of a relay that had just started no metric told that anything waited."""
+    await publish(database, "nowhere", [("key", b"x")] * 500)
+    async with a_role(database) as (role, of_role), connected(database) as admin:
+        await admin.execute(
+            "CREATE FUNCTION public.is_there() RETURNS boolean VOLATILE LANGUAGE plpgsql AS "
+            "$$BEGIN PERFORM pg_sleep(0.001); RETURN true; END$$; "
+            f"CREATE POLICY slow ON sidings.outbox TO {role} USING (public.is_there()); "
+            "ALTER TABLE sidings.outbox ENABLE ROW LEVEL SECURITY"
+        )
+        relay = a_relay(database, sidings_kafka)
+        link = relay._links["figures"] = Link(PostgresSettings(dsn=of_role, call_seconds=0.3))
+        await relay.start()
+        try:
+            waiting = await eventually(lambda: relay.metrics.waiting, lambda: link.patience)
+            assert waiting["nowhere"][0] == 500
+        finally:
+            await relay.stop()
