@@ -1,6 +1,7 @@
 """How long a relay waits for a topic that does not exist: from when Kafka says so, however long it was away before."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from sidings.devstack.topics import create_topic
@@ -42,3 +43,25 @@ async def test_a_topic_that_is_missing_after_an_outage_is_waited_for_as_any_othe
         await create_topic(kafka.bootstrap, "etas", partitions=1)
         await emptied(database)
         assert await arrived(kafka.bootstrap, "etas") == 20
+
+
+async def test_a_missing_topic_for_which_nothing_waits_any_more_does_not_fail(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    """Also where it was made meanwhile, and a person had it tried again, it counted as failing until the relay's end:
+    all that waited for it had been parked, so that nothing showed that it was there."""
+    missing = f"{await topic('etas')}-missing"
+    options: dict[str, Any] = {"topic_patience_seconds": 0.5, "max_backoff_seconds": 0.3}
+    async with relaying(database, sidings_kafka, **options) as relay, publishing(database) as (outbox, _):
+
+        async def works() -> bool:
+            return not await outbox.failing()
+
+        await publish(database, missing, [("a", b"1")])
+        await eventually(outbox.parked)
+        await eventually(works)
+        assert not relay.metrics.failing
+        failed = relay.metrics.count("failed", missing)
+        await publish(database, missing, [("a", b"2")])
+        await eventually(lambda: outbox.parked(missing, after=1))
+        assert relay.metrics.count("failed", missing) == failed + 1, "its patience was over"

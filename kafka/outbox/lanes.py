@@ -113,7 +113,7 @@ class LaneWorker:
                 if lane.empty:
                     self._on_join(lane)
                     return False
-            if pause <= 0 and lane.failing and not (self._missing_since or lane.behind or lane.unaccounted):
+            if pause <= 0 and lane.failing and not (lane.behind or lane.unaccounted):
                 await self._works()  # nothing waits for it that could show whether it does
             await set_within(lane.event, pause if pause > 0 else None)
 
