@@ -1,6 +1,7 @@
 """A Spark session with the connectors that this package reads through."""
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 
@@ -8,7 +9,10 @@ try:
     import pyspark
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("this needs Spark: pip install 'sidings[spark]'", name=error.name) from None
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
+
+from ..errors import ConfigurationError
 
 __all__ = ["KAFKA_CONNECTOR", "POSTGRES_DRIVER", "session"]
 
@@ -31,6 +35,9 @@ def session(name: str, connector: str, settings: Mapping[str, str] | None = None
     separated by commas, these are taken and nothing is fetched. settings: Spark's, which win over those set here.
 
     Outside of ``spark-submit`` it runs on all cores of this machine; under it, with what its command line says.
+
+    Raises:
+        ConfigurationError: Spark's Java did not come up.
     """
     builder = SparkSession.builder.appName(name)
     if "SPARK_ENV_LOADED" not in os.environ:  # as spark-submit sets it
@@ -40,4 +47,10 @@ def session(name: str, connector: str, settings: Mapping[str, str] | None = None
         builder = builder.config("spark.jars", jars) if jars else builder.config("spark.jars.packages", connector)
     for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        raise ConfigurationError(
+            f"Spark does not start: {error}; it needs Java 17 or newer, found through JAVA_HOME or the PATH "
+            f"(JAVA_HOME={os.environ.get('JAVA_HOME', '')!r}, java: {shutil.which('java')})"
+        ) from error

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ...errors import ConfigurationError, SidingsError
@@ -189,13 +189,7 @@ def _write(chosen: argparse.Namespace, facts: Facts, out: Path) -> None:
 
 def _spark(scratch: Path) -> SparkSession:
     local = {} if "SPARK_ENV_LOADED" in os.environ else {"spark.local.dir": str(scratch)}
-    try:
-        return session("sidings-history", POSTGRES_DRIVER, _SETTINGS | local)
-    except PySparkRuntimeError as error:
-        raise ConfigurationError(
-            f"Spark does not start: {error}; it needs Java 17 or newer, found through JAVA_HOME or the PATH "
-            f"(JAVA_HOME={os.environ.get('JAVA_HOME', '')!r}, java: {shutil.which('java')})"
-        ) from error
+    return session("sidings-history", POSTGRES_DRIVER, _SETTINGS | local)
 
 
 def _nothing(selection: Selection) -> str:

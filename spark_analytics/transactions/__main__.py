@@ -32,7 +32,8 @@ log = logging.getLogger("sidings.cdc")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run until a signal (0), or until the query, or Spark, fails (1); 2: the configuration is wrong."""
+    """Run until a signal (0), or until the query, or Spark, fails (1); 2: the configuration, or what Spark
+    needs, is wrong."""
     parser = argparse.ArgumentParser(prog="python -m sidings.spark_analytics.transactions", description=__doc__)
     parser.add_argument("config", type=Path, help="a TOML file; docs/cdc-transactions.md lists its fields")
     parser.add_argument("--check", action="store_true", help="read the file, say whether it is right, and end")
@@ -48,7 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.check:
         print(f"{chosen.config} is right")
         return 0
-    spark = session("cdc-transactions", KAFKA_CONNECTOR, {"spark.ui.showConsoleProgress": "false"})
+    try:
+        spark = session("cdc-transactions", KAFKA_CONNECTOR, {"spark.ui.showConsoleProgress": "false"})
+    except ConfigurationError as error:
+        log.error("%s", error)
+        return 2
     stop = threading.Event()
 
     def asked(number: int, frame: FrameType | None) -> None:

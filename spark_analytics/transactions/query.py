@@ -40,7 +40,7 @@ def combine(spark: SparkSession, config: Config, *, available_now: bool = False)
     rows, whatever dies; repeats have the same event id. See docs/cdc-transactions.md.
 
     Raises:
-        ConfigurationError: A topic was deleted and made anew since the checkpoint was begun.
+        ConfigurationError: As `check_topics` does.
     """
     check_topics(spark, config)
     own = spark.newSession()

@@ -10,10 +10,12 @@ kept in the checkpoint: `topics/<name>/<id>`, an empty file for each.
 
 from typing import Any, cast
 
+from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ...errors import ConfigurationError
+from ..session import JARS_VARIABLE, KAFKA_CONNECTOR
 from .config import Config
 
 __all__ = ["check_topics"]
@@ -25,7 +27,7 @@ def check_topics(spark: SparkSession, config: Config) -> None:
     """Look at all topics, and note down those that are read and that the checkpoint has not seen.
 
     Raises:
-        ConfigurationError: One does not exist, or one that is read was deleted and made anew.
+        ConfigurationError: One does not exist, one that is read was deleted and made anew, or Spark has no connector.
     """
     jvm = cast(Any, spark.sparkContext)._jvm  # Spark 4.2 has no public way to its Kafka, and to the checkpoint's files
     hadoop = cast(Any, spark.sparkContext)._jsc.hadoopConfiguration()
@@ -47,7 +49,13 @@ def check_topics(spark: SparkSession, config: Config) -> None:
 
 def _ids(jvm: Any, config: Config) -> dict[str, str]:
     options = {name[6:]: value for name, value in config.kafka_options.items() if name.lower().startswith("kafka.")}
-    admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(options | {"bootstrap.servers": config.kafka})
+    client = jvm.org.apache.kafka.clients.admin.AdminClient
+    if isinstance(client, JavaPackage):  # a name that Java does not know
+        raise ConfigurationError(
+            f"Spark has no connector to Kafka: give spark-submit `--packages {KAFKA_CONNECTOR}`, or `--jars` with its"
+            f" files; outside of it, the environment's {JARS_VARIABLE}, if it is set, has to name them"
+        )
+    admin = client.create(options | {"bootstrap.servers": config.kafka})
     ids: dict[str, str] = {}
     try:
         topics = dict.fromkeys((*config.read, *(group.topic for group in config.groups), config.alerts))
