@@ -353,6 +353,19 @@ async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_
     assert re.match(r"not started: .*\n.*TimeoutException", caplog.messages[-1])
 
 
+async def test_a_start_that_fails_before_it_has_read_anything_binds_it_to_no_topic(
+    spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
+):
+    by = configured(topics, sidings_kafka, tmp_path)
+    wrong = by.model_copy(update={"kafka_options": {"kafka.isolation.level": "nonsense"}})
+    assert await ended(spark, wrong) == 1
+    await delete_topics(sidings_kafka, [topics["cdc"]])
+    await create_topic(sidings_kafka, topics["cdc"], partitions=3)
+    await produce(sidings_kafka, topics["cdc"], header_rows("anew", [UPDATE] * 3))
+    assert await ended(spark, by) == 0
+    assert rows_of(await read(by)) == {("anew", ordinal) for ordinal in (1, 2, 3)}
+
+
 @pytest.mark.chaos
 async def test_a_secured_kafka_takes_the_documented_options_and_nothing_shows_the_password(
     spark: SparkSession,

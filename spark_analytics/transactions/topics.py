@@ -32,6 +32,9 @@ def check_topics(spark: SparkSession, config: Config) -> None:
     jvm = cast(Any, spark.sparkContext)._jvm  # Spark 4.2 has no public way to its Kafka, and to the checkpoint's files
     hadoop = cast(Any, spark.sparkContext)._jsc.hadoopConfiguration()
     ids = _ids(jvm, config)
+    begun = jvm.org.apache.hadoop.fs.Path(config.checkpoint, "sources/0/0")  # Spark writes it before it reads
+    if not begun.getFileSystem(hadoop).exists(begun):  # what a start that failed before that has noted, binds nobody
+        begun.getFileSystem(hadoop).delete(jvm.org.apache.hadoop.fs.Path(config.checkpoint, FOLDER), True)
     for topic in config.read:
         folder = jvm.org.apache.hadoop.fs.Path(config.checkpoint, f"{FOLDER}/{topic}")
         files = folder.getFileSystem(hadoop)
