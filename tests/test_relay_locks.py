@@ -35,13 +35,38 @@ async def test_a_message_that_is_locked_holds_up_no_others(database: str, siding
             await eventually(lambda: told_of(sender, "keeps messages locked"))
             assert sender.problems() == []
             left = await fetch(database, "SELECT key FROM sidings.outbox")
-            assert sorted(row["key"] for row in left) == [b"a", b"k"]
+            assert sorted(row["key"] for row in left) == [b"a", b"a", b"k"]
             await ending.rollback()
             await emptied(database)
             assert [len(p.value or b"") for p in await outbox.parked()] == [2_000]
             await eventually(lambda: sender.held_up() == [])
     found = await records(sidings_kafka, etas)
     assert sorted((r.key, r.value) for r in found) == [(b"a", b"1"), (b"a", b"2"), (b"b", b"1")]
+
+
+async def test_a_message_that_is_locked_is_sent_again_before_those_behind_it(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    """By another relay: of its key only the locked one was left, and came behind newer ones, as the last."""
+    etas = await topic("etas")
+    await publish(database, etas, [("a", b"1"), ("b", b"1"), (None, b"1")])
+    async with connected(database) as person:
+        ending = person.transaction()
+        await ending.start()
+        await person.execute("SELECT FROM sidings.outbox WHERE key = 'a' OR key IS NULL FOR UPDATE")
+        async with relaying(database, sidings_kafka) as sender:
+            await eventually(lambda: told_of(sender, "keeps messages locked"))
+            await publish(database, etas, [("a", b"2"), ("a", b"3"), ("b", b"2"), (None, b"2")])
+
+            async def left() -> bool:
+                rows = await fetch(database, "SELECT key, value FROM sidings.outbox ORDER BY id")
+                return [tuple(row) for row in rows] == [(b"a", b"1"), (None, b"1"), (b"a", b"2"), (b"a", b"3")]
+
+            await eventually(left)
+        await ending.rollback()
+    async with relaying(database, sidings_kafka):
+        await emptied(database)
+    assert [r.value for r in await records(sidings_kafka, etas) if r.key == b"a"] == [b"1", b"2", b"3"] * 2
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, groupby
 from uuid import UUID
 
@@ -30,11 +30,12 @@ _LOCKED_SECONDS = 1.0  # until messages that are locked are looked at again
 
 _Sent = list[tuple[Lane, Sequence[Row]]]
 _Refused = list[tuple[Lane, Row, str]]
+_Each = tuple[Lane, Row, str | None]  # with the error, if it was refused
 
 
 class Recorder:
     """Gathers outcomes while a statement is under way, and repeats what was not answered: repeating is harmless. What
-    somebody else's transaction keeps locked is put off, so that it holds up no other.
+    somebody else's transaction keeps locked is put off, so that it holds up no other but those behind it in its order.
 
     on_fenced: the database says that a slot has another owner. on_room: messages have left the memory.
     """
@@ -60,7 +61,7 @@ class Recorder:
         self._on_room = on_room
         self._sent: _Sent = []
         self._refused: _Refused = []
-        self._locked: list[tuple[Lane, Row, str | None]] = []  # error: of one that was refused
+        self._locked: list[_Each] = []  # and what is behind it
         self._locked_since = self._looked_at = 0.0
         self._work = asyncio.Event()
 
@@ -89,6 +90,8 @@ class Recorder:
             await self._take_up()
             while self._sent or self._refused:
                 sent, refused = self._next()
+                if self._locked:
+                    sent, refused = self._keep_back(_each(sent, refused))
                 while True:
                     try:
                         await self._record(sent, refused)
@@ -113,7 +116,7 @@ class Recorder:
 
     async def _put_off(self, sent: _Sent, refused: _Refused) -> tuple[_Sent, _Refused]:
         """Put off what is locked; the rest is returned."""
-        each = [*((lane, row, None) for lane, rows in sent for row in rows), *refused]
+        each = _each(sent, refused)
         try:
             locked = await self._which_are_locked([row for _, row, _ in each])
         except (PostgresUnavailable, asyncpg.PostgresError):
@@ -124,26 +127,38 @@ class Recorder:
             log.warning("somebody's transaction keeps messages locked that Kafka has, so they cannot be deleted yet")
             self._locked_since = now()
         self._looked_at = now()
-        self._locked += [(lane, row, error) for lane, row, error in each if row[:2] in locked]
-        return (
-            [(lane, [row for row in rows if row[:2] not in locked]) for lane, rows in sent],
-            [(lane, row, error) for lane, row, error in refused if row[:2] not in locked],
-        )
+        return self._keep_back(each, locked)
 
     async def _take_up(self) -> None:
-        """Record what is locked no more."""
+        """Record what is locked no more, before all that has come since."""
         if not self._locked or now() < self._looked_at + _LOCKED_SECONDS:
             return
         self._looked_at = now()
-        waiting = self._locked
+        heads = {_order(lane, row) or row[:2]: row for lane, row, _ in reversed(self._locked)}
         try:
-            locked = await self._which_are_locked([row for _, row, _ in waiting])
+            locked = await self._which_are_locked(list(heads.values()))
         except (PostgresUnavailable, asyncpg.PostgresError):
             return
-        self._locked = [(lane, row, error) for lane, row, error in waiting if row[:2] in locked]
-        free = [(lane, row, error) for lane, row, error in waiting if row[:2] not in locked]
-        self._sent += [(lane, [row]) for lane, row, error in free if error is None]
-        self._refused += [(lane, row, error) for lane, row, error in free if error is not None]
+        waiting, self._locked = self._locked, []
+        sent, refused = self._keep_back(waiting, locked)
+        self._sent, self._refused = sent + self._sent, refused + self._refused
+
+    def _keep_back(self, each: list[_Each], locked: Collection[tuple[int, Slot]] = ()) -> tuple[_Sent, _Refused]:
+        """Put off what is locked, and what is behind it in the order of its key: were that deleted first, another relay
+        would send the older one again, as the last of its key. The rest is returned."""
+        orders = {_order(lane, row) for lane, row, _ in self._locked} - {None}
+        sent: _Sent = []
+        refused: _Refused = []
+        for lane, row, error in each:
+            order = _order(lane, row)
+            if row[:2] in locked or order in orders:
+                self._locked.append((lane, row, error))
+                orders |= {order} - {None}
+            elif error is None:
+                sent.append((lane, [row]))
+            else:
+                refused.append((lane, row, error))
+        return sent, refused
 
     async def _which_are_locked(self, rows: list[Row]) -> set[tuple[int, Slot]]:
         """Ids and slots; none of slots that are not ours any more, of which nothing is recorded."""
@@ -227,6 +242,16 @@ class Recorder:
         """One statement over the recorder's connection."""
         async with self._lock:
             return await self._link.fetch(load_sql(__package__ or "", query, self._schema), *args)
+
+
+def _each(sent: _Sent, refused: _Refused) -> list[_Each]:
+    return [*((lane, row, None) for lane, rows in sent for row in rows), *refused]
+
+
+def _order(lane: Lane, row: Row) -> tuple[str, bytes] | None:
+    """What its order is that of: its topic and key, or partition key; None: it has none."""
+    key = row[2] if row[3] is None else row[3]
+    return None if key is None else (lane.topic, key)
 
 
 def clean(error: str) -> str:
