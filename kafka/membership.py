@@ -145,6 +145,9 @@ async def _end(client: AIOKafkaConsumer) -> None:
         task: asyncio.Task[object] | None = getattr(coordinator, name, None)
         if task is not None:
             task.cancel()
+    if (fetching := getattr(parts._fetcher, "_fetch_task", None)) is not None:  # it would begin new ones
+        fetching.cancel()
+        await asyncio.wait([fetching])
     pending: set[asyncio.Task[object]] = getattr(parts._fetcher, "_pending_tasks", set[asyncio.Task[object]]())
     for task in pending:
         task.cancel()

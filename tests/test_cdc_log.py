@@ -15,6 +15,7 @@ from .test_cdc_combining import UPDATE
 from .test_cdc_streaming import ROOT, configured
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(900)
 async def test_the_log_has_no_line_for_each_transaction_and_row(
     sidings_kafka: str, topic: TopicFactory, tmp_path: Path
@@ -34,6 +35,7 @@ async def test_the_log_has_no_line_for_each_transaction_and_row(
     assert len(lines) < 100, "\n".join(lines[-20:])
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(900)
 async def test_the_command_says_that_sparks_java_has_ended(sidings_kafka: str, topic: TopicFactory, tmp_path: Path):
     """As when the system kills the largest process because its memory is full."""

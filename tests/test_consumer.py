@@ -404,7 +404,7 @@ async def test_more_topics_than_connections_do_not_starve_each_other(effects, to
         for name in names:
             await eventually(offset_reaches(effects, name, 5))
         assert await tx.fetchval("SELECT count(*) FROM effect") == 20
-        with pytest.raises(PostgresUnavailable, match="connections are in use; see pool_size"):
+        with pytest.raises(PostgresUnavailable, match="in use, one by the block that this one is in; see pool_size"):
             await use_up_all_connections(service)
     assert sample(service, "sidings_consumer_errors_total") == 0
 
