@@ -35,20 +35,23 @@ class Memory(Generic[T]):
 
     async def apply(self, batch: Batch[T]) -> None:
         """Apply `batch`. Threads that read meanwhile find each key that has a value before and after."""
-        last = {change[0]: change for change in batch.changes}.values()  # of several changes of a row
         if self._derived:
             keys: set[Hashable] = set()
-            for row, key, value, record in last:
+            for row, key, value, record in batch.changes:
                 self._change(keys, row, key, value, record)
             for key in keys:
                 self._show(key)
             return
-        entries = self._entries
-        for row, _, value, _ in last:
+        entries, gone = self._entries, set[Row]()
+        for row, _, value, _ in batch.changes:
             if value is None:
-                entries.pop(row, None)
+                gone.add(row)
             else:
                 entries[row] = value
+                if gone:
+                    gone.discard(row)
+        for row in gone:
+            entries.pop(row, None)
 
     async def close(self) -> None:
         """Nothing to do."""
