@@ -415,7 +415,7 @@ async def test_a_client_whose_broker_hangs_leaves_nothing_behind(own_kafka, monk
 async def test_a_client_leaves_nothing_behind_where_its_closing_is_cancelled(own_kafka):
     """Its tasks went on for as long as the process lived, heartbeats that came to nothing ten times a second."""
     kafka = await asyncio.to_thread(own_kafka)
-    await create_topic(kafka.bootstrap, "positions", partitions=1)
+    await create_topic(kafka.bootstrap, "positions", partitions=8)
     tasks = asyncio.all_tasks()
     client = membership.make_client(KafkaSettings(bootstrap=kafka.bootstrap), "test")
     await membership.connect(client, asyncio.Event(), SECONDS)
