@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pydantic import BaseModel
 from sidings import Job, Message, Retry, Service, Transaction
-from tenacity import wait_exponential_jitter
+from tenacity import wait_exponential, wait_random
 
 from .crash import crash_point
 from .events import TenantEvent, change_of
@@ -48,7 +48,7 @@ def process_tenants(service: Service, topics: Topics, payment: Payment) -> None:
         crash_point("processor: job stored")
 
     # The changes of one tenant run one at a time, in their order; one that fails delays no other tenant.
-    @service.job(group="tenant", retry=Retry(wait=wait_exponential_jitter(0.2, max=60)))
+    @service.job(group="tenant", retry=Retry(wait=wait_exponential(0.2, max=60) + wait_random(0, 1)))
     async def settle(job: Job[Change]) -> None:
         change = job.payload
         crash_point("processor: job started")

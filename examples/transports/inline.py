@@ -7,7 +7,7 @@ on), the timeout, the waits between retries.
 import os
 
 from sidings import ExecutorSettings, KafkaSettings, Message, Retry, Service, Transaction
-from tenacity import wait_exponential_jitter
+from tenacity import wait_exponential, wait_random
 
 from .audit import Audit
 from .carrier import Carrier
@@ -23,7 +23,9 @@ service = Service(
 )
 
 
-@service.consumer(os.environ["TRACKER_TOPIC"], retry=Retry(wait=wait_exponential_jitter(0.5, max=4)), timeout=2)
+@service.consumer(
+    os.environ["TRACKER_TOPIC"], retry=Retry(wait=wait_exponential(0.5, max=4) + wait_random(0, 1)), timeout=2
+)
 async def on_position(message: Message[Position], tx: Transaction) -> None:
     """One message after the other; a call that fails holds up all that stand behind it in the partition."""
     assert audit is not None

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from pydantic import BaseModel
 from sidings import ExecutorSettings, Job, KafkaSettings, Message, Retry, Service, Transaction
-from tenacity import wait_exponential_jitter
+from tenacity import wait_exponential, wait_random
 
 from .carrier import Carrier
 from .routes import Place, distance_km
@@ -41,7 +41,7 @@ class SendEta(BaseModel):
     eta: datetime
 
 
-@service.job(group="transport_id", retry=Retry(wait=wait_exponential_jitter(0.5, max=4)), timeout=2)
+@service.job(group="transport_id", retry=Retry(wait=wait_exponential(0.5, max=4) + wait_random(0, 1)), timeout=2)
 async def send_eta(job: Job[SendEta]) -> None:
     """A transport's calls run one at a time, in order. One that fails is retried, and delays no other transport."""
     await carrier.send_eta(job.payload.transport_id, job.payload.eta)
