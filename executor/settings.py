@@ -3,15 +3,16 @@
 import inspect
 from collections.abc import Callable
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import Field, SecretStr
 
 from ..errors import ConfigurationError
 from ..schema import valid_schema_name
+from ..settings import Settings
 
 __all__ = ["ExecutorSettings", "PostgresSettings"]
 
 
-class PostgresSettings(BaseModel):
+class PostgresSettings(Settings):
     """How to reach the service's database.
 
     dsn: ``postgresql://...``. schema_name: where Sidings' tables live. pgbouncer: set it when connections go through
@@ -23,8 +24,6 @@ class PostgresSettings(BaseModel):
     from memory. What it raises counts as Postgres being away.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     dsn: str
     password: SecretStr | Callable[[], str] | None = None
     schema_name: str = "sidings"
@@ -33,8 +32,8 @@ class PostgresSettings(BaseModel):
     call_seconds: float = Field(default=10.0, gt=0)
     pool_size: int = Field(default=10, ge=1)
 
-    @model_validator(mode="after")
-    def _check(self) -> "PostgresSettings":
+    def check(self) -> None:
+        """The schema's name, the DSN's scheme, the kind of function. Raises `ConfigurationError`."""
         valid_schema_name(self.schema_name)
         scheme, colon, _ = self.dsn.partition("://")
         if not colon or scheme not in ("postgresql", "postgres"):  # the rest may hold a password: it is not shown
@@ -44,7 +43,6 @@ class PostgresSettings(BaseModel):
             raise ConfigurationError(
                 "PostgresSettings: password: an async function: give a plain one, which several event loops may call"
             )
-        return self
 
     def secret(self) -> str | Callable[[], str] | None:
         """`password`, for asyncpg: a function's failure is that of a server that cannot be reached."""
@@ -63,7 +61,7 @@ class PostgresSettings(BaseModel):
         return of_now
 
 
-class ExecutorSettings(BaseModel):
+class ExecutorSettings(Settings):
     """How jobs run.
 
     concurrency: handlers that run at once; of several types, a slow one has at most four fifths of them. lease_seconds:
@@ -80,8 +78,6 @@ class ExecutorSettings(BaseModel):
     history_days: how long `job_history` keeps attempts. audit_seconds: how often all waiting jobs are compared with
     what the reader has found.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     concurrency: int = Field(default=100, ge=1, le=10_000)
     lease_seconds: float = Field(default=15.0, ge=0.2)

@@ -5,7 +5,7 @@ import os
 from difflib import get_close_matches
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from ..errors import ConfigurationError
@@ -21,20 +21,33 @@ def _config(prefix: str) -> SettingsConfigDict:
     return SettingsConfigDict(env_prefix=prefix, frozen=True, extra="ignore", env_ignore_empty=True)
 
 
+class _Filled(BaseSettings):
+    """Messages name variables instead of fields."""
+
+    @classmethod
+    def title(cls, values: object) -> str:
+        return "environment"
+
+    @classmethod
+    def named(cls, field: str) -> str:
+        alias = cls.model_fields[field].validation_alias if field in cls.model_fields else field
+        return str(alias or f"{cls.model_config.get('env_prefix', '')}{field}".upper())
+
+
 # Each is its model, filled from the environment. That the two bases type `model_config` differently is pydantic's
 # matter.
-class _Kafka(BaseSettings, KafkaSettings):  # pyright: ignore[reportIncompatibleVariableOverride]
+class _Kafka(_Filled, KafkaSettings):  # pyright: ignore[reportIncompatibleVariableOverride]
     model_config = _config("SIDINGS_KAFKA_")
     bootstrap: str = Field(validation_alias="SIDINGS_KAFKA")
 
 
-class _Postgres(BaseSettings, PostgresSettings):  # pyright: ignore[reportIncompatibleVariableOverride]
+class _Postgres(_Filled, PostgresSettings):  # pyright: ignore[reportIncompatibleVariableOverride]
     model_config = _config("SIDINGS_POSTGRES_")
     dsn: str = Field(validation_alias="SIDINGS_POSTGRES")
     schema_name: str = Field(default="sidings", validation_alias="SIDINGS_SCHEMA")
 
 
-class _Executor(BaseSettings, ExecutorSettings):  # pyright: ignore[reportIncompatibleVariableOverride]
+class _Executor(_Filled, ExecutorSettings):  # pyright: ignore[reportIncompatibleVariableOverride]
     model_config = _config("SIDINGS_EXECUTOR_")
 
 
@@ -57,27 +70,16 @@ def environment() -> dict[str, Any]:
     return given
 
 
-def _filled(settings: type[BaseSettings]) -> BaseSettings:
+def _filled(settings: type[_Filled]) -> BaseSettings:
     try:
         return settings()
     except SettingsError as error:
         raise ConfigurationError(f"environment: {error}: give JSON") from None
-    except ValidationError as error:
-        found = ((_variable(settings, str(e["loc"][0])), e["msg"]) for e in error.errors(include_input=False))
-        what = "; ".join(f"{name}: {message}" for name, message in found)
-        raise ConfigurationError(f"environment: {what}") from None
-
-
-def _variable(settings: type[BaseSettings], field: str) -> str:
-    alias = settings.model_fields[field].validation_alias if field in settings.model_fields else field
-    return str(alias or f"{settings.model_config.get('env_prefix', '')}{field}".upper())
 
 
 def _warn_of_typos() -> None:
     """Tell of variables that are almost a setting. Others that begin so may be somebody's, as Kubernetes' are."""
-    known = {
-        _variable(settings, field) for settings in (_Kafka, _Postgres, _Executor) for field in settings.model_fields
-    }
+    known = {settings.named(field) for settings in (_Kafka, _Postgres, _Executor) for field in settings.model_fields}
     known |= {"SIDINGS_HTTP", "SIDINGS_TOPICS"}
     for name in sorted(name for name in os.environ if name.startswith("SIDINGS_") and name not in known):
         if close := get_close_matches(name, known, 1, 0.9):

@@ -3,22 +3,16 @@
 import asyncio
 import re
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaConnectionError
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, SecretStr
 
 from ..errors import ConfigurationError
+from ..settings import Settings
 from .tls import context_of
 
 __all__ = ["KafkaSettings"]
@@ -29,7 +23,7 @@ _ADDRESS = re.compile(r"([^\s:\[\]]+|\[[^\s\[\]]+\])(:\d{1,5})?")  # IPv6 in bra
 Mechanism = Literal["PLAIN", "GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
 
-class KafkaSettings(BaseModel):
+class KafkaSettings(Settings):
     """How to reach Kafka, and how the consumer behaves towards it.
 
     bootstrap: ``host:port``, several separated by commas. group: the consumer group; default: the service's name.
@@ -56,7 +50,7 @@ class KafkaSettings(BaseModel):
     Raises `ConfigurationError` for values that cannot work.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     bootstrap: str = Field(min_length=1)
     group: str | None = Field(default=None, min_length=1)
@@ -84,20 +78,10 @@ class KafkaSettings(BaseModel):
     max_records: int = Field(default=1_000, ge=1, le=100_000)
     batch_seconds: float = Field(default=0.5, gt=0)
     dedup_days: int = Field(default=7, ge=1, le=1_000)
-    partitioners: dict[str, Literal["murmur2", "crc32"]] = {}
+    partitioners: Mapping[str, Literal["murmur2", "crc32"]] = {}
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _explain(cls, data: Any, handler: ModelWrapValidatorHandler["KafkaSettings"]) -> "KafkaSettings":
-        try:
-            settings = handler(data)
-        except ValidationError as error:
-            what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
-            raise ConfigurationError(f"KafkaSettings: {what}") from None
-        settings._check()
-        return settings
-
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Addresses, credentials, files and times go together. Raises `ConfigurationError`."""
         for address in self.bootstrap.replace(" ", "").split(","):
             if not _ADDRESS.fullmatch(address):
                 raise ConfigurationError(f"bootstrap={self.bootstrap!r}: give host:port, several separated by commas")

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import math
 import subprocess
 import sys
 from secrets import token_hex
@@ -15,9 +16,11 @@ from pydantic import BaseModel
 from sidings import (
     ConfigurationError,
     EnqueueError,
+    ExecutorSettings,
     Job,
     Message,
     NotInTransaction,
+    OutboxSettings,
     PostgresSettings,
     PostgresUnavailable,
     Registry,
@@ -190,6 +193,23 @@ def test_a_consumer_that_could_only_fail_is_refused():
         service.consumer("positions", retry=3)(a_message)
     with pytest.raises(ConfigurationError, match="with batch= the handler takes a list of messages"):
         service.consumer("positions", batch=10)(a_message)
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "text"),
+    [
+        (ExecutorSettings, {"concurency": 3}, "concurency: there is no such field: is concurrency meant?"),
+        (ExecutorSettings, {"poll_seconds": math.inf}, "poll_seconds: Input should be a finite number"),
+        (OutboxSettings, {"batchsize": 3, "window": 0}, "window: Input should .*; batchsize: there is no .*: is batch_size meant"),
+        (OutboxSettings, {"routes": [("positions", "direct")]}, "routes: give a table of names and values"),
+        (PostgresSettings, {"dsn": POSTGRES, "pool_size": 0}, "pool_size: Input should be greater than or equal to 1"),
+        (PostgresSettings, {"dsm": "geheim", "password": "geheim"}, "dsn: is missing; dsm: there is no .*dsn meant"),
+    ],
+)
+def test_all_settings_tell_what_is_wrong_by_its_field_and_show_no_value(settings, given, text):
+    with pytest.raises(ConfigurationError, match=f"^{settings.__name__}: {text}") as told:
+        settings(**given)
+    assert "geheim" not in "".join(format_exception(told.value))
 
 
 def test_an_environment_variable_that_is_wrong_is_named_as_it_is_written(monkeypatch):

@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from ...settings import Settings
 
 __all__ = ["OutboxSettings", "Route"]
 
 Route = Literal["outbox", "direct"]
 
 
-class OutboxSettings(BaseModel):
+class OutboxSettings(Settings):
     """How messages leave.
 
     routes: topic -> ``"direct"`` sends at once, without Postgres, and waits for the acknowledgement, whatever becomes
@@ -33,8 +35,6 @@ class OutboxSettings(BaseModel):
     correlation_header: the name under which messages carry the correlation id of the handler that publishes them.
     compression: of batches, on their way and in the log.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     routes: Mapping[str, Route] = Field(default_factory=dict[str, Route])
     relay: bool = True

@@ -4,11 +4,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import Field
 
 from ...errors import ConfigurationError
+from ...settings import Settings
 
 __all__ = ["Config", "Group", "load"]
 
@@ -29,30 +30,7 @@ _FIELD_OF = {
 }
 
 
-class _Checked(BaseModel):
-    """What is wrong is told as a `ConfigurationError`, which names the field."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _told(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        try:
-            made = handler(values)
-        except ValidationError as error:
-            raise ConfigurationError(_told(cls.__name__, values, error)) from error
-        made.check()
-        return made
-
-    def check(self) -> None:
-        """Fields against each other.
-
-        Raises:
-            ConfigurationError: They do not go together.
-        """
-
-
-class Group(_Checked):
+class Group(Settings):
     """A table group, the rows of one aggregate root: `Group(name="Customer", key="customer_id", root="Customers", …)`.
 
     name: begins the names of its events, `CustomerCreated`. key: the column that all its tables have, the root's id.
@@ -68,6 +46,19 @@ class Group(_Checked):
     tables: Annotated[tuple[Name, ...], Field(min_length=1)]
     topic: Name
     primary_keys: Mapping[str, tuple[Name, ...]] = {}
+
+    @classmethod
+    def title(cls, values: object) -> str:
+        """Which of the groups."""
+        name = cast(dict[str, object], values).get("name") if isinstance(values, dict) else None
+        return f"Group{f' {name!r}' if name else ''} of change-data transactions"
+
+    @classmethod
+    def unknown(cls, field: str) -> str:
+        """In TOML all that follows `[[groups]]` is the group's."""
+        if field in Config.model_fields:
+            return "is no field of a group: put it above the first [[groups]]"
+        return super().unknown(field)
 
     def check(self) -> None:
         """The root, and the tables of `primary_keys`, are among its tables."""
@@ -85,7 +76,7 @@ class Group(_Checked):
         return (self.key,) if table == self.root else self.primary_keys.get(table, ())
 
 
-class Config(_Checked):
+class Config(Settings):
     """All that `combine` needs. Times are in seconds.
 
     kafka: bootstrap servers. topics: of the row changes, all of one database. checkpoint: a folder of this query's
@@ -128,6 +119,11 @@ class Config(_Checked):
     max_event_bytes: Annotated[int, Field(gt=0)] = 1_000_000
     report_seconds: Seconds = 60.0
     kafka_options: Annotated[Mapping[str, str], Field(repr=False)] = {}  # they may hold a password
+
+    @classmethod
+    def title(cls, values: object) -> str:
+        """Of what the configuration is."""
+        return "Config of change-data transactions"
 
     def check(self) -> None:
         """Each table is in one group, nothing is both read and written, and the form has what it needs."""
@@ -187,12 +183,3 @@ def load(path: Path) -> Config:
     except ValueError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
     return Config(**values)
-
-
-def _told(what: str, values: object, error: ValidationError) -> str:
-    name = cast(dict[str, object], values).get("name") if isinstance(values, dict) else None
-    lines = [f"{what}{f' {name!r}' if name else ''} of change-data transactions:"]
-    for problem in error.errors():
-        where = ".".join(map(str, problem["loc"]))
-        lines.append(f"  {where}: {problem['msg']}")
-    return "\n".join(lines)
