@@ -42,6 +42,8 @@ _IDLE_SECONDS, _MOST_SECONDS = 300.0, 2_147_483.0  # the most that PostgreSQL ta
 _AWAY_SECONDS = 1.0  # until a job is tried again that the server did not let begin or end
 _DECIDED = (Discard, Snooze, RetryAfter)
 _NOT_NOW = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InsufficientResourcesError)
+# What its own statements may have brought about: one that failed and was caught, or a stricter isolation level.
+_OF_HANDLER = (asyncpg.InFailedSQLTransactionError, asyncpg.TransactionRollbackError)
 # What a handler has left in its session is not for the next one. DISCARD ALL would also forget the statements that
 # asyncpg has prepared.
 _CLEAN = (
@@ -310,13 +312,15 @@ class Transactional:
         origin = entry.origin.name.replace("'", "''")
         timeline = "NULL" if entry.origin.timeline is None else f"'{entry.origin.timeline}'"
         finish = (
-            f"SET LOCAL idle_in_transaction_session_timeout = '1s'; "
+            "SET LOCAL idle_in_transaction_session_timeout = '1s'; RESET ROLE; "
             f"SELECT {self._postgres.schema_name}.finish('{self.executor_id}', '{origin}', {entry.origin.epoch}, "
             f"{entry.id}, {entry.attempt}, {now() - started:.6f}, {str(job_type.history).lower()}, {timeline})"
         )
+        ended = False
         try:
             async with asyncio.timeout(self._postgres.call_seconds):
                 await connection.execute(finish)
+                ended = True
                 await transaction.commit()
         except BROKEN as error:
             read_only = isinstance(error, asyncpg.ReadOnlySQLTransactionError)
@@ -340,7 +344,10 @@ class Transactional:
             if isinstance(error, _NOT_NOW):  # the handler has done its part
                 log.warning("job %s %s cannot end yet, its effects are rolled back: %r", entry.id, entry.type, error)
                 return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
-            raise
+            if ended or isinstance(error, _OF_HANDLER):
+                raise
+            told = f"Postgres refuses the end of the job: {ErrorInfo.of(error).message}"  # a right is missing, say
+            raise PostgresUnavailable.without_blame(told) from error
         except BaseException:
             connection.terminate()
             raise

@@ -17,7 +17,7 @@ from sidings.jobs import Again, Discard, Job, OutcomeName, Registry, Retry
 from tenacity import stop_after_attempt, wait_fixed
 
 from .faulty_proxy import Moment, proxied
-from .support import running
+from .support import a_role, drained, enqueue, eventually, running
 
 Start = Callable[[Registry], Awaitable[Executor]]
 
@@ -402,3 +402,43 @@ async def test_a_transaction_that_is_cut_off_before_the_lease_ends_is_no_failure
     outcome = await asyncio.wait_for(transactional.run(ride, job_of(ride, entry), entry, now()), 30)
     assert isinstance(outcome, Again)
     assert outcome.name is OutcomeName.SNOOZED
+
+
+async def test_an_end_that_postgres_refuses_is_no_failure_of_the_handler(
+    connection: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
+):
+    """As where the role has lost a right on Sidings' own tables. With its last attempt the job was discarded."""
+    registry, called = Registry(), list[int]()
+
+    @registry.job(transactional=True, retry=Retry(wait=wait_fixed(0.1), stop=stop_after_attempt(1)))
+    async def pay(job: Job[str]) -> None:
+        called.append(job.attempt)
+        await job.tx.execute("INSERT INTO effect VALUES ($1, 'paid')", job.id)
+
+    async with a_role(database) as (role, dsn), running(dsn, registry):
+        await connection.execute(f"GRANT ALL ON effect TO {role}; REVOKE UPDATE ON sidings.origin FROM {role}")
+        await enqueue(database, pay, ["one"])
+        await eventually(lambda: outcomes(connection))
+        await connection.execute(f"GRANT UPDATE ON sidings.origin TO {role}")
+        await drained(database)
+    assert await connection.fetchval("SELECT count(*) FROM effect") == 1
+    assert await outcomes(connection) == ["snoozed", "succeeded"]
+    assert called == [1, 2]
+    assert "Postgres refuses the end of the job: permission denied for table origin" in caplog.text
+
+
+async def test_a_handler_may_take_another_role_for_its_statements(connection: asyncpg.Connection, database: str):
+    """As for row-level security. The job's end is not that role's."""
+    registry, ran = Registry(), list[str]()
+
+    @registry.job(transactional=True)
+    async def pay(job: Job[str]) -> None:
+        await job.tx.execute(f"SET LOCAL ROLE {tenant}")
+        ran.append(await job.tx.fetchval("SELECT current_user::text"))
+
+    async with a_role(database) as (role, dsn), a_role(database) as (tenant, _):
+        await connection.execute(f"REVOKE ALL ON SCHEMA sidings FROM {tenant}; GRANT {tenant} TO {role}")
+        async with running(dsn, registry):
+            await enqueue(database, pay, ["one"])
+            await drained(database)
+    assert ran == [tenant]
