@@ -148,7 +148,7 @@ class Executor:
         self._main: asyncio.Task[None] | None = None
         self._checked = False  # the schema, since the last registration
         self._registered = asyncio.Event()
-        self._refusal: str | None = None
+        self._refusal: Exception | None = None  # why it could not be registered, the last time
         self._stopped = False
         self._stopping = asyncio.Lock()
         self.metrics.gauges = self._gauges
@@ -307,7 +307,7 @@ class Executor:
 
     async def _register(self) -> None:
         self.id = uuid4()  # only now: what was made before a fork runs in several processes
-        backoff, outage = Backoff(), Outage(log, "the executor could not be registered")
+        backoff, outage, self._refusal = Backoff(), Outage(log, "the executor could not be registered"), None
         while True:
             try:
                 if not self._checked:
@@ -317,7 +317,7 @@ class Executor:
                 await self._links["control"].fetch(sql, self.id, socket.gethostname(), os.getpid())
                 break
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
-                self._refusal = None if isinstance(error, PostgresUnavailable) else str(error)
+                self._refusal = error
                 outage.failed(error)
                 await backoff.sleep()
         outage.over()
@@ -386,12 +386,12 @@ class Executor:
         if self._main is None or self._main.done():
             found.append("the executor does not run")
         elif not self._registered.is_set():
-            refusal = self._refusal  # of a server that answers: a right is missing, say
-            found.append(
-                "the executor has not reached Postgres yet"
-                if refusal is None
-                else f"Postgres refuses the executor: {refusal}"
-            )
+            if (refusal := self._refusal) is None:
+                found.append("the executor has not reached Postgres yet")
+            elif isinstance(refusal, PostgresUnavailable):
+                found.append(f"the executor has not reached Postgres yet: {refusal}")
+            else:  # of a server that answers: a right is missing, say
+                found.append(f"Postgres refuses the executor: {refusal}")
         if self.scheduler.origins and now() - self._leases.last_renewed > self.settings.lease_seconds:
             error = self._leases.outage.error
             since = now() - self._leases.last_renewed

@@ -580,7 +580,8 @@ async def test_an_executor_may_start_before_postgres_can_be_reached(own_postgres
     await executor.start()
     try:
         executor.assign([ORIGIN], 1)
-        assert executor.problems() == ["the executor has not reached Postgres yet"]
+        told = "the executor has not reached Postgres yet: no connection to Postgres: ConnectionRefusedError: "
+        await eventually(lambda: [each.startswith(told) for each in executor.problems()] == [True], executor.problems)
         with pytest.raises(TimeoutError):
             await executor.settled(0.2)
         await asyncio.to_thread(server.start)

@@ -72,7 +72,7 @@ async def test_postgres_may_be_away_for_longer_than_the_leases(mortal: Postgres,
         late = fleet.spawn("late", ORIGINS)  # starts without Postgres, and wants everything
         for member in members:
             await until(lambda: outlived(member), f"{member.name} to outlive its leases")  # noqa: B023
-        assert "the executor has not reached Postgres yet" in (await late.ask())["problems"]
+        assert "the executor has not reached Postgres yet" in str((await late.ask())["problems"])
         assert [member.exit_code for member in members] == [None, None]
         gate.touch()
         await asyncio.to_thread(mortal.resume if how == "paused" else mortal.start)
