@@ -3,6 +3,8 @@
 import inspect
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,31 @@ from sidings.kafka.metrics import ConsumerMetrics
 from sidings.kafka.outbox.metrics import OutboxMetrics
 
 ROOT = Path(__file__).parent.parent
+
+
+# Prometheus is away for twelve minutes; then the instance, for two hours, and has counted before it is asked again.
+GAPS = """
+rule_files: [alerts.yml]
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'process_start_time_seconds{job="j"}', values: '0x600 _x12 0x200'}
+      - {series: 'sidings_consumer_missed_total{service="s",topic="t",job="j"}', values: '7x600 _x12 7x200'}
+      - {series: 'sidings_lost_total{service="s",job="j"}', values: '7x600 _x12 7x200'}
+    alert_rule_test:
+      - {eval_time: 670m, alertname: SidingsConsumerMissedMessages, exp_alerts: []}
+      - {eval_time: 625m, alertname: SidingsExecutorDied, exp_alerts: []}
+  - interval: 1m
+    input_series:
+      - {series: 'process_start_time_seconds{job="j"}', values: '0x600 _x120 43260x200'}
+      - {series: 'sidings_consumer_missed_total{service="s",topic="t",job="j"}', values: '7x600 _x120 7x200'}
+    alert_rule_test:
+      - eval_time: 725m
+        alertname: SidingsConsumerMissedMessages
+        exp_alerts:
+          - exp_labels: {service: s, topic: t, severity: critical}
+            exp_annotations: {summary: "s: messages of t were deleted by retention before they were read"}
+"""
 
 
 def rows(text: str) -> list[list[str]]:
@@ -90,7 +117,20 @@ def test_alerts_see_what_is_counted_before_the_first_scrape() -> None:
     counted = re.findall(r"sum by (\(.+\)) \(increase\((\w+)(\{.+\})?\[(\w+)\]\)\) > 0\n", alerts)
     assert len(counted) == alerts.count("increase(sidings_") >= 7
     for by, name, labels, time in counted:
-        assert f"or sum by {by} (({name}{labels} > 0) unless {name} offset {time})\n" in alerts
+        assert f"or sum by {by} (({name}{labels} > 0) unless {name} offset {time}\n" in alerts
+
+
+def test_alerts_of_what_was_counted_take_a_gap_in_prometheus_for_no_new_series(tmp_path: Path) -> None:
+    """An hour after each restart of Prometheus that had taken minutes came a critical one, of what was once counted."""
+    alerts = (ROOT / "docs/alerts.yml").read_text()
+    for name, time in re.findall(r"unless (\w+) offset (\w+)", alerts):
+        seconds = {"10m": 600, "15m": 900, "1h": 3600}[time]
+        young = f"and on (job, instance) time() - process_start_time_seconds > {seconds}"
+        assert f"unless (max_over_time({name}[1d] offset {time}) {young}))\n" in alerts
+    if promtool := shutil.which("promtool"):
+        (tmp_path / "alerts.yml").write_text(alerts)
+        (tmp_path / "test.yml").write_text(GAPS)
+        subprocess.run([promtool, "test", "rules", tmp_path / "test.yml"], check=True)
 
 
 @pytest.mark.parametrize("model", [PostgresSettings, ExecutorSettings, KafkaSettings, OutboxSettings])
