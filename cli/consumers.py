@@ -105,7 +105,7 @@ def _place(to: str, session: Session) -> "ResetTo":
     match to:
         case "earliest" | "latest":
             return to
-        case _ if to.isdigit():
+        case _ if to.isdecimal() and len(to) <= 19:
             return int(to)
         case _:
             time = a_time("--to", to, session.now)

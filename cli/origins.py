@@ -115,4 +115,4 @@ async def move(
 
 def _by_partition(origin: str) -> tuple[str, int, str]:
     topic, _, partition = origin.rpartition("/")
-    return topic, int(partition) if partition.isdigit() else -1, origin
+    return topic, int(partition) if partition.isdecimal() else -1, origin

@@ -80,8 +80,6 @@ def _clear() -> None:
 
 async def look(session: Session) -> Overview:
     """Reads all jobs and all of the outbox."""
-    from ..schema import migrations
-
     admin = session.admin()
     executors = await admin.executors()
     origins = await admin.origins()
@@ -91,10 +89,11 @@ async def look(session: Session) -> Overview:
     orphans = await admin.orphans()
     outbox = await topics(session)
     [relays] = await session.rows("alive_relays")
+    applied = await session.rows("applied_migrations")
     overview = Overview(
         session.service,
         session.settings.schema_name,
-        len(migrations()),
+        applied[-1]["version"],
         executors,
         held,
         len(origins) - held,

@@ -317,6 +317,21 @@ async def test_origins_are_listed_with_holder_and_backlog_and_without_the_slots_
     assert leased.split()[4:9] == ["2", *"----"]
 
 
+async def test_an_origin_that_ends_in_a_digit_that_is_no_number_is_listed_as_others(database: str):
+    """SQL takes any name, and "²" is a digit to Python; one job there, and no origin was listed any more."""
+    await execute(database, "SELECT sidings.enqueue('t', '{}'::json, origin => 'area/m²')")
+    await execute(database, "SELECT sidings.enqueue('t', '{}'::json, origin => 'area/²')")
+    rows = (await cli_json(database, "origins", "list"))["origins"]
+    assert [row["origin"] for row in rows] == ["area/m²", "area/²"]
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e30", "-1"])
+async def test_a_lease_that_is_no_time_is_a_mistake_of_the_command(database: str, seconds: str):
+    await a_job(database, origin="gone/1")
+    move = ("origins", "move", "gone/1", ORIGIN, "--yes", "--lease-seconds", seconds)
+    assert "give the seconds of the longest lease" in await refused(database, *move, exit_code=2)
+
+
 async def test_what_admin_counts_only_so_far_is_shown_so(database: str):
     await some_jobs(database, 10_000, group=None)
     assert (await cli(database, "origins", "list")).stdout.splitlines()[1].split()[4] == "10000+"
@@ -336,6 +351,12 @@ async def test_the_audit_is_filtered_and_paged(database: str):
     for wanted, rows in ((("--action", "pause"), 1), (("--by", "bob", "--action", "pause"), 0), (("--by", "alice"), 1)):
         assert len((await cli_json(database, "audit", *wanted))["audit"]) == rows, wanted
     assert [row["type"] for row in (await cli_json(database, "pauses"))["pauses"]] == ["ride"]
+
+
+@pytest.mark.parametrize("to", ["²", 5_000 * "9", "yesterday"])
+async def test_an_offset_that_is_none_is_a_mistake_of_the_command(database: str, to: str):
+    reset = ("consumers", "reset", "positions", "--partition", 0, "--kafka", "127.0.0.1:1", "--to", to)
+    assert "give 30m, 2h or 7d (ago)" in await refused(database, *reset, exit_code=2)
 
 
 async def test_stored_offsets_are_listed(database: str):

@@ -397,6 +397,16 @@ async def test_the_schema_is_made_once_its_service_is_named(empty_database: str)
     assert (status["service"], status["schema"], status["version"]) == ("tracker", "own", LAST)
 
 
+async def test_status_says_where_the_schema_stands_also_where_a_later_release_has_migrated_it(database: str):
+    """As where a release was rolled back; it said the last migration that it knew."""
+    later = (
+        f"INSERT INTO sidings.migration (version, name, checksum, runs_with) VALUES ({LAST + 1}, 'later', 'x', {LAST})"
+    )
+    await execute(database, later)
+    assert (await cli_json(database, "status"))["version"] == LAST + 1
+    assert f"schema sidings at {LAST + 1:04}," in (await cli(database, "status")).stdout
+
+
 async def test_a_schema_of_another_release_is_not_touched(database: str):
     fine = await cli_json(database, "migrate", "status")
     assert (len(fine["applied"]), fine["missing"], fine["problem"]) == (LAST, [], None)

@@ -317,6 +317,8 @@ class Admin:
 
         lease_seconds: the longest lease of the executors; an expired lease is believed only when Postgres has been up
         for that long."""
+        if not 0 <= lease_seconds <= 1_000_000_000:
+            raise ConfigurationError(f"lease_seconds={lease_seconds!r}: give the seconds of the longest lease")
         lease = timedelta(seconds=lease_seconds)
         return await self._calls.value("move_jobs", origin, to, self._actor, reason, lease, seconds=_MOVE_SECONDS)
 
