@@ -20,6 +20,7 @@ from sidings.devstack.databases import create_database, ensure_template
 from sidings.devstack.fixtures import ServerDirectory
 from sidings.errors import PostgresUnavailable
 from sidings.executor import Executor, scheduler
+from sidings.executor.glance import GLANCE_FROM
 from sidings.executor.scheduler import Scheduler
 from sidings.jobs import Job, Registry
 
@@ -227,6 +228,33 @@ async def test_positions_that_a_crash_hands_out_again_are_found(mortal: Postgres
             await eventually(lambda: len(ledger.ended) >= expected, "the jobs of after the crash")  # noqa: B023
     assert again, "no crash has taken positions back: the test has shown nothing"
     assert set(ledger.runs().values()) == {1}
+
+
+async def test_transaction_ids_that_a_crash_hands_out_again_are_no_sign_that_nothing_has_been_committed(
+    mortal: Postgres,
+):
+    """Many idle origins are not read while the snapshot is the same. After a crash it comes again, with other rows."""
+    template = await ensure_template(mortal.dsn, service="test")
+    dsn = await create_database(mortal.dsn, f"crash_{token_hex(4)}", template=template)
+    ledger = Ledger()
+    registry, ride = a_registry(ledger)
+    origins = [f"t/{number}" for number in range(GLANCE_FROM + 6)]
+    snapshot, again = "SELECT pg_current_snapshot()::text", 0
+    # No renewal may come in between, and no poll before the server has recovered.
+    async with running(dsn, registry, origins, lease_seconds=600, audit_seconds=3600, poll_seconds=6) as executor:
+        for attempt in range(4):
+            async with a_transaction(dsn) as (connection, transaction):
+                await connection.execute("SELECT pg_current_xact_id()")
+                await transaction.rollback()
+                before = await connection.fetchval(snapshot)
+                executor.wake()
+                await eventually(lambda: (executor.reader._complete or "").startswith(before), "a read")  # noqa: B023
+                os.kill(await connection.fetchval("SELECT pg_backend_pid()"), signal.SIGKILL)
+            await eventually(lambda: answers(dsn), "the server to answer")
+            await enqueue(dsn, ride, rides(1, "after"), origin=origins[attempt])
+            again += await value(dsn, snapshot) == before
+            await eventually(lambda: len(ledger.ended) > attempt, "the job of after the crash")  # noqa: B023
+    assert again, "no crash has taken transaction ids back: the test has shown nothing"
 
 
 # -- worlds in which anything may happen -----------------------------------------------------------------------------
