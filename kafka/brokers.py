@@ -20,6 +20,7 @@ from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import CloseReason
 from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError, NoError, RequestTimedOutError, for_code
 from aiokafka.protocol.coordination import FindCoordinatorRequest
+from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.group import HeartbeatRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
@@ -33,6 +34,8 @@ _NEXT_SECONDS = 1.0  # without an answer, before another broker is asked, too
 _LATE_SECONDS = 3.0  # for an answer; then others are asked who leads what, and are preferred
 _CONNECT_SECONDS = 5.0  # for a first try to connect, authentication included; twice as long for each further one
 _LEAST_MS = 3_000  # the share of an address, be there ever so many
+_LEAST_BYTES = 64 * 1024  # of a fetch, however slow the network is; Kafka sends a larger first batch all the same
+_LESS = 16  # so many times smaller is the fetch after one that was not answered in time
 _OF_A_CONNECTION = (
     *("client_id", "ssl_context", "security_protocol", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password"),
     *("sasl_kerberos_service_name", "sasl_kerberos_domain_name", "sasl_oauth_token_provider"),
@@ -50,11 +53,13 @@ def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = No
     client.connecting = {}
     client.failed_at = {}
     client.late = defaultdict(int)
+    client.fetch_bytes = None
 
 
 class _Client(AIOKafkaClient):
     """patience: of the next try to connect to a broker; connecting: since when; failed_at: the last one. late: how many
-    requests to a broker have been without an answer for long."""
+    requests to a broker have been without an answer for long. fetch_bytes: most of one fetch, where the network is too
+    narrow for as many as are asked for."""
 
     session_seconds: float | None
     patience: defaultdict[Any, float]
@@ -62,6 +67,7 @@ class _Client(AIOKafkaClient):
     connecting: dict[Any, float]
     failed_at: dict[Any, float]
     late: defaultdict[Any, int]
+    fetch_bytes: int | None
 
     @property
     def _milliseconds(self) -> int:
@@ -135,6 +141,11 @@ class _Client(AIOKafkaClient):
 
     async def send(self, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
         """As `AIOKafkaClient.send`."""
+        if isinstance(request, FetchRequest):
+            return await self._fetch(node_id, request, group)
+        return await self._send(node_id, request, group)
+
+    async def _send(self, node_id: Any, request: Any, group: Any) -> Any:
         seconds = self.session_seconds if isinstance(request, HeartbeatRequest) else None
         limit = asyncio.timeout(seconds)
         try:
@@ -146,6 +157,26 @@ class _Client(AIOKafkaClient):
             if self._connected(node_id, group):
                 cast(Any, self)._conns[node_id, group].close(reason=CloseReason.CONNECTION_TIMEOUT)
             raise RequestTimedOutError from None
+
+    async def _fetch(self, node_id: Any, request: Any, group: Any) -> Any:
+        """An answer that has not come through in time would not the next time, either. So less is asked for then, and
+        more again where there is time enough for it."""
+        wanted, limit, began = request._max_bytes, self.fetch_bytes, time.monotonic()
+        if limit is not None:
+            request._max_bytes = min(wanted, limit)
+        try:
+            answer = await self._send(node_id, request, group)
+        except RequestTimedOutError:
+            self.fetch_bytes = max(_LEAST_BYTES, request._max_bytes // _LESS)
+            log.warning(
+                "broker %s: a fetch was not answered in time, the next is of %s bytes", node_id, self.fetch_bytes
+            )
+            raise
+        if limit is not None and 4 * (time.monotonic() - began) < self._milliseconds / 1000:
+            size = sum(len(partition[-1] or b"") for _, partitions in answer.topics for partition in partitions)
+            if 2 * size > limit == self.fetch_bytes:
+                self.fetch_bytes = 2 * limit if 2 * limit < wanted else None
+        return answer
 
     @asynccontextmanager
     async def _awaited(self, node_id: Any) -> AsyncGenerator[None]:

@@ -40,7 +40,8 @@ class KafkaSettings(Settings):
     that a takeover takes after a kill. rebalance_seconds: how long a rebalance waits for a slow member.
     request_seconds: how long any request to Kafka may take; longer than rebalance_seconds.
     fetch_seconds: how long Kafka may wait for new messages; a partition that resumes may wait as long.
-    fetch_bytes, partition_fetch_bytes: most bytes of one fetch, of one partition in it.
+    fetch_bytes, partition_fetch_bytes: most bytes of one fetch, of one partition in it. Fewer are fetched after one
+    that was not answered in request_seconds.
     metadata_seconds: how often to look for new partitions and topics.
     max_records: most messages in one transaction. batch_seconds: after so long the transaction is committed, and
     what is left of the messages goes into the next one.

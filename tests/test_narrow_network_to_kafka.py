@@ -1,0 +1,93 @@
+"""Much to read over a narrow network: what does not come through in time is followed by less."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sidings import KafkaSettings, Message
+from sidings.devstack.topics import create_topic
+
+from .consumer_support import Number, a_service, producing
+from .support import eventually
+
+BYTES, EACH, PARTITIONS = 16_000, 30, 8  # 3.8 MB
+PIECE, PAUSE = 16_384, 0.05  # at most 330 kB/s
+REQUEST_SECONDS = 6.0
+IN_TIME = 60.0
+VALUE = Number(n=1).model_dump_json().encode().ljust(BYTES)
+
+
+class Narrow:
+    """A network between a broker and its clients that is slow in both directions while `slow` is true."""
+
+    def __init__(self) -> None:
+        self.slow = False
+        self.port = self.broker = 0
+        self._streams: list[asyncio.StreamWriter] = []
+
+    async def serve(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        upward, server = await asyncio.open_connection("127.0.0.1", self.broker)
+        self._streams.extend((target, server))
+        await asyncio.gather(self._pump(source, server), self._pump(upward, target))
+
+    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while piece := await source.read(PIECE):
+                target.write(piece)
+                await target.drain()
+                await asyncio.sleep(PAUSE * len(piece) / PIECE if self.slow else 0)
+        target.close()
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+
+@pytest.fixture
+async def narrow(own_kafka: Any) -> AsyncIterator[Narrow]:
+    """The way to a broker that is reached on no other."""
+    network = Narrow()
+    listener = await asyncio.start_server(network.serve, "127.0.0.1", 0)
+    network.port = listener.sockets[0].getsockname()[1]
+    settings = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{network.port}"}
+    kafka = await asyncio.to_thread(lambda: own_kafka(settings=settings))
+    network.broker = int(kafka.bootstrap.rpartition(":")[2])
+    try:
+        yield network
+    finally:
+        listener.close()
+        network.close()
+
+
+async def fill(bootstrap: str, topic: str, **options: Any) -> None:
+    await create_topic(bootstrap, topic, partitions=PARTITIONS, **options)
+    async with producing(bootstrap) as producer:
+        for p in range(PARTITIONS):
+            sent = [await producer.send(topic, VALUE, key=b"%d.%d" % (p, n), partition=p) for n in range(EACH)]
+            await asyncio.gather(*sent)
+
+
+@pytest.mark.timeout(180)
+async def test_what_is_fetched_fits_through_the_network(narrow: Narrow) -> None:
+    """A fetch of a megabyte of each partition did not come in time, and the same was asked for again, for ever."""
+    bootstrap = f"127.0.0.1:{narrow.port}"
+    await fill(bootstrap, "much")
+    await fill(bootstrap, "rows", config={"cleanup.policy": "compact"})
+    kafka = KafkaSettings(bootstrap=bootstrap, request_seconds=REQUEST_SECONDS, rebalance_seconds=5.0)
+    narrow.slow = True
+    service = a_service(None, kafka)
+    rows = service.directory("rows", model=Number)
+    handled = set[tuple[int, int]]()
+
+    @service.consumer("much", stateless=True, dead_letter="dead")
+    async def handle(message: Message[Number]) -> None:
+        handled.add((message.partition, message.offset))
+
+    async def ready() -> bool:
+        return rows.ready and len(handled) == EACH * PARTITIONS
+
+    async with asyncio.timeout(2 * IN_TIME), service:
+        await eventually(ready, lambda: (len(handled), rows.progress), seconds=IN_TIME)
+        narrow.slow = False
