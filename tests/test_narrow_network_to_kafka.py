@@ -1,4 +1,4 @@
-"""Much to read over a narrow network: what does not come through in time is followed by less."""
+"""Much to read and to send over a narrow network: what does not come through in time is followed by less."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,6 +10,7 @@ from sidings import KafkaSettings, Message
 from sidings.devstack.topics import create_topic
 
 from .consumer_support import Number, a_service, producing
+from .outbox_support import arrived, emptied, publish, records, relaying
 from .support import eventually
 
 BYTES, EACH, PARTITIONS = 16_000, 30, 8  # 3.8 MB
@@ -91,3 +92,18 @@ async def test_what_is_fetched_fits_through_the_network(narrow: Narrow) -> None:
     async with asyncio.timeout(2 * IN_TIME), service:
         await eventually(ready, lambda: (len(handled), rows.progress), seconds=IN_TIME)
         narrow.slow = False
+
+
+@pytest.mark.timeout(180)
+async def test_what_is_sent_fits_through_the_network(database: str, narrow: Narrow) -> None:
+    """As much was tried again and again; nothing arrived, or all of it many times."""
+    bootstrap = f"127.0.0.1:{narrow.port}"
+    await create_topic(bootstrap, "much", partitions=PARTITIONS)
+    count = EACH * PARTITIONS
+    await publish(database, "much", [(f"k{n % 40}", b"%d" % n + VALUE) for n in range(count)])
+    narrow.slow = True
+    async with relaying(database, bootstrap, delivery_seconds=REQUEST_SECONDS):
+        await emptied(database, seconds=IN_TIME)
+        narrow.slow = False
+    assert len({record.value for record in await records(bootstrap, "much")}) == count
+    assert await arrived(bootstrap, "much") < 3 * count

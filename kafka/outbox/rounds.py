@@ -8,8 +8,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aiokafka.errors import InvalidTopicError, KafkaError, UnknownError
+from aiokafka.errors import InvalidTopicError, KafkaError, RequestTimedOutError, UnknownError
 
+from ...executor import now
 from .backlog import Backlog, Lane, Row, repeat
 from .failures import NEVER, NO_TOPIC, Failed, text_of
 from .lane_senders import LaneSenders
@@ -25,6 +26,7 @@ __all__ = ["Rounds"]
 
 _DOUBTS = 3  # failures after which an error that aiokafka does not know is taken for the fault of a message
 _PROBE = 100  # messages with which partitions that took nothing are tried again
+_LESS = 8  # so many times smaller is the round after one that was not acknowledged in time
 _TURNS = 5  # of the event loop, after which aiokafka has written what it was handed
 
 
@@ -65,6 +67,7 @@ class Rounds:
         self._partitions_now: list[int] = []
         self._prepared: _Prepared | None = None
         self._most = settings.batch_size  # messages of a round, until the number of partitions is known
+        self._fits: int | None = None  # fewer, where the network is too narrow for so many
 
     async def send_next(self, failures: int) -> None:
         """Take the next round and send it. failures: rounds in a row that have failed before it.
@@ -79,7 +82,8 @@ class Rounds:
         sender = await self._senders.choose(failing=failures > 0)
         partitions = self._partitions_now = await self._partitions(sender)
         prepared, self._prepared = self._prepared, None
-        probe = min(self._most, _PROBE) if self.lane.owns and failures else self._most
+        most = self._most if self._fits is None else min(self._most, self._fits)
+        probe = min(most, _PROBE) if self.lane.owns and failures else most
         rows = self.lane.take(len(prepared.rows) if prepared else probe)
         if not rows:
             return
@@ -90,6 +94,7 @@ class Rounds:
             batches = prepared.batches
         groups = {partition: packed.all_rows for partition, packed in batches.items()}
         sender.users += 1
+        began = now()
         try:
             if not groups:
                 await asyncio.sleep(0)  # the next read is sent, before packing takes the event loop
@@ -97,9 +102,15 @@ class Rounds:
             while groups:
                 groups = await self._batches(sender, partitions, groups, batches)
                 batches = {}
+        except Failed as failed:
+            if failed.unreachable or isinstance(failed.error, RequestTimedOutError):
+                self._fits = max(1, len(rows) // _LESS)  # as many would take as long again
+            raise
         finally:
             sender.users -= 1
             self._senders.released(sender)
+        if self._fits is not None and len(rows) >= self._fits and 4 * (now() - began) < self._settings.delivery_seconds:
+            self._fits = 2 * self._fits if 2 * self._fits < self._most else None
 
     def forget(self) -> list[Row]:
         """The round has failed: forget it, and the one that was packed ahead. Returns what is outstanding of it."""
@@ -143,7 +154,7 @@ class Rounds:
         later wait for the round after it."""
         settings = self._settings
         self._most = min(len(partitions) * settings.batch_size, max(settings.batch_size, self._backlog.page))
-        if self._prepared is not None or len(self.lane.queue) < self._most // 2:
+        if self._prepared is not None or self._fits is not None or len(self.lane.queue) < self._most // 2:
             return
         for _ in range(_TURNS):
             await asyncio.sleep(0)
