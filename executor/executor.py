@@ -100,7 +100,7 @@ class Executor:
             on_fence=self.cycles.standing.fence_read,
         )
         events = LeaseEvents(
-            lost=lambda name, epoch: self._reconciler.lost(name, epoch),
+            lost=lambda epochs: self._reconciler.lost(epochs),
             wanted=lambda name, generation: self._reconciler.wanted(name, generation),
             replaced=lambda: self._new_server(True),
         )
@@ -344,8 +344,7 @@ class Executor:
         self._promoter.expect(due)
 
     def _fenced(self, origins: list[str]) -> None:
-        for name in origins:
-            self._reconciler.lost(name)
+        self._reconciler.lost(dict.fromkeys(origins))
 
     def _refused(self, origin: str) -> None:
         """The end of a transaction, for another lease or timeline. Its connection may be the first to have met a new

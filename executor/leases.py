@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,11 +40,12 @@ class Leased(Protocol):
 class LeaseEvents:
     """What the thread reports; called in the event loop of the service.
 
-    lost: the database says that somebody else has the origin. wanted: an executor with an assignment of that Kafka
-    generation waits for it. replaced: another server answers, of a newer timeline than the one that granted a lease.
+    lost: the database says that somebody else has these origins; their epochs. wanted: an executor with an assignment
+    of that Kafka generation waits for it. replaced: another server answers, of a newer timeline than the one that
+    granted a lease.
     """
 
-    lost: Callable[[str, int], None]
+    lost: Callable[[Mapping[str, int]], None]
     wanted: Callable[[str, int], None]
     replaced: Callable[[], None] = lambda: None
 
@@ -188,6 +189,7 @@ class LeaseThread:
             if timeline > max(elsewhere) and self._home is not None:
                 tell_loop(self._home, self._events.replaced)
             return False
+        lost: dict[str, int] = {}
         for row in rows:
             queue = by_name[row["origin"]]
             if row["renewed"]:
@@ -195,17 +197,16 @@ class LeaseThread:
             elif row["held"]:
                 complete = False  # its row was locked; again soon
             else:
-                self._report(self._events.lost, queue.name, queue.epoch)
-                link.drop()  # it may lead to a former primary that the others have left
-            if row["wanted_generation"] is not None:
-                self._report(self._events.wanted, queue.name, row["wanted_generation"])
+                lost[queue.name] = queue.epoch
+            if row["wanted_generation"] is not None and self._home is not None:
+                tell_loop(self._home, self._events.wanted, queue.name, row["wanted_generation"])
+        if lost:
+            if self._home is not None:
+                tell_loop(self._home, self._events.lost, lost)
+            link.drop()  # it may lead to a former primary that the others have left
         if complete:
             self.last_renewed = sent
         return complete
-
-    def _report(self, event: Callable[[str, int], None], name: str, number: int) -> None:
-        if self._home is not None:
-            tell_loop(self._home, event, name, number)
 
 
 def tell_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:

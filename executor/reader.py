@@ -331,9 +331,9 @@ class Reader:
         self, plan: Plan, rows: list[asyncpg.Record], left: list[asyncpg.Record], skew: float, time: float
     ) -> None:
         crowds = {ref for ref, count in Counter(row[1] for row in rows).items() if count >= plan.most_late}
-        for ref in crowds.union(row[1] for row in left):
-            if (queue := self._live(plan, ref)) is not None:
-                self._scheduler.forget_waiting(queue)  # a read from 0 finds them page by page, in order
+        found = [self._live(plan, ref) for ref in crowds.union(row[1] for row in left)]
+        if again := [queue for queue in found if queue is not None]:
+            self._scheduler.forget_waiting(*again)  # a read from 0 finds them page by page, in order
         for row in rows:
             if (queue := self._live(plan, row[1])) is not None:
                 self._metrics.late_rows.inc()

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import timedelta
 from uuid import UUID
 
@@ -97,20 +97,23 @@ class Reconciler:
             self._yielded[name] = math.inf  # until it is released
             self.wake()
 
-    def lost(self, name: str, epoch: int | None = None) -> None:
-        """The database says that somebody else has the origin: stop everything of it at once."""
-        queue = self._scheduler.origins.get(name)
-        if queue is None or (epoch is not None and queue.epoch != epoch):
-            return
-        log.warning("%s was taken over by another executor (epoch %s is superseded)", name, queue.epoch)
-        self._former[name] = queue.deadline
-        self._leases.drop(name)
-        self._workers.unclaim(queue)
-        self._workers.cancel(queue, CancelReason.FENCED)
-        self._cycles.forget(name)
-        self._drain_until.pop(queue, None)
-        self._scheduler.remove_origin(name)
-        self.wake()
+    def lost(self, epochs: Mapping[str, int | None]) -> None:
+        """The database says that somebody else has these origins, under newer epochs than these (None: than what is
+        held): stop everything of them at once."""
+        held = [(self._scheduler.origins.get(name), epoch) for name, epoch in epochs.items()]
+        queues = [queue for queue, epoch in held if queue is not None and epoch in (None, queue.epoch)]
+        for queue in queues:
+            name = queue.name
+            log.warning("%s was taken over by another executor (epoch %s is superseded)", name, queue.epoch)
+            self._former[name] = queue.deadline
+            self._leases.drop(name)
+            self._workers.unclaim(queue)
+            self._workers.cancel(queue, CancelReason.FENCED)
+            self._cycles.forget(name)
+            self._drain_until.pop(queue, None)
+        self._scheduler.remove_origin(*(queue.name for queue in queues))
+        if queues:
+            self.wake()
 
     def distrust_expiry(self) -> None:
         """The server was restarted or replaced: others may have renewed on the old one. Wait a full lease."""
@@ -222,7 +225,7 @@ class Reconciler:
             for queue in queues:  # from here on nothing may renew or resume it
                 self._leases.drop(queue.name)
                 self._drain_until.pop(queue, None)
-                self._scheduler.remove_origin(queue.name)
+            self._scheduler.remove_origin(*(queue.name for queue in queues))
             self._unreleased.update((queue.name, queue.epoch) for queue in queues)
         return True
 

@@ -97,17 +97,18 @@ class Scheduler:
             for queue in self.origins.values():
                 queue.timeline = timeline
 
-    def remove_origin(self, name: str) -> None:
-        """Forget an origin and everything of it."""
-        queue = self.origins.pop(name, None)
-        if queue is None:
+    def remove_origin(self, *names: str) -> None:
+        """Forget origins and everything of them; many together, since all that waits is looked through."""
+        queues = [queue for name in names if (queue := self.origins.pop(name, None)) is not None]
+        if not queues:
             return
-        self.forget_waiting(queue)
-        for entry in queue.running:
-            self.memory.drop(entry)
-        self.suspects.over(queue.running)
-        queue.running.clear()
-        queue.lanes.clear()
+        self.forget_waiting(*queues)
+        for queue in queues:
+            for entry in queue.running:
+                self.memory.drop(entry)
+            self.suspects.over(queue.running)
+            queue.running.clear()
+            queue.lanes.clear()
 
     def drain(self, *queues: OriginQueue) -> None:
         """Choose nothing more of these origins. What runs goes on."""

@@ -447,7 +447,7 @@ class SimLeases:
                 if name in renewed:
                     slot.deadline = sent + LEASE - MARGIN
                 else:
-                    self.node.loop.call_soon(self.events.lost, name, slot.epoch)
+                    self.node.loop.call_soon(self.events.lost, {name: slot.epoch})
                     self.link.drop()
 
         world.later(choose.uniform(0.0, world.slowness), answered)

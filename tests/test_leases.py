@@ -13,7 +13,7 @@ from sidings.executor.leases import LeaseEvents, LeaseThread
 
 from .support import SECONDS, eventually
 
-NOBODY = LeaseEvents(lost=lambda name, epoch: None, wanted=lambda name, generation: None)
+NOBODY = LeaseEvents(lost=lambda epochs: None, wanted=lambda name, generation: None)
 
 
 class Held:

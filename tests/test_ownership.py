@@ -275,7 +275,7 @@ async def test_an_origin_is_not_taken_again_before_the_cycle_that_names_its_jobs
         jobs = await enqueue(database, step, [{"n": 1}], origin="t/0")
         await eventually(lambda: held.hits, "the cycle that names the job")
         for origin in ORIGINS[:2]:
-            executor._reconciler.lost(origin)
+            executor._reconciler.lost({origin: None})
         await eventually(lambda: "t/1" in executor.held, "the other one to be taken again")
         assert "t/0" not in executor.held
         proxy.let_go()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -309,9 +309,9 @@ class Relay:
         for slot in list(self.backlog.slots.values()):
             self._slots.lost(slot)
 
-    def _lease_lost(self, name: str, epoch: int) -> None:
+    def _lease_lost(self, epochs: Mapping[str, int]) -> None:
         for slot in list(self.backlog.slots.values()):
-            if slot.name == name and slot.epoch == epoch:
+            if epochs.get(slot.name) == slot.epoch:
                 self._lose(slot)
 
     def _leave_server(self) -> None:
