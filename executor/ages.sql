@@ -1,15 +1,11 @@
--- How long the first job in each origin's order has waited, how many jobs are held there, and how many are blocked. A
--- failing job has waited since its first failure: its run_at, which moves on with every attempt, would hide for how long
+-- How long the first job in each origin's order has waited. A failing job has waited since its first failure: its run_at, which moves on with every attempt, would hide for how long
 -- its group has been stuck.
 -- $1 origins, $2 where to begin: before that the last look has found nothing. There are only dead entries, which stay for as long as
 -- anybody's transaction is open, and a look would step over all of them.
--- Plan: the first entry of job_scan per origin, from there on; job_held; the end of job_backoff.
+-- Plan: the first entry of job_scan per origin, from there on.
 SELECT o.origin, f.position AS first,
        greatest(0, date_part('epoch', clock_timestamp()
-                                      - coalesce(f.first_started_at, greatest(f.enqueued_at, f.run_at)))) AS age,
-       (SELECT count(*) FROM sidings.job j WHERE j.origin = o.origin AND j.held IS NOT NULL) AS held,
-       (SELECT count(*) FROM sidings.job j WHERE j.run_at = 'infinity' AND j.position IS NOT NULL
-        AND (j.attempt > 1 OR j.failures > 0) AND j.origin = ANY ($1)) AS blocked  -- in all of them
+                                      - coalesce(f.first_started_at, greatest(f.enqueued_at, f.run_at)))) AS age
 FROM unnest($1::text[], $2::bigint[]) AS o (origin, begin)
 LEFT JOIN LATERAL (SELECT * FROM sidings.job j
                    WHERE j.origin = o.origin AND j.position >= o.begin ORDER BY j.position LIMIT 1) f ON true

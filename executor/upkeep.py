@@ -30,6 +30,8 @@ _ORPHANS_SECONDS = 60.0
 _AGAIN_SECONDS = 60.0  # a task that has failed, unless its turn comes sooner
 _PAGE = 1_000
 _SECOND_LOOK_SECONDS = 2.0
+_REST = 20.0  # times what a count of all that waits for a person took, before the next one
+_QUICK_COUNT = 1.0  # seconds: after one that is quicker the next needs no more time than others
 
 
 class Upkeep:
@@ -62,6 +64,7 @@ class Upkeep:
         self._on_found = on_found
         self._audit_sql = load_sql(__package__, "audit", schema)
         self._ages_sql = load_sql(__package__, "ages", schema)
+        self._for_persons_sql = load_sql(__package__, "for_persons", schema)
         self._maintain_sql = load_sql(__package__, "maintain", schema)
         self._overdue_sql = load_sql(__package__, "overdue", schema)
         self._unarchived_sql = load_sql(__package__, "unarchived", schema)
@@ -76,6 +79,13 @@ class Upkeep:
             _Task(self._look_at_archive, _ARCHIVE_SECONDS, start, "what is not archived could not be looked for"),
             _Task(self.look_for_orphans, _ORPHANS_SECONDS, start + _ORPHANS_SECONDS, "orphans could not be looked for"),
             _Task(self._look_at_ages, _AGES_SECONDS, start, "how long jobs have waited could not be looked at"),
+            _Task(
+                self._count_for_persons,
+                _AGES_SECONDS,
+                start,
+                "what waits for a person could not be counted",
+                rest=_REST,
+            ),
             _Task(self.audit, audit_seconds, start + audit_seconds, "the reader could not be audited"),
         ]
         self._short = tasks[:-1]
@@ -155,8 +165,22 @@ class Upkeep:
             for name, first in found.items():
                 queues[name].first = min(queues[name].first, first)
         self.oldest = {row["origin"]: row["age"] or 0.0 for row in rows}
-        self.held = sum(row["held"] for row in rows)
-        self.blocked = rows[0]["blocked"] if rows else 0
+
+    async def _count_for_persons(self) -> None:
+        """Count what is held or blocked. Of millions that may take longer than a call may: then it is given more."""
+        link = self._link
+        while True:
+            began, patience = now(), link.patience
+            try:
+                [row] = await link.fetch(self._for_persons_sql, list(self._scheduler.origins))
+                break
+            except PostgresUnavailable:
+                await link.be_patient()
+                if link.patience <= patience:  # it is away, or has had all the time that there is
+                    raise
+        self.held, self.blocked = row["held"], row["blocked"]
+        if now() - began < _QUICK_COUNT:
+            link.patience = 1
 
     async def audit(self) -> int:
         """Read every held origin from 0 and count the jobs that the scheduler would never have started.
@@ -209,20 +233,25 @@ class Upkeep:
 
 class _Task:
     """A part of the upkeep. seconds: from one turn to the next; at: the next, by the event loop's clock; what: as of
-    `Outage`."""
+    `Outage`; rest: so many times what it took, at least, till the next."""
 
-    def __init__(self, work: Callable[[], Awaitable[object]], seconds: float, at: float, what: str) -> None:
+    def __init__(
+        self, work: Callable[[], Awaitable[object]], seconds: float, at: float, what: str, *, rest: float = 0.0
+    ) -> None:
         self.at = at
         self._work = work
         self._seconds = seconds
+        self._rest = rest
         self._outage = Outage(log, what)
 
     async def turn(self) -> float:
         """Do it, and return the seconds till its next turn."""
+        began, seconds = now(), self._seconds
         try:
             await self._work()
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
             self._outage.failed(error)
-            return min(self._seconds, _AGAIN_SECONDS)
-        self._outage.over()
-        return self._seconds
+            seconds = min(seconds, _AGAIN_SECONDS)
+        else:
+            self._outage.over()
+        return max(seconds, self._rest * (now() - began))

@@ -307,10 +307,17 @@ async def test_a_page_of_the_audit_walks_an_index(filled: str):
 
 async def test_the_ages_of_what_waits_cost_a_probe_per_origin(filled: str):
     plans = await Plans.of(filled, "sidings.executor", "ages", ORIGINS, [0] * len(ORIGINS))
-    plans.must_use("job_scan", "job_held", "job_backoff")
+    plans.must_use("job_scan")
     plans.must_not_scan_a_table()
     plans.must_not_sort_jobs()
     plans.must_probe_by("job_scan", "origin", "position")
+
+
+async def test_what_waits_for_a_person_is_counted_by_its_indexes(filled: str):
+    plans = await Plans.of(filled, "sidings.executor", "for_persons", ORIGINS)
+    plans.must_use("job_held", "job_backoff")
+    plans.must_not_scan_a_table()
+    plans.must_not_sort_jobs()
     plans.must_probe_by("job_held", "origin")
     plans.must_probe_by("job_backoff", "run_at")
 

@@ -18,7 +18,7 @@ from sidings.schema import load_sql
 
 from .admin_support import a_holder, a_job
 from .faulty_proxy import proxied
-from .support import ORIGIN, connected, eventually, running
+from .support import ORIGIN, a_role, connected, eventually, running
 
 STORE = """
 INSERT INTO sidings.job (type, origin, payload, position, enqueued_at)
@@ -214,6 +214,65 @@ async def test_an_audit_that_takes_long_lets_the_others_have_their_turns(databas
     upkeeping.cancel()
     begun = sent.index(upkeep._audit_sql)
     assert sent[begun : begun + 100].count(upkeep._ages_sql) > 1
+    await link.close()
+
+
+async def test_what_waits_for_a_person_and_cannot_be_counted_in_time_is_given_more(database: str):
+    """As of tens of millions: nothing told that jobs wait for a person, nor how long others have waited."""
+    async with a_role(database) as (role, of_role), connected(database) as admin:
+        await admin.execute(
+            "INSERT INTO sidings.job (type, origin, payload, held, position) "
+            f"SELECT 'x', '{ORIGIN}', '{{}}', 'x', NULL FROM generate_series(1, 500); "
+            "CREATE FUNCTION public.is_there() RETURNS boolean VOLATILE LANGUAGE plpgsql AS "
+            "$$BEGIN PERFORM pg_sleep(0.001); RETURN true; END$$; "
+            f"CREATE POLICY slow ON sidings.job TO {role} USING (public.is_there()); "
+            "ALTER TABLE sidings.job ENABLE ROW LEVEL SECURITY"
+        )
+        await _store(admin, 1, 100)
+        link, scheduler = Link(PostgresSettings(dsn=of_role, call_seconds=0.3)), Scheduler(lambda kind: True)
+        scheduler.add_origin(ORIGIN, 1)
+        upkeep = Upkeep(
+            link,
+            scheduler,
+            ExecutorMetrics("test", None),
+            ExecutorSettings(),
+            schema="sidings",
+            on_found=lambda queue: None,
+        )
+        upkeeping = asyncio.create_task(upkeep.run())
+        try:
+            await eventually(lambda: upkeep.held == 500 and upkeep.oldest.get(ORIGIN), lambda: link.patience)
+        finally:
+            upkeeping.cancel()
+            await link.close()
+
+
+async def test_what_takes_long_to_count_is_counted_more_seldom(database: str, monkeypatch):
+    """Millions of held jobs take seconds, of each instance: Postgres did little else."""
+    monkeypatch.setattr(upkeep_module, "_AGES_SECONDS", 0.02)
+    monkeypatch.setattr(upkeep_module, "_REST", 1e6, raising=False)
+    link, scheduler = Link(PostgresSettings(dsn=database)), Scheduler(lambda kind: True)
+    scheduler.add_origin(ORIGIN, 1)
+    upkeep = Upkeep(
+        link,
+        scheduler,
+        ExecutorMetrics("test", None),
+        ExecutorSettings(),
+        schema="sidings",
+        on_found=lambda queue: None,
+    )
+    sent: list[str] = []
+    fetch = link.fetch
+
+    async def note(query: str, *args: object) -> list[asyncpg.Record]:
+        sent.append(query)
+        return await fetch(query, *args)
+
+    monkeypatch.setattr(link, "fetch", note)
+    upkeeping = asyncio.create_task(upkeep.run())
+    await eventually(lambda: sent.count(upkeep._ages_sql) > 5)
+    upkeeping.cancel()
+    assert sum("held IS NOT NULL" in query and "AS held" in query for query in sent) == 1
     await link.close()
 
 
