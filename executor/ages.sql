@@ -1,5 +1,5 @@
--- How long the first job in each origin's order has waited. A failing job has waited since its first failure: its run_at, which moves on with every attempt, would hide for how long
--- its group has been stuck.
+-- How long the first job in each origin's order has waited. A failing job has waited since its first failure: its run_at,
+-- which moves on with every attempt, would hide for how long its group has been stuck.
 -- $1 origins, $2 where to begin: before that the last look has found nothing. There are only dead entries, which stay for as long as
 -- anybody's transaction is open, and a look would step over all of them.
 -- Plan: the first entry of job_scan per origin, from there on.

@@ -200,7 +200,7 @@ def test_a_consumer_that_could_only_fail_is_refused():
     [
         (ExecutorSettings, {"concurency": 3}, "concurency: there is no such field: is concurrency meant?"),
         (ExecutorSettings, {"poll_seconds": math.inf}, "poll_seconds: Input should be a finite number"),
-        (OutboxSettings, {"batchsize": 3, "window": 0}, "window: Input should .*; batchsize: there is no .*: is batch_size meant"),
+        (OutboxSettings, {"batchsize": 3, "window": 0}, "window: .*; batchsize: there is no .* batch_size meant"),
         (OutboxSettings, {"routes": [("positions", "direct")]}, "routes: give a table of names and values"),
         (PostgresSettings, {"dsn": POSTGRES, "pool_size": 0}, "pool_size: Input should be greater than or equal to 1"),
         (PostgresSettings, {"dsm": "geheim", "password": "geheim"}, "dsn: is missing; dsm: there is no .*dsn meant"),
