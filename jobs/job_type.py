@@ -21,8 +21,10 @@ from .lossy import (
     becomes_another,
     classes_in,
     held_by,
+    is_changed,
     masks_secret,
     may_become_another,
+    may_change,
     may_hold_floats,
     not_finite,
 )
@@ -350,6 +352,12 @@ class JobType(Generic[P]):
                     )
                 if self._may_become_another and (other := self._another_in(checked, text)):
                     raise ValueError(f"it holds {other}")
+                if self._may_change and self._is_changed(checked, text):
+                    raise ValueError(
+                        "the handler would get other values, for its model changes them again when they are read: let "
+                        "validators, and what runs when it is made, leave as it is what they have made before, and no "
+                        "alias be the name of another field"
+                    )
                 texts.append(text)
             except (ValidationError, ValueError, TypeError) as error:
                 raise InvalidPayload(f"the payload of {self.name!r} does not fit its model: {error}") from error
@@ -370,6 +378,15 @@ class JobType(Generic[P]):
 
     def _another_in(self, checked: P, text: bytes) -> str:
         return becomes_another(checked, self.load(text.decode()), self._classes)
+
+    @cached_property
+    def _may_change(self) -> bool:
+        return may_change(self._adapter.core_schema)
+
+    def _is_changed(self, checked: P, text: bytes) -> bool:
+        read = self.load(text.decode())
+        again = self._to_json(read, round_trip=True, by_alias=False)
+        return again != text and is_changed(checked, read, self._classes)
 
     def _loses_numbers(self, checked: P, text: bytes) -> bool:
         """Whether the handler would find None where there is a float that JSON has no form for."""

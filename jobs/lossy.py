@@ -13,9 +13,11 @@ __all__ = [
     "becomes_another",
     "classes_in",
     "held_by",
+    "is_changed",
     "loses_numbers",
     "masks_secret",
     "may_become_another",
+    "may_change",
     "may_hold_floats",
     "not_finite",
 ]
@@ -146,6 +148,38 @@ def _may_be_of_a_class(schema: object) -> bool:
             return False
 
 
+def may_change(schema: object) -> bool:
+    """Whether a value of this core schema of pydantic's may be read from its own JSON with other values in it: where a
+    validator, or what runs when a model has been made, changes again what it has changed before; and where a field's
+    alias is the name of another one."""
+    match schema:
+        case {"type": "function-before" | "function-after" | "function-wrap" | "function-plain"}:
+            return True
+        case {"post_init": bool() | str() as post_init} if post_init:
+            return True
+        case {"custom_init": True}:
+            return True
+        case Mapping():
+            parts = cast(Mapping[str, object], schema)
+            return _has_names_as_aliases(parts) or any(map(may_change, _within(parts)))
+        case list() | tuple():
+            return any(map(may_change, cast(Iterable[object], schema)))
+        case _:
+            return False
+
+
+def _has_names_as_aliases(schema: Mapping[str, object]) -> bool:
+    match schema:
+        case {"type": "model-fields" | "typed-dict"}:
+            fields = cast(Mapping[str, Mapping[str, object]], schema["fields"])
+        case {"type": "dataclass-args"}:
+            fields = {part["name"]: part for part in cast(list[Mapping[str, object]], schema["fields"])}
+        case _:
+            return False
+    aliases = ((name, part.get("validation_alias")) for name, part in fields.items())
+    return any(isinstance(alias, str) and alias != name and alias in fields for name, alias in aliases)
+
+
 def classes_in(schema: object) -> frozenset[type]:
     """The models and dataclasses that this core schema of pydantic's names."""
     match schema:
@@ -190,6 +224,29 @@ def becomes_another(value: object, read: object, classes: frozenset[type]) -> st
         if type(held) not in _LEAVES and (told := becomes_another(held, its, classes)):
             return told
     return ""
+
+
+def is_changed(value: object, read: object, classes: frozenset[type]) -> bool:
+    """Whether what was `read` of the JSON of `value` has other values in it. What arrives in another type, as where the
+    schema says `Any`, is not looked into. classes: as of `becomes_another`."""
+    some, there = list[object](), list[object]()
+    match value, read:
+        case Mapping(), Mapping():
+            pairs, its_pairs = cast(Mapping[object, object], value), cast(Mapping[object, object], read)
+            some += [*pairs, *pairs.values()]
+            there += [*its_pairs, *its_pairs.values()]
+        case list() | tuple(), list() | tuple():
+            some += cast(Iterable[object], value)
+            there += cast(Iterable[object], read)
+        case _:
+            if not any(kind in classes for kind in type(value).__mro__):
+                return type(value) is type(read) and value != read
+            if not isinstance(value, type(read)):
+                return True
+            names = _fields(read)
+            some += [getattr(value, name) for name in names]
+            there += [getattr(read, name) for name in names]
+    return len(some) != len(there) or any(is_changed(held, its, classes) for held, its in zip(some, there, strict=True))
 
 
 def _fields(read: object) -> list[str]:

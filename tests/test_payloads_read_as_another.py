@@ -1,14 +1,15 @@
-"""Payloads of which the handler would get another model, or other bytes, than were enqueued."""
+"""Payloads of which the handler would get another model, or other bytes or values, than were enqueued."""
 
 from cProfile import Profile
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import InitVar, dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Literal, Self, cast
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, field_validator, model_validator
 from sidings import InvalidPayload
 from sidings.jobs import Job, Registry
-from sidings.jobs.lossy import may_become_another
+from sidings.jobs.lossy import may_become_another, may_change
 from sidings.testing import drain
 
 from .support import ORIGIN, connected
@@ -195,3 +196,122 @@ def test_of_long_lists_that_are_read_again_numbers_and_texts_are_not_looked_at_o
         return sum(entry.callcount for entry in profile.getstats())
 
     assert calls(1_000) == calls(1)
+
+
+class Payment(BaseModel):
+    cents: int
+
+    @field_validator("cents", mode="before")
+    @classmethod
+    def of_euros(cls, euros: float) -> int:
+        return round(euros * 100)
+
+
+class Payments(BaseModel):
+    by: dict[str, Payment] = {}
+    all: list[Payment] = []
+
+
+class WithFee(BaseModel):
+    lines: list[int]
+
+    @model_validator(mode="after")
+    def add_fee(self) -> Self:
+        self.lines.append(5)
+        return self
+
+
+@dataclass
+class Doubled:
+    number: int
+
+    def __post_init__(self) -> None:
+        self.number *= 2
+
+
+@dataclass
+class Sum:
+    number: int
+    more: InitVar[int]
+
+    def __post_init__(self, more: int) -> None:
+        self.number += more
+
+
+class Crossed(BaseModel):
+    start: int = Field(alias="end")
+    end: int = Field(alias="start")
+
+
+class Tidy(BaseModel):
+    """Validators may change what has come, as long as they leave it so."""
+
+    names: frozenset[str]
+    amount: Decimal
+    more: Any = None
+    loaded: int = Field(default=0, exclude=True)
+    _calls: int = PrivateAttr(0)
+
+    @field_validator("names", mode="before")
+    @classmethod
+    def strip(cls, names: Any) -> set[str]:
+        return {name.strip() for name in names}
+
+    @model_validator(mode="after")
+    def count(self) -> Self:
+        self._calls += self.loaded + 1
+        return self
+
+
+class StoredTidy(Tidy):
+    row: int = 1
+
+
+NAMES = frozenset(f" {number}" for number in range(100))
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "arrives"),
+    [
+        (Payment, Payment(cents=cast(int, 12.5)), None),  # the handler got 125,000
+        (Payments, Payments(by={"a": Payment(cents=1)}), None),
+        (Payments, Payments(all=[Payment(cents=1)]), None),
+        (Payments, Payments(), Payments()),
+        (WithFee, WithFee(lines=[1]), None),
+        (Doubled, Doubled(1), None),
+        (Sum, Sum(1, 2), None),  # was held
+        (Crossed, Crossed(end=1, start=2), None),
+        (Tidy, Tidy(names=NAMES, amount=Decimal("1.10")), Tidy(names=NAMES, amount=Decimal("1.10"))),
+        (
+            Tidy,
+            StoredTidy(names=NAMES, amount=Decimal(1), more=Decimal("1.10"), loaded=3),
+            Tidy(names=NAMES, amount=Decimal(1), more="1.10"),
+        ),
+    ],
+    ids=str,
+)
+async def test_values_that_the_model_changes_again_when_they_are_read_are_refused(
+    database: str, kind: Any, payload: Any, arrives: Any
+) -> None:
+    """Of 12.50 euros, which a validator had made 1,250 cents, the handler got 125,000."""
+    registry, got = Registry(), list[Any]()
+
+    @registry.job(payload=kind)
+    async def pay(job: Job[Any]) -> None:
+        got.append(job.payload)
+
+    async with connected(database) as connection, connection.transaction():
+        if arrives is None:
+            with pytest.raises(InvalidPayload):
+                await pay.enqueue(connection, payload, origin=ORIGIN)
+            with pytest.raises(InvalidPayload):
+                await pay.enqueue_many(connection, [payload], origin=ORIGIN)
+        else:
+            await pay.enqueue(connection, payload, origin=ORIGIN)
+    await drain(database, registry)
+    assert got == ([] if arrives is None else [arrives])
+
+
+@pytest.mark.parametrize("kind", [Confirm, Both, Kept, Change, Book | Drop, dict[str, Any], list[Decimal]])
+def test_only_payloads_that_run_code_of_their_authors_are_read_again(kind: Any) -> None:
+    assert not may_change(TypeAdapter(kind).core_schema)
