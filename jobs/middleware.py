@@ -1,16 +1,18 @@
 """What a service wraps around every handler: an onion of async functions, the first one outermost."""
 
+import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, cast
 
 from ..errors import ConfigurationError
 from .job import Job
 from .transaction import Transaction
 
-__all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "completed", "is_error"]
+__all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "completed", "is_error", "not_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,28 @@ async def call_through(middleware: Sequence[Middleware], call: Call, handler: Ne
 
 async def completed(result: object, *, judged: bool = False) -> object:
     """What a handler comes to, of which this was returned: behind a decorator that does not await it, it has not begun
-    when that returns. An error that it returns, as those of lists do, it means to raise: nothing has succeeded. judged:
-    it is handed on, to a retry policy that judges what handlers return."""
-    while inspect.isawaitable(result):
-        result = await result
+    when that returns; nor need what it has handed to threads or another event loop have ended. An error that it
+    returns, as those of lists do, it means to raise: nothing has succeeded. judged: it is handed on, to a retry policy
+    that judges what handlers return."""
+    while inspect.isawaitable(result) or isinstance(result, Future):
+        result = await (asyncio.wrap_future(cast("Future[object]", result)) if isinstance(result, Future) else result)
+    if (error := not_run(result)) is not None:
+        raise error
     if is_error(result) and not judged:
         raise result
     return result
+
+
+def not_run(result: object) -> TypeError | None:
+    """What to raise where a handler has returned this, which has not run, or not ended: its job would pass for done."""
+    told = f"the handler returned a {type(result).__name__}"
+    if isinstance(result, Generator | AsyncGenerator):
+        return TypeError(f"{told}: to call what has a `yield` runs nothing; take the yield out, or go through it")
+    if inspect.isawaitable(result) or isinstance(result, Future):
+        if inspect.iscoroutine(cast(object, result)):
+            cast(Coroutine[Any, Any, Any], result).close()
+        return TypeError(f"{told}: nobody waits for it; `await` it, several with asyncio.gather(...)")
+    return None
 
 
 def is_error(result: object) -> TypeGuard[BaseException | type[BaseException]]:

@@ -1,5 +1,9 @@
-"""Handlers that return an error where they should raise it, or its class where it should be made."""
+"""Handlers that return an error where they should raise it, or its class where it should be made; and those that return
+what has not run, or not ended."""
 
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -52,3 +56,78 @@ async def test_a_class_of_errors_that_cannot_be_made_is_a_failure(database: str)
     assert attempt.outcome == "discarded"
     assert attempt.error is not None
     assert attempt.error.error_class == "TypeError"
+
+
+def logged(handler: Any) -> Any:
+    """A decorator that makes a plain function of whatever it gets, so that nobody sees a `yield` in it."""
+
+    @wraps(handler)
+    def call(argument: Any) -> Any:
+        return handler(argument)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "kind", ["generator", "async generator", "transactional", "in middleware", "batch", "in lists"]
+)
+async def test_what_has_not_run_is_no_success(database: str, kind: str) -> None:
+    """A decorator hides a `yield`, and a forgotten gather what is awaited: the jobs were gone, and nothing had run."""
+    registry, ran = Registry(), list[object]()
+    if kind == "in middleware":
+
+        async def around(call: Any, call_next: Any) -> None:
+            await call_next()
+
+        registry.middleware.append(around)
+
+    def generator(argument: object) -> Any:
+        ran.append(argument)
+        yield
+
+    async def asynchronous(argument: object) -> Any:
+        ran.append(argument)
+        yield
+
+    async def returned(argument: object) -> Any:
+        return generator(argument)
+
+    async def send(job: object) -> None:
+        ran.append(job)
+
+    async def rides(jobs: list[Job[Ride]]) -> list[object]:
+        return [send(job) for job in jobs]
+
+    handlers: dict[str, Any] = {"async generator": logged(asynchronous), "transactional": returned, "in lists": rides}
+    batch = 10 if kind in ("batch", "in lists") else None
+    job_type = registry.job(name="ride", payload=Ride, transactional=kind == "transactional", batch=batch)(
+        handlers.get(kind, logged(generator))
+    )
+    await enqueue(database, job_type, [Ride(), Ride()])
+    attempts = await drain(database, registry)
+    assert ([attempt.outcome for attempt in attempts], ran) == (["retried"] * 2, [])
+    assert all(attempt.error is not None and "the handler returned a" in attempt.error.message for attempt in attempts)
+
+
+@pytest.mark.parametrize("where", ["thread", "event loop"])
+async def test_what_a_plain_handler_hands_on_is_waited_for(database: str, where: str) -> None:
+    """Its job was done as soon as somebody else had begun with it, however that ended."""
+    registry, loop = Registry(), asyncio.get_running_loop()
+    gate, pool = asyncio.Event(), ThreadPoolExecutor(1)
+
+    async def fail() -> None:
+        await gate.wait()
+        raise ValueError("no")
+
+    def run() -> None:
+        asyncio.run_coroutine_threadsafe(fail(), loop).result()
+
+    @registry.job()
+    def ride(job: Job[Ride]) -> Future[None]:
+        loop.call_soon_threadsafe(loop.call_later, 0.2, gate.set)
+        return pool.submit(run) if where == "thread" else asyncio.run_coroutine_threadsafe(fail(), loop)
+
+    await enqueue(database, ride, [Ride()])
+    [attempt] = await drain(database, registry)
+    pool.shutdown(wait=False)
+    assert attempt.outcome == "retried"

@@ -60,3 +60,18 @@ async def test_also_where_one_type_of_the_topic_is_handled_in_lists(effects, top
         await eventually(offset_reaches(effects, name, 2))
         assert await numbers(effects) == [2]
         assert len(await fetch(effects, "SELECT id FROM sidings.job")) == 1
+
+
+async def test_calls_in_the_list_that_nobody_awaits_are_its_failure(effects, topic, sidings_kafka):
+    """All messages passed for handled, and nothing had run."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, batch=10, retry=TWICE_AND_PARK)
+    async def handle(messages: list[Message[Number]], tx: Transaction) -> list[object]:
+        return [record(message, tx) for message in messages]
+
+    await produce(sidings_kafka, name, [0], key="a")
+    async with service:
+        await eventually(offset_reaches(effects, name, 1))
+        assert len(await fetch(effects, "SELECT id FROM sidings.job")) == 1
