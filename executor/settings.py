@@ -28,9 +28,9 @@ class PostgresSettings(Settings):
     password: SecretStr | Callable[[], str] | None = None
     schema_name: str = "sidings"
     pgbouncer: bool = False
-    connect_seconds: float = Field(default=5.0, gt=0)
-    call_seconds: float = Field(default=10.0, gt=0)
-    pool_size: int = Field(default=10, ge=1)
+    connect_seconds: float = Field(default=5.0, gt=0, le=1_000_000)
+    call_seconds: float = Field(default=10.0, gt=0, le=1_000_000)  # Postgres' most is 2^31 ms
+    pool_size: int = Field(default=10, ge=1, le=10_000)
 
     def check(self) -> None:
         """The schema's name, the DSN's scheme, the kind of function. Raises `ConfigurationError`."""
@@ -80,7 +80,7 @@ class ExecutorSettings(Settings):
     """
 
     concurrency: int = Field(default=100, ge=1, le=10_000)
-    lease_seconds: float = Field(default=15.0, ge=0.2)
+    lease_seconds: float = Field(default=15.0, ge=0.2, le=1_000_000)
     poll_seconds: float = Field(default=0.1, gt=0)
     poison_after: int = Field(default=5, ge=1)
     drain_seconds: float = Field(default=10.0, ge=0)
@@ -88,7 +88,7 @@ class ExecutorSettings(Settings):
     exit_when_fenced: bool = True
     stall_warn_seconds: float = Field(default=1.0, gt=0)
     stall_seconds: float = Field(default=30.0, gt=0)
-    history_days: int = Field(default=30, ge=1)
+    history_days: int = Field(default=30, ge=1, le=1_000_000)
     notify: bool = False
     audit_seconds: float = Field(default=60.0, gt=0)
 

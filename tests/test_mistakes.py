@@ -88,6 +88,24 @@ def test_an_argument_of_a_wrong_kind_is_named(options, text):
         Service("test", prometheus=CollectorRegistry(), **options)
 
 
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        (PostgresSettings, {"dsn": POSTGRES, "call_seconds": 1e9}),
+        (PostgresSettings, {"dsn": POSTGRES, "call_seconds": math.inf}),
+        (PostgresSettings, {"dsn": POSTGRES, "connect_seconds": math.inf}),
+        (PostgresSettings, {"dsn": POSTGRES, "pool_size": 10**9}),
+        (ExecutorSettings, {"lease_seconds": math.inf}),
+        (ExecutorSettings, {"history_days": 10**9}),
+        (OutboxSettings, {"lease_seconds": math.inf}),
+    ],
+)
+def test_a_setting_that_postgres_cannot_take_is_named(settings: Any, given: dict[str, Any]):
+    """The start failed with Python's errors, or Postgres refused the executor for ever."""
+    with pytest.raises(ValueError, match=list(given)[-1]):
+        settings(**given)
+
+
 def test_one_origin_is_not_taken_for_the_origins_that_are_its_letters():
     with pytest.raises(ConfigurationError, match=r"give a list of origins: \['orders/0'\]"):
         StaticAssignment("orders/0")

@@ -43,7 +43,7 @@ class OutboxSettings(Settings):
     max_message_bytes: int = Field(default=1_000_000, ge=1024)
     poll_seconds: float = Field(default=0.1, gt=0)
     window: int = Field(default=10_000, ge=1)
-    lease_seconds: float = Field(default=15.0, ge=0.2)
+    lease_seconds: float = Field(default=15.0, ge=0.2, le=1_000_000)
     delivery_seconds: float = Field(default=15.0, gt=0)
     metadata_seconds: float = Field(default=3.0, gt=0)
     slow_seconds: float = Field(default=1.0, gt=0)
