@@ -261,8 +261,8 @@ def _check_handler(handler: Callable[..., object], label: str) -> None:
 def _check_ticks(handler: Callable[..., object], label: str) -> None:
     try:
         hints = [hint for name, hint in get_type_hints(handler).items() if name != "return"]
-    except NameError:
-        return  # an annotation that cannot be resolved says nothing wrong
+    except (NameError, TypeError):
+        return  # an annotation that cannot be resolved, or looked at, says nothing wrong
     if hints and get_origin(hints[0]) is Job and get_args(hints[0])[0] not in (Tick, Any):
         raise ConfigurationError(f"{label}: the payload of a periodic job is a Tick: annotate its handler: Job[Tick]")
 
@@ -278,6 +278,10 @@ def _payload_model(handler: Callable[..., object], label: str, batch: bool) -> A
         hint = get_type_hints(handler).get(parameters[0].name)
     except NameError as error:  # a model defined inside a function, under `from __future__ import annotations`
         raise ConfigurationError(f"{label}: the annotation cannot be resolved ({error}); {remedy}") from None
+    except TypeError:  # functools.partial, or an object that can be called, has none
+        raise ConfigurationError(
+            f"{label}: {handler!r} has no annotations to look at; give payload=YourModel"
+        ) from None
     if batch:
         if get_origin(hint) is not list:
             raise ConfigurationError(f"{label}: with batch= the handler takes a list of jobs; {remedy}")

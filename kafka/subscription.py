@@ -229,6 +229,8 @@ def _model_of(handler: Callable[..., object], topic: str, listed: bool, takes: t
         hint = get_type_hints(handler).get(parameters[0].name)
     except NameError as error:
         raise ConfigurationError(f"{topic}: the annotation cannot be resolved ({error}); {remedy}") from None
+    except TypeError:  # functools.partial, or an object that can be called, has none
+        raise ConfigurationError(f"{topic}: {handler!r} has no annotations to look at; give model=X") from None
     if listed:
         if get_origin(hint) is not list:
             raise ConfigurationError(f"{topic}: with batch= the handler takes a list of messages; {remedy}")

@@ -6,9 +6,10 @@ import logging
 import math
 import subprocess
 import sys
+from functools import partial
 from secrets import token_hex
 from traceback import format_exception
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -131,6 +132,7 @@ async def takes_a_transaction(job: Job[Ride], tx: Transaction) -> None: ...
         (yields, {}, "yields: the handler has a `yield`"),
         (yields_too, {}, "yields_too: the handler has a `yield`"),
         (takes_a_transaction, {}, "called with one argument.* missing a required argument: 'tx'"),
+        (partial(takes_a_transaction, tx=None), {"name": "p"}, r"p: functools.partial\(.* give payload=YourModel"),
         (a_job, {"retry": 3}, r"a_job: retry=3: give Retry\(wait="),
         (a_job, {"group": 5}, "group=5: give the name of a field"),
     ],
@@ -138,6 +140,19 @@ async def takes_a_transaction(job: Job[Ride], tx: Transaction) -> None: ...
 def test_a_job_type_that_could_only_fail_is_refused(handler, options, text):
     with pytest.raises(ConfigurationError, match=text):
         Registry().job(**options)(handler)
+
+
+def test_partial_functions_are_handlers_and_without_a_model_they_are_refused_with_a_word():
+    """They were, with an error of Python's `typing`; also for periodic jobs, which need no model."""
+
+    async def handle(more: int, message: Any, tx: Transaction) -> None: ...
+
+    service = Service("test", postgres=POSTGRES, kafka=KAFKA, prometheus=CollectorRegistry())
+    handler: Any = partial(handle, 1)
+    with pytest.raises(ConfigurationError, match=r"positions: functools.partial\(.* give model=X"):
+        service.consumer("positions")(handler)
+    service.consumer("positions", model=Ride)(handler)
+    service.periodic(every=60, name="tick")(partial(takes_a_transaction, tx=cast(Any, None)))
 
 
 @pytest.mark.parametrize("given", [a_job, "a_job", Ride])
