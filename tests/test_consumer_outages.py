@@ -496,7 +496,7 @@ async def test_brokers_that_have_all_got_other_addresses_are_found_again(
         await everything_arrives(2)
 
 
-@pytest.mark.parametrize("assigned", [True, False])
+@pytest.mark.parametrize("assigned", [True, pytest.param(False, marks=pytest.mark.chaos)])
 async def test_health_tells_of_a_kafka_that_is_away_from_its_beginning_to_its_end(
     effects: str, own_kafka, monkeypatch: pytest.MonkeyPatch, assigned: bool
 ) -> None:

@@ -66,6 +66,7 @@ async def test_an_address_that_hangs_keeps_nobody_from_the_next_one(hanging: str
     await asyncio.gather(consumer(), directory(), producer())
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(300)
 async def test_what_a_broker_that_hangs_led_is_read_from_its_next_leader(effects: str, own_kafka) -> None:
     """Each fetch from it was waited for, then a connection to it, or its word of who leads what: 40 s each time."""

@@ -224,6 +224,7 @@ async def test_stopped_while_it_waits_for_postgres_it_leaves_nothing_behind(data
     assert list(tmp_path.iterdir()) == [temporary]
 
 
+@pytest.mark.chaos
 async def test_stopped_while_spark_reads_it_leaves_nothing_behind(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -70,6 +70,7 @@ async def fill(bootstrap: str, topic: str, **options: Any) -> None:
             await asyncio.gather(*sent)
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(180)
 async def test_what_is_fetched_fits_through_the_network(narrow: Narrow) -> None:
     """A fetch of a megabyte of each partition did not come in time, and the same was asked for again, for ever."""
@@ -94,6 +95,7 @@ async def test_what_is_fetched_fits_through_the_network(narrow: Narrow) -> None:
         narrow.slow = False
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(180)
 async def test_what_is_sent_fits_through_the_network(database: str, narrow: Narrow) -> None:
     """As much was tried again and again; nothing arrived, or all of it many times."""

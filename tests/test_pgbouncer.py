@@ -221,6 +221,7 @@ async def test_transactional_jobs_that_hold_all_of_its_connections_give_way_to_t
         await drained(database)
 
 
+@pytest.mark.chaos
 async def test_transactional_jobs_that_wait_for_room_begin_before_those_that_came_later(
     bouncer: str, database: str
 ) -> None:
@@ -244,6 +245,7 @@ async def test_transactional_jobs_that_wait_for_room_begin_before_those_that_cam
     assert set(ended[:10]) >= set(waiting)
 
 
+@pytest.mark.chaos
 async def test_a_stop_lets_no_transactional_job_begin_that_waits_for_room(bouncer: str, database: str) -> None:
     """They ran one after the other, until the time for a stop was over."""
     await reachable(bouncer)

@@ -44,6 +44,7 @@ async def test_a_message_that_is_locked_holds_up_no_others(database: str, siding
     assert sorted((r.key, r.value) for r in found) == [(b"a", b"1"), (b"a", b"2"), (b"b", b"1")]
 
 
+@pytest.mark.chaos
 async def test_a_message_that_is_locked_is_sent_again_before_those_behind_it(
     database: str, sidings_kafka: str, topic
 ) -> None:

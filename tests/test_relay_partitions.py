@@ -39,6 +39,7 @@ async def waiting(database: str) -> set[bytes]:
     return {row["key"] for row in rows}
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(300)
 async def test_partitions_that_nobody_leads_hold_up_no_others_of_their_topic(
     database: str, own_kafka, caplog: pytest.LogCaptureFixture
