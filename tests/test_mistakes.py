@@ -103,7 +103,7 @@ def test_an_argument_of_a_wrong_kind_is_named(options, text):
 )
 def test_a_setting_that_postgres_cannot_take_is_named(settings: Any, given: dict[str, Any]):
     """The start failed with Python's errors, or Postgres refused the executor for ever."""
-    with pytest.raises(ValueError, match=list(given)[-1]):
+    with pytest.raises(ConfigurationError, match=list(given)[-1]):
         settings(**given)
 
 
