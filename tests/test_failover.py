@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import json
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -28,6 +29,7 @@ from sidings.schema import migrate, migrations
 
 from .cli_support import cli
 from .consumer_support import Number, a_service, produce
+from .directory_support import COMPACTED
 from .faulty_proxy import FaultyProxy, Moment, proxied
 from .outbox_support import assert_complete, emptied, numbered, publish, publishing, records, relaying
 from .support import SECONDS, connected, drained, enqueue, eventually, fetch, value
@@ -712,6 +714,33 @@ async def test_a_message_that_was_lost_does_not_pass_for_acknowledged(failover: 
             pass
         with pytest.raises(PostgresUnavailable, match="whether it was kept is not known"):
             await outbox.published(receipt, timeout=SECONDS)
+
+
+async def test_a_relay_says_that_topics_of_directory_tables_may_have_what_was_lost(
+    failover: Failover, sidings_kafka: str, topic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Services kept the lost value until the row's next change, and nobody knew."""
+    rates = await topic("rates", config=COMPACTED)
+    async with connected(failover.old) as connection:
+        await connection.execute("CREATE TABLE rate (id text PRIMARY KEY, cents int)")
+        await connection.execute(f"SELECT sidings.directory_table('rate', topic => '{rates}', key => '{{id}}')")
+        await connection.execute("INSERT INTO rate VALUES ('a', 1), ('b', 1)")
+    async with relaying(failover.proxy.dsn, sidings_kafka, lease_seconds=2.0) as relay:
+        await emptied(failover.old)
+        await failover.lose_what_follows()
+        async with connected(failover.old) as connection:
+            await connection.execute("UPDATE rate SET cents = 2 WHERE id = 'a'")
+        await emptied(failover.old)
+        await failover.happen()
+        await eventually(lambda: not relay.held, "the leases have run out")
+        failover.proxy.heal()
+        await eventually(lambda: len(relay.held) == 16)
+        assert f"so call directory_republish: {rates}" in caplog.text
+        await value(failover.new, "SELECT sidings.directory_republish('rate')")
+        await emptied(failover.new)
+    sent = [json.loads(record.value)["cents"] for record in await records(sidings_kafka, rates) if record.key == b"a"]
+    assert sent[:2] == [1, 2]
+    assert sent[-1] == 1
 
 
 @pytest.mark.parametrize(

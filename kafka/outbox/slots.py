@@ -75,6 +75,7 @@ class SlotKeeper:
         self._on_retry = on_retry
         self._on_doubts = on_doubts
         self._on_new_server = on_new_server
+        self._timeline: str | None = None  # of the server that has answered last
         self._given_up: dict[str, int] = {}  # let go of in memory, not yet in the database
         self._changed = asyncio.Event()
         self._turning = False
@@ -130,6 +131,13 @@ class SlotKeeper:
 
     async def _turn(self) -> None:
         share, free, due, timeline = await self._attend()
+        if self._timeline not in (None, timeline) and self._backlog.directories:
+            log.warning(
+                "Postgres was replaced (timeline %s): where it lacks commits, topics of directory tables have changes "
+                "that the tables do not, so call directory_republish: %s",
+                *(timeline, ", ".join(sorted(self._backlog.directories))),
+            )
+        self._timeline = timeline
         if any(slot.timeline != timeline for slot in self._backlog.slots.values()):
             log.warning("Postgres was replaced (timeline %s): acquiring the slots anew", timeline)
             self._on_new_server()
