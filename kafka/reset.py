@@ -217,6 +217,8 @@ async def _store(postgres: PostgresSettings, sql: str, *arguments: object) -> li
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:  # nothing has changed
             if attempt + 1 == _ATTEMPTS:
                 raise PostgresUnavailable(f"a lock that is needed was not free, try again: {error}") from error
+        except asyncpg.ReadOnlySQLTransactionError as error:
+            raise PostgresUnavailable(f"Postgres takes no writes, as a standby; nothing was reset ({error})") from error
         except BROKEN as error:
             raise PostgresUnavailable(f"it is not known whether the reset has committed: {error!r}") from error
         finally:

@@ -81,6 +81,14 @@ async def test_the_latest_place_is_before_what_an_open_transaction_may_yet_commi
         assert await service.reset_offsets(name, "latest", actor="alice") == [(0, None, 2, 0)]
 
 
+async def test_a_server_that_takes_no_writes_is_said_to_have_reset_nothing(effects, topic, sidings_kafka):
+    """It was not known, said the error, whether the reset had committed."""
+    name = await topic()
+    await fetch(effects, f'ALTER DATABASE "{effects.rpartition("/")[2]}" SET default_transaction_read_only = on')
+    with pytest.raises(PostgresUnavailable, match="takes no writes, as a standby; nothing was reset"):
+        await a_service(effects, sidings_kafka).reset_offsets(name, "latest", actor="alice")
+
+
 async def test_an_idle_instance_notices_and_reads_on_from_there(effects, topic, sidings_kafka):
     name = await topic(partitions=2)
     service = a_service(effects, sidings_kafka)
