@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
-from sidings import Changed, Job, Message, Service, Transaction
+from sidings import Changed, Job, Message, SchemaMissing, Service, StaticAssignment, Transaction
 from sidings.spark_analytics.transactions.config import load
 
 from .consumer_support import a_service, offset_reaches, produce_raw
@@ -76,6 +77,7 @@ RUN_BY = {
     },
     "docs/operations.md": {
         "What goes on": HERE,
+        "In a web server": HERE,
         "Held jobs": HERE,
         "Questions": HERE,
         "A copy, as for staging": HERE,
@@ -348,6 +350,44 @@ async def test_what_operations_shows_in_sql(database: str):
     await fetch(database, "UPDATE sidings.job SET held = 'no such carrier', position = NULL")
     await fetch(database, replaced(block("operations.md", "Held jobs", "sql"), "4711", str(job)))
     assert await value(database, "SELECT held FROM sidings.job") is None
+
+
+async def test_a_service_in_the_lifespan_of_an_application(empty_database: str):
+    """With the `try` around the service, and one service for all starts, a second `TestClient` ended the process."""
+    text = replaced(
+        block("operations.md", "In a web server", "python"),
+        *('Service.from_env("tracker")', f"Service('test', postgres={empty_database!r}, assignment={ORIGIN!r})"),
+    ).replace(repr(ORIGIN), f"StaticAssignment([{ORIGIN!r}])")
+    names = execute(text, StaticAssignment=StaticAssignment)
+    application, ran, signals = names["application"], list[str](), list[int]()
+
+    @names["jobs"].job()
+    async def move(job: Job[Position]) -> None:
+        ran.append(job.payload.transport_id)
+
+    async def dying() -> None:
+        [executor] = [task for task in asyncio.all_tasks() if task.get_name() == "sidings: the executor"]
+        executor.cancel()
+        await asyncio.sleep(30)
+
+    before = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+    try:
+        with pytest.raises(SchemaMissing):
+            async with application.router.lifespan_context(application):
+                pass
+        await application.state.service.migrate()
+        for start in ("first", "second"):
+            async with application.router.lifespan_context(application):
+                async with application.state.service.transaction() as tx:
+                    await move.enqueue(tx, Position(transport_id=start), origin=ORIGIN)
+                await eventually(lambda start=start: start in ran)
+        assert signals == []
+        with pytest.raises(RuntimeError, match="the executor has ended although nobody asked it to"):
+            async with application.router.lifespan_context(application):
+                await dying()
+        assert signals == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def test_what_a_wrong_clock_has_left_is_mended(database: str):
