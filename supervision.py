@@ -85,12 +85,14 @@ def only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _stopped_by_signals: list[Callable[[signal.Signals], None]] = []  # one for each service that runs in the main thread
+_had_before: dict[signal.Signals, Any] = {}  # the handlers of before the first of them; None: none of Python's
 
 
 @contextmanager
 def stop_signals(stop: Callable[[], None], hurry: Callable[[], None]) -> Generator[None]:
     """SIGTERM and SIGINT inside of the block: the first calls `stop`, each further one `hurry`; of all such blocks that
-    run side by side. Processes that are forked inside of it get them as ever.
+    run side by side. At the end of the last one, who had them before has them again, as a web server; and where it had
+    SIGTERM, it gets what was caught. Processes that are forked inside of it get them as ever.
 
     Only in the main thread, which signals reach; whoever runs a loop elsewhere calls ``Service.stop``.
     """
@@ -105,6 +107,11 @@ def stop_signals(stop: Callable[[], None], hurry: Callable[[], None]) -> Generat
         (hurry if caught else stop)()
         caught.append(name)
 
+    if not _stopped_by_signals:
+        for name in _STOP_SIGNALS:
+            if loop.remove_signal_handler(name):  # nobody can get hold of it to give it back
+                log.warning("%s does not reach the event loop's own handler any more, since a service runs", name.name)
+            _had_before[name] = signal.getsignal(name)
     _stopped_by_signals.append(received)
     for name in _STOP_SIGNALS:
         loop.add_signal_handler(name, _tell_all, name)
@@ -115,6 +122,10 @@ def stop_signals(stop: Callable[[], None], hurry: Callable[[], None]) -> Generat
         if not _stopped_by_signals:
             for name in _STOP_SIGNALS:
                 loop.remove_signal_handler(name)
+                if (before := _had_before.pop(name)) is not None:
+                    signal.signal(name, before)
+            if caught and callable(signal.getsignal(signal.SIGTERM)):  # not of SIGINT, which asyncio.run has
+                signal.raise_signal(caught[0])
 
 
 def _tell_all(name: signal.Signals) -> None:

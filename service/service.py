@@ -479,9 +479,9 @@ class Service:
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT, or `stop`; then let handlers end, for `ExecutorSettings.shutdown_seconds` at
-        most. A second signal cancels them. A start that is under way is undone at once, whatever it waits for. The
-        process is the service's: Python's cyclic collector is made to run more rarely, unless its thresholds have been
-        set.
+        most. A second signal cancels them. A start that is under way is undone at once, whatever it waits for. Who
+        had SIGTERM before, as a web server, gets the signal when the service has ended. The process is the service's:
+        Python's cyclic collector is made to run more rarely, unless its thresholds have been set.
 
         Raises what brought the service down, e.g. `SchemaError`.
         """

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 
+import pytest
 from sidings.supervision import stop_signals
 
 from .support import eventually
@@ -27,4 +28,54 @@ async def test_a_signal_stops_all_services_that_run_side_by_side():
         await running
         os.kill(os.getpid(), signal.SIGINT)
         await eventually(lambda: told[2:] == ["second hurries"], told, seconds=5)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+async def test_a_signal_that_has_stopped_a_service_goes_on_to_who_had_it_before():
+    """A web server that had taken SIGTERM, as uvicorn's `Server.serve()` does, went on without the service for ever."""
+    told: list[tuple[str, int]] = []
+
+    def web_server(number: int, _: object) -> None:
+        told.append(("web server", number))
+
+    before = {name: signal.signal(name, web_server) for name in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        stopped = asyncio.Event()
+        with stop_signals(stopped.set, lambda: told.append(("hurry", 0))):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(stopped.wait(), 5)
+            assert told == []
+        assert told == [("web server", signal.SIGTERM)]
+        with stop_signals(stopped.set, stopped.set):
+            pass
+        assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is web_server
+        assert told == [("web server", signal.SIGTERM)]
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def test_after_a_service_asyncio_run_has_its_handler_of_sigint_again():
+    """Python's own was there, which raises KeyboardInterrupt in the middle of the event loop."""
+
+    async def main() -> tuple[object, object]:
+        before = signal.getsignal(signal.SIGINT)
+        stopped = asyncio.Event()
+        with stop_signals(stopped.set, stopped.set):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.wait_for(stopped.wait(), 5)
+        return before, signal.getsignal(signal.SIGINT)
+
+    before, after = asyncio.run(main())
+    assert after is before
+    assert before is not signal.default_int_handler
+
+
+async def test_the_event_loops_own_handler_that_a_service_replaces_is_told_of(caplog: pytest.LogCaptureFixture):
+    """It was gone without a word."""
+    loop, own = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, own.set)
+    with stop_signals(own.set, own.set):
+        pass
+    assert caplog.messages == ["SIGTERM does not reach the event loop's own handler any more, since a service runs"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
