@@ -16,14 +16,15 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
-from sidings import Changed, Job, Message, SchemaMissing, Service, StaticAssignment, Transaction
+from sidings import Changed, Job, Message, Registry, SchemaMissing, Service, StaticAssignment, Transaction
 from sidings.spark_analytics.transactions.config import load
+from sidings.testing import drain
 
 from .consumer_support import a_service, offset_reaches, produce_raw
 from .directory_support import COMPACTED, put
 from .guide import block
 from .outbox_support import records
-from .support import ORIGIN, connected, drained, eventually, fetch, value
+from .support import ORIGIN, connected, drained, enqueue, eventually, fetch, value
 
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).name
@@ -82,6 +83,7 @@ RUN_BY = {
         "Questions": HERE,
         "A copy, as for staging": HERE,
         "Migrations of your own": HERE,
+        "Releases of your service": HERE,
     },
     "docs/outbox.md": {"": HERE},
     "docs/periodic.md": {"": "test_periodic.py", "What comes next": "test_periodic.py"},
@@ -440,6 +442,31 @@ def test_migrations_of_another_tool_leave_the_schema_out():
     include_name = execute(block("operations.md", "Migrations of your own", "python"))["include_name"]
     assert [include_name(name, "schema", {}) for name in (None, "billing", "sidings")] == [True, True, False]
     assert include_name("job", "table", {"schema_name": None})
+
+
+async def test_a_field_of_payloads_is_renamed_while_deployments_roll(database: str):
+    """With the second step alone the release before ran the jobs of the new one with its default."""
+
+    class Before(BaseModel):
+        amount: int = 0
+
+    names = execute(block("operations.md", "Releases of your service", "python"))
+    releases = [(Before, "amount"), (names["Fee"], "amount"), (names["RenamedFee"], "cents")]
+    told: list[int] = []
+
+    def declare(jobs: Registry, model: Any, field: str) -> Any:
+        async def charge(job: Job[Any]) -> None:
+            told.append(getattr(job.payload, field))
+
+        charge.__annotations__["job"] = Job[model]
+        return jobs.job()(charge)
+
+    for storing, running in [(0, 1), (1, 0), (1, 1), (1, 2), (2, 1), (0, 2)]:
+        model, field = releases[storing]
+        await enqueue(database, declare(Registry(), model, field), [model(**{field: 12})])
+        declare(jobs := Registry(), *releases[running])
+        [attempt] = await drain(database, jobs)
+        assert (attempt.outcome, told.pop()) == ("succeeded", 12)
 
 
 async def test_retention_can_be_told_to_wait_for_the_archive(database: str):
