@@ -18,10 +18,12 @@ log = logging.getLogger("sidings.service")
 
 class Supervisor:
     """``async with Supervisor() as supervisor``: the unexpected end of a part cancels the block, which stops the other
-    parts in its own order, and comes out of it as what ended the part."""
+    parts in its own order, and comes out of it as what ended the part. Where the task that has entered it has ended, as
+    a cell of a notebook, nothing can be cancelled: `failures` are told of until somebody leaves the block."""
 
     def __init__(self) -> None:
         self.stopping = False  # from now on parts may end
+        self.failures: list[str] = []
         self._group = asyncio.TaskGroup()
         self._failure: asyncio.Future[None] | None = None
         self._failed: Exception | None = None
@@ -57,6 +59,7 @@ class Supervisor:
     def fail(self, error: Exception) -> None:
         """End the service with `error`, at its start if it does not run yet."""
         self._failed = error
+        self.failures.append(f"the service has failed and has to be ended: {error}")
         if self._failure is not None and not self._failure.done():
             self._failure.set_exception(error)
 
@@ -66,6 +69,7 @@ class Supervisor:
             return
         log.critical("%s has ended unexpectedly; the service stops", what)
         error = None if part.cancelled() else part.exception()
+        self.failures.append(f"{what} has ended unexpectedly, and the service has to be ended")
         raise error or RuntimeError(f"{what} has ended although nobody asked it to")
 
     async def _watch_failure(self) -> None:

@@ -96,6 +96,7 @@ class Life:
         if self.running:
             for directory in directories:
                 found += directory.problems()
+            found += self._supervisor.failures
         return found
 
     # -- start ------------------------------------------------------------------------------------------------------

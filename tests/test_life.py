@@ -7,8 +7,9 @@ from collections import Counter
 from weakref import ref
 
 import pytest
+from aiokafka import AIOKafkaConsumer
 from prometheus_client import CollectorRegistry
-from sidings import Job, Message, OutboxSettings, Service, StaticAssignment, Transaction, migrate
+from sidings import ConfigurationError, Job, Message, OutboxSettings, Service, StaticAssignment, Transaction, migrate
 from sidings.devstack.topics import create_topic
 from sidings.executor import Executor
 from sidings.executor.clock import now
@@ -52,6 +53,24 @@ async def test_health_tells_of_each_part(database, topic, sidings_kafka, monkeyp
     async with service:
         await eventually(lambda: not any("not loaded" in told for told in service._life.not_ready()))
         assert {"the relay is slow", "the directory is old"} <= set(service.problems())
+
+
+async def test_health_tells_of_a_failure_where_the_task_that_has_started_the_service_has_ended(
+    database, topic, sidings_kafka
+):
+    """So a fixture starts it, or `run_coroutine_threadsafe`: it ran on without any job, and `/health` was good."""
+    service = a_service(database)
+    await asyncio.create_task(service.__aenter__())
+    consumer = AIOKafkaConsumer(bootstrap_servers=sidings_kafka, group_id="test", enable_auto_commit=True)
+    try:
+        consumer.subscribe([await topic()], listener=service.executor.rebalance_listener)
+        await consumer.start()
+        found = await eventually(service.problems)
+    finally:
+        await consumer.stop()
+        with pytest.raises(ConfigurationError, match="make it with enable_auto_commit=False"):
+            await service.__aexit__(None, None, None)
+    assert "the service has failed and has to be ended: the consumer commits offsets by itself" in "".join(found)
 
 
 async def test_health_bears_with_an_executor_and_a_relay_that_poll_seldom(database, topic, sidings_kafka):
