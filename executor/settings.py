@@ -18,7 +18,8 @@ class PostgresSettings(Settings):
     dsn: ``postgresql://...``. schema_name: where Sidings' tables live. pgbouncer: set it when connections go through
     PgBouncer in transaction mode; prepared statements and start-up parameters are not used then.
     connect_seconds: how long to wait for a connection. call_seconds: how long any single statement of ours may take
-    before its connection is given up. pool_size: connections for consumers and ``service.transaction()``.
+    before its connection is given up. pool_size: transactions of ``service.transaction()`` at once; consumers have
+    connections beside these, for messages that are tried alone half as many.
     password: in place of the DSN's; or, for one that expires, as a cloud's tokens do, a plain function that gives that
     of the moment. Each new connection calls it, in the event loop or in the thread that renews leases: let it answer
     from memory. What it raises counts as Postgres being away.
