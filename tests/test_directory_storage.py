@@ -85,6 +85,26 @@ async def test_rows_come_change_and_go(storage: Storage[Any]):
     assert (len(storage), storage.items(), list(storage.rows())) == (0, [], [])
 
 
+@pytest.mark.parametrize("key", [None, "terminal_id"])
+async def test_a_row_comes_and_goes_within_a_batch(storage: Storage[Any], key: str | None):
+    """With `key=` in memory that was a KeyError, which ended the service, and its next start."""
+    rows = rows_by(key)
+    await begin(storage, rows)
+    await storage.apply(a_batch(rows, ("T-1", row("T-1", "a")), ("T-1", None), ("T-2", row("T-2", "b"))))
+    assert dict(storage.items()) == {"T-2": Acquirer(terminal_id="T-2", acquirer_id="b")}
+    await storage.apply(a_batch(rows, ("T-1", row("T-1", "c")), ("T-1", row("T-1", isActive=False)), start=3))
+    assert {key for key, _ in storage.items()} == {"T-2"}
+    assert len(list(storage.rows())) == 1
+
+
+async def test_a_key_comes_and_goes_within_a_batch(storage: Storage[Any]):
+    rows = rows_by("terminal_id")
+    await begin(storage, rows)
+    await storage.apply(a_batch(rows, ("1", row("T-1", "a")), ("1", row("T-2", "b")), ("1", row("T-3", "c"))))
+    assert dict(storage.items()) == {"T-3": Acquirer(terminal_id="T-3", acquirer_id="c")}
+    assert set(storage.keys_of([b"1"])) == {"T-3"}
+
+
 @pytest.mark.parametrize("newest_first", [False, True])
 @pytest.mark.parametrize("former", [0, 1])
 async def test_of_several_rows_with_one_key_the_youngest_counts(storage: Storage[Any], former: int, newest_first: bool):

@@ -89,6 +89,7 @@ class Memory(Generic[T]):
         """Let the youngest of a key's rows be its value."""
         rivals = self._rivals[key]
         if not rivals:
-            del self._rivals[key], self._entries[key]
+            del self._rivals[key]
+            self._entries.pop(key, None)  # none where its rows have come and gone in one batch
             return
         self._entries[key] = max((self._rows[row] for row in rivals), key=lambda kept: kept[1])[2]
