@@ -1,6 +1,9 @@
 """What somebody else's open transaction keeps locked holds up as little as can be, and `/health` says so."""
 
+import asyncio
+
 import pytest
+from sidings.devstack.topics import create_topic
 from sidings.kafka.outbox import Relay, relay
 
 from .outbox_support import emptied, publish, publishing, records, relaying
@@ -68,6 +71,68 @@ async def test_a_message_that_is_locked_is_sent_again_before_those_behind_it(
     async with relaying(database, sidings_kafka):
         await emptied(database)
     assert [r.value for r in await records(sidings_kafka, etas) if r.key == b"a"] == [b"1", b"2", b"3"] * 2
+
+
+async def test_a_message_that_is_locked_holds_up_no_others_when_its_topic_fails(database: str, own_kafka) -> None:
+    """Until all that Kafka had was deleted, nothing more of the topic was sent."""
+    kafka = await asyncio.to_thread(own_kafka)
+    await create_topic(kafka.bootstrap, "etas", partitions=1)
+    await publish(database, "etas", [("a", b"1")])
+    async with connected(database) as person:
+        ending = person.transaction()
+        await ending.start()
+        await person.execute("SELECT FROM sidings.outbox FOR UPDATE")
+        async with relaying(database, kafka.bootstrap, delivery_seconds=3) as sender:
+            await eventually(lambda: told_of(sender, "keeps messages locked"))
+            await asyncio.to_thread(kafka.pause)
+            await publish(database, "etas", [("b", b"1"), ("a", b"2")])
+            await asyncio.sleep(4.5)  # the round has failed by now
+            await asyncio.to_thread(kafka.resume)
+            await publish(database, "etas", [("b", b"2"), ("a", b"3")])
+
+            async def left() -> bool:
+                rows = await fetch(database, "SELECT key, value FROM sidings.outbox ORDER BY id")
+                return [tuple(row) for row in rows] == [(b"a", b"1"), (b"a", b"2"), (b"a", b"3")]
+
+            await eventually(left)
+            await publish(database, "etas", [("b", b"3")])
+            await eventually(left)
+            await ending.rollback()
+            await emptied(database)
+    found = [(r.key, r.value) for r in await records(kafka.bootstrap, "etas")]
+    for key in (b"a", b"b"):
+        values = [value for k, value in found if k == key]
+        assert list(dict.fromkeys(values)) == [b"1", b"2", b"3"]
+        assert values[-1] == b"3"
+
+
+async def test_a_message_that_is_locked_does_not_keep_its_slot_from_another_relay(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    """A slot that is given away is read no more: until the message was locked no longer, nothing of it was sent."""
+    etas = await topic("etas")
+    keys = [f"k{n}" for n in range(64)]
+    await publish(database, etas, [(key, b"1") for key in keys])
+    async with connected(database) as person:
+        ending = person.transaction()
+        await ending.start()
+        await person.execute("SELECT FROM sidings.outbox WHERE key < 'k2' FOR UPDATE")
+        async with relaying(database, sidings_kafka) as sender:
+            await eventually(lambda: told_of(sender, "keeps messages locked"))
+            async with relaying(database, sidings_kafka) as other:
+                await eventually(lambda: len(other.held) == 8)
+                await publish(database, etas, [(key, b"2") for key in keys])
+
+                async def left() -> bool:
+                    rows = await fetch(database, "SELECT key, value FROM sidings.outbox WHERE key >= 'k2'")
+                    return not rows
+
+                await eventually(left)
+                await ending.rollback()
+                await emptied(database)
+    found = [(r.key, r.value) for r in await records(sidings_kafka, etas)]
+    for key in keys:
+        assert [v for k, v in found if k == key.encode()][-1] == b"2"
 
 
 @pytest.mark.parametrize(

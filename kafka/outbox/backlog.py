@@ -7,7 +7,7 @@ no memory and no reads, and the others go on.
 
 - Messages of a share that is behind are ignored in the forward part of a read: the refill brings them, in order.
 - A share is put behind only when nothing of it is unaccounted for: every message taken out of the lane has either been
-  recorded in the database or failed. Else a refill would bring it twice.
+  recorded in the database or failed, or is `locked`. Else a refill would bring it twice.
 - A late message of a share that is behind is ignored if the refill will find it, and queued if it lies before that.
 """
 
@@ -144,7 +144,8 @@ class Lane:
         self.changed()
 
     def give_back(self, rows: Sequence[Row]) -> None:
-        """These could not be sent, and nothing else is unaccounted for: put them, and all that waits, behind."""
+        """These could not be sent, and nothing else is unaccounted for, but what is locked: put them, and all that
+        waits, behind."""
         for id, slot, *_ in (*rows, *self.queue):
             if not slot.draining:  # else its next owner reads them
                 self._put_behind(slot, id)
@@ -187,6 +188,8 @@ class Backlog:
         self.slots: dict[int, Slot] = {}
         self.lanes: dict[str, Lane] = {}
         self.parts: list[Lane] = []  # each before what it is a part of
+        # Of those under way: what Kafka has, and somebody's transaction keeps in the database. It is not sent again.
+        self.locked: dict[tuple[int, Slot], Lane] = {}
 
     def all_lanes(self) -> list[Lane]:
         """Lanes and their parts."""
@@ -247,6 +250,12 @@ class Backlog:
         """Whether the slot is still ours, as far as this object has been told."""
         return self.slots.get(slot.number) is slot
 
+    def unlocked(self, topic: str, rows: Iterable[Row]) -> None:
+        """These are recorded now. A read under way may yet bring them as refills: it is asked for again."""
+        if self.locked and [self.locked.pop(row[:2]) for row in rows if row[:2] in self.locked]:
+            for lane in self.of_topic(topic):
+                lane.changed()
+
     def room(self, most: int) -> int:
         """How many messages more may be read, where memory is to have `most`, and no more than the window."""
         held = sum(len(lane.queue) + lane.unaccounted for lane in self.all_lanes() if not lane.paused)
@@ -301,7 +310,8 @@ class Backlog:
         left_out: as was the topic, of the forward part of the same read."""
         if lane.version != version or not self.has(slot) or slot not in lane.behind:
             return
-        lane.queue.extend(self._shared_out(lane.topic, rows).get(lane, ()))
+        to_send = [row for row in rows if row[:2] not in self.locked] if self.locked else rows
+        lane.queue.extend(self._shared_out(lane.topic, to_send).get(lane, ()))
         if more:
             if rows:
                 lane.behind[slot] = id_of(rows[-1])

@@ -125,7 +125,8 @@ class LaneWorker:
             await self._rounds.quiet()  # the next messages of these go through other producers
         outstanding = self._rounds.forget()
         repeat(outstanding)
-        while lane.unaccounted > len(outstanding):  # else a refill would bring what is about to be deleted
+        # Else a refill would bring what is about to be deleted.
+        while lane.unaccounted - self._recorder.locked_of(lane) > len(outstanding):
             lane.event.clear()
             await lane.event.wait()
         lane.give_back(outstanding)

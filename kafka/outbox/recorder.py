@@ -103,12 +103,15 @@ class Recorder:
                         if isinstance(error, asyncpg.LockNotAvailableError):
                             sent, refused = await self._put_off(sent, refused)
                         await backoff.sleep()
-                for lane, rows in sent:
+                for lane, rows in [*sent, *((lane, (row,)) for lane, row, _ in refused)]:
                     lane.account(rows)
-                for lane, row, _ in refused:
-                    lane.account((row,))
+                    self._backlog.unlocked(lane.topic, rows)
                 self._on_room()
                 await self._take_up()
+
+    def locked_of(self, lane: Lane) -> int:
+        """How many of its messages Kafka has, and somebody keeps from being deleted."""
+        return sum(other is lane for other in self._backlog.locked.values())
 
     def locked_seconds(self) -> float:
         """For how long some messages have been locked by now."""
@@ -153,6 +156,8 @@ class Recorder:
             order = _order(lane, row)
             if row[:2] in locked or order in orders:
                 self._locked.append((lane, row, error))
+                self._backlog.locked[row[:2]] = lane
+                lane.event.set()  # it may wait for what is under way
                 orders |= {order} - {None}
             elif error is None:
                 sent.append((lane, [row]))

@@ -207,7 +207,7 @@ class SlotKeeper:
 
     def _let_go(self) -> None:
         for slot in self._draining():
-            if not slot.under_way:
+            if slot.under_way <= sum(of is slot for _, of in self._backlog.locked):  # these its next owner sends again
                 self._leases.drop(slot.name)
                 self._backlog.remove_slot(slot)
                 self._given_up[slot.name] = slot.epoch
