@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from ..errors import PostgresUnavailable
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
-from ..jobs.middleware import is_error, not_run
+from ..jobs.middleware import is_error
 from ..jobs.outcome import legible
 from .clock import now
 from .outages import Outages
@@ -103,11 +103,11 @@ def _meaning(
 
 
 def results(result: object, count: int) -> Sequence[object]:
-    """What a handler of a list says of each of its jobs: nothing, or an exception; of what it has not awaited, one."""
+    """What a handler of a list says of each of its jobs: nothing, or an exception."""
     if result is None:
         return [None] * count
     if isinstance(result, list | tuple) and len(cast(Sequence[object], result)) == count:
-        return [not_run(each) or each for each in cast(Sequence[object], result)]
+        return cast(Sequence[object], result)
     what = f"it returned {type(cast(object, result)).__name__}"
     error = TypeError(f"the handler of a batch returns None, or for each of its {count} jobs None or an error; {what}")
     return [error] * count

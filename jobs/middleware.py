@@ -12,7 +12,10 @@ from ..errors import ConfigurationError
 from .job import Job
 from .transaction import Transaction
 
-__all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "completed", "is_error", "not_run"]
+__all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "completed", "is_error"]
+
+
+_MAY_NOT_HAVE_RUN = (Generator, AsyncGenerator, Awaitable, Future)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +73,29 @@ async def completed(result: object, *, judged: bool = False) -> object:
     return result
 
 
-def not_run(result: object) -> TypeError | None:
-    """What to raise where a handler has returned this, which has not run, or not ended: its job would pass for done."""
+def not_run(result: object) -> BaseException | None:
+    """What to raise where a handler has returned this, or a list with it, which has not run, or not ended: its job
+    would pass for done."""
     told = f"the handler returned a {type(result).__name__}"
+    if isinstance(result, list | tuple):
+        items = cast(Sequence[object], result)
+        if not any(issubclass(kind, _MAY_NOT_HAVE_RUN) for kind in set(map(type, items))):
+            return None  # as of many rows, be there ever so many
+        found = list(filter(None, map(not_run, items)))
+        return found[0] if found else None
     if isinstance(result, Generator | AsyncGenerator):
         return TypeError(f"{told}: to call what has a `yield` runs nothing; take the yield out, or go through it")
+    if _has_ended(result):
+        return None if result.cancelled() else result.exception()
     if inspect.isawaitable(result) or isinstance(result, Future):
         if inspect.iscoroutine(cast(object, result)):
             cast(Coroutine[Any, Any, Any], result).close()
         return TypeError(f"{told}: nobody waits for it; `await` it, several with asyncio.gather(...)")
     return None
+
+
+def _has_ended(result: object) -> "TypeGuard[Future[object]]":
+    return isinstance(result, asyncio.Future | Future) and cast("Future[object]", result).done()
 
 
 def is_error(result: object) -> TypeGuard[BaseException | type[BaseException]]:

@@ -10,7 +10,7 @@ from tenacity import retry_if_not_exception_type, stop_after_attempt, wait_expon
 
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
-from ..jobs.middleware import Call, Middleware, call_through, completed, is_error, not_run
+from ..jobs.middleware import Call, Middleware, call_through, completed, is_error
 from .calling import shown, told_of, working_on
 from .checks import adapter_of, check_count, check_function, check_seconds
 from .message import Message, Record, StoredMessage
@@ -129,8 +129,6 @@ class Subscription(Generic[T]):
             result = await completed(await self.call_handler(messages, tx))
         if isinstance(result, list | tuple) and self.takes_lists(messages[0]):
             for each in cast(Sequence[object], result):
-                if (error := not_run(each)) is not None:
-                    raise error
                 if is_error(each):  # of a message, as handlers of lists of jobs return theirs: none has succeeded
                     raise each
 

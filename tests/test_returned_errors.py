@@ -3,12 +3,14 @@ what has not run, or not ended."""
 
 import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
+from cProfile import Profile
 from functools import wraps
 from typing import Any
 
 import pytest
 from sidings import Discard, Snooze
 from sidings.jobs import Job, Registry, Retry
+from sidings.jobs.middleware import completed
 from sidings.testing import drain
 from tenacity import stop_after_attempt
 
@@ -69,7 +71,7 @@ def logged(handler: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "kind", ["generator", "async generator", "transactional", "in middleware", "batch", "in lists"]
+    "kind", ["generator", "async generator", "transactional", "in middleware", "batch", "in lists", "in a list"]
 )
 async def test_what_has_not_run_is_no_success(database: str, kind: str) -> None:
     """A decorator hides a `yield`, and a forgotten gather what is awaited: the jobs were gone, and nothing had run."""
@@ -98,7 +100,11 @@ async def test_what_has_not_run_is_no_success(database: str, kind: str) -> None:
     async def rides(jobs: list[Job[Ride]]) -> list[object]:
         return [send(job) for job in jobs]
 
+    async def one_ride(job: Job[Ride]) -> tuple[object, ...]:
+        return None, send(job), send(job)
+
     handlers: dict[str, Any] = {"async generator": logged(asynchronous), "transactional": returned, "in lists": rides}
+    handlers["in a list"] = one_ride
     batch = 10 if kind in ("batch", "in lists") else None
     job_type = registry.job(name="ride", payload=Ride, transactional=kind == "transactional", batch=batch)(
         handlers.get(kind, logged(generator))
@@ -131,3 +137,32 @@ async def test_what_a_plain_handler_hands_on_is_waited_for(database: str, where:
     [attempt] = await drain(database, registry)
     pool.shutdown(wait=False)
     assert attempt.outcome == "retried"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_has_ended_in_a_list_is_what_came_of_it(database: str, fails: bool) -> None:
+    """As after asyncio.wait, which raises nothing."""
+    registry = Registry()
+
+    async def send() -> None:
+        if fails:
+            raise ValueError("no")
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> list[object]:
+        done, _ = await asyncio.wait([asyncio.create_task(send())])
+        return list(done)
+
+    await enqueue(database, ride, [Ride()])
+    [attempt] = await drain(database, registry)
+    assert attempt.outcome == ("retried" if fails else "succeeded")
+
+
+def test_long_lists_that_a_handler_returns_are_not_gone_through_one_by_one() -> None:
+    def calls(size: int) -> int:
+        with Profile() as profile:
+            asyncio.run(completed([object()] * size))
+        return sum(entry.callcount for entry in profile.getstats())
+
+    calls(1)
+    assert abs(calls(10_000) - calls(1)) < 100
