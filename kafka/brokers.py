@@ -53,13 +53,13 @@ def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = No
     client.connecting = {}
     client.failed_at = {}
     client.late = defaultdict(int)
-    client.fetch_bytes = None
+    client.fetch_bytes = {}
 
 
 class _Client(AIOKafkaClient):
     """patience: of the next try to connect to a broker; connecting: since when; failed_at: the last one. late: how many
-    requests to a broker have been without an answer for long. fetch_bytes: most of one fetch, where the network is too
-    narrow for as many as are asked for."""
+    requests to a broker have been without an answer for long. fetch_bytes: most of one fetch from a broker, where the
+    network to it is too narrow for as many as are asked for."""
 
     session_seconds: float | None
     patience: defaultdict[Any, float]
@@ -67,7 +67,7 @@ class _Client(AIOKafkaClient):
     connecting: dict[Any, float]
     failed_at: dict[Any, float]
     late: defaultdict[Any, int]
-    fetch_bytes: int | None
+    fetch_bytes: dict[Any, int]
 
     @property
     def _milliseconds(self) -> int:
@@ -161,21 +161,21 @@ class _Client(AIOKafkaClient):
     async def _fetch(self, node_id: Any, request: Any, group: Any) -> Any:
         """An answer that has not come through in time would not the next time, either. So less is asked for then, and
         more again where there is time enough for it."""
-        wanted, limit, began = request._max_bytes, self.fetch_bytes, time.monotonic()
+        wanted, limit, began = request._max_bytes, self.fetch_bytes.get(node_id), time.monotonic()
         if limit is not None:
             request._max_bytes = min(wanted, limit)
         try:
             answer = await self._send(node_id, request, group)
         except RequestTimedOutError:
-            self.fetch_bytes = max(_LEAST_BYTES, request._max_bytes // _LESS)
-            log.warning(
-                "broker %s: a fetch was not answered in time, the next is of %s bytes", node_id, self.fetch_bytes
-            )
+            less = self.fetch_bytes[node_id] = max(_LEAST_BYTES, request._max_bytes // _LESS)
+            log.warning("broker %s: a fetch was not answered in time, the next is of %s bytes", node_id, less)
             raise
         if limit is not None and 4 * (time.monotonic() - began) < self._milliseconds / 1000:
             size = sum(len(partition[-1] or b"") for _, partitions in answer.topics for partition in partitions)
-            if 2 * size > limit == self.fetch_bytes:
-                self.fetch_bytes = 2 * limit if 2 * limit < wanted else None
+            if 2 * size > limit == self.fetch_bytes.get(node_id):
+                self.fetch_bytes[node_id] = 2 * limit
+                if 2 * limit >= wanted:
+                    del self.fetch_bytes[node_id]
         return answer
 
     @asynccontextmanager

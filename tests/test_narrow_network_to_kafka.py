@@ -6,12 +6,15 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from aiokafka.errors import RequestTimedOutError
+from aiokafka.protocol.fetch import FetchRequest
 from sidings import KafkaSettings, Message
 from sidings.devstack.topics import create_topic
+from sidings.kafka import membership
 
 from .consumer_support import Number, a_service, producing
 from .outbox_support import arrived, emptied, publish, records, relaying
-from .support import eventually
+from .support import SECONDS, eventually
 
 BYTES, EACH, PARTITIONS = 16_000, 30, 8  # 3.8 MB
 PIECE, PAUSE = 16_384, 0.05  # at most 330 kB/s
@@ -96,6 +99,42 @@ async def test_what_is_fetched_fits_through_the_network(narrow: Narrow) -> None:
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(180)
+async def test_a_fetch_that_one_broker_does_not_answer_says_nothing_of_the_others(own_kafka: Any) -> None:
+    """Those from all others became smaller, too, and what these answered let more be asked for from that one again."""
+    kafka = await asyncio.to_thread(lambda: own_kafka(brokers=2))
+    await create_topic(kafka.bootstrap, "much", partitions=2)
+    settings = KafkaSettings(bootstrap=kafka.broker(1).address, request_seconds=REQUEST_SECONDS, rebalance_seconds=5.0)
+    consumer = membership.make_client(settings, "test")
+    client: Any = consumer._client
+    await membership.connect(consumer, asyncio.Event(), SECONDS)
+    try:
+        async with producing(kafka.bootstrap) as producer:
+            for p in range(2):
+                await asyncio.gather(*[await producer.send("much", VALUE, partition=p) for _ in range(400)])  # 6.4 MB
+            cluster: Any = producer.client.cluster
+            led = {node: next(p for t, p in cluster.partitions_for_broker(node) if t == "much") for node in (1, 2)}
+
+        async def fetched(node: int) -> int:
+            wanted = [("much", [(led[node], 0, 50_000_000)])]
+            answer = await client.send(node, FetchRequest(100, 1, 50_000_000, 0, wanted, rack_id=""))
+            return len(answer.topics[0][1][0][-1])
+
+        assert [await client.ready(node) for node in (1, 2)] == [True, True]
+        everything = await fetched(1)
+        assert await fetched(2) == everything
+        await asyncio.to_thread(kafka.broker(2).pause)
+        with pytest.raises(RequestTimedOutError):
+            await fetched(2)
+        await asyncio.to_thread(kafka.resume)
+        assert [await fetched(1) for _ in range(3)] == [everything] * 3
+        assert await eventually(lambda: client.ready(2))
+        assert await fetched(2) <= 50_000_000 / 16 < everything
+    finally:
+        await asyncio.to_thread(kafka.resume)
+        await membership.close(consumer)
+
+
 @pytest.mark.timeout(180)
 async def test_what_is_sent_fits_through_the_network(database: str, narrow: Narrow) -> None:
     """As much was tried again and again; nothing arrived, or all of it many times."""
