@@ -13,7 +13,7 @@ from sidings.devstack.topics import create_topic
 from sidings.kafka import membership
 
 from .consumer_support import Number, a_service, producing
-from .outbox_support import arrived, emptied, publish, records, relaying
+from .outbox_support import arrived, emptied, publish, publishing, records, relaying
 from .support import SECONDS, eventually
 
 BYTES, EACH, PARTITIONS = 16_000, 30, 8  # 3.8 MB
@@ -24,21 +24,25 @@ VALUE = Number(n=1).model_dump_json().encode().ljust(BYTES)
 
 
 class Narrow:
-    """A network between a broker and its clients that is slow in both directions while `slow` is true."""
+    """A network between a broker and its clients that is slow in both directions while `slow` is true. produce_seconds:
+    so late is what clients send to topics."""
 
     def __init__(self) -> None:
         self.slow = False
+        self.produce_seconds = 0.0
         self.port = self.broker = 0
         self._streams: list[asyncio.StreamWriter] = []
 
     async def serve(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         upward, server = await asyncio.open_connection("127.0.0.1", self.broker)
         self._streams.extend((target, server))
-        await asyncio.gather(self._pump(source, server), self._pump(upward, target))
+        await asyncio.gather(self._pump(source, server, True), self._pump(upward, target, False))
 
-    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, target_is_broker: bool) -> None:
         with suppress(ConnectionError):
             while piece := await source.read(PIECE):
+                if target_is_broker and piece[4:6] == b"\0\0":  # the length of a request, then its kind
+                    await asyncio.sleep(self.produce_seconds)
                 target.write(piece)
                 await target.drain()
                 await asyncio.sleep(PAUSE * len(piece) / PIECE if self.slow else 0)
@@ -148,3 +152,21 @@ async def test_what_is_sent_fits_through_the_network(database: str, narrow: Narr
         narrow.slow = False
     assert len({record.value for record in await records(bootstrap, "much")}) == count
     assert await arrived(bootstrap, "much") < 3 * count
+
+
+@pytest.mark.timeout(180)
+async def test_rounds_that_are_small_are_not_late_for_their_size(database: str, narrow: Narrow) -> None:
+    """Of brokers that were overloaded, each round was of one message for as long as they took a while for any."""
+    bootstrap = f"127.0.0.1:{narrow.port}"
+    await create_topic(bootstrap, "much", partitions=PARTITIONS)
+    patient = {"delivery_seconds": 2.0, "metadata_seconds": 3.0}
+    async with relaying(database, bootstrap, **patient), publishing(database) as (outbox, _):
+
+        async def failed_often() -> bool:
+            return any(state.retries >= 5 for state in await outbox.failing())
+
+        narrow.produce_seconds = 3.0
+        await publish(database, "much", [(f"k{n % 40}", b"%d" % n) for n in range(400)])
+        await eventually(failed_often, seconds=IN_TIME)
+        narrow.produce_seconds = 0.7  # more than a quarter of `delivery_seconds`
+        await emptied(database, seconds=IN_TIME)

@@ -27,6 +27,7 @@ __all__ = ["Rounds"]
 _DOUBTS = 3  # failures after which an error that aiokafka does not know is taken for the fault of a message
 _PROBE = 100  # messages with which partitions that took nothing are tried again
 _LESS = 8  # so many times smaller is the round after one that was not acknowledged in time
+_LEAST_BYTES = 16 * 1024  # of a round: one of no more is late for another reason, as where brokers are overloaded
 _TURNS = 5  # of the event loop, after which aiokafka has written what it was handed
 
 
@@ -104,13 +105,21 @@ class Rounds:
                 batches = {}
         except Failed as failed:
             if failed.unreachable or isinstance(failed.error, RequestTimedOutError):
-                self._fits = max(1, len(rows) // _LESS)  # as many would take as long again
+                self._lessen(rows)
             raise
         finally:
             sender.users -= 1
             self._senders.released(sender)
         if self._fits is not None and len(rows) >= self._fits and 4 * (now() - began) < self._settings.delivery_seconds:
             self._fits = 2 * self._fits if 2 * self._fits < self._most else None
+
+    def _lessen(self, rows: list[Row]) -> None:
+        """As many as these would take as long again."""
+        size = sum(
+            len(key or b"") + len(value or b"") + len(headers or "") for _, _, key, _, value, headers, *_ in rows
+        )
+        if size > _LEAST_BYTES:
+            self._fits = max(1, len(rows) // _LESS, len(rows) * _LEAST_BYTES // size)
 
     def forget(self) -> list[Row]:
         """The round has failed: forget it, and the one that was packed ahead. Returns what is outstanding of it."""
