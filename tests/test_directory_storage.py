@@ -134,6 +134,55 @@ async def test_of_several_rows_with_one_key_the_youngest_counts(storage: Storage
     assert storage.get("T").acquirer_id == "old", "nothing is left of what was reset"
 
 
+async def test_of_very_many_rows_with_one_key_the_youngest_is_known_without_a_look_at_each(storage: Storage[Any]):
+    """Of all of them it was looked for after each batch: a load of a million took minutes, in which the event loop did
+    nothing else."""
+    rows = rows_by("terminal_id")
+    await begin(storage, rows)
+
+    async def steps(start: int) -> int:
+        """Of ten batches."""
+        count = 0
+
+        def step(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        for first in range(start, start + 1_000, 100):
+            batch = a_batch(rows, *((str(n), row("T", str(n))) for n in range(first, first + 100)), start=first)
+            sys.setprofile(step)
+            try:
+                await storage.apply(batch)
+            finally:
+                sys.setprofile(None)
+        return count
+
+    few = await steps(0)
+    for start in range(1_000, 9_000, 1_000):
+        await steps(start)
+    assert await steps(9_000) < 2 * few
+    assert storage.get("T").acquirer_id == "9999"
+
+
+async def test_of_many_rows_with_one_key_the_youngest_counts_whatever_becomes_of_them(storage: Storage[Any]):
+    rows, kept = rows_by("terminal_id"), dict[str, tuple[str, int]]()
+    await begin(storage, rows)
+    chance = random.Random(7)
+    for stamp in range(1, 1_500):
+        name = str(chance.randrange(20 if stamp > 700 else 60))
+        key = chance.choice(["T", "T", "T", "U", None])
+        value = None if key is None else row(key, str(stamp))
+        moment = stamp if chance.random() < 0.8 else chance.randrange(1, stamp + 1)
+        await storage.apply(a_batch(rows, (name, value), start=stamp, stamp=moment))
+        kept.pop(name, None)
+        if key is not None:
+            kept[name] = (key, 10_000 * moment + stamp)
+        for each in ("T", "U"):
+            youngest = max((order for of, order in kept.values() if of == each), default=None)
+            found = storage.get(each)
+            assert (found and int(found.acquirer_id)) == (youngest and youngest % 10_000)
+
+
 @pytest.mark.parametrize("key", [None, "terminal_id"])
 async def test_a_thread_misses_no_key_while_its_row_is_replaced(storage: Storage[Any], key: str | None):
     """As a plain handler reads: the key was gone for a moment, as its row was in the midst of a batch."""

@@ -1,6 +1,7 @@
 """Rows in memory: the fastest store, read again from the topic at every start."""
 
 from collections.abc import Hashable, Iterable
+from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 from ..message import Record
@@ -11,15 +12,19 @@ __all__ = ["Memory"]
 
 T = TypeVar("T")
 
+_FEW = 8  # rows of a key, all of which are looked at
+
 
 class Memory(Generic[T]):
     """Holds the values in a dict."""
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, T] = {}
-        # Where keys differ from rows: the rows, and for each key the rows that have it.
+        # Where keys differ from rows: the rows, of which the youngest has the least number; for each key the rows that
+        # have it; and where these are many, a heap of them, with some that have it no more or are younger by now.
         self._rows: dict[Row, tuple[Hashable, tuple[int, int, int], T]] = {}
         self._rivals: dict[Hashable, set[Row]] = {}
+        self._heaps: dict[Hashable, list[tuple[tuple[int, int, int], Row]]] = {}
         self._derived = False
 
     async def open(self, plan: Plan[T]) -> Kept:
@@ -32,6 +37,7 @@ class Memory(Generic[T]):
         self._entries.clear()
         self._rows.clear()
         self._rivals.clear()
+        self._heaps.clear()
 
     async def apply(self, batch: Batch[T]) -> None:
         """Apply `batch`. Threads that read meanwhile find each key that has a value before and after."""
@@ -81,8 +87,11 @@ class Memory(Generic[T]):
             self._rivals[former[0]].discard(row)
             keys.add(former[0])
         if value is not None and record is not None:
-            self._rows[row] = (key, (record.timestamp, record.partition, record.offset), value)
+            age = (-record.timestamp, -record.partition, -record.offset)
+            self._rows[row] = (key, age, value)
             self._rivals.setdefault(key, set()).add(row)
+            if (heap := self._heaps.get(key)) is not None:
+                heappush(heap, (age, row))
             keys.add(key)
 
     def _show(self, key: Hashable) -> None:
@@ -90,6 +99,20 @@ class Memory(Generic[T]):
         rivals = self._rivals[key]
         if not rivals:
             del self._rivals[key]
+            self._heaps.pop(key, None)
             self._entries.pop(key, None)  # none where its rows have come and gone in one batch
-            return
-        self._entries[key] = max((self._rows[row] for row in rivals), key=lambda kept: kept[1])[2]
+        elif len(rivals) <= _FEW:
+            self._heaps.pop(key, None)
+            self._entries[key] = min((self._rows[row] for row in rivals), key=lambda kept: kept[1])[2]
+        else:
+            self._entries[key] = self._rows[self._youngest(key, rivals)][2]
+
+    def _youngest(self, key: Hashable, rivals: set[Row]) -> Row:
+        """The same of many, without a look at each."""
+        heap = self._heaps.get(key)
+        if heap is None or len(heap) > 2 * len(rivals):
+            heap = self._heaps[key] = [(self._rows[row][1], row) for row in rivals]
+            heapify(heap)
+        while (row := heap[0][1]) not in rivals or self._rows[row][1] != heap[0][0]:
+            heappop(heap)
+        return row
