@@ -7,7 +7,7 @@ it that a tick becomes a job once (`fire_service.sql`). What this process believ
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
@@ -36,6 +36,7 @@ _LATER_SECONDS = (0.05, 0.5)  # executors that did not fire the last tick give t
 _WARN_SECONDS = 60.0
 _AHEAD_SECONDS = 60.0  # so far ahead of the server's clock is a tick only where that has been set back
 _AT_ONCE = 500  # origins of one statement
+_JOBS_AT_ONCE = 5_000  # or so: with missed="all" an origin may have a thousand
 _PRUNE_SECONDS = 3_600.0
 
 
@@ -196,7 +197,7 @@ class PeriodicLoop:
         wait = 0.0
         if not row.in_force:
             wait = _LOOK_SECONDS
-        elif not row.periodic.due(row.last, time):
+        elif not row.periodic.is_due(row.last, time):
             wait = (row.periodic.schedule.after(time) - time).total_seconds()
         if not row.origin and not row.ours:
             wait += random.uniform(*_LATER_SECONDS)
@@ -204,36 +205,35 @@ class PeriodicLoop:
 
     async def _fire(self) -> None:
         """Try what is due."""
-        time, due = self._time(), list[tuple[_Row, list[datetime]]]()
+        time, due = self._time(), list[_Row]()
         for row in self._rows.values():
             if row.try_at <= now():
-                ticks = row.periodic.due(row.last, time)
-                if row.in_force and ticks:
-                    due.append((row, ticks))
+                if row.in_force and row.periodic.is_due(row.last, time):
+                    due.append(row)
                 else:
                     self._plan(row)
         if self.outages:
             self._forget_outages(time)
-        due.sort(key=lambda item: item[0].job_type.name)
-        for name, group in groupby(due, key=lambda item: item[0].job_type.name):
+        due.sort(key=lambda row: row.job_type.name)
+        for name, group in groupby(due, key=lambda row: row.job_type.name):
             of_name = list(group)
             try:
-                if of_name[0][0].periodic.per == "service":
-                    await self._fire_service(*of_name[0])
+                if of_name[0].periodic.per == "service":
+                    await self._fire_service(of_name[0], of_name[0].periodic.due(of_name[0].last, time))
                 else:
-                    for start in range(0, len(of_name), _AT_ONCE):
-                        await self._fire_origins(name, of_name[start : start + _AT_ONCE])
+                    for some in _pages(of_name, time):
+                        await self._fire_origins(name, some)
                 if name in self.outages:
                     self.outages[name].over()
             except asyncpg.PostgresError as error:  # e.g. somebody has locked its row: no reason to keep others waiting
                 self.outages.setdefault(name, Outage(log, f"{name}: a tick could not be fired")).failed(error)
-                for row, _ in of_name:
+                for row in of_name:
                     row.try_at = now() + _BUSY_SECONDS
 
     def _forget_outages(self, time: datetime) -> None:
         """Those of names that have nothing due here: another holds the origin now, or another schedule is in force."""
         rows = self._rows.values()
-        late = {row.job_type.name for row in rows if row.in_force and row.periodic.due(row.last, time)}
+        late = {row.job_type.name for row in rows if row.in_force and row.periodic.is_due(row.last, time)}
         for name in self.outages.keys() - late:
             del self.outages[name]
 
@@ -336,6 +336,21 @@ class PeriodicLoop:
 def _periodic(job_type: JobType[Tick]) -> Periodic:
     assert job_type.periodic is not None
     return job_type.periodic
+
+
+def _pages(rows: Iterable[_Row], time: datetime) -> Iterator[list[tuple[_Row, list[datetime]]]]:
+    """Rows with the ticks that are due, as many at a time as one statement takes. Ticks of a page are reckoned when its
+    turn has come: all those of a week's absence would take the event loop for seconds."""
+    page, jobs = list[tuple[_Row, list[datetime]]](), 0
+    for row in rows:
+        ticks = row.periodic.due(row.last, time)
+        page.append((row, ticks))
+        jobs += len(ticks)
+        if len(page) == _AT_ONCE or jobs >= _JOBS_AT_ONCE:
+            yield page
+            page, jobs = [], 0
+    if page:
+        yield page
 
 
 def _payloads(previous: datetime | None, ticks: Iterable[datetime]) -> list[str]:

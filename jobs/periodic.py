@@ -176,19 +176,19 @@ class Periodic:
         """Whether a tick waits until the job of an earlier one has ended."""
         return self.missed != "all"
 
+    def is_due(self, last: datetime, time: datetime) -> bool:
+        """Whether `due` has any; the ticks of a long absence are not reckoned for that."""
+        latest = self.schedule.latest(time)
+        return latest > last and (self.missed != "skip" or (time - latest).total_seconds() <= LATE_SECONDS)
+
     def due(self, last: datetime, time: datetime) -> list[datetime]:
         """Of the ticks later than `last`, those that are to become a job at `time`, in order."""
-        latest = self.schedule.latest(time)
-        if latest <= last:
+        if not self.is_due(last, time):
             return []
-        match self.missed:
-            case "once":
-                return [latest]
-            case "skip":
-                return [latest] if (time - latest).total_seconds() <= LATE_SECONDS else []
-            case "all":
-                ticks = islice(takewhile(lambda tick: tick > last, self.schedule.back(time)), MOST_MISSED)
-                return list(ticks)[::-1]
+        if self.missed != "all":
+            return [self.schedule.latest(time)]
+        ticks = islice(takewhile(lambda tick: tick > last, self.schedule.back(time)), MOST_MISSED)
+        return list(ticks)[::-1]
 
 
 def schedule_of(cron: str | None, every: timedelta | float | None, timezone: str | None) -> Schedule:

@@ -324,6 +324,25 @@ async def test_all_missed_ticks_are_made_up_for_in_order(database: str, per: str
     assert [job.payload.previous for job in jobs] == [latest - LONG_AGO, *times(jobs)[:-1]]
 
 
+async def test_what_was_missed_is_made_up_for_by_some_thousands_of_jobs_at_a_time(database: str) -> None:
+    """A statement had a thousand jobs for each of 500 origins: it took longer than it may, and was tried again as it
+    was."""
+    ticks, origins = Ticks(), [f"t/{n}" for n in range(12)]
+    ticks.declare("minutely", "* * * * *", missed="all", per="origin")
+    ticks.gate.clear()
+    week = await value(database, "SELECT clock_timestamp() - interval '7 days'")
+    for origin in origins:
+        await remember(database, "minutely", "* * * * *, UTC", week, origin)
+
+    async def all_made() -> bool:
+        return await jobs_left(database) >= 12_000
+
+    async with running(database, ticks.registry, origins):
+        await eventually(all_made)
+    most = await value(database, "SELECT max(jobs) FROM (SELECT count(*) AS jobs FROM sidings.job GROUP BY txid) t")
+    assert most <= 5_000
+
+
 async def test_missed_ticks_are_skipped_where_that_is_wanted(database: str) -> None:
     ticks = Ticks()
     hourly, latest = await half_an_hour_away(database)
