@@ -127,7 +127,7 @@ class Database:
 
     def read(self, arguments: tuple[Any, ...]) -> list[Any]:
         slots, highs, pages, before, open_ids, open_marks, unseen, left_out, *refills = arguments
-        g_slots, g_topics, after, upto, page, most_late, largest, late_bytes = refills
+        g_slots, g_topics, after, upto, page, most_late, largest, late_bytes, most_looked = refills
         now = self.snapshot()
         seen = sorted(self.committed(), key=lambda r: r.id)
         header = {"id": self.next_xid, "topic": now, "headers": self.server}
@@ -155,8 +155,11 @@ class Database:
                     answer.append(line(1, ref, row, too_large=size > late_bytes))
         for ref, share in enumerate(zip(g_slots, g_topics, after, upto, strict=True), 1):
             slot, topic, low, high = share
-            found = [r for r in seen if r.slot == slot and r.topic == topic and low < r.id <= high]
+            looked = [r for r in seen if r.slot == slot and low < r.id <= high][:most_looked]
+            found = [r for r in looked if r.topic == topic]
             answer += [line(2, ref, r) for r in found[:page]]
+            if len(looked) == most_looked and len(found) < page:
+                answer.append((8, ref, looked[-1].id, None, None, None, None, None, None, None))
         for ref, (slot, high, size) in enumerate(zip(slots, highs, pages, strict=True), 1):
             found = [r for r in seen if r.slot == slot and r.id > high and r.topic not in left_out]
             answer += [line(3, ref, r) for r in found[:size]]

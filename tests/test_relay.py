@@ -22,6 +22,7 @@ from sidings.kafka.outbox import (
     reader,
     recorder,
 )
+from sidings.kafka.outbox.backlog import Slot
 
 from .outbox_support import a_relay, emptied, firsts, publish, publishing, records, relay_process, relaying, sending
 from .support import SECONDS, connected, eventually, fetch, value
@@ -391,6 +392,40 @@ async def test_messages_that_are_not_committed_yet_are_passed_and_sent_when_they
         await emptied(database)
     found = firsts(await records(sidings_kafka, etas))
     assert found == {b"k%d" % n: [b"1", b"2"] for n in range(10_000)}
+
+
+async def test_a_refill_does_not_step_over_all_that_waits_for_another_topic(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a topic that failed had few messages among four million of another one's, each try of it read all of these
+    in all slots, for longer than a call may take: nothing else was sent meanwhile."""
+    monkeypatch.setattr(reader, "_LOOKED_AT", 2_000, raising=False)
+    relay = a_relay(database, "localhost:1")
+    backlog, slot = relay.backlog, Slot(0, "outbox/0", 1)
+    async with connected(database) as connection:
+        await connection.execute(
+            "INSERT INTO sidings.outbox (slot, topic, value) SELECT 0, 'many', 'x' FROM generate_series(1, 100000); "
+            "INSERT INTO sidings.outbox (slot, topic, value) VALUES (0, 'few', 'y')"
+        )
+        await connection.execute("ANALYZE sidings.outbox")
+        slot.high = last = await connection.fetchval("SELECT max(id) FROM sidings.outbox")
+    backlog.add_slot(slot)
+    backlog.lane("many").paused = True
+    for topic in ("many", "few"):
+        backlog.lane(topic).behind[slot] = 0
+    reads = 0
+    try:
+        while not backlog.lane("few").queue:
+            await reads_little(database, relay)
+            plan = relay.reader._plan()
+            rows = await relay.reader._link.fetch(relay.reader.sql, *relay.reader._arguments(plan))
+            relay.reader._deliver(plan, rows, passing=False)
+            reads += 1
+            assert backlog.lane("few").queue or relay.reader.hungry()
+    finally:
+        await relay.reader._link.close()
+    assert [row[0] for row in backlog.lane("few").queue] == [last]
+    assert reads <= 51
 
 
 async def reads_little(database: str, relay: Relay) -> None:

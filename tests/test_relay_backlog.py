@@ -41,6 +41,7 @@ class Reading(RuleBasedStateMachine):
         self.patch.setattr(reader_module, "_MOST_BYTES", MOST_BYTES)
         self.patch.setattr(reader_module, "_BYTES", MOST_BYTES // 2)
         self.patch.setattr(reader_module, "_HELD_BYTES", MOST_BYTES * 2)
+        self.patch.setattr(reader_module, "_LOOKED_AT", 3)
         self.answer: tuple[Any, list[Any]] | None = None
         self.turns: dict[str, int] = dict.fromkeys(TOPICS, 0)
         self.under_way: dict[Lane, list[Row]] = {}

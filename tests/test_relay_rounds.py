@@ -233,7 +233,7 @@ async def test_messages_that_are_refused_in_one_round_of_many_are_parked_and_no_
 async def test_a_read_tells_the_first_transaction_id_that_has_not_been_handed_out(database: str) -> None:
     """And not xmax, which is the last *completed* one + 1: a transaction at work may have that id, and a message."""
     query = load_sql("sidings.kafka.outbox", "read")
-    nothing = ([], [], [], None, [], [], 0, [], [], [], [], [], 4, 1, 1, 1)
+    nothing = ([], [], [], None, [], [], 0, [], [], [], [], [], 4, 1, 1, 1, 1)
     async with connected(database) as reader, connected(database) as one, connected(database) as other:
         await one.execute("BEGIN; SELECT pg_current_xact_id()")
         await other.execute("BEGIN")

@@ -304,16 +304,28 @@ class Backlog:
             lane.put(row)
 
     def refilled(
-        self, lane: Lane, version: int, slot: Slot, rows: list[Row], *, more: bool, upto: int, left_out: bool
+        self,
+        lane: Lane,
+        version: int,
+        slot: Slot,
+        rows: list[Row],
+        *,
+        more: bool,
+        upto: int,
+        left_out: bool,
+        seen: int | None = None,
     ) -> None:
         """A refill of one share, asked for when the lane had that version. more: there may be more of it up to `upto`.
-        left_out: as was the topic, of the forward part of the same read."""
+        left_out: as was the topic, of the forward part of the same read. seen: it has brought all up to this id, and
+        looked no further."""
         if lane.version != version or not self.has(slot) or slot not in lane.behind:
             return
         to_send = [row for row in rows if row[:2] not in self.locked] if self.locked else rows
         lane.queue.extend(self._shared_out(lane.topic, to_send).get(lane, ()))
-        if more:
-            if rows:
+        if more or seen is not None:
+            if seen is not None:
+                lane.behind[slot] = seen
+            elif rows:
                 lane.behind[slot] = id_of(rows[-1])
             lane.caught.discard(slot)
         elif left_out:

@@ -5,7 +5,9 @@
 -- $4 snapshot of the previous read (null at first), $5 ids open in it, $6 their marks, $7 mark of the ids from its xmax on,
 -- $8 topics to leave out of the forward part,
 -- $9 slots, $10 topics, $11 after, $12 up to: the shares to refill, $13 rows a refill, $14 most late rows of a slot,
--- $15 most bytes of a refill's or a forward row, $16 of all late ones together
+-- $15 most bytes of a refill's or a forward row, $16 of all late ones together,
+-- $17 most rows, of whatever topic, that a refill looks at. One of few messages among millions of another topic's would step over all
+-- of these: where it has looked at so many, and found fewer than it wants, a row with part 8 tells up to which id.
 --
 -- A row that is larger comes as part + 4, bare, with its size as its timestamp: the client takes nothing from there on, and asks for
 -- fewer. The size of value and keys is known without their being unpacked, or fetched from where large ones stand; so is that of
@@ -71,8 +73,9 @@ FROM unnest($9::smallint[], $10::text[], $11::bigint[], $12::bigint[]) WITH ORDI
                      + coalesce(octet_length(m.partition_key), 0)
                      + coalesce(CASE WHEN pg_column_compression(m.headers) IS NULL THEN pg_column_size(m.headers)
                                      ELSE octet_length(m.headers::text) END, 0) AS size
-              FROM sidings.outbox m
-              WHERE m.slot = g.slot AND m.topic = g.topic AND m.id > g.after AND m.id <= g.upto
+              FROM (SELECT * FROM sidings.outbox m WHERE m.slot = g.slot AND m.id > g.after AND m.id <= g.upto
+                    ORDER BY m.id LIMIT $17) m
+              WHERE m.topic = g.topic
               ORDER BY m.id LIMIT $13) m
 UNION ALL
 SELECT CASE WHEN m.size > $15 THEN 7 ELSE 3 END, o.ref::int, m.id, m.topic,
@@ -95,3 +98,12 @@ SELECT 4, o.ref::int, (SELECT m.id FROM sidings.outbox m WHERE m.slot = o.slot A
        NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY o (slot, high, ref)
 WHERE cardinality($8::text[]) > 0
+UNION ALL
+SELECT 8, g.ref::int, m.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM unnest($9::smallint[], $10::text[], $11::bigint[], $12::bigint[]) WITH ORDINALITY g (slot, topic, after, upto, ref),
+     LATERAL (SELECT m.id FROM sidings.outbox m WHERE m.slot = g.slot AND m.id > g.after AND m.id <= g.upto
+              ORDER BY m.id OFFSET $17 - 1 LIMIT 1) m
+WHERE (SELECT count(*)
+       FROM (SELECT FROM (SELECT m.topic FROM sidings.outbox m WHERE m.slot = g.slot AND m.id > g.after AND m.id <= g.upto
+                          ORDER BY m.id LIMIT $17) m
+             WHERE m.topic = g.topic LIMIT $13) m) < $13

@@ -23,10 +23,12 @@ __all__ = ["Reader"]
 log = logging.getLogger("sidings.outbox")
 
 _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
+_LOOKED = 8  # a part of its own: up to which id a refill has looked
 _LEFT = 4  # added to the part of a row that was left in the database, as it is too large
 _IDLE_PAGE = 16
 _REFILL_PAGE = 1_000
 _REFILLS = 32  # shares a read refills
+_LOOKED_AT = 5_000  # rows of a slot that a refill looks at, to find those of its topic
 _ALL_LATE = 50_000  # rows of a read: they come when a transaction ends, whatever there is room for
 _BYTES = 32 * 1024 * 1024  # a read should bring no more than about that
 _MOST_BYTES = 2 * _BYTES  # nor may it, whatever came before; but for a single message that is larger
@@ -220,6 +222,7 @@ class Reader:
             plan.most_late,
             plan.largest,
             _BYTES,
+            _LOOKED_AT,
         )
 
     def _deliver(self, plan: _Plan, rows: list[asyncpg.Record], *, passing: bool) -> None:
@@ -238,6 +241,7 @@ class Reader:
         refills: list[list[Row]] = [[] for _ in plan.shares]
         forward: list[defaultdict[str, list[Row]]] = [defaultdict(list) for _ in plan.slots]  # by slot and topic
         tops: dict[int, int] = {}
+        looked: dict[int, int] = {}
         runs, left = _before(rows)
         full = {ref for part, ref, run in runs if part == _LATE and len(run) >= plan.most_late}  # there may be more
         for ref in full.union(ref for part, ref in left if part == _LATE):
@@ -257,11 +261,14 @@ class Reader:
                     backlog.late(topic, row)
             elif part == _SCANNED:
                 tops.update((ref, row[2]) for row in run if row[2] is not None)
+            elif part == _LOOKED:
+                looked[ref] = run[0][2]
         left_out = set(plan.left_out)
         for ref, (lane, version, share, _, upto) in enumerate(plan.shares, start=1):
             found, out = refills[ref - 1], lane.topic in left_out
             more = len(found) >= plan.refill or (_REFILL, ref) in left
-            backlog.refilled(lane, version, share, found, more=more, upto=upto, left_out=out)
+            seen = None if more else looked.get(ref)
+            backlog.refilled(lane, version, share, found, more=more, upto=upto, left_out=out, seen=seen)
         for topic in plan.left_out:
             for index, slot in enumerate(plan.slots):
                 if live[index]:
@@ -274,7 +281,7 @@ class Reader:
             if part != _LATE
         }
         self._drawn = header["timestamp_ms"]
-        sample = [_size_of(row) for row in rows[1::_SAMPLED] if row[0] != _SCANNED]
+        sample = [_size_of(row) for row in rows[1::_SAMPLED] if row[0] not in (_SCANNED, _LOOKED)]
         if sample:
             mean = 100.0 + sum(sample) / len(sample)
             self._row_bytes = max(mean, self._row_bytes + 0.2 * (mean - self._row_bytes))
@@ -328,7 +335,7 @@ def _before(rows: Iterable[asyncpg.Record]) -> tuple[list[_Run], dict[tuple[int,
     runs: list[_Run] = []
     left: dict[tuple[int, int], int] = {}
     for (part, ref), run in groupby(rows, _part_and_ref):
-        if part > _LEFT:
+        if _LEFT < part < _LOOKED:
             left.setdefault((part - _LEFT, ref), next(run)[8])
         elif (part, ref) not in left:
             runs.append((part, ref, list(run)))
