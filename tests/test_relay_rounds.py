@@ -191,9 +191,9 @@ async def test_a_slot_that_is_lost_with_messages_under_way_takes_the_producers_a
     slot, relay._senders = Slot(0, "outbox/0", 7), Mock(spec=senders.Senders)
     slot.under_way = under_way
     relay.backlog.add_slot(slot)
-    relay._lease_lost("outbox/0", 6)
+    relay._lease_lost({"outbox/0": 6})
     assert relay.held == {"outbox/0": 7}
-    relay._lease_lost("outbox/0", 7)
+    relay._lease_lost({"outbox/0": 7})
     assert relay.held == {}
     assert relay._senders.kill_all.call_count == under_way
 
