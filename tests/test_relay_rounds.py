@@ -170,9 +170,8 @@ async def test_what_has_failed_is_read_again_only_after_what_was_acknowledged_ha
     of_lane = Mock(spec=rounds.Rounds, lane=lane)
     of_lane.forget.return_value = rows[:1]
     ignore: Any = lambda *_: None  # noqa: E731
-    worker = LaneWorker(
-        of_lane, Mock(spec=Recorder), Mock(spec=OutboxMetrics), OutboxSettings(), ignore, ignore, ignore
-    )
+    recorder = Mock(spec=Recorder, **{"locked_of.return_value": 0})
+    worker = LaneWorker(of_lane, recorder, Mock(spec=OutboxMetrics), OutboxSettings(), ignore, ignore, ignore)
     failing = asyncio.create_task(worker._fail(Failed(KafkaError("the broker is gone"), cut=True)))
     for deleted in (rows[1:3], rows[3:]):
         for _ in range(5):
