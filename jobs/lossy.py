@@ -240,7 +240,9 @@ def is_changed(value: object, read: object, classes: frozenset[type]) -> bool:
             there += cast(Iterable[object], read)
         case _:
             if not any(kind in classes for kind in type(value).__mro__):
-                return type(value) is type(read) and value != read and not (value != value and read != read)  # NaN
+                if type(value) is not type(read) or type(value).__eq__ is object.__eq__:
+                    return False
+                return value != read and not (value != value and read != read)  # NaN
             if not isinstance(value, type(read)):
                 return True
             names = _fields(read)
