@@ -31,6 +31,7 @@ _AGAIN_SECONDS = 60.0  # a task that has failed, unless its turn comes sooner
 _PAGE = 1_000
 _SECOND_LOOK_SECONDS = 2.0
 _REST = 20.0  # times what a count of all that waits for a person took, before the next one
+_MOST_REST_SECONDS = 300.0  # where it took long because Postgres was away, too
 _QUICK_COUNT = 1.0  # seconds: after one that is quicker the next needs no more time than others
 
 
@@ -233,7 +234,7 @@ class Upkeep:
 
 class _Task:
     """A part of the upkeep. seconds: from one turn to the next; at: the next, by the event loop's clock; what: as of
-    `Outage`; rest: so many times what it took, at least, till the next."""
+    `Outage`; rest: so many times what it took, at least, till the next; but no more than five minutes."""
 
     def __init__(
         self, work: Callable[[], Awaitable[object]], seconds: float, at: float, what: str, *, rest: float = 0.0
@@ -254,4 +255,4 @@ class _Task:
             seconds = min(seconds, _AGAIN_SECONDS)
         else:
             self._outage.over()
-        return max(seconds, self._rest * (now() - began))
+        return max(seconds, min(self._rest * (now() - began), _MOST_REST_SECONDS))

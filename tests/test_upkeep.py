@@ -276,6 +276,17 @@ async def test_what_takes_long_to_count_is_counted_more_seldom(database: str, mo
     await link.close()
 
 
+async def test_what_took_long_for_want_of_postgres_has_its_next_turn_within_minutes():
+    """After half an hour's figures of before the outage nobody would have known who waits for a person."""
+
+    async def count() -> None:
+        await asyncio.sleep(0.001)
+        raise PostgresUnavailable("it hangs")
+
+    task = upkeep_module._Task(count, 5.0, 0.0, "what waits could not be counted", rest=1e9)
+    assert await task.turn() == 300.0
+
+
 async def test_an_origin_that_nobody_holds_is_named_once_and_counted(database: str, caplog):
     registry = CollectorRegistry()
     async with (
