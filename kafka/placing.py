@@ -169,9 +169,12 @@ class Placer:
         return early
 
     def _early(self, tp: TopicPartition) -> bool:
-        """A partition of a topic that is not known yet, or one that was added a moment ago: keys of it may have jobs
-        elsewhere, and not everybody knows that."""
-        return self._topics is not None and not self._topics.covers(tp)
+        """A partition of a topic that is not known yet, or is not known to have been made anew with fewer, or one that
+        was added a moment ago: keys of it may have jobs elsewhere, and not everybody knows that."""
+        if self._topics is None:
+            return False
+        seen = self._client.partitions_for_topic(tp.topic)
+        return not self._topics.covers(tp) or (bool(seen) and self._topics.has_shrunk(tp.topic, len(seen)))
 
     def _waiting(self) -> dict[TopicPartition, Partition]:
         """Only what this client has: of one that has come after another the partitions are known from before."""

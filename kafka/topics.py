@@ -71,8 +71,9 @@ class Topics:
         self._shrunk: dict[str, float] = {}  # topics that have fewer partitions than is known, since when
 
     def has_grown(self, topic: str) -> bool:
-        """Whether a key of `topic` may have jobs in another origin than its own, because partitions were added. True
-        also where nothing is known for sure: the answer "no" is believed for a while only."""
+        """Whether a key of `topic` may have jobs in another origin than its own, because partitions were added, or it
+        was made anew with fewer. True also where nothing is known for sure: the answer "no" is believed for a while
+        only."""
         if self._loaded_at is None or now() - self._loaded_at > _FRESH_SECONDS:
             return True
         known = self._known.get(topic)
@@ -91,6 +92,11 @@ class Topics:
         at home in it, and everybody knows that the topic has grown."""
         known = self._known.get(tp.topic)
         return known is not None and tp.partition < known.partitions
+
+    def has_shrunk(self, topic: str, partitions: int) -> bool:
+        """Whether `topic` has fewer partitions than is known, and is not known to have had so few."""
+        known = self._known.get(topic)
+        return known is not None and partitions < known.partitions and partitions not in known.former
 
     def was_added(self, tp: TopicPartition) -> bool:
         """Whether this partition has come since the topic was first seen."""
@@ -152,7 +158,10 @@ class Topics:
     def _is_behind(self, seen: Mapping[str, _Topic]) -> bool:
         """Whether the table lacks some of these, as where a person has deleted a row, or partitions of them."""
         return any(
-            name not in self._known or topic.partitions > self._known[name].partitions for name, topic in seen.items()
+            name not in self._known
+            or topic.partitions > self._known[name].partitions
+            or self.has_shrunk(name, topic.partitions)
+            for name, topic in seen.items()
         )
 
     def _look_for_shrunk(self, seen: Mapping[str, _Topic]) -> None:
@@ -164,8 +173,8 @@ class Topics:
                 since[name] = now()  # say it again after a while
                 log.error(
                     "the topic %r has %s partitions, and had %s: it was made anew. Jobs of partitions that are gone "
-                    "are run by nobody, and new ones may still be sent there. Move them (`Admin.move`), then delete "
-                    "the topic's row from sidings.topic; the next look writes the count of now",
+                    "are run by nobody, and new ones may still be sent there. Move them (`Admin.move`), let all that "
+                    "waits end, then delete the topic's row from sidings.topic; the next look writes the count of now",
                     *(name, seen[name].partitions, self._known[name].partitions),
                 )
         self._shrunk = since

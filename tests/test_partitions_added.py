@@ -360,7 +360,8 @@ async def test_a_topic_that_was_made_anew_smaller_is_told_of(grown, monkeypatch,
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         await topics.close()
-    assert await value(grown, "SELECT partitions FROM sidings.topic") == NEW
+    row = "SELECT partitions, former FROM sidings.topic"
+    assert [tuple(r) for r in await fetch(grown, row)] == [(NEW, [OLD, 2])]
 
 
 # -- a real Kafka -----------------------------------------------------------------------------------------------------
