@@ -546,6 +546,21 @@ async def test_clearing_goes_on_until_nothing_is_left(database: str, admin: Admi
     assert [row.detail["cancelled"] for row in await admin.audit()] == [1, 2, 2]
 
 
+async def test_who_clears_a_group_is_told_how_many_were_cancelled_before_postgres_went_away(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sidings.jobs.admin.admin._CLEARED_AT_ONCE", 2)
+    monkeypatch.setattr("sidings.jobs.admin.admin._REST_SECONDS", 1.0)
+    for _ in range(5):
+        await a_job(database)
+    async with connected(database) as connection:
+        clearing = asyncio.create_task(Admin(connection, actor="alice").clear_group(ORIGIN, GROUP))
+        await eventually(lambda: value(database, "SELECT count(*) = 3 FROM sidings.job"))
+        await fetch(database, "SELECT pg_terminate_backend($1)", connection.get_server_pid())
+        with pytest.raises(PostgresUnavailable, match=r"closed, by Postgres.*2 jobs are cancelled already"):
+            await clearing
+
+
 # -- pauses -------------------------------------------------------------------------------------------------------
 
 TARGETS = [{"type": "ride"}, {"origin": ORIGIN}, {"origin": ORIGIN, "group": GROUP}]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import asyncpg
 
-from ...errors import ActionRefused, Busy, ConfigurationError, JobNotFound
+from ...errors import ActionRefused, Busy, ConfigurationError, JobNotFound, PostgresUnavailable
 from ..job import JobId
 from ..outcome import OutcomeName
 from .calls import Calls, Database, refused
@@ -288,8 +288,10 @@ class Admin:
             began = time.monotonic()
             try:
                 cleared = await self._calls.value("clear_group", *arguments)
-            except Busy as busy:
-                raise Busy(f"{busy} ({total} jobs are cancelled already)" if total else str(busy)) from busy
+            except (Busy, PostgresUnavailable) as error:
+                if total:
+                    raise type(error)(f"{error} ({total} jobs are cancelled already)") from error
+                raise
             total += cleared
             if cleared < _CLEARED_AT_ONCE:
                 return total

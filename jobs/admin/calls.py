@@ -93,7 +93,10 @@ class Calls:
                 async with self._database.acquire(timeout=self._timeout) as connection:
                     yield connection
             elif self._database.is_closed():
-                raise PostgresUnavailable("the connection of this Admin is closed: give it an open one, or a pool")
+                raise PostgresUnavailable(
+                    "the connection of this Admin is closed, by Postgres or here; nothing was sent: give it an open "
+                    "one, or a pool"
+                )
             elif self._database.is_in_transaction():
                 raise ActionRefused(
                     "administration needs a connection without an open transaction: executors would wait until it ends"
