@@ -170,3 +170,25 @@ async def test_a_receipt_is_waited_for_while_the_outbox_is_locked(database: str,
         await ending.rollback()
         async with relaying(database, sidings_kafka):
             await outbox.published(receipt, timeout=SECONDS)
+
+
+async def test_what_is_behind_a_message_that_is_locked_takes_no_others_place(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    """When as many as fit into memory were behind it, nothing was read any more of any topic."""
+    etas, other = await topic("etas"), await topic("other")
+    await publish(database, etas, [("a", b"0")])
+    async with connected(database) as person:
+        ending = person.transaction()
+        await ending.start()
+        await person.execute("SELECT FROM sidings.outbox FOR UPDATE")
+        async with relaying(database, sidings_kafka, window=100, batch_size=50) as sender:
+            await eventually(lambda: told_of(sender, "keeps messages locked"))
+            for number in range(5):
+                await publish(database, etas, [("a", b"%d" % n) for n in range(1 + 50 * number, 51 + 50 * number)])
+                await publish(database, other, [(f"k{n}", b"%d" % number) for n in range(50)])
+                await emptied(database, other)
+            await ending.rollback()
+            await emptied(database)
+    found = [int(r.value) for r in await records(sidings_kafka, etas)]
+    assert list(dict.fromkeys(found)) == list(range(251))

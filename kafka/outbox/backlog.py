@@ -178,7 +178,7 @@ class Lane:
 class Backlog:
     """All lanes and slots of a relay. window: most messages in memory. page: so many of them are a round, so that some
     are sent while others are read or deleted; where there is room a read brings two. What is under way of a topic that
-    hangs does not count, so that it keeps no other from being read."""
+    hangs does not count, nor what is locked, so that these keep no other from being read."""
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -259,7 +259,8 @@ class Backlog:
     def room(self, most: int) -> int:
         """How many messages more may be read, where memory is to have `most`, and no more than the window."""
         held = sum(len(lane.queue) + lane.unaccounted for lane in self.all_lanes() if not lane.paused)
-        return max(0, min(self.window, most) - held)
+        locked = sum(not lane.paused for lane in self.locked.values())
+        return max(0, min(self.window, most) - held + locked)
 
     def lane(self, topic: str) -> Lane:
         """The lane of a topic, made when missing."""

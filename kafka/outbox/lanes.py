@@ -103,6 +103,13 @@ class LaneWorker:
         while True:
             lane.event.clear()
             pause = self.retry_at - now()
+            if self._recorder.locked_of(lane) >= self._settings.window:  # the topic waits, and not all others with it
+                if not lane.paused:
+                    lane.paused = True
+                    lane.shelve()
+                    self._on_room()
+                await lane.event.wait()
+                continue
             if pause <= 0 and lane.paused:
                 lane.paused = False
                 self._on_room()

@@ -155,7 +155,7 @@ class Recorder:
         for lane, row, error in each:
             order = _order(lane, row)
             if row[:2] in locked or order in orders:
-                self._locked.append((lane, row, error))
+                self._locked.append((lane, (*row[:4], None, None, *row[6:]), error))  # it may be for long
                 self._backlog.locked[row[:2]] = lane
                 lane.event.set()  # it may wait for what is under way
                 orders |= {order} - {None}
