@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from .transaction import Transaction
 __all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "completed", "is_error"]
 
 
-_MAY_NOT_HAVE_RUN = (Generator, AsyncGenerator, Awaitable, Future)
+_MAY_NOT_HAVE_RUN = (Generator, AsyncGenerator, Awaitable, Future, set, frozenset)  # asyncio.wait returns two sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,11 @@ async def completed(result: object, *, judged: bool = False) -> object:
 
 
 def not_run(result: object) -> BaseException | None:
-    """What to raise where a handler has returned this, or a list with it, which has not run, or not ended: its job
-    would pass for done."""
+    """What to raise where a handler has returned this, or a list or set with it, which has not run, or not ended: its
+    job would pass for done."""
     told = f"the handler returned a {type(result).__name__}"
-    if isinstance(result, list | tuple):
-        items = cast(Sequence[object], result)
+    if isinstance(result, list | tuple | set | frozenset):
+        items = cast(Collection[object], result)
         if not any(issubclass(kind, _MAY_NOT_HAVE_RUN) for kind in set(map(type, items))):
             return None  # as of many rows, be there ever so many
         found = list(filter(None, map(not_run, items)))

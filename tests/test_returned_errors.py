@@ -71,7 +71,8 @@ def logged(handler: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "kind", ["generator", "async generator", "transactional", "in middleware", "batch", "in lists", "in a list"]
+    "kind",
+    ["generator", "async generator", "transactional", "in middleware", "batch", "in lists", "in a list", "in a set"],
 )
 async def test_what_has_not_run_is_no_success(database: str, kind: str) -> None:
     """A decorator hides a `yield`, and a forgotten gather what is awaited: the jobs were gone, and nothing had run."""
@@ -104,7 +105,11 @@ async def test_what_has_not_run_is_no_success(database: str, kind: str) -> None:
         return None, send(job), send(job)
 
     handlers: dict[str, Any] = {"async generator": logged(asynchronous), "transactional": returned, "in lists": rides}
-    handlers["in a list"] = one_ride
+
+    async def set_of_rides(job: Job[Ride]) -> object:
+        return {send(job), send(job)}
+
+    handlers |= {"in a list": one_ride, "in a set": set_of_rides}
     batch = 10 if kind in ("batch", "in lists") else None
     job_type = registry.job(name="ride", payload=Ride, transactional=kind == "transactional", batch=batch)(
         handlers.get(kind, logged(generator))
@@ -139,8 +144,9 @@ async def test_what_a_plain_handler_hands_on_is_waited_for(database: str, where:
     assert attempt.outcome == "retried"
 
 
+@pytest.mark.parametrize("kind", ["list", "of wait"])
 @pytest.mark.parametrize("fails", [False, True])
-async def test_what_has_ended_in_a_list_is_what_came_of_it(database: str, fails: bool) -> None:
+async def test_what_has_ended_in_a_list_is_what_came_of_it(database: str, fails: bool, kind: str) -> None:
     """As after asyncio.wait, which raises nothing."""
     registry = Registry()
 
@@ -149,9 +155,9 @@ async def test_what_has_ended_in_a_list_is_what_came_of_it(database: str, fails:
             raise ValueError("no")
 
     @registry.job()
-    async def ride(job: Job[Ride]) -> list[object]:
-        done, _ = await asyncio.wait([asyncio.create_task(send())])
-        return list(done)
+    async def ride(job: Job[Ride]) -> object:
+        ended = await asyncio.wait([asyncio.create_task(send())])
+        return ended if kind == "of wait" else list(ended[0])
 
     await enqueue(database, ride, [Ride()])
     [attempt] = await drain(database, registry)
