@@ -99,6 +99,34 @@ async def test_a_signal_for_a_forked_process_is_not_for_the_service(name: signal
     assert (ended, told_by_child) == (True, [])
 
 
+def _serve(told: Any) -> None:
+    """A web server, and a service beside it."""
+
+    async def serve() -> None:
+        stopped = asyncio.Event()
+        with stop_signals(stopped.set, stopped.set):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(stopped.wait(), 5)
+
+    signal.signal(signal.SIGTERM, lambda *_: told.put(("web server", os.getpid())))
+    asyncio.run(serve())
+
+
+async def test_a_signal_for_a_service_of_a_forked_process_is_for_nobody_else():
+    """That of its parent was stopped in its memory as well; and as that never ended there, a web server that had the
+    signal before did not get it, and served on."""
+    told = forking.SimpleQueue()
+    with stop_signals(lambda: told.put(("stop", os.getpid())), lambda: None):
+        child = forking.Process(target=_serve, args=(told,), daemon=True)
+        await asyncio.to_thread(child.start)
+        await asyncio.to_thread(child.join, SECONDS)
+        child.kill()
+    found = list[object]()
+    while not told.empty():
+        found.append(told.get())
+    assert found == [("web server", child.pid)]
+
+
 def test_a_forked_process_does_not_listen():
     """It kept the address from the next service, where this one was killed."""
     monitor = Monitor("127.0.0.1:0", CollectorRegistry(), problems=list, not_ready=list)
