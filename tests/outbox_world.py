@@ -39,6 +39,7 @@ from sidings.kafka.outbox import (
     lanes,
     ledger,
     reader,
+    recorder,
     relay,
     senders,
     slots,
@@ -57,7 +58,7 @@ FAULTS = (
 NAMES = [f"outbox/{number}" for number in range(16)]
 _OUTBOX = (
     *("read", "record", "attend", "acquire", "leave", "inherited"),
-    *("topic_fails", "topic_works", "park_topic", "waiting", "waits", "doubt"),
+    *("topic_fails", "topic_works", "park_topic", "waiting", "waits", "doubt", "locked"),
 )
 
 
@@ -188,6 +189,7 @@ class Postgres(Database):
         self.relays: dict[UUID, float] = {}
         self.failing: dict[tuple[str, UUID], float] = {}
         self.parked: dict[int, Stored] = {}
+        self.locks: dict[int, float] = {}  # of messages, until when somebody has them
 
     @property
     def timeline(self) -> str:
@@ -219,6 +221,7 @@ class Postgres(Database):
             return []
         ours = set(self._ours(me, names, epochs))
         ids = [int(i) for i in text[1:-1].split(",") if i.strip()]
+        self._want([*ids, *p_ids])
         shares = zip(slots, names, firsts, lasts, strict=True)
         mine = [(slot, ids[first - 1 : last]) for slot, name, first, last in shares if name in ours]
         for slot, some in mine:
@@ -230,6 +233,14 @@ class Postgres(Database):
             if slot in held and id in self.rows:
                 self.parked[id] = self.rows.pop(id)
         return [{"slot": slot} for slot in held]
+
+    def _want(self, ids: Iterable[int]) -> None:
+        if any(id in self.rows and self.locks.get(id, 0.0) > self.world.time for id in ids):
+            raise asyncpg.LockNotAvailableError("canceling statement due to lock timeout")
+
+    def _locked(self, slots: list[int], ids: list[int]):
+        found = [(slot, id) for slot, id in zip(slots, ids, strict=True) if id in self.rows]
+        return [{"slot": slot, "id": id} for slot, id in found if self.locks.get(id, 0.0) > self.world.time]
 
     def _attend(self, me: UUID, seconds: float, host: str, pid: int, names: list[str]):
         time = self.world.time
@@ -292,6 +303,7 @@ class Postgres(Database):
         ours = set(self._ours(me, names, epochs))
         held = {slot for slot, name in zip(slots, names, strict=True) if name in ours}
         found = [row for row in self.committed() if row.slot in held and row.topic == topic]
+        self._want(row.id for row in found)
         for row in found:
             self.parked[row.id] = self.rows.pop(row.id)
         return [{"parked": len(found)}]
@@ -653,6 +665,7 @@ class World:
         self.kafka_slowness = self.choose.choice([0.03, 0.3])
         self.zeal = self.choose.choice([0.05, 0.2])  # of the writers
         self.busy = False  # writers are at work
+        self.wide = 0.0
         self.usual: dict[str, object] = {}
         self.primary = Postgres(self)
         self.missing: set[str] = set()
@@ -674,7 +687,7 @@ class World:
             self.make(node)
 
     def _patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (lane_senders, lanes, ledger, reader, relay, slots):
+        for module in (lane_senders, lanes, ledger, reader, recorder, relay, slots):
             monkeypatch.setattr(module, "now", lambda: self.time)
         monkeypatch.setattr(reader, "_STEPPING_READ", -1.0)
         monkeypatch.setattr(senders, "Sender", SimSender)
@@ -684,6 +697,15 @@ class World:
             pass
 
         monkeypatch.setattr(relay, "check_schema", fits)
+
+    def vary(self) -> None:
+        """Messages are locked now and then; refills look at few, and some messages are large for a read."""
+        self.faults.append("lock")
+        self._monkeypatch.setattr(reader, "_LOOKED_AT", self.choose.choice([20, 100, 5_000]))
+        if self.choose.random() < 0.3:
+            for name, size in (("_BYTES", 64_000), ("_MOST_BYTES", 128_000), ("_HELD_BYTES", 256_000)):
+                self._monkeypatch.setattr(reader, name, size)
+            self.wide = 0.02
 
     def make(self, node: Node) -> None:
         """A relay in this process."""
@@ -739,6 +761,8 @@ class World:
                 continue
             self.locked.add((topic, key))
             value = b"%s%d" % (b"large" if choose.random() < 0.005 else b"", next(self.tokens))
+            if self.wide and choose.random() < self.wide:
+                value += b" " * 2_500
             server.insert(xid, (int(key[1:]) * 7 + ord(topic)) % 16, topic, key, value)
             messages.append((topic, key, value))
         self.writing[xid] = server, messages
@@ -826,6 +850,13 @@ class World:
                 self.for_a_while("kafka_slowness", choose.choice([0.3, 1.5, 4.0]), seconds)
             case "restart":
                 self.restart_postgres()
+            case "lock":
+                some = self.primary.committed()
+                keys = {(row.topic, row.key) for row in choose.sample(some, min(len(some), choose.choice([1, 5])))}
+                every = choose.random() < 0.1
+                for row in some:
+                    if every or (row.topic, row.key) in keys or choose.random() < 0.1:
+                        self.primary.locks[row.id] = self.time + seconds * choose.choice([0.3, 1.0, 1.0])
             case "away":
                 self.for_a_while("postgres_away", True, seconds)
                 self.cut()

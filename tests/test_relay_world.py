@@ -1,6 +1,8 @@
 """Whole relays in a simulated world: what no fault, and no coincidence of faults, may do to what is promised."""
 
 from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
 
 import pytest
 from sidings.kafka.outbox.packing import Packer
@@ -82,6 +84,40 @@ def test_what_is_stored_while_a_read_is_under_way_is_sent_when_it_is_committed(w
         for slot in range(16):
             world.journal["a", b"key %d" % slot].append(value)
         world.wait_for(lambda: not world.waiting(set(world.topics)), 30.0, "what has been committed leaves")
+    world.settle()
+
+
+def test_a_slot_that_is_given_away_as_what_was_locked_is_deleted_is_none_that_was_lost(world: World) -> None:
+    """It was released before the statement, which said so: all producers were closed, and what all topics had under way
+    was sent again."""
+    server, killed, given = world.primary, list[float](), list[str]()
+    world.wait_for(lambda: not world.waiting(set(world.topics)), 30.0, "all leave")
+    for slot in range(16):
+        server.insert(xid := server.begin(), slot, "a", b"key %d" % slot, b"of slot %d" % slot)
+        world.journal["a", b"key %d" % slot].append(b"of slot %d" % slot)
+        server.open.remove(xid)
+    server.locks = {row.id: world.time + 6.0 for row in server.committed()}
+    relays = {node.relay.id: node.relay for node in world.nodes if node.relay}
+    for relay in relays.values():
+        relay._senders.kill_all = lambda: killed.append(world.time)  # type: ignore[attr-defined]
+    world.wait_for(lambda: sum(len(relay.backlog.locked) for relay in relays.values()) == 16, 6.0, "all are tried")
+    record = server._record
+
+    def late(me: UUID, slots: list[int], names: list[str], epochs: list[int], *rest: Any) -> Any:
+        backlog = relays[me].backlog
+        for slot in [backlog.slots[number] for number in slots if number in backlog.slots]:
+            backlog.forget(slot)
+        relays[me]._slots._let_go()  # type: ignore[attr-defined]
+        gone = [name for number, name in zip(slots, names, strict=True) if number not in backlog.slots]
+        given.extend(gone)
+        server._release(me, gone, [epochs[names.index(name)] for name in gone])
+        return record(me, slots, names, epochs, *rest)
+
+    server._record = late  # type: ignore[method-assign]
+    world.wait_for(lambda: bool(given), 20.0, "some are given away")
+    server._record = record  # type: ignore[method-assign]
+    world.pass_time(5.0, write=False)
+    assert killed == []
     world.settle()
 
 
@@ -178,6 +214,7 @@ def in_a_world_of_faults(seed: int, faults: tuple[str, ...], monkeypatch: pytest
     try:
         if faults:
             world.faults, world.slowness, world.kafka_slowness, world.zeal = list(faults), 0.2, 0.3, 0.05
+        world.vary()
         world.run(faults=25 if faults else 12)
         world.settle()
     except AssertionError as error:

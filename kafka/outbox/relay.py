@@ -320,8 +320,9 @@ class Relay:
             link.renew()
 
     def _fenced(self, slot: Slot) -> None:
-        self._leave_server()
-        self._lose(slot)
+        if self.backlog.has(slot):  # else it was let go of meanwhile, with what was locked
+            self._leave_server()
+            self._lose(slot)
 
     def _lose(self, slot: Slot) -> None:
         under_way = slot.under_way
