@@ -71,10 +71,10 @@ async def fence(dsn: str, executor: UUID) -> int:
     return await value(dsn, "SELECT fence FROM sidings.executor WHERE id = $1", executor)
 
 
-async def slow_updates(connection: asyncpg.Connection) -> None:
-    """From now on each update of a job takes 0.3 s."""
+async def slow_updates(connection: asyncpg.Connection, seconds: float = 0.3) -> None:
+    """From now on each update of a job takes so long."""
     await connection.execute(
-        """CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql
-           AS $$ BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END $$;
+        f"""CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql
+           AS $$ BEGIN PERFORM pg_sleep({seconds}); RETURN NEW; END $$;
            CREATE TRIGGER slow BEFORE UPDATE ON sidings.job FOR EACH ROW EXECUTE FUNCTION slow()"""
     )

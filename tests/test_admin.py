@@ -340,10 +340,10 @@ async def test_what_the_server_ends_is_told_of_and_has_changed_nothing(database:
     before = await the_job(database, id)
     async with (
         connected(database) as connection,
-        connected(database, statement_timeout="100") as hurried,
-        asyncpg.create_pool(database, min_size=1, max_size=1, server_settings={"statement_timeout": "100"}) as pool,
+        connected(database, statement_timeout="1000") as hurried,
+        asyncpg.create_pool(database, min_size=1, max_size=1, server_settings={"statement_timeout": "1000"}) as pool,
     ):
-        await slow_updates(connection)
+        await slow_updates(connection, 3.0)
         for impatient in (hurried, pool):
             admin = Admin(impatient, actor="alice")
             with pytest.raises(PostgresUnavailable, match=r"has ended .*timeout\); nothing has changed"):

@@ -202,6 +202,7 @@ async def test_without_java_it_says_so(database: str, tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.chaos
 async def test_stopped_while_it_waits_for_postgres_it_leaves_nothing_behind(database: str, tmp_path: Path):
     await stored(database, [an_attempt(NOW - timedelta(days=1))])
     temporary = tmp_path / "temporary"

@@ -139,6 +139,7 @@ async def test_a_fetch_that_one_broker_does_not_answer_says_nothing_of_the_other
         await membership.close(consumer)
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(180)
 async def test_what_is_sent_fits_through_the_network(database: str, narrow: Narrow) -> None:
     """As much was tried again and again; nothing arrived, or all of it many times."""
@@ -154,6 +155,7 @@ async def test_what_is_sent_fits_through_the_network(database: str, narrow: Narr
     assert await arrived(bootstrap, "much") < 3 * count
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(180)
 async def test_rounds_that_are_small_are_not_late_for_their_size(database: str, narrow: Narrow) -> None:
     """Of brokers that were overloaded, each round was of one message for as long as they took a while for any."""

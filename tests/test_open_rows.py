@@ -230,6 +230,7 @@ async def test_positions_that_a_crash_hands_out_again_are_found(mortal: Postgres
     assert set(ledger.runs().values()) == {1}
 
 
+@pytest.mark.chaos
 async def test_transaction_ids_that_a_crash_hands_out_again_are_no_sign_that_nothing_has_been_committed(
     mortal: Postgres,
 ):

@@ -31,7 +31,9 @@ def of_jobs(dsn: str, **postgres: Any) -> Any:
     return a_service(PostgresSettings(dsn=dsn, **postgres), assignment=StaticAssignment([ORIGIN]))
 
 
-@pytest.mark.parametrize("kind", ["raised", "returned", "judged", "batch", "policy of others"])
+@pytest.mark.parametrize(
+    "kind", ["raised", "returned", "judged", "batch", pytest.param("policy of others", marks=pytest.mark.chaos)]
+)
 async def test_a_server_that_gives_handlers_no_connection_fails_no_job(
     database: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -469,7 +469,12 @@ async def test_whatever_a_batch_raises_its_jobs_have_failed_and_others_go_on(
         if any(job.payload.number == 3 for job in jobs):
             raise error
 
-    await enqueue(database, post, [model.model_construct(number=n) for n in range(5)])
+    elsewhere = Registry()  # whose model bears all numbers
+
+    @elsewhere.job(name="post", payload=Ride)
+    async def here(job: Job[Ride]) -> None: ...
+
+    await enqueue(database, here, [Ride(number=n) for n in range(5)])
     async with running(database, registry) as executor:
         await drained(database)
         assert executor.problems() == []

@@ -15,6 +15,7 @@ from .consumer_support import Number, a_service, administering, numbers, offset_
 from .support import SECONDS, eventually
 
 
+@pytest.mark.chaos
 async def test_a_partition_without_a_leader_holds_up_no_other_after_a_rebalance(effects, own_kafka, monkeypatch):
     """The topic's loop asked aiokafka for the positions of all that it had polled before the rebalance, and it gives
     none of a partition before that is placed."""

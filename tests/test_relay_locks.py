@@ -73,6 +73,7 @@ async def test_a_message_that_is_locked_is_sent_again_before_those_behind_it(
     assert [r.value for r in await records(sidings_kafka, etas) if r.key == b"a"] == [b"1", b"2", b"3"] * 2
 
 
+@pytest.mark.chaos
 async def test_a_message_that_is_locked_holds_up_no_others_when_its_topic_fails(database: str, own_kafka) -> None:
     """Until all that Kafka had was deleted, nothing more of the topic was sent."""
     kafka = await asyncio.to_thread(own_kafka)

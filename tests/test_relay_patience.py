@@ -11,6 +11,7 @@ from .outbox_support import arrived, emptied, publish, publishing, relaying
 from .support import eventually
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(300)
 async def test_a_topic_that_is_missing_after_an_outage_is_waited_for_as_any_other(
     database: str, own_kafka, monkeypatch: pytest.MonkeyPatch
