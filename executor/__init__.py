@@ -12,7 +12,7 @@ from .clock import now
 from .executor import Executor
 from .forks import end_if_forked, forks_so_far, keep_from_children
 from .leases import Leased, LeaseEvents, LeaseThread
-from .link import Backoff, Link, check_schema, connect, disk_is_full, takes_no_writes
+from .link import Backoff, Link, check_schema, connect, disk_is_full, rest_after, takes_no_writes
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
 from .settings import ExecutorSettings, PostgresSettings
@@ -35,5 +35,6 @@ __all__ = [
     "forks_so_far",
     "keep_from_children",
     "now",
+    "rest_after",
     "takes_no_writes",
 ]

@@ -31,6 +31,8 @@ _SERVER_SETTINGS = {
 }
 
 _MOST_PATIENCE = 8
+_QUICK_SECONDS = 1.0  # after a long statement that was quicker the next needs no more time than others
+_REST, _MOST_REST_SECONDS = 20.0, 300.0
 _ASK_SECONDS = 2.0
 _OF_A_QUERY = ("pgsql_tmp", "/PostgreSQL.", "pg_dynshmem")  # of shared memory a container has little
 
@@ -152,6 +154,12 @@ def _all_of(error: BaseException) -> Iterator[BaseException]:
                 left += cast(BaseExceptionGroup[BaseException], each).exceptions
 
 
+def rest_after(took: float) -> float:
+    """Seconds until what reads all that waits may be asked for again, if it took so many: twenty times as many, but
+    five minutes at most, since Postgres may have been away meanwhile."""
+    return min(_REST * took, _MOST_REST_SECONDS)
+
+
 class Link:
     """A connection of our own for one loop. Every call has a timeout; after a failure the connection is thrown away
     and the next call opens another one. `on_error` counts failures. patience: how many times `call_seconds` a call may
@@ -201,6 +209,22 @@ class Link:
         """The first row of `fetch`, or None."""
         rows = await self.fetch(query, *args)
         return rows[0] if rows else None
+
+    async def fetch_long(self, query: str, *args: object) -> list[asyncpg.Record]:
+        """`fetch` of what may take longer than a call may, as all that waits is counted: it is given more time then,
+        as `be_patient` says, and so is the next one."""
+        while True:
+            began, patience = now(), self.patience
+            try:
+                rows = await self.fetch(query, *args)
+                break
+            except PostgresUnavailable:
+                await self.be_patient()
+                if self.patience <= patience:  # it is away, or has had all the time that there is
+                    raise
+        if now() - began < _QUICK_SECONDS:
+            self.patience = 1
+        return rows
 
     async def be_patient(self) -> None:
         """Let calls take twice as long, up to eight times `call_seconds`; but not where the server, or the way there,

@@ -12,7 +12,7 @@ from ..errors import PostgresUnavailable
 from ..outage import Outage
 from ..schema import load_sql
 from .clock import now
-from .link import Link
+from .link import Link, rest_after
 from .metrics import ExecutorMetrics
 from .queues import OriginQueue
 from .scheduler import Scheduler
@@ -30,9 +30,6 @@ _ORPHANS_SECONDS = 60.0
 _AGAIN_SECONDS = 60.0  # a task that has failed, unless its turn comes sooner
 _PAGE = 1_000
 _SECOND_LOOK_SECONDS = 2.0
-_REST = 20.0  # times what a count of all that waits for a person took, before the next one
-_MOST_REST_SECONDS = 300.0  # where it took long because Postgres was away, too
-_QUICK_COUNT = 1.0  # seconds: after one that is quicker the next needs no more time than others
 
 
 class Upkeep:
@@ -85,7 +82,7 @@ class Upkeep:
                 _AGES_SECONDS,
                 start,
                 "what waits for a person could not be counted",
-                rest=_REST,
+                rests=True,
             ),
             _Task(self.audit, audit_seconds, start + audit_seconds, "the reader could not be audited"),
         ]
@@ -169,19 +166,8 @@ class Upkeep:
 
     async def _count_for_persons(self) -> None:
         """Count what is held or blocked. Of millions that may take longer than a call may: then it is given more."""
-        link = self._link
-        while True:
-            began, patience = now(), link.patience
-            try:
-                [row] = await link.fetch(self._for_persons_sql, list(self._scheduler.origins))
-                break
-            except PostgresUnavailable:
-                await link.be_patient()
-                if link.patience <= patience:  # it is away, or has had all the time that there is
-                    raise
+        [row] = await self._link.fetch_long(self._for_persons_sql, list(self._scheduler.origins))
         self.held, self.blocked = row["held"], row["blocked"]
-        if now() - began < _QUICK_COUNT:
-            link.patience = 1
 
     async def audit(self) -> int:
         """Read every held origin from 0 and count the jobs that the scheduler would never have started.
@@ -234,15 +220,15 @@ class Upkeep:
 
 class _Task:
     """A part of the upkeep. seconds: from one turn to the next; at: the next, by the event loop's clock; what: as of
-    `Outage`; rest: so many times what it took, at least, till the next; but no more than five minutes."""
+    `Outage`; rests: for as long as `rest_after` says, at least."""
 
     def __init__(
-        self, work: Callable[[], Awaitable[object]], seconds: float, at: float, what: str, *, rest: float = 0.0
+        self, work: Callable[[], Awaitable[object]], seconds: float, at: float, what: str, *, rests: bool = False
     ) -> None:
         self.at = at
         self._work = work
         self._seconds = seconds
-        self._rest = rest
+        self._rests = rests
         self._outage = Outage(log, what)
 
     async def turn(self) -> float:
@@ -255,4 +241,4 @@ class _Task:
             seconds = min(seconds, _AGAIN_SECONDS)
         else:
             self._outage.over()
-        return max(seconds, min(self._rest * (now() - began), _MOST_REST_SECONDS))
+        return max(seconds, rest_after(now() - began)) if self._rests else seconds

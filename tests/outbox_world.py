@@ -390,6 +390,8 @@ class SimLink:
         rows = await self.fetch(query, *args)
         return rows[0] if rows else None
 
+    fetch_long = fetch
+
     async def be_patient(self) -> None:
         self.patience = min(2 * self.patience, 8)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import asyncpg
 import pytest
@@ -27,6 +28,19 @@ VALUES ('x', $1, '{}', CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('
 """
 
 
+def an_upkeep(
+    link: Link, scheduler: Scheduler, on_found: Callable[[OriginQueue], None] = lambda _: None, **settings: float
+) -> Upkeep:
+    return Upkeep(
+        link,
+        scheduler,
+        ExecutorMetrics("test", None),
+        ExecutorSettings.model_validate(settings),
+        schema="sidings",
+        on_found=on_found,
+    )
+
+
 async def _store(connection: asyncpg.Connection, position: int, age: int) -> None:
     await connection.execute(
         "INSERT INTO sidings.job (type, origin, payload, position, enqueued_at) "
@@ -41,14 +55,7 @@ async def test_a_look_at_ages_begins_where_the_last_one_found_something(database
     link, scheduler = Link(PostgresSettings(dsn=database)), Scheduler(lambda kind: True)
     queue = scheduler.add_origin(ORIGIN, 1)
     queue.high = 100
-    upkeep = Upkeep(
-        link,
-        scheduler,
-        ExecutorMetrics("test", None),
-        ExecutorSettings(),
-        schema="sidings",
-        on_found=lambda queue: None,
-    )
+    upkeep = an_upkeep(link, scheduler)
     connection = await asyncpg.connect(database)
 
     async def look() -> float:
@@ -98,9 +105,7 @@ async def test_the_audit_looks_behind_its_first_page_and_misses_nothing_that_a_p
     link, scheduler = Link(PostgresSettings(dsn=database)), Scheduler(lambda kind: True)
     scheduler.add_origin(ORIGIN, 1).high = 100
     found: list[OriginQueue] = []
-    upkeep = Upkeep(
-        link, scheduler, ExecutorMetrics("test", None), ExecutorSettings(), schema="sidings", on_found=found.append
-    )
+    upkeep = an_upkeep(link, scheduler, on_found=found.append)
     async with connected(database) as connection:
         for position in (1, 2, 3, 4, 5, 101):  # the last one has still to be read
             await _store(connection, position, 0)
@@ -190,14 +195,7 @@ async def test_an_audit_that_takes_long_lets_the_others_have_their_turns(databas
     monkeypatch.setattr(upkeep_module, "_AGES_SECONDS", 0.02)
     link, scheduler = Link(PostgresSettings(dsn=database)), Scheduler(lambda kind: False)
     scheduler.add_origin(ORIGIN, 1).high = 1_000
-    upkeep = Upkeep(
-        link,
-        scheduler,
-        ExecutorMetrics("test", None),
-        ExecutorSettings(audit_seconds=0.1),
-        schema="sidings",
-        on_found=lambda queue: None,
-    )
+    upkeep = an_upkeep(link, scheduler, audit_seconds=0.1)
     async with connected(database) as connection:
         for position in range(1, 101):
             await _store(connection, position, 0)
@@ -231,14 +229,7 @@ async def test_what_waits_for_a_person_and_cannot_be_counted_in_time_is_given_mo
         await _store(admin, 1, 100)
         link, scheduler = Link(PostgresSettings(dsn=of_role, call_seconds=0.3)), Scheduler(lambda kind: True)
         scheduler.add_origin(ORIGIN, 1)
-        upkeep = Upkeep(
-            link,
-            scheduler,
-            ExecutorMetrics("test", None),
-            ExecutorSettings(),
-            schema="sidings",
-            on_found=lambda queue: None,
-        )
+        upkeep = an_upkeep(link, scheduler)
         upkeeping = asyncio.create_task(upkeep.run())
         try:
             await eventually(lambda: upkeep.held == 500 and upkeep.oldest.get(ORIGIN), lambda: link.patience)
@@ -250,17 +241,10 @@ async def test_what_waits_for_a_person_and_cannot_be_counted_in_time_is_given_mo
 async def test_what_takes_long_to_count_is_counted_more_seldom(database: str, monkeypatch):
     """Millions of held jobs take seconds, of each instance: Postgres did little else."""
     monkeypatch.setattr(upkeep_module, "_AGES_SECONDS", 0.02)
-    monkeypatch.setattr(upkeep_module, "_REST", 1e6, raising=False)
+    monkeypatch.setattr("sidings.executor.link._REST", 1e6)
     link, scheduler = Link(PostgresSettings(dsn=database)), Scheduler(lambda kind: True)
     scheduler.add_origin(ORIGIN, 1)
-    upkeep = Upkeep(
-        link,
-        scheduler,
-        ExecutorMetrics("test", None),
-        ExecutorSettings(),
-        schema="sidings",
-        on_found=lambda queue: None,
-    )
+    upkeep = an_upkeep(link, scheduler)
     sent: list[str] = []
     fetch = link.fetch
 
@@ -276,14 +260,15 @@ async def test_what_takes_long_to_count_is_counted_more_seldom(database: str, mo
     await link.close()
 
 
-async def test_what_took_long_for_want_of_postgres_has_its_next_turn_within_minutes():
+async def test_what_took_long_for_want_of_postgres_has_its_next_turn_within_minutes(monkeypatch: pytest.MonkeyPatch):
     """After half an hour's figures of before the outage nobody would have known who waits for a person."""
 
     async def count() -> None:
         await asyncio.sleep(0.001)
         raise PostgresUnavailable("it hangs")
 
-    task = upkeep_module._Task(count, 5.0, 0.0, "what waits could not be counted", rest=1e9)
+    monkeypatch.setattr("sidings.executor.link._REST", 1e9)
+    task = upkeep_module._Task(count, 5.0, 0.0, "what waits could not be counted", rests=True)
     assert await task.turn() == 300.0
 
 

@@ -10,7 +10,17 @@ import asyncpg
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from ...errors import PostgresUnavailable
-from ...executor import Backoff, ExecutorSettings, LeaseEvents, LeaseThread, Link, PostgresSettings, check_schema, now
+from ...executor import (
+    Backoff,
+    ExecutorSettings,
+    LeaseEvents,
+    LeaseThread,
+    Link,
+    PostgresSettings,
+    check_schema,
+    now,
+    rest_after,
+)
 from ...outage import Outage
 from ...schema import load_sql
 from ..settings import KafkaSettings
@@ -34,7 +44,6 @@ log = logging.getLogger("sidings.outbox")
 
 _UNREACHABLE_SECONDS = 15.0  # without Kafka, before the health check complains
 _HELD_UP_SECONDS = 15.0  # the same of what Postgres refuses, or somebody's transaction keeps locked
-_QUICK_COUNT = 1.0  # seconds: after one of what waits that is quicker the next needs no more time than others
 _STALL_SECONDS = 30.0  # an event loop that has not answered for so long keeps no slots
 
 
@@ -372,18 +381,12 @@ class Relay:
         while True:
             started = now()
             try:
-                rows = await link.fetch(sql, [*{*self.backlog.slots, *self._slots.free}])
+                rows = await link.fetch_long(sql, [*{*self.backlog.slots, *self._slots.free}])
                 self.metrics.waiting = {row["topic"]: (row["waiting"], row["oldest"]) for row in rows}
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 outage.failed(error)
                 if not self.backlog.slots:  # others may have them, and have sent what waited
                     self.metrics.waiting = {}
-                patience = link.patience
-                await link.be_patient()  # tens of millions may wait
-                if link.patience > patience:
-                    started = now()
             else:
                 outage.over()
-                if now() - started < _QUICK_COUNT:
-                    link.patience = 1
-            await asyncio.sleep(max(self.settings.figures_seconds, 20 * (now() - started)))
+            await asyncio.sleep(max(self.settings.figures_seconds, rest_after(now() - started)))
