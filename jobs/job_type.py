@@ -350,14 +350,8 @@ class JobType(Generic[P]):
                         "it holds a float that is NaN or infinite, of which JSON gets null: give its model "
                         "ConfigDict(ser_json_inf_nan='strings'), or None in its place"
                     )
-                if self._may_become_another and (other := self._another_in(checked, text)):
-                    raise ValueError(f"it holds {other}")
-                if self._may_change and self._is_changed(checked, text):
-                    raise ValueError(
-                        "the handler would get other values, for its model changes them again when they are read: let "
-                        "validators, and what runs when it is made, leave as it is what they have made before, and no "
-                        "alias be the name of another field"
-                    )
+                if (self._may_become_another or self._may_change) and (other := self._other_in(checked, text)):
+                    raise ValueError(other)
                 texts.append(text)
             except (ValidationError, ValueError, TypeError) as error:
                 raise InvalidPayload(f"the payload of {self.name!r} does not fit its model: {error}") from error
@@ -376,20 +370,28 @@ class JobType(Generic[P]):
     def _classes(self) -> frozenset[type]:
         return classes_in(self._adapter.core_schema)
 
-    def _another_in(self, checked: P, text: bytes) -> str:
-        return becomes_another(checked, self.load(text.decode()), self._classes)
-
     @cached_property
     def _may_change(self) -> bool:
         return may_change(self._adapter.core_schema)
 
-    def _is_changed(self, checked: P, text: bytes) -> bool:
+    def _other_in(self, checked: P, text: bytes) -> str:
+        """What the handler would get in place of what is here; empty where it is the same."""
         read = self.load(text.decode())
+        if self._may_become_another and (other := becomes_another(checked, read, self._classes)):
+            return f"it holds {other}"
+        if not self._may_change:
+            return ""
         again = self._to_json(read, round_trip=True, by_alias=False)
         if again == text or not is_changed(checked, read, self._classes):
-            return False
+            return ""
         # What was set past the validators, as by `model_copy`, may be put in order once, as by stripping it.
-        return is_changed(read, self.load(again.decode()), self._classes)
+        if not is_changed(read, self.load(again.decode()), self._classes):
+            return ""
+        return (
+            "the handler would get other values, for its model changes them again when they are read: let validators, "
+            "and what runs when it is made, leave as it is what they have made before, and no alias be the name of "
+            "another field"
+        )
 
     def _loses_numbers(self, checked: P, text: bytes) -> bool:
         """Whether the handler would find None where there is a float that JSON has no form for."""
