@@ -10,6 +10,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from sidings import ExecutorSettings, KafkaSettings, Retry, Service
+from sidings.devstack import DevstackError
+from sidings.devstack.topics import create_topic, delete_topics
 from tenacity import stop_after_attempt, wait_none
 
 from .support import SECONDS, connected, fetch, value
@@ -36,6 +38,17 @@ class Unshowable(Exception):
         return self.response.text  # type: ignore[attr-defined]
 
     __repr__ = __str__
+
+
+async def made_anew(kafka: str, name: str, partitions: int = 1) -> None:
+    """Another topic of this name."""
+    await delete_topics(kafka, [name])
+    async with asyncio.timeout(SECONDS):
+        while True:  # the name is free a moment after the answer
+            try:
+                return await create_topic(kafka, name, partitions=partitions)
+            except DevstackError:
+                await asyncio.sleep(0.1)
 
 
 def a_service(

@@ -24,6 +24,7 @@ def test_rows_that_differ_in_a_columns_name_or_lack_the_key_are_told_apart(table
     assert len({item.part for item in items}) == len(rows)
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(900)
 async def test_a_snapshot_has_all_of_them(spark: SparkSession, sidings_kafka: str, topic: TopicFactory, tmp_path: Path):
     topics = {name: await topic(name, partitions=1) for name in ("cdc", "customers", "addresses", "alerts")}

@@ -41,6 +41,7 @@ async def test_without_java_or_with_one_that_is_too_old_it_says_what_it_needs(tm
     assert "it needs Java 17 or newer" in await said(tmp_path, JAVA_HOME=str(tmp_path / "old"))
 
 
+@pytest.mark.chaos
 async def test_without_the_connector_it_says_how_to_name_it(tmp_path: Path):
     log = await said(tmp_path, SIDINGS_SPARK_JARS=str(tmp_path / "nothing.jar"))
     assert "Spark has no connector to Kafka: give spark-submit `--packages org.apache.spark:spark-sql-kafka" in log

@@ -361,6 +361,7 @@ def silence(service: Any) -> float:
     return min((vitals._silence(partition) for partition in vitals._partitions()), default=0.0)
 
 
+@pytest.mark.chaos
 async def test_a_partition_without_a_leader_keeps_no_other_from_being_placed(effects, own_kafka, monkeypatch):
     """aiokafka answers where the logs of many partitions begin when it knows that of all."""
     monkeypatch.setattr("sidings.kafka.placing._TOGETHER_SECONDS", 1.0)

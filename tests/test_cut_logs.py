@@ -99,6 +99,7 @@ async def renewed(service: Any) -> None:
     await eventually(lambda: consumer._client not in (former, None))
 
 
+@pytest.mark.chaos
 async def test_what_a_log_has_got_since_it_was_cut_off_is_not_passed_over(effects, own_kafka):
     kafka = await asyncio.to_thread(own_kafka)
     for topic in (CUT, CLEAN):

@@ -117,6 +117,7 @@ async def test_what_a_broker_that_hangs_led_is_read_from_its_next_leader(effects
     gc.collect()  # commits that were given up have failed since, of which asyncio tells here, and in no other test
 
 
+@pytest.mark.chaos
 async def test_each_broker_is_asked_once_who_coordinates_the_group(own_kafka, monkeypatch) -> None:
     """Any of them was asked each time: of three the one that hangs three times in one case of 27, and waited for."""
     kafka = await asyncio.to_thread(own_kafka, brokers=2)
@@ -141,6 +142,7 @@ async def test_each_broker_is_asked_once_who_coordinates_the_group(own_kafka, mo
         await membership.close(consumer)
 
 
+@pytest.mark.chaos
 async def test_nobody_is_told_that_there_is_no_topic_while_kafka_says_nothing(own_kafka) -> None:
     """Of a topic that a producer did not know yet it said so, as of one that is missing."""
     kafka = await asyncio.to_thread(own_kafka)

@@ -2,12 +2,14 @@
 
 import shutil
 
+import pytest
 from sidings.devstack.topics import create_topic
 
 from .consumer_support import Number, a_service, numbers, offset_reaches, produce, record
 from .support import eventually
 
 
+@pytest.mark.chaos
 async def test_offsets_that_are_reset_before_anything_is_produced_pass_over_nothing(effects, own_kafka, tmp_path):
     kafka = own_kafka()
     await create_topic(kafka.bootstrap, "rides", partitions=1)

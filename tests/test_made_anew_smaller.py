@@ -1,14 +1,10 @@
 """A topic is deleted and made anew with fewer partitions: keys move, as when it grows, and stay behind what waits."""
 
-import asyncio
-
 import pytest
-from sidings.devstack import DevstackError
-from sidings.devstack.topics import create_topic, delete_topics
 from sidings.kafka import partition_for
 
-from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, produce, record
-from .support import SECONDS, eventually, fetch, value
+from .consumer_support import TWICE_AND_PARK, Number, a_service, made_anew, numbers, produce, record
+from .support import eventually, fetch, value
 
 OLD, NEW = 3, 2
 # Of a partition that is gone, and of one that is there still; both are in the other one now.
@@ -20,16 +16,6 @@ GONE, KEPT = (next(key for key, places in PLACES.items() if places == (was, 1)) 
 def quick(monkeypatch):
     monkeypatch.setattr("sidings.kafka.placing._REFUSED_SECONDS", 0.1)
     monkeypatch.setattr("sidings.kafka.topic_ids._LOOK_SECONDS", 0.1)
-
-
-async def made_anew(kafka, name, partitions):
-    await delete_topics(kafka, [name])
-    async with asyncio.timeout(SECONDS):
-        while True:  # the name is free a moment after the answer
-            try:
-                return await create_topic(kafka, name, partitions=partitions)
-            except DevstackError:
-                await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize("running", [True, False])

@@ -15,6 +15,7 @@ from .outbox_support import arrived, emptied, publish, relaying
 from .support import connected, eventually
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(300)
 async def test_what_a_topics_own_producer_has_under_way_is_not_sent_after_its_slot_was_lost(
     database: str, own_kafka, monkeypatch: pytest.MonkeyPatch

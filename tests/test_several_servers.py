@@ -51,6 +51,7 @@ async def test_a_service_reaches_the_server_that_answers(hanging: str, database:
     assert ran == [1]
 
 
+@pytest.mark.chaos
 async def test_one_that_falls_silent_in_the_midst_of_work_is_left_for_the_next(database: str) -> None:
     registry, ran = Registry(), list[int]()
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 from sidings import Job, KafkaSettings, Message, Retry, Service, Transaction, migrate
 from sidings.devstack.topics import create_topic
@@ -176,6 +177,7 @@ async def test_a_handler_that_ends_in_time_is_not_cancelled_by_a_rebalance(topic
     assert seen == [0, 1]
 
 
+@pytest.mark.chaos
 async def test_it_survives_the_broker(own_kafka):
     kafka = await asyncio.to_thread(own_kafka)
     await create_topic(kafka.bootstrap, "positions", partitions=1)

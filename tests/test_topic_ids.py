@@ -1,16 +1,23 @@
 """A topic that was deleted and made anew has the same name: nothing of it is taken for a part of the old one."""
 
-import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
 from sidings import Message
-from sidings.devstack import DevstackError
-from sidings.devstack.topics import create_topic, delete_topics
 from sidings.kafka import topic_ids
 
-from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, offset_reaches, produce, record, sample
-from .support import SECONDS, connected, eventually, value
+from .consumer_support import (
+    TWICE_AND_PARK,
+    Number,
+    a_service,
+    made_anew,
+    numbers,
+    offset_reaches,
+    produce,
+    record,
+    sample,
+)
+from .support import connected, eventually, value
 
 
 @pytest.fixture(autouse=True)
@@ -23,16 +30,6 @@ def consuming(effects, kafka, name):
     service = a_service(effects, kafka, settings={"fetch_seconds": 0.05, "metadata_seconds": 0.5})
     service.consumer(name, model=Number)(record)
     return service
-
-
-async def made_anew(kafka, name):
-    await delete_topics(kafka, [name])
-    async with asyncio.timeout(SECONDS):
-        while True:  # the name is free a moment after the answer
-            try:
-                return await create_topic(kafka, name, partitions=1)
-            except DevstackError:
-                await asyncio.sleep(0.1)
 
 
 @asynccontextmanager
