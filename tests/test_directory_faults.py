@@ -436,8 +436,9 @@ async def test_a_directory_that_cannot_follow_says_how_stale_it_is(topic, siding
 
 async def test_a_partition_of_which_nothing_has_ever_come_counts_as_silent():
     """As where its broker hangs between the question for its end and the first fetch."""
-    reader = Reader(quick("127.0.0.1:1"), "terminals", {0})
+    reader = Reader(quick("127.0.0.1:1"), "terminals")
     try:
+        reader.assign({0})
         await eventually(lambda: reader.silence() > 0.1)
         reader.assign({0, 1})
         assert reader.silence() < 0.1

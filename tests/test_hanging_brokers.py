@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaError
 from sidings import KafkaSettings, KafkaUnavailable, Message, Transaction
 from sidings.devstack.topics import create_topic
 from sidings.kafka import Producer, membership
-from sidings.kafka.directory.topic import look_at
+from sidings.kafka.directory.reader import Reader
 from sidings.kafka.outbox import NotPublished, OutboxSettings
 from sidings.kafka.outbox.senders import Sender
 
@@ -55,8 +55,12 @@ async def test_an_address_that_hangs_keeps_nobody_from_the_next_one(hanging: str
             await membership.close(client)
 
     async def directory() -> None:
-        async with asyncio.timeout(settings.request_seconds):
-            assert (await look_at(settings, name)).partitions == {0}
+        reader = Reader(settings, name)
+        try:
+            await reader.connect(asyncio.Event())
+            assert (await reader.look_at_topic()).partitions == {0}
+        finally:
+            await reader.close()
 
     async def producer() -> None:
         sender = Sender(settings, OutboxSettings(), idempotent=True)

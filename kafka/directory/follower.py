@@ -23,7 +23,7 @@ from .reader import OffsetOutOfRangeError, Reader
 from .rows import BadRecord, Change, Row, Rows
 from .same_log import SameLog, outside
 from .storage import Batch, Identity, Kept, Mark, Plan, Storage
-from .topic import TopicFacts, look_at
+from .topic import TopicFacts
 
 __all__ = ["Follower"]
 
@@ -106,8 +106,7 @@ class Follower(Generic[T]):
             self._log.topic_id = self._kept.topic_id
             while not self._stopping.is_set():
                 try:
-                    if (facts := await self._find_topic()) is not None:
-                        await self._connect(facts)
+                    await self._connect()
                 except (KafkaError, OSError) as error:  # TimeoutError is an OSError
                     self.failure = self.trouble = f"Kafka does not answer: {error!r}"
                     self._outage.failed(repr(error))
@@ -152,11 +151,9 @@ class Follower(Generic[T]):
             raise DirectoryBehind(f"directory {self.topic!r} is read no more: it has ended")
         await self._moved.wait()
 
-    async def _find_topic(self) -> TopicFacts | None:
+    async def _find_topic(self, reader: Reader) -> TopicFacts | None:
         """What Kafka says of the topic. None: it does not exist, or may not be seen; or the directory stops."""
-        async with asyncio.timeout(self._settings.request_seconds):
-            facts = await unless_set(self._stopping, look_at(self._settings, self.topic))
-        if facts is None:
+        if (facts := await unless_set(self._stopping, reader.look_at_topic())) is None:
             return None  # it stops
         self.contact.set()
         if facts.partitions:
@@ -176,11 +173,12 @@ class Follower(Generic[T]):
         await set_within(self._stopping, _MISSING_SECONDS)
         return None
 
-    async def _connect(self, facts: TopicFacts) -> None:
-        reader = Reader(self._settings, self.topic, facts.partitions)
+    async def _connect(self) -> None:
+        reader = Reader(self._settings, self.topic)
         try:
             await reader.connect(self._stopping)
-            if not self._stopping.is_set():
+            if not self._stopping.is_set() and (facts := await self._find_topic(reader)) is not None:
+                reader.assign(facts.partitions)
                 await self._place(reader, facts.cluster)
                 self.reader, self.trouble = reader, None
                 self._wake()

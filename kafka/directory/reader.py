@@ -15,6 +15,7 @@ from ..brokers import go_around_hanging_brokers
 from ..message import Record
 from ..settings import KafkaSettings
 from ..topic_ids import ask_topic_ids
+from .topic import TopicFacts, look_at
 
 __all__ = ["OffsetOutOfRangeError", "Reader", "Standing"]
 
@@ -45,7 +46,7 @@ class Reader:
     is read until it can; the others go on.
     """
 
-    def __init__(self, settings: KafkaSettings, topic: str, partitions: Collection[int]) -> None:
+    def __init__(self, settings: KafkaSettings, topic: str) -> None:
         options: dict[str, Any] = settings.client_options() | {
             "isolation_level": "read_committed",
             "fetch_max_wait_ms": max(1, round(settings.fetch_seconds * 1000)),
@@ -65,7 +66,7 @@ class Reader:
         self._client = AIOKafkaConsumer(**options, enable_auto_commit=False, auto_offset_reset="none")
         go_around_hanging_brokers(self._client._client)  # pyright: ignore[reportPrivateUsage]
         self._contact = membership.Contact(self._client)
-        self.assign(partitions)
+        self._assigned_at = 0.0
 
     async def connect(self, stopping: asyncio.Event) -> None:
         """Connect, unless `stopping` is set first."""
@@ -74,6 +75,11 @@ class Reader:
     async def close(self) -> None:
         """Close the connections."""
         await membership.close(self._client)
+
+    async def look_at_topic(self) -> TopicFacts:
+        """What Kafka says of the topic."""
+        async with asyncio.timeout(self._seconds):
+            return await look_at(self._client, self._topic)
 
     def assign(self, partitions: Collection[int]) -> None:
         """Read these partitions. All positions have to be sought again."""

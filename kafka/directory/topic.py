@@ -1,13 +1,12 @@
 """What Kafka says of a directory's topic: its partitions, how long its tombstones stay, and whether its rows do."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-
-from ..brokers import go_around_hanging_brokers
-from ..settings import KafkaSettings
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin.config_resource import ConfigResourceType
+from aiokafka.protocol.admin import DescribeConfigsRequest
+from aiokafka.protocol.metadata import MetadataRequest
 
 __all__ = ["TopicFacts", "look_at"]
 
@@ -24,36 +23,33 @@ class TopicFacts(NamedTuple):
     policy: str | None
 
 
-async def look_at(settings: KafkaSettings, topic: str) -> TopicFacts:
-    """Ask a broker about `topic`. Raises `KafkaError`, `OSError`."""
-    admin = AIOKafkaAdminClient(**settings.client_options())
-    go_around_hanging_brokers(admin._client)  # pyright: ignore[reportPrivateUsage]
-    try:
-        await admin.start()
-        cluster = await admin.describe_cluster()
-        topics = await admin.describe_topics()  # all, since asking for one may create it
-        found = [one for one in topics if one["topic"] == topic]
-        partitions = frozenset(partition["partition"] for one in found for partition in one["partitions"])
-        configs = await _configs(admin, topic) if partitions else dict[str, str]()
-    finally:
-        await admin.close()
+async def look_at(client: AIOKafkaConsumer, topic: str) -> TopicFacts:
+    """Ask a broker about `topic`, on the connections of `client`. Raises `KafkaError`, `OSError`."""
+    inner: Any = client._client  # pyright: ignore[reportPrivateUsage]  # aiokafka lets nobody else send on them
+    # Of all topics, since asking for one may create it.
+    metadata: Any = await inner.send(inner.get_random_node(), MetadataRequest(None))
+    inner.cluster.update_metadata(metadata)
+    found = metadata.to_object()
+    partitions = frozenset(
+        partition["partition"] for one in found["topics"] if one["topic"] == topic for partition in one["partitions"]
+    )
+    configs = await _configs(inner, topic) if partitions else dict[str, str]()
     retention: str | None = configs.get("delete.retention.ms")
     return TopicFacts(
-        str(cluster.get("cluster_id")),
+        str(found.get("cluster_id")),
         partitions,
         None if retention is None else int(retention) / 1000,
         configs.get("cleanup.policy"),
     )
 
 
-async def _configs(admin: AIOKafkaAdminClient, topic: str) -> Mapping[str, str]:
+async def _configs(inner: Any, topic: str) -> Mapping[str, str]:
     """The topic's settings; empty without the right to see them."""
-    wanted = ConfigResource(ConfigResourceType.TOPIC, topic, configs=dict.fromkeys(_CONFIGS))
-    answers = cast(list[Any], await admin.describe_configs([wanted]))
+    wanted = [(ConfigResourceType.TOPIC, topic, list(_CONFIGS))]
+    answer: Any = await inner.send(inner.get_random_node(), DescribeConfigsRequest(wanted))
     found: dict[str, str] = {}
-    for answer in answers:
-        for code, _, _, _, entries in answer.resources:
-            if code != 0:
-                return {}
-            found |= {entry[0]: entry[1] for entry in entries}
+    for code, _, _, _, entries in answer.resources:
+        if code != 0:
+            return {}
+        found |= {entry[0]: entry[1] for entry in entries}
     return found
