@@ -146,7 +146,7 @@ async def test_a_service_whose_relay_has_no_kafka_is_ready_and_says_so(database,
     """Of one without consumers and directories nothing told that its messages waited. It goes on publishing them."""
     monkeypatch.setattr("sidings.kafka.outbox.relay._UNREACHABLE_SECONDS", 0.2)
     service = a_service(database, "127.0.0.1:1")
-    told = "the relay has no connection to Kafka: no broker answers"
+    told = "the relay cannot send to Kafka: no broker answers"
     async with service:
         await eventually(lambda: any(told in problem for problem in service.problems()))
         await eventually(lambda: service._life.not_ready() == [], service._life.not_ready)

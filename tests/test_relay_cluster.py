@@ -82,6 +82,25 @@ async def allow(kafka: Kafka, topic: str, operation: int) -> None:
     assert [error for error, *_ in answer.creation_responses] == [0]
 
 
+async def test_a_relay_whose_user_may_write_to_no_topic_says_so(
+    database: str, guarded: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The brokers grant such a one no idempotent producer. `/health` said that none of them answered. The first test
+    here: others give the user rights."""
+    monkeypatch.setattr("sidings.kafka.outbox.relay._UNREACHABLE_SECONDS", 0.2)
+    await create_topic(guarded.bootstrap, "rights", partitions=1)
+    await publish(database, "rights", [("k", b"x")])
+    told = "the relay cannot send to Kafka: its user may write to no topic"
+    async with relaying(database, secured(guarded)) as relay:
+        await eventually(lambda: any(told in problem for problem in relay.held_up()), relay.held_up)
+        async with sending(secured(guarded)) as producer:
+            with pytest.raises(KafkaUnavailable, match="may write to no topic"):
+                await producer.send("rights", key="k", value=b"x")
+        await allow(guarded, "rights", WRITE)
+        await emptied(database)
+        await eventually(lambda: relay.held_up() == [], relay.held_up)
+
+
 async def test_topics_without_the_right_to_write_fail_alone_and_are_parked_with_the_reason(
     database: str, guarded: Kafka
 ) -> None:

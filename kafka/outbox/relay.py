@@ -135,7 +135,7 @@ class Relay:
         """The same of what makes messages wait while publishing goes on: above all that Kafka is away."""
         found: list[str] = []
         if self._senders.outage.seconds() >= _UNREACHABLE_SECONDS:
-            found.append(f"the relay has no connection to Kafka: {self._senders.outage.error}")
+            found.append(f"the relay cannot send to Kafka: {self._senders.outage.error}")
         for what, outage in (
             ("the slots of the outbox cannot be looked at", self._slots.outage),
             ("what Kafka has cannot be deleted from the outbox", self._recorder.outage),

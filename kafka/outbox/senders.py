@@ -12,7 +12,13 @@ from itertools import chain
 from typing import Any, cast
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaConnectionError, KafkaError, ProducerClosed, UnknownTopicOrPartitionError
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaConnectionError,
+    KafkaError,
+    ProducerClosed,
+    UnknownTopicOrPartitionError,
+)
 
 from ...errors import KafkaUnavailable
 from ...executor import Backoff
@@ -59,7 +65,9 @@ class Sender:
                 await self._producer.start()
         except (KafkaError, OSError) as error:  # TimeoutError is an OSError
             await self.kill()
-            raise KafkaUnavailable(f"no broker answers: {error!r}") from error
+            refused = isinstance(error, ClusterAuthorizationFailedError)  # no id for an idempotent producer
+            what = "its user may write to no topic" if refused else "no broker answers"
+            raise KafkaUnavailable(f"{what}: {error!r}") from error
         except asyncio.CancelledError:
             await self.kill()
             raise
