@@ -162,12 +162,11 @@ class Database:
             if len(looked) == most_looked and len(found) < page:
                 answer.append((8, ref, looked[-1].id, None, None, None, None, None, None, None))
         for ref, (slot, high, size) in enumerate(zip(slots, highs, pages, strict=True), 1):
-            found = [r for r in seen if r.slot == slot and r.id > high and r.topic not in left_out]
-            answer += [line(3, ref, r) for r in found[:size]]
-        if left_out:
-            for ref, (slot, high) in enumerate(zip(slots, highs, strict=True), 1):
-                top = max((r.id for r in seen if r.slot == slot and r.id > high), default=None)
-                answer.append((4, ref, top, None, None, None, None, None, None, None))
+            looked = [r for r in seen if r.slot == slot and r.id > high][: max(size, most_looked)]
+            answer += [line(3, ref, r) for r in [r for r in looked if r.topic not in left_out][:size]]
+            if left_out:
+                top = looked[-1].id if looked else None
+                answer.append((4, ref, top, None, None, None, None, None, len(looked), None))
         return answer
 
 

@@ -6,8 +6,9 @@
 -- $8 topics to leave out of the forward part,
 -- $9 slots, $10 topics, $11 after, $12 up to: the shares to refill, $13 rows a refill, $14 most late rows of a slot,
 -- $15 most bytes of a refill's or a forward row, $16 of all late ones together,
--- $17 most rows, of whatever topic, that a refill looks at. One of few messages among millions of another topic's would step over all
--- of these: where it has looked at so many, and found fewer than it wants, a row with part 8 tells up to which id.
+-- $17 most rows, of whatever topic, that a refill or the forward part of a slot looks at. They would step over millions of another
+-- topic's, or of those that are left out: where a refill has looked at so many, and found fewer than it wants, a row with part 8 tells
+-- up to which id; of the forward part one with part 4 does, with their number.
 --
 -- A row that is larger comes as part + 4, bare, with its size as its timestamp: the client takes nothing from there on, and asks for
 -- fewer. The size of value and keys is known without their being unpacked, or fetched from where large ones stand; so is that of
@@ -90,13 +91,16 @@ FROM unnest($1::smallint[], $2::bigint[], $3::int[]) WITH ORDINALITY o (slot, hi
                      + coalesce(octet_length(m.partition_key), 0)
                      + coalesce(CASE WHEN pg_column_compression(m.headers) IS NULL THEN pg_column_size(m.headers)
                                      ELSE octet_length(m.headers::text) END, 0) AS size
-              FROM sidings.outbox m
-              WHERE m.slot = o.slot AND m.id > o.high AND m.topic <> ALL ($8::text[])
+              FROM (SELECT * FROM sidings.outbox m WHERE m.slot = o.slot AND m.id > o.high
+                    ORDER BY m.id LIMIT greatest(o.page, $17)) m
+              WHERE m.topic <> ALL ($8::text[])
               ORDER BY m.id LIMIT o.page) m
 UNION ALL
-SELECT 4, o.ref::int, (SELECT m.id FROM sidings.outbox m WHERE m.slot = o.slot AND m.id > o.high ORDER BY m.id DESC LIMIT 1),
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM unnest($1::smallint[], $2::bigint[]) WITH ORDINALITY o (slot, high, ref)
+SELECT 4, o.ref::int, m.id, NULL, NULL, NULL, NULL, NULL, m.looked, NULL
+FROM unnest($1::smallint[], $2::bigint[], $3::int[]) WITH ORDINALITY o (slot, high, page, ref),
+     LATERAL (SELECT max(m.id) AS id, count(*) AS looked
+              FROM (SELECT m.id FROM sidings.outbox m WHERE m.slot = o.slot AND m.id > o.high
+                    ORDER BY m.id LIMIT greatest(o.page, $17)) m) m
 WHERE cardinality($8::text[]) > 0
 UNION ALL
 SELECT 8, g.ref::int, m.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL

@@ -28,7 +28,7 @@ _LEFT = 4  # added to the part of a row that was left in the database, as it is 
 _IDLE_PAGE = 16
 _REFILL_PAGE = 1_000
 _REFILLS = 32  # shares a read refills
-_LOOKED_AT = 5_000  # rows of a slot that a refill looks at, to find those of its topic
+_LOOKED_AT = 5_000  # rows of a slot that a read looks at, to find those of a topic, or of those not left out
 _ALL_LATE = 50_000  # rows of a read: they come when a transaction ends, whatever there is room for
 _BYTES = 32 * 1024 * 1024  # a read should bring no more than about that
 _MOST_BYTES = 2 * _BYTES  # nor may it, whatever came before; but for a single message that is larger
@@ -240,7 +240,7 @@ class Reader:
         high_before = max(plan.highs)
         refills: list[list[Row]] = [[] for _ in plan.shares]
         forward: list[defaultdict[str, list[Row]]] = [defaultdict(list) for _ in plan.slots]  # by slot and topic
-        tops: dict[int, int] = {}
+        tops: dict[int, tuple[int, int]] = {}  # up to which id it was looked, and at how many
         looked: dict[int, int] = {}
         runs, left = _before(rows)
         full = {ref for part, ref, run in runs if part == _LATE and len(run) >= plan.most_late}  # there may be more
@@ -260,7 +260,7 @@ class Reader:
                 for topic, row in _messages(run, plan.slots[ref - 1]):
                     backlog.late(topic, row)
             elif part == _SCANNED:
-                tops.update((ref, row[2]) for row in run if row[2] is not None)
+                tops[ref] = run[0][2] or 0, run[0][8]
             elif part == _LOOKED:
                 looked[ref] = run[0][2]
         left_out = set(plan.left_out)
@@ -293,7 +293,7 @@ class Reader:
         self,
         plan: _Plan,
         found: Sequence[Mapping[str, list[Row]]],
-        tops: dict[int, int],
+        tops: Mapping[int, tuple[int, int]],
         live: list[bool],
         cut: Collection[int],
         passable: int,
@@ -310,10 +310,14 @@ class Reader:
                 slot.high = max(slot.high, id_of(rows[-1]))
             slot.backlogged = count >= page or index + 1 in cut
             if not slot.backlogged:
+                top, looked = tops.get(index + 1, (0, 0))
+                slot.backlogged = looked >= max(
+                    page, _LOOKED_AT
+                )  # all that were looked at were left out, or nearly all
                 # Past the messages of topics that were left out; and past those that are not committed yet, where
                 # each read would step over too many. They come as late ones, and of so many the slot begins anew,
                 # which takes seconds. `ReadMarks` tells why the mark may go as far as that.
-                slot.high = max(slot.high, tops.get(index + 1, 0), passable)
+                slot.high = max(slot.high, top, 0 if slot.backlogged else passable)
 
     def _new_server(self, server: str, *, elsewhere: bool) -> None:
         """Ids and transaction ids may have gone back: nothing that was read can be relied on. elsewhere: our slots are
