@@ -298,11 +298,11 @@ class Postgres(Database):
         self.failing.pop((topic, me), None)
         return []
 
-    def _park_topic(self, me: UUID, slots, names, epochs, topic: str, error: str, most: int):
+    def _park_topic(self, me: UUID, slots, names, epochs, topic: str, error: str, most: int, sent: list[int]):
         ours = set(self._ours(me, names, epochs))
         held = {slot for slot, name in zip(slots, names, strict=True) if name in ours}
-        found = [row for row in self.committed() if row.slot in held and row.topic == topic]
-        self._want(row.id for row in found)
+        waiting = [row for row in self.committed() if row.slot in held and row.topic == topic and row.id not in sent]
+        found = [row for row in waiting if self.locks.get(row.id, 0.0) <= self.world.time]
         for row in found:
             self.parked[row.id] = self.rows.pop(row.id)
         return [{"parked": len(found)}]

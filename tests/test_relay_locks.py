@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from sidings.devstack.topics import create_topic
+from sidings.devstack.topics import create_topic, delete_topics
+from sidings.errors import Busy
 from sidings.kafka.outbox import Relay, relay
 
 from .outbox_support import emptied, publish, publishing, records, relaying
@@ -134,6 +135,71 @@ async def test_a_message_that_is_locked_does_not_keep_its_slot_from_another_rela
     found = [(r.key, r.value) for r in await records(sidings_kafka, etas)]
     for key in keys:
         assert [v for k, v in found if k == key.encode()][-1] == b"2"
+
+
+async def test_a_message_that_is_locked_keeps_no_others_of_a_missing_topic_from_being_parked(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    """None was parked, for as long as the transaction lasted, and each try held up what other topics had to record."""
+    missing = f"{await topic('etas')}-missing"
+    await publish(database, missing, [(key, b"1") for key in "abc"])
+    async with connected(database) as person, publishing(database) as (outbox, _):
+        ending = person.transaction()
+        await ending.start()
+        await person.execute("SELECT FROM sidings.outbox WHERE key = 'a' FOR UPDATE")
+        async with relaying(database, sidings_kafka, topic_patience_seconds=0.0, max_backoff_seconds=0.3):
+
+            async def parked() -> list[bytes | None]:
+                return [message.key for message in await outbox.parked()]
+
+            async def others() -> bool:
+                return await parked() == [b"b", b"c"]
+
+            await eventually(others, seconds=10.0)
+            await ending.rollback()
+            await emptied(database)
+            assert await parked() == [b"a", b"b", b"c"]
+
+
+async def test_what_kafka_has_of_a_topic_that_is_gone_is_not_parked(database: str, sidings_kafka: str, topic) -> None:
+    """As messages behind one that somebody has locked: released, they would be sent again."""
+    etas = await topic("etas")
+    await publish(database, etas, [("a", b"1")])
+    options = {"topic_patience_seconds": 0.0, "max_backoff_seconds": 0.3, "delivery_seconds": 3.0}
+    async with connected(database) as person, publishing(database) as (outbox, _):
+        ending = person.transaction()
+        await ending.start()
+        await person.execute("SELECT FROM sidings.outbox FOR UPDATE")
+        async with relaying(database, sidings_kafka, **options) as sender:
+            await eventually(lambda: told_of(sender, "keeps messages locked"))
+            await publish(database, etas, [("a", b"2"), ("a", b"3")])
+            await eventually(lambda: len(sender.backlog.locked) == 3)
+            await delete_topics(sidings_kafka, [etas])
+            await publish(database, etas, [("b", b"1")])
+            await eventually(outbox.parked)
+            await ending.rollback()
+            await emptied(database)
+            assert [message.key for message in await outbox.parked()] == [b"b"]
+
+
+@pytest.mark.parametrize("verb", ["release", "discard"])
+async def test_a_parked_message_that_is_locked_is_told_of(database: str, verb: str) -> None:
+    """It was asyncpg's own error, which the outbox's callers do not expect."""
+    await fetch(
+        database,
+        "INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, key, value, error) "
+        "SELECT n, now(), 0, 'etas', 'a', 'x', 'no' FROM generate_series(1, 3) n",
+    )
+    async with connected(database) as person, publishing(database) as (outbox, _):
+        ending = person.transaction()
+        await ending.start()
+        await person.execute("SELECT FROM sidings.outbox_parked WHERE id = 2 FOR UPDATE")
+        with pytest.raises(Busy, match="locked"):
+            await getattr(outbox, verb)("etas", actor="alice")
+        assert len(await outbox.parked()) == 3
+        assert await getattr(outbox, verb)("etas", ids=[1, 3], actor="alice") == [1, 3]
+        await ending.rollback()
+        assert await getattr(outbox, verb)("etas", actor="alice") == [2]
 
 
 @pytest.mark.parametrize(

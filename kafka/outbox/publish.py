@@ -10,7 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
-from ...errors import ConfigurationError, EnqueueError, NotInTransaction, PostgresUnavailable
+from ...errors import Busy, ConfigurationError, EnqueueError, NotInTransaction, PostgresUnavailable
 from ...executor import Backoff, Link, PostgresSettings
 from ...jobs import Transaction
 from ...jobs.connections import AnyConnection, AnySyncConnection, Rows, Statement, Storing, store, store_sync
@@ -235,7 +235,7 @@ class Outbox:
     ) -> list[int]:
         """Send parked messages again, as new ones: behind all that waits, in the order that they had. Returns their old
         ids. Give a topic, ids, or both. actor, reason: who does it, and why, for the audit. 5,000 are one transaction:
-        what was released stays so, whatever comes after."""
+        what was released stays so, whatever comes after. Raises `Busy` where somebody else has one of them locked."""
         return await self._decide("release", topic, ids, actor, reason)
 
     async def discard(
@@ -257,7 +257,13 @@ class Outbox:
             raise InvalidMessage("say which messages: give topic=, ids=, or both")
         who, found = _named(verb, actor), list[int]()
         async for some in self._parked_ids(topic, ids):
-            found += [row["id"] for row in await self._fetch(f"{verb}_parked", topic, some, who, reason)]
+            try:
+                found += [row["id"] for row in await self._fetch(f"{verb}_parked", topic, some, who, reason)]
+            except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
+                raise Busy(
+                    f"somebody else's transaction keeps a parked message locked; {len(found)} were done before: "
+                    "try again, or give the ids of others"
+                ) from error
             if self._wake is not None:
                 self._wake()
         return found

@@ -228,6 +228,7 @@ class Recorder:
         total, count = 0, _AT_ONCE
         while count >= _AT_ONCE:
             slots = list(self._backlog.slots.values())
+            sent = [id for (id, _), lane in self._backlog.locked.items() if lane.topic == topic]
             answer = await self.call(
                 "park_topic",
                 self.relay_id,
@@ -237,6 +238,7 @@ class Recorder:
                 topic,
                 clean(error),
                 _AT_ONCE,
+                sent,
             )
             count = answer[0]["parked"]
             self._metrics.parked(topic, count)
