@@ -20,7 +20,7 @@ from .outbox_support import (
     records,
     relaying,
 )
-from .support import eventually, fetch
+from .support import connected, eventually, fetch
 
 PARTITIONS = range(6)
 
@@ -87,26 +87,35 @@ async def test_partitions_that_nobody_leads_hold_up_no_others_of_their_topic(
 
 
 @pytest.mark.timeout(300)
-async def test_a_person_has_them_tried_again_where_nothing_waits_for_the_others(database: str, own_kafka) -> None:
+@pytest.mark.parametrize("locked", [False, True])
+async def test_a_person_has_them_tried_again_where_nothing_waits_for_the_others(
+    database: str, own_kafka, locked: bool
+) -> None:
     """Nothing was tried before the backoff's end: what was left of the topic counted as being tried, as its last round
-    had failed, and had nothing to send."""
+    had failed, and had nothing to send; or nothing but what Kafka has, and somebody keeps locked."""
     kafka = await asyncio.to_thread(own_kafka, brokers=2)
     await create_topic(kafka.bootstrap, "etas", partitions=len(PARTITIONS), replicas=1)
     stuck = sorted(await keys_of(kafka, 2))
+    [healthy, *_] = await keys_of(kafka, 1)
+    kept = {healthy} if locked else set[bytes]()
     options: dict[str, Any] = {"delivery_seconds": 2.0, "backoff_seconds": 200.0, "max_backoff_seconds": 200.0}
-    async with relaying(database, kafka.bootstrap, **options) as relay, publishing(database) as (outbox, _):
-        await eventually(lambda: len(relay.held) == 16)
-        await asyncio.to_thread(kafka.broker(2).kill)
-        await publish(database, "etas", [(key.decode(), b"x") for key in stuck])
-        await eventually(outbox.failing, seconds=60.0)
-        await outbox.retry("etas", actor="test")
-        await eventually(lambda: bool(relay.backlog.parts), seconds=60.0)
-        await eventually(lambda: relay.metrics.count("failed", "etas") == 2)
-        await asyncio.to_thread(kafka.start)
-
-        async def gone() -> bool:
+    async with connected(database) as person, publishing(database) as (outbox, _):
+        if locked:
+            await publish(database, "etas", [(healthy.decode(), b"x")])
+            await person.execute("BEGIN; SELECT FROM sidings.outbox FOR UPDATE")
+        async with relaying(database, kafka.bootstrap, **options) as relay:
+            await eventually(lambda: len(relay.held) == 16 and len(relay.backlog.locked) == locked)
+            await asyncio.to_thread(kafka.broker(2).kill)
+            await publish(database, "etas", [(key.decode(), b"x") for key in stuck])
+            await eventually(outbox.failing, seconds=60.0)
             await outbox.retry("etas", actor="test")
-            return not await waiting(database)
+            await eventually(lambda: bool(relay.backlog.parts), seconds=60.0)
+            await eventually(lambda: relay.metrics.count("failed", "etas") == 2)
+            await asyncio.to_thread(kafka.start)
 
-        await eventually(gone, seconds=60.0)
+            async def gone() -> bool:
+                await outbox.retry("etas", actor="test")
+                return await waiting(database) == kept
+
+            await eventually(gone, seconds=60.0)
     assert await arrived(kafka.bootstrap, "etas") >= len(stuck)

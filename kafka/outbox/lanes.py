@@ -57,7 +57,8 @@ class LaneWorker:
     def trying(self) -> bool:
         """Whether what has failed is tried again at this moment: not where all that failed has gone apart."""
         lane = self.lane
-        return self.retries > 0 and not lane.empty and bool(lane.unaccounted or not lane.paused)
+        under_way = lane.unaccounted - self._recorder.locked_of(lane)
+        return self.retries > 0 and bool(under_way or (not lane.paused and (lane.queue or lane.behind)))
 
     def outstanding(self) -> list[Row]:
         """The messages under way of which nothing has become yet."""
