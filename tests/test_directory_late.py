@@ -340,6 +340,31 @@ async def test_doubts_of_a_topic_that_is_no_tables_any_more_go(db: asyncpg.Conne
     assert [row["topic"] for row in await db.fetch("SELECT topic FROM sidings.directory_doubt")] == [terminals]
 
 
+async def test_what_belongs_to_no_table_is_not_looked_for_among_all_that_is_in_doubt(
+    db: asyncpg.Connection, terminals: str
+):
+    """All of it was read for each ten thousand that were put right."""
+    await db.execute(
+        "INSERT INTO sidings.directory_doubt "
+        "SELECT 'terminals', convert_to(n::text, 'UTF8'), now(), now() + interval '1 minute' "
+        "FROM generate_series(1, 50000) n"
+    )
+    for topic in ("a", "terminals", "z"):
+        await db.execute("INSERT INTO sidings.directory_doubt VALUES ($1, 't1', now(), now())", topic)
+    await db.execute("ANALYZE sidings.directory_doubt; SET enable_seqscan = off; SET enable_bitmapscan = off")
+    sql = load_sql("sidings.kafka.outbox", "settle", "sidings").replace("$1", "'terminals'")
+    plan = json.loads(await db.fetchval("EXPLAIN (ANALYZE, FORMAT JSON) " + sql))[0]["Plan"]
+    [gone] = [node for node in plan["Plans"] if node.get("Subplan Name") == "CTE gone"]
+
+    def scanned(node: Any) -> int:
+        own = node["Actual Rows"] + node.get("Rows Removed by Filter", 0) if "Relation Name" in node else 0
+        return own * node["Actual Loops"] + sum(map(scanned, node.get("Plans", ())))
+
+    assert scanned(gone) < 100, gone
+    left = await db.fetch("SELECT topic, count(*) AS count FROM sidings.directory_doubt GROUP BY topic")
+    assert [tuple(row) for row in left] == [("terminals", 50_001)]
+
+
 async def test_a_table_that_is_locked_for_long_is_asked_again(
     database: str, db: asyncpg.Connection, terminals: str, caplog: pytest.LogCaptureFixture
 ):
