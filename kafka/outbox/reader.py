@@ -311,9 +311,7 @@ class Reader:
             slot.backlogged = count >= page or index + 1 in cut
             if not slot.backlogged:
                 top, looked = tops.get(index + 1, (0, 0))
-                slot.backlogged = looked >= max(
-                    page, _LOOKED_AT
-                )  # all that were looked at were left out, or nearly all
+                slot.backlogged = looked >= max(page, _LOOKED_AT)  # nearly all that it looked at was left out
                 # Past the messages of topics that were left out; and past those that are not committed yet, where
                 # each read would step over too many. They come as late ones, and of so many the slot begins anew,
                 # which takes seconds. `ReadMarks` tells why the mark may go as far as that.
