@@ -19,6 +19,7 @@ from .job import Job, JobId, P
 from .lossy import (
     MASK,
     becomes_another,
+    changed_fields,
     classes_in,
     held_by,
     is_changed,
@@ -384,13 +385,17 @@ class JobType(Generic[P]):
         again = self._to_json(read, round_trip=True, by_alias=False)
         if again == text or not is_changed(checked, read, self._classes):
             return ""
-        # What was set past the validators, as by `model_copy`, may be put in order once, as by stripping it.
-        if not is_changed(read, self.load(again.decode()), self._classes):
+        # A text that was set past the validators, as by `model_copy`, may be put in order once, as by stripping it. A
+        # number may not: nobody knows whether they had made it, as 1.5 of 150 %, of which they make 0.015 now.
+        if not is_changed(checked, read, self._classes, tidied=True) and not is_changed(
+            read, self.load(again.decode()), self._classes
+        ):
             return ""
+        names = changed_fields(checked, read, self._classes)
         return (
-            "the handler would get other values, for its model changes them again when they are read: let validators, "
-            "and what runs when it is made, leave as it is what they have made before, and no alias be the name of "
-            "another field"
+            f"the handler would get other values{names and f' of {names}'}, for its model changes them when they are "
+            "read: let validators, and what runs when it is made, leave as it is what they have made before, times be "
+            "written as texts (without ser_json_temporal), and no alias be the name of another field"
         )
 
     def _loses_numbers(self, checked: P, text: bytes) -> bool:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from numbers import Number
 from typing import cast
 
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
@@ -11,6 +12,7 @@ from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 __all__ = [
     "MASK",
     "becomes_another",
+    "changed_fields",
     "classes_in",
     "held_by",
     "is_changed",
@@ -40,6 +42,7 @@ _PLAIN = frozenset(  # of which no member of a union is taken for a model, or a 
         *("timedelta", "url", "uuid"),
     )
 )
+_TEMPORAL = frozenset(("ser_json_temporal", "val_temporal_unit"))
 _LEAVES = frozenset((str, int, float, bool, type(None)))
 _BYTES = "bytes of which the handler would get others: ConfigDict(val_json_bytes=) has to be what ser_json_bytes= is"
 
@@ -150,8 +153,8 @@ def _may_be_of_a_class(schema: object) -> bool:
 
 def may_change(schema: object) -> bool:
     """Whether a value of this core schema of pydantic's may be read from its own JSON with other values in it: where a
-    validator, or what runs when a model has been made, changes again what it has changed before; and where a field's
-    alias is the name of another one."""
+    validator, or what runs when a model has been made, changes again what it has changed before; where a field's alias
+    is the name of another one; and where times are numbers, of which it is guessed what they count."""
     match schema:
         case {"type": "function-before" | "function-after" | "function-wrap" | "function-plain"}:
             return True
@@ -161,7 +164,9 @@ def may_change(schema: object) -> bool:
             return True
         case Mapping():
             parts = cast(Mapping[str, object], schema)
-            return _has_names_as_aliases(parts) or any(map(may_change, _within(parts)))
+            if parts.keys() & _TEMPORAL or _has_names_as_aliases(parts):
+                return True
+            return any(map(may_change, _within(parts)))
         case list() | tuple():
             return any(map(may_change, cast(Iterable[object], schema)))
         case _:
@@ -176,8 +181,15 @@ def _has_names_as_aliases(schema: Mapping[str, object]) -> bool:
             fields = {part["name"]: part for part in cast(list[Mapping[str, object]], schema["fields"])}
         case _:
             return False
-    aliases = ((name, part.get("validation_alias")) for name, part in fields.items())
-    return any(isinstance(alias, str) and alias != name and alias in fields for name, alias in aliases)
+    return any((_first_names(part.get("validation_alias")) & fields.keys()) - {name} for name, part in fields.items())
+
+
+def _first_names(alias: object) -> set[object]:
+    """Of an alias, of one with a path, or of a choice of such: what has to be there for it."""
+    if not isinstance(alias, list):
+        return {alias}
+    paths = cast(list[object], alias)
+    return set[object]().union(*map(_first_names, paths if isinstance(paths[0], list) else paths[:1]))
 
 
 def classes_in(schema: object) -> frozenset[type]:
@@ -226,9 +238,10 @@ def becomes_another(value: object, read: object, classes: frozenset[type]) -> st
     return ""
 
 
-def is_changed(value: object, read: object, classes: frozenset[type]) -> bool:
+def is_changed(value: object, read: object, classes: frozenset[type], *, tidied: bool = False) -> bool:
     """Whether what was `read` of the JSON of `value` has other values in it. What arrives in another type, as where the
-    schema says `Any`, is not looked into. classes: as of `becomes_another`."""
+    schema says `Any`, is not looked into. classes: as of `becomes_another`. tidied: texts with the same letters and
+    digits are the same."""
     some, there = list[object](), list[object]()
     match value, read:
         case Mapping(), Mapping():
@@ -240,15 +253,37 @@ def is_changed(value: object, read: object, classes: frozenset[type]) -> bool:
             there += cast(Iterable[object], read)
         case _:
             if not any(kind in classes for kind in type(value).__mro__):
-                if type(value) is not type(read) or type(value).__eq__ is object.__eq__:
+                if type(value) is not type(read) and not (isinstance(value, Number) and isinstance(read, Number)):
                     return False
+                if type(value).__eq__ is object.__eq__:
+                    return False
+                if tidied:
+                    value, read = _tidied(value), _tidied(read)
                 return value != read and not (value != value and read != read)  # NaN
             if not isinstance(value, type(read)):
                 return True
             names = _fields(read)
             some += [getattr(value, name) for name in names]
             there += [getattr(read, name) for name in names]
-    return len(some) != len(there) or any(is_changed(held, its, classes) for held, its in zip(some, there, strict=True))
+    return len(some) != len(there) or any(
+        is_changed(held, its, classes, tidied=tidied) for held, its in zip(some, there, strict=True)
+    )
+
+
+def _tidied(value: object) -> object:
+    match value:
+        case str():
+            return "".join(filter(str.isalnum, value.casefold()))
+        case set() | frozenset():
+            return frozenset(map(_tidied, cast(Iterable[object], value)))
+        case _:
+            return value
+
+
+def changed_fields(value: object, read: object, classes: frozenset[type]) -> str:
+    """The names of those that `is_changed` finds, for people."""
+    names = _fields(read)
+    return ", ".join(name for name in names if is_changed(getattr(value, name), getattr(read, name), classes))
 
 
 def _fields(read: object) -> list[str]:

@@ -2,12 +2,15 @@
 
 from cProfile import Profile
 from dataclasses import InitVar, dataclass
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self, cast
 
 import pytest
 from pydantic import (
     AfterValidator,
+    AliasChoices,
+    AliasPath,
     BaseModel,
     ConfigDict,
     Field,
@@ -298,6 +301,50 @@ class Marked(BaseModel):
     mark: Annotated[Any, PlainValidator(a_mark), PlainSerializer(lambda _: "mark")]
 
 
+def a_share(value: float) -> float:
+    """Of 1, or of 100."""
+    return value / 100 if value > 1 else value
+
+
+class Share(BaseModel):
+    of_all: Annotated[float, AfterValidator(a_share)]
+
+
+class Lines(BaseModel):
+    lines: Annotated[list[str], AfterValidator(lambda lines: lines[1:])]
+
+
+class Account(BaseModel):
+    number: Annotated[str, AfterValidator(lambda number: number[3:])]
+
+
+class Wait(BaseModel):
+    model_config = ConfigDict(ser_json_temporal="milliseconds")
+
+    pause: timedelta = timedelta()
+    until: datetime | None = None
+
+
+class Until(BaseModel):
+    model_config = ConfigDict(ser_json_temporal="seconds")
+
+    valid: date
+
+
+class Choice(BaseModel):
+    amount: int = Field(validation_alias=AliasChoices("total", "fee"))
+    fee: int = Field(0, validation_alias="costs")
+
+
+class Path(BaseModel):
+    first: int = Field(0, validation_alias=AliasPath("all", 0))
+    all: list[int] = []
+
+
+class Cased(BaseModel):
+    name: Annotated[str, AfterValidator(str.upper)]
+
+
 NAMES = frozenset(f" {number}" for number in range(100))
 
 
@@ -312,6 +359,19 @@ NAMES = frozenset(f" {number}" for number in range(100))
         (Doubled, Doubled(1), None),
         (Sum, Sum(1, 2), None),  # was held
         (Crossed, Crossed(end=1, start=2), None),
+        (Share, Share(of_all=50), Share(of_all=0.5)),
+        (Share, Share(of_all=150), None),  # the handler got 0.015
+        (Share, Share.model_construct(of_all=50), None),
+        (Lines, Lines(lines=["header", "1"]), None),  # the handler got none
+        (Account, Account(number="ES-123456"), None),
+        (Wait, Wait(pause=timedelta(seconds=5)), None),  # the handler got 5,000 s
+        (Wait, Wait(until=datetime(1970, 1, 2, tzinfo=UTC)), None),
+        (Wait, Wait(until=datetime(2030, 1, 2, tzinfo=UTC)), Wait(until=datetime(2030, 1, 2, tzinfo=UTC))),
+        (Until, Until(valid=date(9999, 12, 31)), None),  # of 1978
+        (Choice, Choice.model_validate({"total": 1, "costs": 2}), None),
+        (Choice, Choice.model_validate({"total": 2, "costs": 2}), Choice.model_validate({"total": 2, "costs": 2})),
+        (Path, Path(all=[1]).model_copy(update={"all": [2]}), None),
+        (Cased, Cased.model_construct(name="t-1"), Cased(name="T-1")),
         (Tidy, Tidy(names=NAMES, amount=Decimal("1.10")), Tidy(names=NAMES, amount=Decimal("1.10"))),
         (
             Tidy,
@@ -347,6 +407,16 @@ async def test_values_that_the_model_changes_again_when_they_are_read_are_refuse
 @pytest.mark.parametrize("kind", [Confirm, Both, Kept, Change, Book | Drop, dict[str, Any], list[Decimal]])
 def test_only_payloads_that_run_code_of_their_authors_are_read_again(kind: Any) -> None:
     assert not may_change(TypeAdapter(kind).core_schema)
+
+
+def test_the_error_names_the_fields_of_which_the_handler_would_get_other_values() -> None:
+    registry = Registry()
+
+    @registry.job(payload=Share)
+    async def pay(job: Job[Share]) -> None: ...
+
+    with pytest.raises(InvalidPayload, match="other values of of_all, for its model changes them"):
+        pay.dump(Share(of_all=150))
 
 
 def test_what_equals_nothing_is_not_taken_for_changed() -> None:
