@@ -2,10 +2,11 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol, TypeGuard, cast
 
 from ..errors import ConfigurationError
@@ -15,7 +16,9 @@ from .transaction import Transaction
 __all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "completed", "is_error"]
 
 
-_MAY_NOT_HAVE_RUN = (Generator, AsyncGenerator, Awaitable, Future, set, frozenset)  # asyncio.wait returns two sets
+_ITEMS = (list, tuple, set, frozenset)  # asyncio.wait returns two sets in a tuple
+_MAY_NOT_HAVE_RUN = (Generator, AsyncGenerator, Awaitable, Future)
+_LEVELS = 4  # of what such hold that is looked at; one may hold itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +77,27 @@ async def completed(result: object, *, judged: bool = False) -> object:
 
 
 def not_run(result: object) -> BaseException | None:
-    """What to raise where a handler has returned this, or a list or set with it, which has not run, or not ended: its
-    job would pass for done."""
+    """What to raise where a handler has returned this, or a list, set or dict with it, which has not run, or not ended:
+    its job would pass for done."""
+    level: list[object] = [result]
+    for _ in range(_LEVELS):
+        kinds = set(map(type, level))  # of many rows, be there ever so many, none is looked at by itself
+        if any(issubclass(kind, _MAY_NOT_HAVE_RUN) for kind in kinds):
+            found = list(filter(None, map(_of_one, level)))
+            if found:
+                return found[0]
+        dicts, others = (_of_kinds(level, kinds, of) for of in (dict, _ITEMS))
+        level = [*chain.from_iterable([*map(cast(Any, dict).values, dicts), *others])]
+    return None
+
+
+def _of_kinds(level: list[object], kinds: set[type], of: Any) -> list[Any]:
+    wanted = {kind for kind in kinds if issubclass(kind, of)}
+    return [each for each in level if type(each) in wanted] if wanted else []
+
+
+def _of_one(result: object) -> BaseException | None:
     told = f"the handler returned a {type(result).__name__}"
-    if isinstance(result, list | tuple | set | frozenset):
-        items = cast(Collection[object], result)
-        if not any(issubclass(kind, _MAY_NOT_HAVE_RUN) for kind in set(map(type, items))):
-            return None  # as of many rows, be there ever so many
-        found = list(filter(None, map(not_run, items)))
-        return found[0] if found else None
     if isinstance(result, Generator | AsyncGenerator):
         return TypeError(f"{told}: to call what has a `yield` runs nothing; take the yield out, or go through it")
     if _has_ended(result):
