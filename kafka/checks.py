@@ -7,6 +7,7 @@ asynchronous one makes coroutines of them, a limit that is not a number ends the
 import asyncio
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -14,7 +15,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from ..errors import ConfigurationError
 
-__all__ = ["adapter_of", "check_count", "check_function", "check_loop", "check_seconds"]
+__all__ = ["adapter_of", "can_be_called", "check_count", "check_function", "check_loop", "check_seconds"]
 
 
 def check_loop(own: asyncio.AbstractEventLoop | None, where: str, instead: str = "") -> None:
@@ -52,6 +53,15 @@ def check_function(given: object, name: str, what: str, takes: str) -> None:
         raise ConfigurationError(f"{what}: {name}={given!r}: it cannot be called with {takes} alone") from None
     except ValueError:
         return  # it does not say what it takes, as some that are written in C
+
+
+def can_be_called(handler: Callable[..., object], count: int) -> bool:
+    """Whether it takes so many arguments by their place; what else it takes may have been given, as by `partial`."""
+    try:
+        inspect.signature(handler).bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def adapter_of(model: Any, what: str) -> TypeAdapter[Any]:

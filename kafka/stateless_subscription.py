@@ -9,7 +9,7 @@ from ..errors import ConfigurationError
 from ..jobs import Retry
 from ..jobs.middleware import Call, call_through
 from .calling import working_on
-from .checks import check_count
+from .checks import can_be_called, check_count
 from .message import Message, check_topic
 from .subscription import Decoder, Start, Subscription
 
@@ -38,7 +38,7 @@ class StatelessSubscription(Subscription[T]):
     ) -> None:
         if dead_letter:
             check_topic(dead_letter, "dead_letter")
-        if not inspect.iscoroutinefunction(handler) or len(inspect.signature(handler).parameters) != 1:
+        if not inspect.iscoroutinefunction(handler) or not can_be_called(handler, 1):
             raise ConfigurationError(
                 f"the handler of {topic!r} must be `async def on_x(message: Message[X]) -> None`: with stateless=True "
                 "there is no transaction"

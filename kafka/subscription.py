@@ -12,7 +12,7 @@ from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
 from ..jobs.middleware import Call, Middleware, call_through, completed, is_error
 from .calling import shown, told_of, working_on
-from .checks import adapter_of, check_count, check_function, check_seconds
+from .checks import adapter_of, can_be_called, check_count, check_function, check_seconds
 from .message import Message, Record, StoredMessage
 from .outbox import MESSAGE_ID
 from .seen import short_id
@@ -220,9 +220,9 @@ def _model_of(handler: Callable[..., object], topic: str, listed: bool, takes: t
     remedy = (
         f"annotate the handler's first parameter as {'list[Message[X]]' if listed else 'Message[X]'}, or give model=X"
     )
-    parameters = list(inspect.signature(handler).parameters.values())
-    if len(parameters) != len(takes):
+    if not can_be_called(handler, len(takes)):
         raise ConfigurationError(f"the handler of {topic!r} must take {' and '.join(takes)}")
+    parameters = list(inspect.signature(handler).parameters.values())
     try:
         hint = get_type_hints(handler).get(parameters[0].name)
     except NameError as error:

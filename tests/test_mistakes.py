@@ -155,6 +155,25 @@ def test_partial_functions_are_handlers_and_without_a_model_they_are_refused_wit
     service.periodic(every=60, name="tick")(partial(takes_a_transaction, tx=cast(Any, None)))
 
 
+def test_handlers_may_take_more_that_has_been_given():
+    """The stateless one was refused, as one that takes a transaction; the others without a model, with other words."""
+
+    async def handle(message: Message[Ride], tx: Transaction, *, carrier: object) -> None: ...
+
+    async def default(message: Message[Ride], tx: Transaction, carrier: object = None) -> None: ...
+
+    async def stateless(message: Message[Ride], *, carrier: object) -> None: ...
+
+    service = Service("test", postgres=POSTGRES, kafka=KAFKA, prometheus=CollectorRegistry())
+    with pytest.raises(ConfigurationError, match=r"positions: functools.partial\(.* give model=X"):
+        service.consumer("positions")(partial(handle, carrier=1))
+    service.consumer("positions", model=Ride)(partial(handle, carrier=1))
+    service.consumer("etas")(default)
+    service.consumer("rides", model=Ride, stateless=True, dead_letter="rides.dlq")(partial(stateless, carrier=1))
+    with pytest.raises(ConfigurationError, match="must be `async def on_x"):
+        service.consumer("more", model=Ride, stateless=True, dead_letter="rides.dlq")(stateless)
+
+
 @pytest.mark.parametrize("given", [a_job, "a_job", Ride])
 def test_a_job_decorator_without_parentheses_is_refused_with_the_line_to_write(given):
     declare: Any = Registry().job
