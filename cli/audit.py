@@ -35,7 +35,7 @@ async def audit(
     rows = await session.admin().audit(limit=limit, before=before, actor=by, action=action)
     more = rows[-1].id if len(rows) == limit else None
     if as_json:
-        print_json(session.now, audit=rows, next=more)
+        print_json(session, audit=rows, next=more)
         return
     if not rows:
         note("nothing was done")
@@ -66,7 +66,7 @@ async def pauses(session: Session, as_json: Json = False) -> None:
     """What is paused, by whom and why, the newest first."""
     rows = await session.admin().pauses()
     if as_json:
-        print_json(session.now, pauses=rows)
+        print_json(session, pauses=rows)
     elif rows:
         table(*pauses_table(rows, session.now))
     else:

@@ -31,7 +31,7 @@ async def list_offsets(
     """The next offset of each partition, as Postgres has it. Stateless consumers have theirs in Kafka."""
     rows = await session.rows("consumer_offsets", topic)
     if as_json:
-        print_json(session.now, offsets=[dict(row) for row in rows])
+        print_json(session, offsets=[dict(row) for row in rows])
     elif rows:
         table(*offsets_table(rows))
     else:

@@ -37,7 +37,7 @@ async def list_groups(
     paused."""
     found = await session.admin().blocked_groups(origin=origin, limit=limit)
     if as_json:
-        print_json(session.now, groups=found)
+        print_json(session, groups=found)
         return
     if not found:
         note("no group is blocked")
@@ -75,7 +75,7 @@ async def show(session: Session, origin: Origin, group: Group, limit: Limit = 20
     jobs = await admin.jobs(origin=origin, group=group, limit=limit)
     pauses = [p for p in await admin.pauses() if p.origin == origin and p.group in (None, group)]
     if as_json:
-        print_json(session.now, origin=origin, group=group, jobs=[without_cursor(job) for job in jobs], pauses=pauses)
+        print_json(session, origin=origin, group=group, jobs=[without_cursor(job) for job in jobs], pauses=pauses)
         return
     for pause in pauses:
         typer.echo(f"paused: {plain(pause_text(pause))}, {age(pause.paused_at, session.now)} ago")

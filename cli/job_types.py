@@ -28,7 +28,7 @@ async def list_types(session: Session, as_json: Json = False) -> None:
     admin = session.admin()
     types = backlogs(await admin.counts(by=["state", "type"]), await admin.pauses())
     if as_json:
-        print_json(session.now, types=types)
+        print_json(session, types=types)
     else:
         print_types(session, types)
 

@@ -70,7 +70,7 @@ async def list_jobs(
         raise ConfigurationError(f"--after {after!r}: give what the page before said, with the same filter") from None
     more = jobs[-1].cursor if len(jobs) == limit else None
     if as_json:
-        print_json(session.now, jobs=[without_cursor(job) for job in jobs], next=more)
+        print_json(session, jobs=[without_cursor(job) for job in jobs], next=more)
         return
     if jobs or not (type or origin):
         print_jobs(session, jobs)
@@ -88,7 +88,7 @@ async def show(session: Session, id: Annotated[int, typer.Argument(help="Its num
         payload = None if details.payload is None else Verbatim(payload_text(details.payload))
         row = None if details.row is None else without_cursor(details.row)
         rest = {"attempts": details.attempts, "actions": details.actions, "pauses": details.pauses}
-        print_json(session.now, id=id, job=row, payload=payload, headers=details.headers, **rest)
+        print_json(session, id=id, job=row, payload=payload, headers=details.headers, **rest)
     else:
         show_details(session, details)
 
@@ -108,7 +108,7 @@ async def counts(
     names = [name for name in ("type", "state", "origin") if name in wanted]
     if as_json:
         rows = [{name: getattr(row, name) for name in (*names, "jobs", "oldest")} for row in found]
-        print_json(session.now, counts=rows)
+        print_json(session, counts=rows)
         return
     shown = [[*(getattr(row, name) for name in names), row.jobs, age(row.oldest, session.now)] for row in found]
     table([*names, "jobs", "oldest"], shown) if shown else note("no jobs")
@@ -135,7 +135,7 @@ async def ended(
     )
     more = rows[-1].finished_at.isoformat() if len(rows) >= limit else None
     if as_json:
-        print_json(session.now, jobs=rows, next=more)
+        print_json(session, jobs=rows, next=more)
         return
     print_ended(session, rows)
     if more:

@@ -33,9 +33,7 @@ async def status(session: Session, as_json: Json = False) -> None:
         problem = "migrations are missing: run `sidings migrate apply`, then roll the instances"
     if as_json:
         names = {"service": session.service, "schema": session.settings.schema_name}
-        print_json(
-            session.now, **names, applied=[dict(row) for row in applied.values()], missing=missing, problem=problem
-        )
+        print_json(session, **names, applied=[dict(row) for row in applied.values()], missing=missing, problem=problem)
     else:
         typer.echo(f"service {session.service}, schema {session.settings.schema_name} at {session.where}")
         rows = [(f"{row['version']:04}", row["name"], age(row["applied_at"], session.now)) for row in applied.values()]

@@ -34,7 +34,7 @@ async def list_origins(
     if orphans:
         rows = [row for row in rows if row.jobs and not row.leased]
     if as_json:
-        print_json(session.now, origins=rows)
+        print_json(session, origins=rows)
         return
     if not rows:
         note("no orphans" if orphans else "no origins: no executor has run, and no job waits")

@@ -40,7 +40,7 @@ async def list_topics(session: Session, as_json: Json = False) -> None:
     """Topics for which messages wait, are parked, or cannot be sent now. Reads all of the outbox."""
     found = await topics(session)
     if as_json:
-        print_json(session.now, topics=found)
+        print_json(session, topics=found)
     elif found:
         print_topics(session, found)
     else:
@@ -60,7 +60,7 @@ async def parked(
         found = await outbox.parked(topic, after=after, limit=limit)
     more = found[-1].id if len(found) == limit else None
     if as_json:
-        print_json(session.now, messages=found, next=more)
+        print_json(session, messages=found, next=more)
         return
     _print_parked(session, found)
     if more:

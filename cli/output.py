@@ -5,9 +5,12 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import typer
+
+if TYPE_CHECKING:
+    from .session import Session
 
 __all__ = [
     "STYLES",
@@ -97,10 +100,11 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def print_json(now: datetime, **content: object) -> None:
-    """One document: what is listed, under its name, and `now` by the database's clock, to which ages
-    refer. What could steer a terminal is escaped, as in `plain`."""
-    members = [f"  {json.dumps(name)}: {_indented(value)}" for name, value in {"now": now, **content}.items()]
+def print_json(session: "Session", **content: object) -> None:
+    """One document: what is listed, under its name, and `now` by the database's clock, to which ages refer, and
+    whether it is a `standby`. What could steer a terminal is escaped, as in `plain`."""
+    content = {"now": session.now, "standby": session.standby is not None, **content}
+    members = [f"  {json.dumps(name)}: {_indented(value)}" for name, value in content.items()]
     text = "{\n" + ",\n".join(members) + "\n}"
     typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 

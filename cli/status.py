@@ -142,7 +142,7 @@ def _some(names: list[str]) -> str:
 def _print(session: Session, overview: Overview, as_json: bool) -> None:
     now = session.now
     if as_json:
-        print_json(now, **{name: getattr(overview, name) for name in Overview.__slots__})
+        print_json(session, **{name: getattr(overview, name) for name in Overview.__slots__})
         return
     typer.echo(f"service {overview.service}, schema {overview.schema} at {overview.version:04}, {session.where}")
     free = f"; held by nobody: {overview.origins_free}" if overview.origins_free else ""

@@ -695,6 +695,10 @@ async def test_who_looks_at_a_standby_is_told_what_it_may_lack(failover: Failove
         assert "! no executor holds an origin" in status.stdout
         assert "this is a standby, and may lack what is newer than its last transaction, committed at" in status.stderr
         assert "standby" not in (await cli(failover.old, "status")).output
+        for dsn, is_one in ((failover.new, True), (failover.old, False)):
+            for command in (("status",), ("jobs", "list"), ("consumers", "list")):
+                found = await cli(dsn, *command, "--json", exit_code=4 if is_one and "status" in command else 0)
+                assert json.loads(found.stdout)["standby"] is is_one
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(pages(PostgresSettings(dsn=failover.new))), base_url="http://pages"
         ) as browser:
