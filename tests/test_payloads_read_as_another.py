@@ -375,7 +375,7 @@ NAMES = frozenset(f" {number}" for number in range(100))
             Wait(until=datetime(2030, 1, 2, tzinfo=UTC)),
             marks=NUMBERED,
         ),
-        pytest.param(Until, Until(valid=date(9999, 12, 31)), None, marks=NUMBERED),  # of 1978
+        pytest.param(Until, Until(valid=date(9999, 12, 31)), None, marks=NUMBERED),  # could not be read
         (Choice, Choice.model_validate({"total": 1, "costs": 2}), None),
         (Choice, Choice.model_validate({"total": 2, "costs": 2}), Choice.model_validate({"total": 2, "costs": 2})),
         (Path, Path(all=[1]).model_copy(update={"all": [2]}), None),
