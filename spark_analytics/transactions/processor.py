@@ -64,10 +64,11 @@ class Combiner(StatefulProcessor):
         """A timer of a key has gone off."""
         kind, _, id = cast(str, key[0]).partition("/")
         now = timerValues.getCurrentProcessingTimeInMs()
+        at = expiredTimerInfo.getExpiryTimeInMs()
         if kind == "transaction":
-            outgoing = self._transactions.look(expiredTimerInfo.getExpiryTimeInMs(), now)
+            outgoing = self._transactions.look(at, now)
         else:
-            outgoing = self._snapshots.settled(id, now)
+            outgoing = self._snapshots.settled(id, at, now)
         return map(_row, outgoing)
 
     def close(self) -> None:

@@ -42,25 +42,33 @@ class Snapshots:
         self._quiet.update((now, False))
         yield from ()
 
-    def settled(self, id: str, now: int) -> Iterator[Outgoing]:
-        """A timer has gone off: its event, when its rows are quiet, or its end, when they are old."""
+    def settled(self, id: str, at: int, now: int) -> Iterator[Outgoing]:
+        """The timer that was set for `at` has gone off: its event, when its rows are quiet, or its end, when they are
+        old."""
         state = cast(tuple[int, bool] | None, value_of(self._quiet))
         if state is None:
             return
         changed, sent = state
         quiet_at = changed + _ms(self._config.snapshot_quiet_seconds)
         keep_until = changed + _ms(self._config.snapshot_keep_seconds)
+        # From now on: after an outage of the query the rest of the load may not have been read yet.
+        later = now + _ms(self._config.snapshot_keep_seconds)
         if not sent and now < quiet_at:
             self._handle.registerTimer(quiet_at)
         elif not sent:
             self._quiet.update((changed, True))
-            self._handle.registerTimer(max(keep_until, now + 1))
+            self._handle.registerTimer(later + later % 2)
             # State from before columns' names told parts apart too may have a row once more, under its former part.
             parts = list(cast(Iterator[tuple[int, str]], self._parts.values()))
             rows = list(dict.fromkeys(row for _, row in parts))
             group, root = cast(list[str], json.loads(id))
             yield from combine_snapshot(self._config, group, root, rows, [at for at, _ in parts])
-        elif now >= keep_until:
+        elif at < keep_until:
+            return  # it was for rows before the last one, which has a timer of its own
+        elif now - at > _ms(max(self._config.snapshot_quiet_seconds, 2 * self._config.trigger_seconds)) and at % 2 == 0:
+            # The query stood still, or it would have looked sooner: once more, at a time whose milliseconds are odd.
+            self._handle.registerTimer(later + 1 - later % 2)
+        else:
             self._quiet.clear()
             self._parts.clear()
 
