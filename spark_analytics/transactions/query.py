@@ -22,6 +22,9 @@ __all__ = ["SETTINGS", "combine"]
 BUNDLES = pa.schema([(name, pa.string()) for name in Bundle._fields])
 BUNDLES_DDL = ", ".join(f"{name} STRING" for name in Bundle._fields)
 
+MEGABYTE = 1 << 20  # what Kafka's producer sends by default
+OVERHEAD = 10_000  # that a message has beyond what `Outgoing.size` counts, at most
+
 PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 SETTINGS = {
     "spark.sql.streaming.stateStore.providerClass": PROVIDER,
@@ -58,6 +61,7 @@ def combine(spark: SparkSession, config: Config, *, available_now: bool = False)
     )
     writer = (
         outgoing.writeStream.format("kafka")
+        .option("kafka.max.request.size", max(MEGABYTE, config.max_event_bytes + OVERHEAD))
         .options(**config.kafka_options)
         .option("kafka.bootstrap.servers", config.kafka)
         .option("checkpointLocation", config.checkpoint)

@@ -1,0 +1,25 @@
+"""Events of more than a megabyte, where the topics take them."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from sidings.devstack.fixtures import TopicFactory
+
+from .cdc_support import Row, header_rows, produce, read
+from .test_cdc_streaming import configured, ended
+
+pytestmark = pytest.mark.timeout(900)
+
+
+async def test_an_event_that_its_topic_takes_is_sent_however_large(
+    spark: SparkSession, sidings_kafka: str, topic: TopicFactory, tmp_path: Path
+):
+    large = {"max.message.bytes": "5000000"}
+    topics = {name: await topic(name, config=large) for name in ("cdc", "customers", "addresses", "alerts")}
+    by = configured(topics, sidings_kafka, tmp_path, max_event_bytes=4_000_000)
+    rows = [Row("Customers", "UPDATE", {"customer_id": 7, "text": "x" * 500_000})] * 4
+    await produce(sidings_kafka, topics["cdc"], header_rows("t", rows))
+    assert await ended(spark, by) == 0
+    (sent,) = await read(by)
+    assert [row["ordinal"] for row in sent.value["rows"]] == [1, 2, 3, 4]
