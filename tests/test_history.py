@@ -576,6 +576,20 @@ def test_what_is_wrong_is_told_in_sentences():
     assert told == ["–", "500 µs", "250 ms", "119 s", "2 min", "120 min", "2 h", "2.0 days"]
 
 
+def test_of_many_types_the_worst_are_told_and_how_many_more_there_are():
+    known = {"succeeded": 1, "retried": 0, "snoozed": 0, "held": 0, "lost": 0, "error_rate": 0.0,
+             "wait_p95_seconds": 1.0, "run_p95_seconds": 1.0}  # fmt: skip
+    none: dict[str, list[str]] = {"still_failing": [], "blocked_by_error": [], "skew": ["dimension"]}
+    tables = {name: pd.DataFrame(columns=columns) for name, columns in none.items()}
+    tables["types"] = pd.DataFrame([{**known, "type": f"type {n}", "discarded": n + 1} for n in range(500)])
+    assert [finding.text for finding in findings(tables)] == [
+        "type 499: 500 jobs were discarded",
+        "type 498: 499 jobs were discarded",
+        "type 497: 498 jobs were discarded",
+        "the same, less of it, of 497 more types",
+    ]
+
+
 def test_a_plot_shows_a_standstill_as_one():
     times = pd.to_datetime(range(0, 5_000_000, 1_000_000), unit="us", utc=True)
     some = pd.DataFrame({"bucket": times[[0, 4]], "type": "a", "value": [1.0, 2.0]})

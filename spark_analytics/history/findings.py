@@ -56,23 +56,9 @@ def findings(tables: dict[str, pd.DataFrame]) -> list[Finding]:
             bad.append(Finding("bad", text, "blocked"))
         else:
             warn.append(Finding("warn", text, "blocked"))
-    for row in tables["types"].to_dict("records"):
-        if row["discarded"]:
-            bad.append(Finding("bad", f"{row['type']}: {row['discarded']:,} jobs were discarded", "errors"))
-        if row["lost"]:
-            warn.append(
-                Finding("warn", f"{row['type']}: {row['lost']:,} attempts were lost with their executors", "rates")
-            )
-        # A type with `history=False` has only what was discarded, cancelled or lost, which is no share of anything.
-        known = any(row[outcome] for outcome in ("succeeded", "retried", "snoozed", "held"))
-        if known and row["error_rate"] >= 0.05:
-            bad.append(Finding("bad", f"{row['type']}: {row['error_rate']:.1%} of all attempts failed", "rates"))
-        wait, run = row["wait_p95_seconds"], row["run_p95_seconds"]
-        if pd.notna(wait) and wait > max(10 * run, 1.0):
-            text = (
-                f"{row['type']}: of 20 attempts one waited {duration(wait)} or longer, 19 ran {duration(run)} at most"
-            )
-            warn.append(Finding("warn", text, "durations"))
+    of_types = _of_types(tables["types"])
+    bad += [finding for finding in of_types if finding.level == "bad"]
+    warn += [finding for finding in of_types if finding.level == "warn"]
     for row in tables["skew"].query("dimension != 'type'").to_dict("records"):
         if row["largest_over_median"] >= 20 and row["largest_share"] >= 0.1:
             text = (
@@ -81,6 +67,38 @@ def findings(tables: dict[str, pd.DataFrame]) -> list[Finding]:
             )
             warn.append(Finding("warn", text, "skew"))
     return bad + warn
+
+
+def _of_types(types: pd.DataFrame) -> list[Finding]:
+    """Of each kind the worst types, and how many more there are: a service may have hundreds."""
+    discarded: list[tuple[float, str]] = []
+    lost: list[tuple[float, str]] = []
+    failed: list[tuple[float, str]] = []
+    waited: list[tuple[float, str]] = []
+    for row in types.to_dict("records"):
+        if row["discarded"]:
+            discarded.append((row["discarded"], f"{row['type']}: {row['discarded']:,} jobs were discarded"))
+        if row["lost"]:
+            lost.append((row["lost"], f"{row['type']}: {row['lost']:,} attempts were lost with their executors"))
+        # A type with `history=False` has only what was discarded, cancelled or lost, which is no share of anything.
+        known = any(row[outcome] for outcome in ("succeeded", "retried", "snoozed", "held"))
+        if known and row["error_rate"] >= 0.05:
+            failed.append((row["error_rate"], f"{row['type']}: {row['error_rate']:.1%} of all attempts failed"))
+        wait, run = row["wait_p95_seconds"], row["run_p95_seconds"]
+        if pd.notna(wait) and wait > max(10 * run, 1.0):
+            text = (
+                f"{row['type']}: of 20 attempts one waited {duration(wait)} or longer, 19 ran {duration(run)} at most"
+            )
+            waited.append((wait, text))
+    out: list[Finding] = []
+    for level, section, kind in (
+        ("bad", "errors", discarded), ("bad", "rates", failed), ("warn", "rates", lost), ("warn", "durations", waited)
+    ):  # fmt: skip
+        worst = sorted(kind, key=lambda each: -each[0])
+        out += [Finding(level, text, section) for _, text in worst[:_MOST]]
+        if len(worst) > _MOST:
+            out.append(Finding(level, f"the same, less of it, of {len(worst) - _MOST:,} more types", section))
+    return out
 
 
 def measured(row: dict[Any, Any], column: str) -> str:
