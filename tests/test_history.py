@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import shutil
+import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Generator
 from datetime import UTC, datetime, timedelta
@@ -10,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -588,6 +592,24 @@ def test_of_many_types_the_worst_are_told_and_how_many_more_there_are():
         "type 497: 498 jobs were discarded",
         "the same, less of it, of 497 more types",
     ]
+
+
+def test_the_page_reads_of_a_long_table_what_it_shows(out: Path, tmp_path: Path):
+    folder = tmp_path / "out"
+    shutil.copytree(out, folder)
+    (file,) = (folder / "still_failing.parquet").glob("*.parquet")
+    row = pq.read_table(file).slice(0, 1)
+    many = pa.concat_tables([row] * 300_000).combine_chunks()
+    at = many.schema.get_field_index("error_message")
+    pq.write_table(many.set_column(at, "error_message", pa.array(f"{n} {'x' * 400}" for n in range(300_000))), file)
+    tracemalloc.start()
+    try:
+        html = report(folder, Facts("a test", WINDOW))
+        assert tracemalloc.get_traced_memory()[1] < 60_000_000
+    finally:
+        tracemalloc.stop()
+    assert "25 of 300,000; the Parquet table has all." in html
+    assert "300,000 jobs with a group were still failing" in html
 
 
 def test_a_plot_shows_a_standstill_as_one():

@@ -19,8 +19,8 @@ class Finding:
     section: str
 
 
-def findings(tables: dict[str, pd.DataFrame]) -> list[Finding]:
-    """The worst first; none: nothing stands out."""
+def findings(tables: dict[str, pd.DataFrame], failing: int | None = None) -> list[Finding]:
+    """The worst first; none: nothing stands out. failing: rows of `still_failing`, where not all of them are there."""
     bad: list[Finding] = []
     warn: list[Finding] = []
     if "regressions" in tables:
@@ -40,7 +40,7 @@ def findings(tables: dict[str, pd.DataFrame]) -> list[Finding]:
         bad.append(
             Finding(
                 "bad",
-                f"{len(still):,} jobs with a group were still failing at the end; for longest, "
+                f"{failing or len(still):,} jobs with a group were still failing at the end; for longest, "
                 f"{duration(worst['seconds'])}, job {worst['job_id']} of {worst['group']} ({worst['origin']})"
                 + (f": {worst['error_class']}" if isinstance(worst["error_class"], str) else ""),
                 "blocked",

@@ -1,10 +1,13 @@
 """The tables of an analysis as one page of HTML that needs nothing else."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (pyarrow has no annotations)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
+import pyarrow.parquet as pq
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
@@ -16,6 +19,7 @@ from .selection import Selection
 __all__ = ["Facts", "report"]
 
 _ROWS = 25  # of a table in the page; the Parquet tables have all
+_LONG = ("blocked", "errors", "still_failing")
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,12 @@ class Facts:
 
 def report(folder: Path, facts: Facts) -> str:
     """The page. folder: where `analyse` has put its tables."""
-    tables = {
-        name: pd.read_parquet(folder / f"{name}.parquet") for name in TABLES if (folder / f"{name}.parquet").exists()
-    }
+    names = [name for name in TABLES if (folder / f"{name}.parquet").exists()]
+    # Of these there may be a million rows, with messages; what the page shows of them stands first.
+    first = {name: _first(folder / f"{name}.parquet") for name in names if name in _LONG}
+    tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in names if name not in _LONG}
+    sizes = {name: len(table) for name, table in tables.items()} | {name: size for name, (_, size) in first.items()}
+    tables |= {name: table for name, (table, _) in first.items()}
     for name in ("concurrency", "capacity"):
         tables[name]["type"] = tables[name]["type"].fillna("all types")
     environment = Environment(
@@ -45,17 +52,26 @@ def report(folder: Path, facts: Facts) -> str:
     heaviest = tables["heaviest"].query("dimension == 'group'").head(15)
     return environment.get_template("report.html.j2").render(
         facts=facts,
-        findings=findings(tables),
+        findings=findings(tables, sizes["still_failing"]),
         attempts=int(tables["types"]["attempts"].sum()),
         jobs=int(tables["throughput"]["jobs"].sum()),
         tables={name: table.head(_ROWS).to_dict("records") for name, table in tables.items()},
-        sizes={name: len(table) for name, table in tables.items()},
+        sizes=sizes,
         plots={
             name: Markup(svg) for name, svg in _plots(tables, facts.selection).items()
         },  # matplotlib has escaped them
         groups=heaviest.to_dict("records"),
         origins=tables["heaviest"].query("dimension == 'origin'").head(15).to_dict("records"),
     )
+
+
+def _first(table: Path) -> tuple[pd.DataFrame, int]:
+    """The first rows of a table, and how many it has."""
+    (file,) = table.glob("*.parquet")
+    with pq.ParquetFile(file) as opened:
+        rows = next(opened.iter_batches(_ROWS), None)
+        frame = opened.schema_arrow.empty_table().to_pandas() if rows is None else rows.to_pandas()
+        return cast(pd.DataFrame, frame), cast(int, opened.metadata.num_rows)
 
 
 def _plots(tables: dict[str, pd.DataFrame], selection: Selection) -> dict[str, str]:
