@@ -687,7 +687,7 @@ async def test_an_executor_that_starts_on_a_server_just_promoted_believes_no_exp
 
 async def test_who_looks_at_a_standby_is_told_what_it_may_lack(failover: Failover):
     """It was said, as if of now, that leases have run out and nobody holds what was held all the time."""
-    async with failover.executor(Registry(), ORIGINS[:1], lease_seconds=2.0) as executor:
+    async with failover.executor(Registry(), ORIGINS[:1], lease_seconds=4.0) as executor:
         await failover.lose_what_follows()
         expired = "SELECT bool_and(lease_until < clock_timestamp()) FROM sidings.origin"
         await eventually(lambda: value(failover.new, expired))
