@@ -124,7 +124,7 @@ class Within:
     """Work that is done within other work: a stored message within its job."""
 
     def __init__(self, outer: Work, inner: Work) -> None:
-        self._outer = outer
+        self.outer = outer
         self.inner = inner
 
     def travelling(self) -> Mapping[str, str]:
@@ -133,7 +133,7 @@ class Within:
 
     def log_fields(self) -> Mapping[str, object]:
         """Those of both."""
-        return {**self._outer.log_fields(), **self.inner.log_fields()}
+        return {**self.outer.log_fields(), **self.inner.log_fields()}
 
 
 def current_key() -> bytes | None:
@@ -144,11 +144,13 @@ def current_key() -> bytes | None:
 
 def work_origin() -> str | None:
     """The origin of what the handler works on, which the jobs that it enqueues belong to unless it says otherwise; None
-    outside of handlers."""
-    subject = _subject()
-    if isinstance(subject, Sequence):
-        subject = cast(Any, subject)[0]
-    return getattr(subject, "origin", None)
+    outside of handlers. Of a stored message it is its job's, which may have been moved from the message's partition."""
+    work: object = current_work.get()
+    while isinstance(work, Within | _Given):
+        work = work.outer if isinstance(work, Within) else work.inner
+    if isinstance(work, Sequence):
+        work = cast(Any, work)[0]
+    return getattr(work, "origin", None)
 
 
 def _subject() -> object:
