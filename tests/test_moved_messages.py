@@ -5,8 +5,8 @@ import json
 from sidings import Job, Message, Transaction, correlated
 from sidings.testing import drain
 
-from .consumer_support import Number, a_service
-from .support import fetch
+from .consumer_support import Number, a_service, produce, record
+from .support import fetch, jobs_left
 
 
 async def a_parked_message(dsn: str, topic: str, origin: str) -> None:
@@ -38,3 +38,14 @@ async def test_what_a_moved_message_enqueues_is_in_the_origin_where_that_is_now(
         ("message:places", "places/0"),
         ("tell", "places/0"),
     ]
+
+
+async def test_a_reset_cancels_no_parked_message_of_the_former_topic(effects, topic, sidings_kafka):
+    """Nobody would deliver it again."""
+    places = await topic()
+    await produce(sidings_kafka, places, range(3))
+    await a_parked_message(effects, places, f"{places}/0")
+    service = a_service(effects, sidings_kafka)
+    service.consumer(places, model=Number)(record)
+    [reset] = await service.reset_offsets(places, "earliest", actor="alice")
+    assert (reset.cancelled, await jobs_left(effects)) == (0, 1)
