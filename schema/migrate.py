@@ -372,5 +372,6 @@ async def _verify_owner(connection: asyncpg.Connection, service: str, schema: st
     if owner != service:
         raise ForeignSchema(
             f"the schema {schema!r} belongs to the service {owner!r}, not to {service!r}: "
-            "give this service a schema of its own (schema=...), or correct its name"
+            "give this service a schema of its own (schema=...), or correct its name; one that was renamed takes its "
+            "schema along, or it would handle all from the beginning (docs/operations.md, Releases of your service)"
         )
