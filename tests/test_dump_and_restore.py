@@ -1,0 +1,49 @@
+"""A dump of a service's schemas is restored on another server, as docs/operations.md says."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sidings.devstack.binaries import postgres_program
+from sidings.devstack.process import clean_environment
+from sidings.schema import migrate
+
+from .guide import DOCS
+from .support import connected, value
+
+TABLE = """
+    CREATE TABLE terminal (id text PRIMARY KEY, acquirer text NOT NULL);
+    SELECT sidings.directory_table('terminal', topic => 'terminals', key => '{id}');
+"""
+
+
+def program(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = clean_environment(LC_ALL="C")
+    return subprocess.run([postgres_program(name), *arguments], capture_output=True, text=True, env=env)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_directory_tables_are_restored_with_their_own_schema(own_postgres: Any, tmp_path: Path, whole: bool):
+    former, new = (own_postgres({"fsync": "off"}) for _ in range(2))
+    guide = (DOCS / "operations.md").read_text().partition("\n## Another server\n")[2].partition("\n## ")[0]
+    [schemas] = re.findall(r"`pg_dump (-n sidings -n public)`", guide)
+    [told] = re.findall(r"`(COPY failed for table \"directory\")`", guide)
+    await migrate(former.dsn, service="test")
+    async with connected(former.dsn) as before:
+        await before.execute(TABLE)
+        await before.execute("SELECT sidings.enqueue('send_eta', '{}', origin => 't/0')")
+    dump, given = str(tmp_path / "dump"), schemas.split() if whole else ["-n", "sidings"]
+    assert program("pg_dump", "-Fc", "-f", dump, *given, former.dsn).returncode == 0
+    # A database of its own: the schema "public" is in the dump.
+    restored = program("pg_restore", "--clean", "--if-exists", "-d", new.dsn, dump)
+    assert (restored.returncode == 0) == whole, restored.stderr
+    assert await value(new.dsn, "SELECT count(*) FROM sidings.job") == 1
+    async with connected(new.dsn) as after:
+        if not whole:
+            assert told in restored.stderr
+            await after.execute(TABLE)
+        await after.execute("DELETE FROM sidings.outbox")
+        await after.execute("INSERT INTO terminal VALUES ('1', 'a')")
+        assert await after.fetchval("SELECT topic FROM sidings.outbox") == "terminals"
