@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Generic, Protocol, TypeVar
+from uuid import UUID
 
 from pydantic import BaseModel
 
@@ -124,7 +125,8 @@ class StoredRecord:
 
 class StoredMessage(BaseModel):
     """A message as a job's payload. Bytes stand in base64, so that any message can be stored. error: why it is not
-    handled in the main line; null for ``isolate=True``."""
+    handled in the main line; null for ``isolate=True``. topic_id: which topic of that name it is of, as far as known: a
+    reset of one that was made anew is none of it."""
 
     topic: str
     partition: int
@@ -134,9 +136,10 @@ class StoredMessage(BaseModel):
     value: str | None = None
     headers: list[tuple[str, str | None]] = []
     error: str | None = None
+    topic_id: UUID | None = None
 
     @classmethod
-    def of(cls, record: Record, error: str | None) -> "StoredMessage":
+    def of(cls, record: Record, error: str | None, topic_id: UUID | None) -> "StoredMessage":
         """Store `record`."""
         return cls.model_construct(
             topic=record.topic,
@@ -147,6 +150,7 @@ class StoredMessage(BaseModel):
             value=_text(record.value),
             headers=[(name, _text(value)) for name, value in record.headers],
             error=error,
+            topic_id=topic_id,
         )
 
     def record(self) -> Record:

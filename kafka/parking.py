@@ -1,7 +1,10 @@
 """Messages that leave the main line: stored as jobs of their key's group."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+from aiokafka import TopicPartition
 
 from ..executor import PostgresSettings
 from ..jobs import Transaction
@@ -19,11 +22,17 @@ _SEPARATOR = "\x1f"  # stands in no origin, and in no group of a key: that is pr
 
 
 class Parking:
-    """Stores messages as jobs, and knows which keys have one waiting."""
+    """Stores messages as jobs, and knows which keys have one waiting. topic_id: of a partition's topic."""
 
-    def __init__(self, settings: PostgresSettings, topics: Topics | None = None) -> None:
+    def __init__(
+        self,
+        settings: PostgresSettings,
+        topics: Topics | None,
+        topic_id: Callable[[TopicPartition], UUID | None],
+    ) -> None:
         schema = settings.schema_name
         self._topics = topics
+        self._topic_id = topic_id
         self._seconds = settings.call_seconds
         self._parked_sql = load_sql(__package__, "parked_groups", schema)
         self._store_sql = load_sql(__package__, "store_messages", schema)
@@ -72,13 +81,16 @@ class Parking:
             [item.partition.origin for item in items],
             [item.group for item in items],
             [None if item.error is None else _reason(item.error) for item in items],
-            [StoredMessage.of(item.record, _clean(item.error or error)).model_dump_json() for item in items],
+            [self._stored(item, error).model_dump_json() for item in items],
             [_headers(item) for item in items],
             [item.record.key for item in items] if grown else None,
             timeout=self._seconds,
         )
         for row in rows:
             tx.enqueued.setdefault(row[0], [])
+
+    def _stored(self, item: Item, error: str | None) -> StoredMessage:
+        return StoredMessage.of(item.record, _clean(item.error or error), self._topic_id(item.partition.tp))
 
 
 def _headers(item: Item) -> str | None:

@@ -69,7 +69,7 @@ class Stored(Half[Subscription[object], Partition, TopicLoop]):
             topic_ids=offsets,
         )
         slots = asyncio.Semaphore(self._transactions.aside)
-        parking = Parking(postgres, self._topic_table)
+        parking = Parking(postgres, self._topic_table, offsets.topic_id)
         self.loops = [self._loop(s, client, offsets, parking, slots) for s in self.subscriptions.values()]
         self._lag = LagCommitter(client, self.partitions, offsets, lambda: self._roof.paused)
         self.backlog = self._backlog(client)

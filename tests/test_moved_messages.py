@@ -5,8 +5,8 @@ import json
 from sidings import Job, Message, Transaction, correlated
 from sidings.testing import drain
 
-from .consumer_support import Number, a_service, produce, record
-from .support import fetch, jobs_left
+from .consumer_support import TWICE_AND_PARK, Number, a_service, made_anew, produce, record
+from .support import eventually, fetch, jobs_left, value
 
 
 async def a_parked_message(dsn: str, topic: str, origin: str) -> None:
@@ -49,3 +49,33 @@ async def test_a_reset_cancels_no_parked_message_of_the_former_topic(effects, to
     service.consumer(places, model=Number)(record)
     [reset] = await service.reset_offsets(places, "earliest", actor="alice")
     assert (reset.cancelled, await jobs_left(effects)) == (0, 1)
+
+
+async def test_each_reset_of_a_topic_that_was_made_anew_leaves_what_is_parked_of_the_former_one(
+    effects, topic, sidings_kafka
+):
+    """The second one cancelled it, and nobody delivered it again."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+
+    async def refuse(message: Message[Number], tx: Transaction) -> None:
+        raise RuntimeError("not yet")
+
+    async def parked(keys: list[str]) -> None:
+        stored = f"""SELECT array_agg("group" ORDER BY id) FROM sidings.job WHERE type = 'message:{name}'"""
+        await eventually(lambda: value(effects, f"SELECT ({stored}) = $1", keys))
+
+    service.consumer(name, model=Number, retry=TWICE_AND_PARK)(refuse)
+    await produce(sidings_kafka, name, [1], key="former")
+    async with service:
+        await parked(["former"])
+    await made_anew(sidings_kafka, name)
+    await service.reset_offsets(name, "earliest", actor="alice")
+    await produce(sidings_kafka, name, [2], key="new")
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number, retry=TWICE_AND_PARK)(refuse)
+    async with service:
+        await parked(["former", "new"])
+    [reset] = await service.reset_offsets(name, "earliest", actor="alice")
+    assert reset.cancelled == 1
+    await parked(["former"])
