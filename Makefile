@@ -87,6 +87,6 @@ $(READY): $(LOCKS) pyproject.toml
 	@mkdir -p $(VENV)/typing && ln -sfn ../.. $(VENV)/typing/sidings
 	@touch $@
 
-$(JARS_READY): $(READY)
+$(JARS_READY): $(READY) devstack/broker.py devstack/jars.py devstack/prepared.py
 	@$(BIN)/python -m sidings.devstack fetch --spark
 	@touch $@

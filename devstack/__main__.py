@@ -13,6 +13,7 @@ from .errors import DevstackError
 from .jars import kafka_jars, spark_jars
 from .kafka import Kafka
 from .postgres import Postgres
+from .prepared import prepare
 from .stack import KAFKA_VARIABLE, POSTGRES_VARIABLE, Stack
 from .state import ServerState
 from .topics import create_topic
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _up(stack)
             case "fetch":
                 kafka_jars()
+                prepare()
                 if options.spark:
                     spark_jars()
             case "down":
@@ -76,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     down = commands.add_parser("down", help="stop both servers; their data stays")
     down.add_argument("--delete", action="store_true", help="kill them and delete their data")
-    fetch = commands.add_parser("fetch", help="fetch Kafka's jars into the cache, if they are not there yet")
+    fetch = commands.add_parser("fetch", help="fetch Kafka's jars into the cache and prepare its start, once")
     fetch.add_argument("--spark", action="store_true", help="Spark's connectors to Kafka and Postgres too")
     commands.add_parser("status", help="what runs where; exit code 1 when not all run")
     topic = commands.add_parser("topic", help="make a topic; Kafka makes none by itself here")

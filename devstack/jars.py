@@ -25,7 +25,7 @@ from .binaries import java
 from .errors import DevstackError, ToolMissingError
 from .locations import cache_directory
 
-__all__ = ["KAFKA_VERSION", "kafka_jars", "spark_jars"]
+__all__ = ["KAFKA", "KAFKA_VERSION", "Report", "kafka_jars", "lock", "spark_jars", "to_stderr"]
 
 # The newest that resolves: 4.4.0 names an artifact (kafka-tools-api 4.4.0) that is not published.
 KAFKA_VERSION = os.environ.get("SIDINGS_KAFKA_VERSION", "4.3.1")
@@ -64,11 +64,11 @@ KAFKA = JarSet(
 )
 
 
-def _to_stderr(line: str) -> None:
+def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def kafka_jars(report: Report = _to_stderr) -> Path:
+def kafka_jars(report: Report = to_stderr) -> Path:
     """The folder with Kafka's jars; fetched at the first call, which takes about half a minute.
 
     Safe with several processes at once: one fetches, the others wait for it. The folder appears as a whole or
@@ -81,7 +81,7 @@ def kafka_jars(report: Report = _to_stderr) -> Path:
     return _folder_of(KAFKA, report)
 
 
-def spark_jars(report: Report = _to_stderr) -> list[Path]:
+def spark_jars(report: Report = to_stderr) -> list[Path]:
     """The jars that Spark needs beside its own to read Kafka and Postgres: for the setting ``spark.jars``.
 
     They fit the installed pyspark. Otherwise as `kafka_jars`.
@@ -117,7 +117,7 @@ def _folder_of(jars: JarSet, report: Report) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder.with_suffix(folder.suffix + ".lock"), jars, report):
+    with lock(folder.with_suffix(folder.suffix + ".lock"), jars.title, report):
         if not folder.is_dir():
             partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
             try:
@@ -129,13 +129,14 @@ def _folder_of(jars: JarSet, report: Report) -> Path:
 
 
 @contextmanager
-def _lock(path: Path, jars: JarSet, report: Report) -> Generator[None]:
-    with path.open("w") as lock:
+def lock(path: Path, what: str, report: Report) -> Generator[None]:
+    """Held by one process at a time: by the one that makes what the others wait for."""
+    with path.open("w") as file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report(f"Another process is fetching {jars.title}; waiting for it.")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            report(f"Another process is fetching {what}; waiting for it.")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -1,15 +1,13 @@
 """A real Apache Kafka of one's own (KRaft, no ZooKeeper), on loopback ports: one broker, or several."""
 
-import base64
 import secrets
 import shutil
-import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from .broker import Broker, BrokerPlan
+from .broker import Broker, BrokerPlan, kafka_id
 from .errors import DevstackError, ServerStartError, ServerStateError
 from .locations import LOOPBACK, free_ports
 from .state import SavedState, ServerState, ServerStatus
@@ -176,9 +174,8 @@ class Kafka:
         if self._secure:
             chosen["secure_ports"] = free[count + voters : 2 * count + voters]
             values["store_password"] = make_certificates(self.directory / "tls").password
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
         ports = {name: ",".join(map(str, numbers)) for name, numbers in chosen.items()}
-        self._state.update(**values, **ports, cluster=cluster)
+        self._state.update(**values, **ports, cluster=kafka_id())
 
     def _check_shape(self) -> None:
         count, secured = len(self._nodes()), bool(self._numbers("secure_ports"))

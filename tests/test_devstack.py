@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -26,10 +27,11 @@ from sidings.devstack import (
     ServerState,
     ServerStateError,
     ToolMissingError,
+    broker,
     jars,
 )
 from sidings.devstack.accounts import reachable
-from sidings.devstack.broker import answers
+from sidings.devstack.broker import Broker, answers
 from sidings.devstack.databases import create_database, drop_database
 from sidings.devstack.locations import PORTS, free_ports
 from sidings.devstack.process import ServerProcess, gone, wait_until
@@ -448,6 +450,33 @@ def test_kafka_keeps_acknowledged_messages_through_sigkill_and_sigstop(own_kafka
 def test_a_kafka_that_cannot_start_shows_its_log(own_kafka):
     with pytest.raises(ServerStartError, match=r"(?s)last lines.*not-a-number"):
         own_kafka(settings={"num.io.threads": "not-a-number"})
+
+
+def test_a_start_that_was_prepared_is_as_any_other(own_kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kafka: Kafka = own_kafka()
+    prepared = kafka.broker(1)
+    folder = broker.prepared()
+    if not folder.is_dir():
+        pytest.skip("nothing is prepared; `make setup` does it")
+    classes = folder / broker.CLASSES
+    if classes.exists() and sys.platform == "linux":
+        used = {part.path for part in psutil.Process(prepared.pid).memory_maps()}
+        assert str(classes.resolve()) in used, "Java has taken its archive"
+
+    other = Broker(tmp_path, prepared.plan)
+    monkeypatch.setattr(broker, "prepared", lambda: tmp_path / "nothing")
+    monkeypatch.setattr(ServerProcess, "spawn", lambda *_, **__: None)
+    other.launch()  # by Kafka's own tool
+
+    def names(written: Broker) -> list[str]:
+        lines = (written.fresh_storage.parent / "meta.properties").read_text().splitlines()
+        return sorted(line.partition("=")[0] for line in lines if not line.startswith("#"))
+
+    def features(written: Broker) -> list[bytes]:
+        return re.findall(rb"[a-z.]+\.version\0.", written.fresh_storage.read_bytes(), re.DOTALL)
+
+    assert names(prepared) == names(other)
+    assert features(prepared) == features(other) != []
 
 
 @pytest.mark.chaos
