@@ -14,6 +14,9 @@ LOG := $(VENV)/setup.log
 # so too where the environment names servers, which the workers would share. Files run in the order of their
 # names: xdist's own order puts those of few tests last, and some of these are long (the models: over a minute).
 WORKERS ?= $(if $(SIDINGS_POSTGRES)$(SIDINGS_KAFKA),0,3)
+# What Python compiles is kept, also where the environment says otherwise, as in many images: tests start hundreds of
+# processes, and each would compile all of Sidings again, as pytest would the tests.
+export PYTHONDONTWRITEBYTECODE :=
 SHOW_LOG := (tail -n 40 $(LOG); exit 1)
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-options \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
