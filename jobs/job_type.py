@@ -28,6 +28,7 @@ from .lossy import (
     may_change,
     may_hold_floats,
     not_finite,
+    same_but_for_order,
 )
 from .periodic import Periodic
 from .retry import Retry
@@ -386,10 +387,11 @@ class JobType(Generic[P]):
         if again == text or not is_changed(checked, read, self._classes):
             return ""
         # A text that was set past the validators, as by `model_copy`, may be put in order once, as by stripping it. A
-        # number may not: nobody knows whether they had made it, as 1.5 of 150 %, of which they make 0.015 now.
-        if not is_changed(checked, read, self._classes, tidied=True) and not is_changed(
-            read, self.load(again.decode()), self._classes
-        ):
+        # number may not: nobody knows whether they had made it, as 1.5 of 150 %, of which they make 0.015 now. What a
+        # serializer has rounded is not changed by reading it.
+        if (
+            not is_changed(checked, read, self._classes, tidied=True) or same_but_for_order(text, again)
+        ) and not is_changed(read, self.load(again.decode()), self._classes):
             return ""
         names = changed_fields(checked, read, self._classes)
         return (

@@ -1,8 +1,11 @@
 """What pydantic writes into JSON as something else, or reads as something else again, without an error."""
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from datetime import datetime, time, timedelta
+from decimal import Decimal
 from enum import Enum
 from numbers import Number
 from typing import cast
@@ -22,6 +25,7 @@ __all__ = [
     "may_change",
     "may_hold_floats",
     "not_finite",
+    "same_but_for_order",
 ]
 
 MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
@@ -241,11 +245,13 @@ def becomes_another(value: object, read: object, classes: frozenset[type]) -> st
 def is_changed(value: object, read: object, classes: frozenset[type], *, tidied: bool = False) -> bool:
     """Whether what was `read` of the JSON of `value` has other values in it. What arrives in another type, as where the
     schema says `Any`, is not looked into. classes: as of `becomes_another`. tidied: texts with the same letters and
-    digits are the same."""
+    digits are the same, and times of which parts of a second were cut off."""
     some, there = list[object](), list[object]()
     match value, read:
         case Mapping(), Mapping():
             pairs, its_pairs = cast(Mapping[object, object], value), cast(Mapping[object, object], read)
+            if pairs.keys() == its_pairs.keys():  # in any order
+                its_pairs = {key: its_pairs[key] for key in pairs}
             some += [*pairs, *pairs.values()]
             there += [*its_pairs, *its_pairs.values()]
         case list() | tuple(), list() | tuple():
@@ -259,7 +265,7 @@ def is_changed(value: object, read: object, classes: frozenset[type], *, tidied:
                     return False
                 if tidied:
                     value, read = _tidied(value), _tidied(read)
-                return value != read and not (value != value and read != read)  # NaN
+                return value != read and not _is_the_same(value, read, tidied)
             if not isinstance(value, type(read)):
                 return True
             names = _fields(read)
@@ -270,12 +276,47 @@ def is_changed(value: object, read: object, classes: frozenset[type], *, tidied:
     )
 
 
+def _is_the_same(value: object, read: object, tidied: bool) -> bool:
+    """Whether these are the same, though they do not compare as equal."""
+    match value, read:
+        case float() | Decimal(), float() | Decimal() if isinstance(value, float) or isinstance(read, float):
+            # As of a Decimal that was set as 0.1, or of shares that are divided by their sum once more.
+            if math.isclose(value, read, rel_tol=1e-13):
+                return True
+        case (datetime() | time(), datetime() | time()) if (value.tzinfo is None) != (read.tzinfo is None):
+            return True  # another type, as it were
+        case datetime(), datetime():  # in an hour that comes twice, those of two zones are never equal
+            none = timedelta()
+            zones = (value.utcoffset() or none) - (read.utcoffset() or none)
+            apart = abs(value.replace(tzinfo=None) - read.replace(tzinfo=None) - zones)
+            return apart < timedelta(seconds=1) if tidied else not apart
+        case _:
+            pass
+    return value != value and read != read  # NaN
+
+
 def _tidied(value: object) -> object:
     match value:
         case str():
             return "".join(filter(str.isalnum, value.casefold()))
         case set() | frozenset():
             return frozenset(map(_tidied, cast(Iterable[object], value)))
+        case _:
+            return value
+
+
+def same_but_for_order(text: bytes, other: bytes) -> bool:
+    """Whether these are the same JSON, of which lists, as those of sets, may come in any order."""
+    return repr(_in_order(json.loads(text))) == repr(_in_order(json.loads(other)))
+
+
+def _in_order(value: object) -> object:
+    match value:
+        case dict():
+            pairs = cast(dict[str, object], value)
+            return {name: _in_order(pairs[name]) for name in sorted(pairs)}
+        case list():
+            return sorted(map(_in_order, cast(list[object], value)), key=repr)
         case _:
             return value
 

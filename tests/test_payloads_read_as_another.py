@@ -2,9 +2,10 @@
 
 from cProfile import Profile
 from dataclasses import InitVar, dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self, cast
+from zoneinfo import ZoneInfo
 
 import pytest
 from pydantic import (
@@ -425,6 +426,86 @@ def test_the_error_names_the_fields_of_which_the_handler_would_get_other_values(
 
     with pytest.raises(InvalidPayload, match="other values of of_all, for its model changes them"):
         pay.dump(Share(of_all=150))
+
+
+@dataclass
+class Priced:
+    name: Annotated[str, AfterValidator(str.strip)]
+    price: Decimal
+
+
+class Parts(BaseModel):
+    parts: Annotated[list[float], AfterValidator(lambda parts: [part / sum(parts) for part in parts])]
+
+
+class Made(BaseModel):
+    """pydantic validates no defaults."""
+
+    at: datetime = Field(default_factory=lambda: datetime(2026, 1, 2, 3, 4, 5, 678, UTC).replace(tzinfo=None))
+    by: Annotated[dict[str, int], AfterValidator(lambda by: dict(sorted(by.items())))] = {"b": 1, "a": 2}
+    price: Decimal = cast(Decimal, 0.1)
+
+    @field_validator("at")
+    @classmethod
+    def aware(cls, at: datetime) -> datetime:
+        return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+class Seconds(BaseModel):
+    at: Annotated[datetime, AfterValidator(lambda at: at.replace(microsecond=0))] = datetime(
+        2026, 1, 2, 3, 4, 5, 6, UTC
+    )
+
+
+class Rounded(BaseModel):
+    names: set[Annotated[str, AfterValidator(str.strip)]]
+    price: Annotated[float, PlainSerializer(lambda price: round(price, 2))]
+
+
+TWICE = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize(
+    ("kind", "payload", "arrives"),
+    [
+        (Priced, Priced("a", cast(Decimal, 9.99)), Priced("a", Decimal("9.99"))),
+        (Priced, Priced("a", cast(Decimal, float("nan"))), None),
+        (Parts, Parts(parts=[0.1, 0.1, 0.6]), ...),
+        (Made, Made(), Made(at=datetime(2026, 1, 2, 3, 4, 5, 678, UTC), by={"a": 2, "b": 1}, price=Decimal("0.1"))),
+        (Made, Made(at=TWICE), Made(at=TWICE.astimezone(timezone(timedelta(hours=2))), price=Decimal("0.1"))),
+        (Seconds, Seconds(), Seconds(at=datetime(2026, 1, 2, 3, 4, 5, 0, UTC))),
+        (Seconds, Seconds().model_copy(update={"at": datetime(2026, 1, 2, tzinfo=UTC)}), ...),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_values_of_which_the_handler_gets_the_same_in_another_form_are_not_refused(
+    kind: Any, payload: Any, arrives: Any
+) -> None:
+    """Ordinary models were: a Decimal that was set as a float, a time without a zone to which a validator gives one."""
+    registry = Registry()
+
+    @registry.job(payload=kind)
+    async def keep(job: Job[Any]) -> None: ...
+
+    if arrives is None:
+        with pytest.raises(InvalidPayload):
+            keep.dump(payload)
+    else:
+        read = keep.load(keep.dump(payload))
+        assert arrives is ... or read == arrives
+
+
+def test_what_a_serializer_rounds_arrives_so_beside_a_set() -> None:
+    """It was refused now and then, as sets come in any order."""
+    registry = Registry()
+
+    @registry.job(payload=Rounded)
+    async def keep(job: Job[Rounded]) -> None: ...
+
+    for size in range(2, 200):
+        text = keep.dump(Rounded(names={f" {number}" for number in range(size)}, price=1.2345))
+        assert keep.load(text).price == 1.23
 
 
 def test_what_equals_nothing_is_not_taken_for_changed() -> None:
