@@ -18,7 +18,7 @@ __all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "co
 
 _ITEMS = (list, tuple, set, frozenset)  # asyncio.wait returns two sets in a tuple
 _MAY_NOT_HAVE_RUN = (Generator, AsyncGenerator, Awaitable, Future)
-_LEVELS = 4  # of what such hold that is looked at; one may hold itself
+_LEVELS = 4  # of what such hold that is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +80,26 @@ def not_run(result: object) -> BaseException | None:
     """What to raise where a handler has returned this, or a list, set or dict with it, which has not run, or not ended:
     its job would pass for done."""
     level: list[object] = [result]
+    seen: dict[int, object] = {}
     for _ in range(_LEVELS):
         kinds = set(map(type, level))  # of many rows, be there ever so many, none is looked at by itself
         if any(issubclass(kind, _MAY_NOT_HAVE_RUN) for kind in kinds):
             found = list(filter(None, map(_of_one, level)))
             if found:
                 return found[0]
-        dicts, others = (_of_kinds(level, kinds, of) for of in (dict, _ITEMS))
+        dicts, others = (_of_kinds(level, kinds, of, seen) for of in (dict, _ITEMS))
         level = [*chain.from_iterable([*map(cast(Any, dict).values, dicts), *others])]
     return None
 
 
-def _of_kinds(level: list[object], kinds: set[type], of: Any) -> list[Any]:
+def _of_kinds(level: list[object], kinds: set[type], of: Any, seen: dict[int, object]) -> list[Any]:
+    """Each once: rows may all hold what holds them."""
     wanted = {kind for kind in kinds if issubclass(kind, of)}
-    return [each for each in level if type(each) in wanted] if wanted else []
+    items = [each for each in level if type(each) in wanted] if wanted else []
+    found = dict(zip(map(id, items), items, strict=True))
+    new = [each for number, each in found.items() if number not in seen]
+    seen |= found
+    return new
 
 
 def _of_one(result: object) -> BaseException | None:

@@ -2,6 +2,7 @@
 what has not run, or not ended."""
 
 import asyncio
+import tracemalloc
 from concurrent.futures import Future, ThreadPoolExecutor
 from cProfile import Profile
 from functools import wraps
@@ -194,3 +195,15 @@ def test_long_lists_that_a_handler_returns_are_not_gone_through_one_by_one() -> 
     asyncio.run(completed(itself))
     calls(1)
     assert abs(calls(10_000) - calls(1)) < 5_000
+
+
+def test_rows_that_hold_what_holds_them_are_gone_through_once() -> None:
+    """For each of them all were read: of 30,000 that took seven gigabytes."""
+    train: dict[str, object] = {}
+    train["cars"] = [{"number": number, "train": train} for number in range(3_000)]
+    tracemalloc.start()
+    try:
+        asyncio.run(completed(train["cars"]))
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
