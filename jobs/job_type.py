@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from copy import copy
 from datetime import datetime, timedelta
 from enum import IntEnum
 from functools import cached_property, partial
@@ -23,11 +24,13 @@ from .lossy import (
     classes_in,
     held_by,
     is_changed,
+    is_other,
     masks_secret,
     may_become_another,
     may_change,
     may_hold_floats,
     not_finite,
+    runs_again,
     same_but_for_order,
 )
 from .periodic import Periodic
@@ -340,8 +343,16 @@ class JobType(Generic[P]):
         models, texts = list[P](), list[bytes]()
         for payload in payloads:  # outside of the try: what a generator raises is its caller's
             try:
-                checked = validate(payload, by_name=True, by_alias=True)
+                # Validators of a whole model run once more, and may change it where it stands.
+                made = self._may_run_again and not self._classes.isdisjoint(type(payload).__mro__)
+                given = to_json(payload, round_trip=True, by_alias=False, warnings=False) if made else b""
+                checked = validate(copy(payload) if made else payload, by_name=True, by_alias=True)
                 text = to_json(checked, round_trip=True, by_alias=False)
+                if made and is_other(given, text):
+                    raise ValueError(
+                        "its model changes numbers or texts of it again when it is enqueued: let validators leave as "
+                        "it is what they have made before, or make it anew of what was changed in it"
+                    )
                 if MASK in text and masks_secret(self._dump(checked)):
                     raise ValueError(
                         "it holds a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that "
@@ -375,6 +386,10 @@ class JobType(Generic[P]):
     @cached_property
     def _may_change(self) -> bool:
         return may_change(self._adapter.core_schema)
+
+    @cached_property
+    def _may_run_again(self) -> bool:
+        return self._may_change and runs_again(self._adapter.core_schema)
 
     def _other_in(self, checked: P, text: bytes) -> str:
         """What the handler would get in place of what is here; empty where it is the same."""

@@ -19,12 +19,14 @@ __all__ = [
     "classes_in",
     "held_by",
     "is_changed",
+    "is_other",
     "loses_numbers",
     "masks_secret",
     "may_become_another",
     "may_change",
     "may_hold_floats",
     "not_finite",
+    "runs_again",
     "same_but_for_order",
 ]
 
@@ -177,6 +179,20 @@ def may_change(schema: object) -> bool:
             return False
 
 
+def runs_again(schema: object) -> bool:
+    """Whether a model of this core schema of pydantic's, that was made before, has code of its authors run when it is
+    checked: a validator of the whole model, or all of them."""
+    match schema:
+        case {"type": "definitions"}:
+            return runs_again(cast(Mapping[str, object], schema)["schema"])
+        case {"type": "model" | "dataclass"}:
+            parts = cast(Mapping[str, Mapping[str, object]], schema)
+            ways = (parts.get("revalidate_instances"), parts.get("config", {}).get("revalidate_instances"))
+            return any(way not in (None, "never") for way in ways)
+        case _:
+            return True
+
+
 def _has_names_as_aliases(schema: Mapping[str, object]) -> bool:
     match schema:
         case {"type": "model-fields" | "typed-dict"}:
@@ -308,6 +324,13 @@ def _tidied(value: object) -> object:
 def same_but_for_order(text: bytes, other: bytes) -> bool:
     """Whether these are the same JSON, of which lists, as those of sets, may come in any order."""
     return repr(_in_order(json.loads(text))) == repr(_in_order(json.loads(other)))
+
+
+def is_other(text: bytes, other: bytes) -> bool:
+    """Whether these are JSON of other values, save for what is put in order."""
+    if text == other or same_but_for_order(text, other):
+        return False
+    return is_changed(json.loads(text), json.loads(other), frozenset(), tidied=True)
 
 
 def _in_order(value: object) -> object:

@@ -311,6 +311,23 @@ class Share(BaseModel):
     of_all: Annotated[float, AfterValidator(a_share)]
 
 
+class ShareOfAll(BaseModel):
+    of_all: float
+
+    @model_validator(mode="after")
+    def share(self) -> Self:
+        self.of_all = a_share(self.of_all)
+        return self
+
+
+class StoredShare(ShareOfAll):
+    row: int = 1
+
+
+class Revalidated(Share):
+    model_config = ConfigDict(revalidate_instances="always")
+
+
 class Lines(BaseModel):
     lines: Annotated[list[str], AfterValidator(lambda lines: lines[1:])]
 
@@ -366,6 +383,11 @@ NAMES = frozenset(f" {number}" for number in range(100))
         (Share, Share(of_all=50), Share(of_all=0.5)),
         (Share, Share(of_all=150), None),  # the handler got 0.015
         (Share, Share.model_construct(of_all=50), None),
+        (ShareOfAll, ShareOfAll(of_all=50), ShareOfAll(of_all=0.5)),
+        (ShareOfAll, ShareOfAll(of_all=150), None),  # 0.015 was stored: such a validator runs when it is enqueued, too
+        (ShareOfAll, StoredShare(of_all=150), None),
+        (Revalidated, Revalidated(of_all=50), Revalidated(of_all=0.5)),
+        (Revalidated, Revalidated(of_all=150), None),
         (Lines, Lines(lines=["header", "1"]), None),  # the handler got none
         (Account, Account(number="ES-123456"), None),
         pytest.param(Wait, Wait(pause=timedelta(seconds=5)), None, marks=NUMBERED),  # the handler got 5,000 s
