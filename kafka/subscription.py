@@ -55,6 +55,8 @@ class Subscription(Generic[T]):
     ) -> None:
         if not inspect.iscoroutinefunction(handler):
             raise ConfigurationError(f"the handler of {topic!r} must be `async def`: it works in a transaction")
+        if not can_be_called(handler, len(self.takes)):
+            raise ConfigurationError(f"the handler of {topic!r} must take {' and '.join(self.takes)}")
         check_count(batch, "batch", topic, "a positive number, or None for single messages")
         if not isinstance(isolate, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"{topic}: isolate={isolate!r}: give True or False")
@@ -94,7 +96,7 @@ class Subscription(Generic[T]):
         )
         self.job_type_name = MESSAGE_PREFIX + topic
         self._decoder = decoder
-        model = _model_of(handler, topic, batch is not None, self.takes) if model is None and decoder is None else model
+        model = _model_of(handler, topic, batch is not None) if model is None and decoder is None else model
         self._raw = decoder is None and model in (bytes, bytes | None)
         adapter = None if self._raw or model is None else adapter_of(model, topic)
         # As `validate_json` and `validate_python`, in less time.
@@ -215,13 +217,11 @@ def _message(value: Any, record: Record) -> Message[Any]:
     return Message(value, record.topic, record.partition, record.offset, record.timestamp, record.key, record.headers)
 
 
-def _model_of(handler: Callable[..., object], topic: str, listed: bool, takes: tuple[str, ...]) -> Any:
+def _model_of(handler: Callable[..., object], topic: str, listed: bool) -> Any:
     """X of the handler's ``Message[X]`` (or ``list[Message[X]]``) annotation."""
     remedy = (
         f"annotate the handler's first parameter as {'list[Message[X]]' if listed else 'Message[X]'}, or give model=X"
     )
-    if not can_be_called(handler, len(takes)):
-        raise ConfigurationError(f"the handler of {topic!r} must take {' and '.join(takes)}")
     parameters = list(inspect.signature(handler).parameters.values())
     try:
         hint = get_type_hints(handler).get(parameters[0].name)

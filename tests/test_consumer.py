@@ -866,6 +866,7 @@ async def test_wrong_declarations_are_refused_with_the_remedy(database):
     for handler, options, text in [
         (plain, {}, "must be `async def`"),
         (lone, {}, "must take a message and a transaction"),
+        (lone, {"model": Number}, "must take a message and a transaction"),  # failed with each message
         (untyped, {}, "annotate the handler's first parameter as Message"),
         (good, {"batch": 0}, "batch=0"),
         (good, {"batch": "5"}, "batch='5': give a positive number"),
