@@ -355,7 +355,7 @@ class Placer:
         self._refuse(
             partition,
             f"the stored offset {stored} belongs to another topic of this name: it was deleted and made anew, or the "
-            "cluster is another one (where all offsets there are the same, set the row's topic_id to NULL)",
+            "cluster is another one (where all offsets there are the same: docs/operations.md, Another Kafka)",
         )
 
     def _refuse(self, partition: Partition, why: str) -> None:

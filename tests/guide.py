@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from .support import connected
+
 DOCS = Path(__file__).parent.parent / "docs"
 
 
@@ -24,6 +26,17 @@ def run(page: str, *headings: str, **names: Any) -> dict[str, Any]:
     for heading in headings:
         exec(compile(block(page, heading, "python"), f"docs/{page}", "exec", dont_inherit=True), namespace)
     return namespace
+
+
+async def perform(dsn: str, heading: str, **names: str) -> None:
+    """Perform the guide's statements, with these names for those of the guide."""
+    text = block("operations.md", heading, "sql")
+    for name, its in names.items():
+        text = text.replace(name, its)
+    async with connected(dsn) as connection:
+        for statement in text.split(";\n"):
+            if statement.strip():
+                await connection.execute(statement)
 
 
 _FLAGS = re.DOTALL | re.MULTILINE

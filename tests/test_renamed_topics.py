@@ -19,23 +19,12 @@ from .consumer_support import (
     producing,
     record,
 )
-from .guide import block
+from .guide import perform
 from .outbox_support import assert_complete, emptied, numbered, publish, records, relaying
 from .support import connected, eventually, fetch, jobs_left, value
 
 PARTITIONS = 3
 KEYS = [f"k-{n}" for n in range(4)]
-
-
-async def perform(dsn: str, heading: str, **names: str) -> None:
-    """Perform the guide's statements, with these names for those of the guide."""
-    text = block("operations.md", heading, "sql")
-    for name, its in names.items():
-        text = text.replace(name, its)
-    async with connected(dsn) as connection:
-        for statement in text.split(";\n"):
-            if statement.strip():
-                await connection.execute(statement)
 
 
 class Fee(BaseModel):

@@ -3,7 +3,7 @@
 from contextlib import asynccontextmanager
 
 import pytest
-from sidings import Message
+from sidings import Message, Transaction
 from sidings.kafka import topic_ids
 
 from .consumer_support import (
@@ -17,7 +17,8 @@ from .consumer_support import (
     record,
     sample,
 )
-from .support import connected, eventually, value
+from .guide import perform
+from .support import connected, eventually, jobs_left, value
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,39 @@ async def test_where_all_offsets_are_the_same_a_person_says_so(effects, topic, s
         await eventually(offset_reaches(effects, name, 5))
         assert await value(effects, "SELECT topic_id IS NOT NULL FROM sidings.consumer_offset")
     assert await numbers(effects) == [0, 1, 2, 3, 4]
+
+
+async def test_a_reset_cancels_what_is_parked_of_a_topic_that_was_copied(effects, topic, sidings_kafka):
+    """It is delivered again, and would be handled twice."""
+    name = await topic()
+    mended = False
+
+    def service():
+        service = a_service(effects, sidings_kafka)
+
+        @service.consumer(name, model=Number, retry=TWICE_AND_PARK)
+        async def on_number(message: Message[Number], tx: Transaction) -> None:
+            if message.value.n == 1 and not mended:
+                raise RuntimeError("not yet")
+            await record(message, tx)
+
+        return service
+
+    await produce(sidings_kafka, name, range(3))
+    async with service():
+        await eventually(offset_reaches(effects, name, 3))
+    assert await jobs_left(effects) == 2
+    await made_anew(sidings_kafka, name)
+    await produce(sidings_kafka, name, range(3))
+    await perform(effects, "Another Kafka", positions=name)
+    async with service():
+        await eventually(lambda: value(effects, "SELECT topic_id IS NOT NULL FROM sidings.consumer_offset"))
+    mended = True
+    [reset] = await service().reset_offsets(name, 1, partitions=[0], actor="alice")
+    assert reset.cancelled == 2
+    async with service():
+        await eventually(offset_reaches(effects, name, 3))
+        assert (await numbers(effects), await jobs_left(effects)) == ([0, 1, 2], 0)
 
 
 async def test_a_reset_cancels_no_parked_message_of_the_former_topic(effects, topic, sidings_kafka):
