@@ -11,8 +11,10 @@ import tempfile
 from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.errors import KafkaError
 
 from .broker import CLASSES, Broker, BrokerPlan, kafka_id, prepared
+from .errors import DevstackError
 from .jars import Report, lock, to_stderr
 from .locations import LOOPBACK, free_ports
 from .topics import create_topic
@@ -25,35 +27,39 @@ END_SECONDS = 120  # the archive is written as the broker ends
 def prepare(report: Report = to_stderr) -> None:
     """Make it, where it is not there yet: a broker is started, used and ended for it: some 20 s of the processor.
 
-    Safe with several processes at once, as `kafka_jars`. A Java that cannot make archives makes none.
-
-    Raises:
-        ServerStartError: the broker did not start.
+    Safe with several processes at once, as `kafka_jars`. A Java that cannot make archives makes none. Where nothing can
+    be made, as in a cache that may only be read, a start takes what it took before.
     """
     folder = prepared()
     if folder.is_dir():
         return
-    with lock(folder.with_name(f"{folder.name}.lock"), "Kafka's start", report):
-        if folder.is_dir():
-            return
-        report("Preparing Kafka's start: about 50 MB, once.")
-        work = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    try:
+        with lock(folder.with_name(f"{folder.name}.lock"), "Kafka's start", report):
+            if not folder.is_dir():
+                _make(folder, report)
+    except (OSError, KafkaError, DevstackError) as error:
+        report(f"Kafka's start is not prepared: {error}")
+
+
+def _make(folder: Path, report: Report) -> None:
+    report("Preparing Kafka's start: about 50 MB, once.")
+    work = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    try:
+        made = work / "made"
+        made.mkdir()
+        port, controller = free_ports(2)
+        archive = (f"-XX:ArchiveClassesAtExit={made / CLASSES}",)
+        broker = Broker(work / "broker", BrokerPlan(1, kafka_id(), {1: port}, {1: controller}, jvm=archive))
         try:
-            made = work / "made"
-            made.mkdir()
-            port, controller = free_ports(2)
-            archive = (f"-XX:ArchiveClassesAtExit={made / CLASSES}",)
-            broker = Broker(work / "broker", BrokerPlan(1, kafka_id(), {1: port}, {1: controller}, jvm=archive))
-            try:
-                broker.start()
-                asyncio.run(_use(f"{LOOPBACK}:{port}"))
-                broker.stop(END_SECONDS)
-            finally:
-                broker.kill()
-            shutil.copy(broker.fresh_storage, made)
-            made.rename(folder)
+            broker.start()
+            asyncio.run(_use(f"{LOOPBACK}:{port}"))
+            broker.stop(END_SECONDS)
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            broker.kill()
+        shutil.copy(broker.fresh_storage, made)
+        made.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 async def _use(bootstrap: str) -> None:

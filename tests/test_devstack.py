@@ -34,6 +34,7 @@ from sidings.devstack.accounts import reachable
 from sidings.devstack.broker import Broker, answers
 from sidings.devstack.databases import create_database, drop_database
 from sidings.devstack.locations import PORTS, free_ports
+from sidings.devstack.prepared import prepare
 from sidings.devstack.process import ServerProcess, gone, wait_until
 from sidings.devstack.sessions import session_directory
 from sidings.devstack.topics import create_topic
@@ -574,6 +575,20 @@ def test_without_ivy_and_maven_the_error_names_both(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolMissingError, match=r"pyspark.*maven"):
         jars.kafka_jars(lambda _: None)
+
+
+def test_a_start_that_cannot_be_prepared_keeps_nobody_from_what_was_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As where the cache may only be read: `fetch`, and with it `make`, failed although all was there."""
+    fetched, said = jars.kafka_jars(), list[str]()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "sidings").mkdir()
+    (tmp_path / "sidings" / fetched.name).symlink_to(fetched)
+    folder = broker.prepared()
+    folder.with_name(f"{folder.name}.lock").mkdir()  # so that it can be made by nobody, a superuser either
+    prepare(said.append)
+    assert [line.partition(":")[0] for line in said] == ["Kafka's start is not prepared"]
 
 
 def test_ports_lie_below_those_of_outgoing_connections():
