@@ -239,9 +239,11 @@ def kafka_id() -> str:
 
 
 def prepared() -> Path:
-    """The folder of what `prepare` makes, there or not. Java's archive is good for this Java and these options."""
-    program = Path(java()).resolve()
-    made_for = f"{program} {program.stat().st_mtime_ns} {JVM}"
+    """The folder of what `prepare` makes, there or not. Java's archive is good for this Java, these options, and the
+    jars that it was made of: not for others of the same content that were fetched, or copied, later."""
+    program, jars = Path(java()).resolve(), cache_directory() / KAFKA.folder
+    fetched = int(jars.stat().st_mtime) if jars.is_dir() else None
+    made_for = f"{program} {program.stat().st_mtime_ns} {JVM} {fetched}"
     return cache_directory() / f"{KAFKA.folder}-prepared-{hashlib.sha256(made_for.encode()).hexdigest()[:16]}"
 
 

@@ -480,6 +480,17 @@ def test_a_start_that_was_prepared_is_as_any_other(own_kafka, tmp_path: Path, mo
     assert features(prepared) == features(other) != []
 
 
+def test_what_was_prepared_of_other_jars_is_prepared_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Java takes no archive that was made of others: they were fetched, or copied, since. It was never made again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fetched = tmp_path / "sidings" / f"kafka-{jars.KAFKA_VERSION}"
+    fetched.mkdir(parents=True)
+    before = broker.prepared()
+    assert broker.prepared() == before
+    os.utime(fetched, (0, 0))
+    assert broker.prepared() != before
+
+
 @pytest.mark.chaos
 def test_three_brokers_go_on_while_one_is_dead(own_kafka):
     kafka: Kafka = own_kafka(brokers=3)
