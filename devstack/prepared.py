@@ -21,6 +21,7 @@ from .topics import create_topic
 
 __all__ = ["prepare"]
 
+USE_SECONDS = 60
 END_SECONDS = 120  # the archive is written as the broker ends
 
 
@@ -52,7 +53,7 @@ def _make(folder: Path, report: Report) -> None:
         broker = Broker(work / "broker", BrokerPlan(1, kafka_id(), {1: port}, {1: controller}, jvm=archive))
         try:
             broker.start()
-            asyncio.run(_use(f"{LOOPBACK}:{port}"))
+            asyncio.run(asyncio.wait_for(_use(f"{LOOPBACK}:{port}"), USE_SECONDS))
             broker.stop(END_SECONDS)
         finally:
             broker.kill()

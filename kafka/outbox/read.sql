@@ -101,7 +101,7 @@ FROM unnest($1::smallint[], $2::bigint[], $3::int[]) WITH ORDINALITY o (slot, hi
      LATERAL (SELECT max(m.id) AS id, count(*) AS looked
               FROM (SELECT m.id FROM sidings.outbox m WHERE m.slot = o.slot AND m.id > o.high
                     ORDER BY m.id LIMIT greatest(o.page, $17)) m) m
-WHERE cardinality($8::text[]) > 0
+WHERE cardinality($8::text[]) > 0 AND o.page > 0
 UNION ALL
 SELECT 8, g.ref::int, m.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM unnest($9::smallint[], $10::text[], $11::bigint[], $12::bigint[]) WITH ORDINALITY g (slot, topic, after, upto, ref),
