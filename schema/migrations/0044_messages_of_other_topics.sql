@@ -19,7 +19,7 @@ LANGUAGE sql STABLE SET enable_seqscan = off AS $$
           SELECT j.id, j.type, j.payload FROM sidings.job j
           WHERE j.origin = its_origin AND j.held IS NOT NULL) m
     CROSS JOIN LATERAL (SELECT replace(m.payload::text, '\u0000', '\u0020')::json AS payload) p
-    WHERE m.type = 'message:' || its_topic AND p.payload ->> 'topic' = its_topic
+    WHERE m.type = 'message:' || its_topic AND (p.payload ->> 'topic' = its_topic) IS NOT FALSE
       AND (p.payload ->> 'topic_id' = its_id::text) IS NOT FALSE
 $$;
 
