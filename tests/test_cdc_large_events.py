@@ -12,6 +12,7 @@ from .test_cdc_streaming import configured, ended
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.mark.chaos
 async def test_an_event_that_its_topic_takes_is_sent_however_large(
     spark: SparkSession, sidings_kafka: str, topic: TopicFactory, tmp_path: Path
 ):
