@@ -28,8 +28,8 @@ END_SECONDS = 120  # the archive is written as the broker ends
 def prepare(report: Report = to_stderr) -> None:
     """Make it, where it is not there yet: a broker is started, used and ended for it: some 20 s of the processor.
 
-    Safe with several processes at once, as `kafka_jars`. A Java that cannot make archives makes none. Where nothing can
-    be made, as in a cache that may only be read, a start takes what it took before.
+    Safe with several processes at once, as `kafka_jars`. Where it cannot be made, as in a cache that may only be read,
+    or by a Java without archives, that is told, and a start takes what it takes without.
     """
     folder = prepared()
     if folder.is_dir():
@@ -57,6 +57,8 @@ def _make(folder: Path, report: Report) -> None:
             broker.stop(END_SECONDS)
         finally:
             broker.kill()
+        if not (made / CLASSES).exists():
+            raise DevstackError("Java has made no archive of the broker's classes")
         shutil.copy(broker.fresh_storage, made)
         made.rename(folder)
     finally:

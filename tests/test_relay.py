@@ -406,8 +406,7 @@ async def test_a_refill_does_not_step_over_all_that_waits_for_another_topic(
 async def test_a_read_does_not_step_over_all_that_waits_for_a_topic_that_fails(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a relay has just started, or acquired slots: nothing else was sent for 2 s for each million, and some ten
-    millions were more than a read may take."""
+    """As when a relay has just started, or acquired slots: nothing else was sent for 2 s for each million."""
     monkeypatch.setattr(reader, "_LOOKED_AT", 2_000)
     await few_behind_many(database, a_relay(database, "localhost:1"), read=False)
 
