@@ -18,6 +18,7 @@ from aiokafka.errors import KafkaError
 
 from .support import SECONDS, eventually
 
+_ID = "flow"  # of the transactions
 CHAOS_SECONDS = float(os.environ.get("SIDINGS_CHAOS_SECONDS", "60"))
 BROKEN = (KafkaError, OSError, AssertionError)  # the last are aiokafka's own, of transactions that were cut
 
@@ -55,6 +56,19 @@ class Flow:
         """Nothing more is sent, and nothing is open."""
         self._go_on.clear()
         await eventually(lambda: self._busy == 0, "the producers rest", seconds=3 * SECONDS)
+        await eventually(self._nothing_is_open, "a transaction is open", seconds=3 * SECONDS)
+
+    async def _nothing_is_open(self) -> bool:
+        """A commit is answered before it can be seen everywhere, and what has failed stays open; a producer of the same
+        id starts when there is neither. The former one is fenced then, and has a successor."""
+        try:
+            async with (
+                asyncio.timeout(SECONDS),
+                AIOKafkaProducer(bootstrap_servers=self.bootstrap, transactional_id=_ID, request_timeout_ms=8_000),
+            ):
+                return True
+        except BROKEN:
+            return False
 
     def go_on(self) -> None:
         self._go_on.set()
@@ -72,7 +86,7 @@ class Flow:
             try:
                 async with asyncio.timeout(SECONDS):
                     if producer is None:
-                        options = {"transactional_id": "flow"} if transactional else {"enable_idempotence": True}
+                        options = {"transactional_id": _ID} if transactional else {"enable_idempotence": True}
                         producer = AIOKafkaProducer(
                             bootstrap_servers=self.bootstrap,
                             request_timeout_ms=8_000,
