@@ -67,6 +67,8 @@ async def completed(result: object, *, judged: bool = False) -> object:
     when that returns; nor need what it has handed to threads or another event loop have ended. An error that it
     returns, as those of lists do, it means to raise: nothing has succeeded. judged: it is handed on, to a retry policy
     that judges what handlers return."""
+    if result is None:  # what most return, of each message: looking at it took as long as all the rest of its way
+        return None
     while inspect.isawaitable(result) or isinstance(result, Future):
         result = await (asyncio.wrap_future(cast("Future[object]", result)) if isinstance(result, Future) else result)
     if (error := not_run(result)) is not None:
@@ -87,6 +89,8 @@ def not_run(result: object) -> BaseException | None:
             found = list(filter(None, map(_of_one, level)))
             if found:
                 return found[0]
+        if not any(issubclass(kind, (dict, *_ITEMS)) for kind in kinds):
+            break
         dicts, others = (_of_kinds(level, kinds, of, seen) for of in (dict, _ITEMS))
         level = [*chain.from_iterable([*map(cast(Any, dict).values, dicts), *others])]
     return None
