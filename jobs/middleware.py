@@ -5,7 +5,7 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, Protocol, TypeGuard, cast
 
@@ -67,8 +67,8 @@ async def completed(result: object, *, judged: bool = False) -> object:
     when that returns; nor need what it has handed to threads or another event loop have ended. An error that it
     returns, as those of lists do, it means to raise: nothing has succeeded. judged: it is handed on, to a retry policy
     that judges what handlers return."""
-    if result is None:  # what most return, of each message: looking at it took as long as all the rest of its way
-        return None
+    if _is_plain(type(result)):  # mostly None: this is asked of each message
+        return result
     while inspect.isawaitable(result) or isinstance(result, Future):
         result = await (asyncio.wrap_future(cast("Future[object]", result)) if isinstance(result, Future) else result)
     if (error := not_run(result)) is not None:
@@ -85,15 +85,21 @@ def not_run(result: object) -> BaseException | None:
     seen: dict[int, object] = {}
     for _ in range(_LEVELS):
         kinds = set(map(type, level))  # of many rows, be there ever so many, none is looked at by itself
+        if all(map(_is_plain, kinds)):
+            break
         if any(issubclass(kind, _MAY_NOT_HAVE_RUN) for kind in kinds):
             found = list(filter(None, map(_of_one, level)))
             if found:
                 return found[0]
-        if not any(issubclass(kind, (dict, *_ITEMS)) for kind in kinds):
-            break
         dicts, others = (_of_kinds(level, kinds, of, seen) for of in (dict, _ITEMS))
         level = [*chain.from_iterable([*map(cast(Any, dict).values, dicts), *others])]
     return None
+
+
+@lru_cache
+def _is_plain(kind: type) -> bool:
+    """Whether such a result can neither be, nor hold, what has not run, and is no error."""
+    return not issubclass(kind, (dict, *_ITEMS, *_MAY_NOT_HAVE_RUN, BaseException, type))
 
 
 def _of_kinds(level: list[object], kinds: set[type], of: Any, seen: dict[int, object]) -> list[Any]:
