@@ -3,7 +3,8 @@
 --
 -- Called for lanes of which nothing runs, while no read is under way: what it deletes is in no answer that is still to come.
 -- The key-share lock on (origin, epoch) keeps a superseded owner out. Newest is the largest id: a job that commits late has
--- a smaller id, and runs, if it has not been seen here. A row that somebody else has locked is left for another time.
+-- a smaller id, and runs, if it has not been seen here. A row that somebody else has locked is left for another time; where
+-- that is the newest one's, it inherits nothing: an update would wait, and all that is to be read with it.
 -- $1 executor; of each lane: $2 origin, $3 epoch, $4 group, $5 type; $6 types that leave no history, $7 most jobs of a lane
 -- Plan: job_group for each lane, then job_pkey.
 WITH mine AS MATERIALIZED (
@@ -31,8 +32,9 @@ WITH mine AS MATERIALIZED (
     FROM (SELECT u.ref, max(u.failures) AS failures, min(u.first_started_at) AS first_started_at, max(u.run_at) AS run_at,
                  max(u.error) AS error
           FROM superseded u WHERE u.failures > 0 GROUP BY u.ref) s
-    JOIN newest n USING (ref)
-    WHERE j.id = n.id
+    JOIN newest n USING (ref),
+         LATERAL (SELECT k.id FROM sidings.job k WHERE k.id = n.id FOR UPDATE SKIP LOCKED) free
+    WHERE j.id = free.id
 ), history AS (
     INSERT INTO sidings.job_history
         (job_id, epoch, enqueued_at, due_at, finished_at, executor, attempt, outcome, priority, type, origin, "group",

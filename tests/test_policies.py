@@ -198,6 +198,35 @@ async def test_a_delay_of_a_latest_type_debounces(database: str):
     assert seen == [9, 2]
 
 
+async def test_the_newest_job_that_somebody_has_locked_holds_up_no_other_group(database: str):
+    """A person's transaction, say. To inherit the failures of those before it is an update of its row."""
+    registry = Registry()
+    seen: list[tuple[str, int]] = []
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    @registry.job(group="transport", policy="latest", retry=Retry(wait=wait_fixed(0.3)))
+    async def locate(job: Job[Ride]) -> None:
+        seen.append((job.payload.transport, job.payload.number))
+        if job.payload.number == 0:
+            started.set()
+            await go_on.wait()
+            raise ConnectionError("the map is away")
+
+    async with connected(database) as person, running(database, registry) as executor:
+        await enqueue(database, locate, [Ride(transport="a", number=0)])
+        await started.wait()
+        [newest] = await enqueue(database, locate, [Ride(transport="a", number=1)])
+        async with person.transaction():
+            await person.fetch("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", newest)
+            go_on.set()
+            await eventually(lambda: executor.metrics.count(OutcomeName.RETRIED) == 1, "it has failed")
+            await asyncio.sleep(0.5)  # the turn of its group has come
+            await enqueue(database, locate, [Ride(transport="b", number=n) for n in range(1, 4)])
+            await eventually(lambda: ("b", 3) in seen, "the other group goes on", seconds=10)
+        await drained(database)
+    assert seen == [("a", 0), ("a", 1), ("b", 3)]
+
+
 async def test_a_latest_group_under_a_steady_stream_still_runs(database: str):
     registry = Registry()
     seen: list[int] = []
