@@ -3,6 +3,7 @@
 -- One of policy latest (1) that a newer one of its group and type has followed ends as superseded instead, also when the
 -- newer one is not due yet: so a delay debounces.
 -- The key-share lock on (origin, epoch) keeps a superseded owner out. Returns how many, and when the next one is due.
+-- A job that somebody else has locked is left for another time: to wait for it would hold up all others.
 -- Plan: job_due, one probe per origin, then job_pkey; job_group for those of policy latest. statement_timestamp(), because
 -- a volatile clock_timestamp() cannot end an index scan: every later job of the origin would be read. num_nonnulls(),
 -- because "IS NULL AND IS NULL" would let the planner join by a scan of all of job_due. What is due at
@@ -21,7 +22,7 @@ WITH mine AS MATERIALIZED (
          LATERAL (SELECT * FROM sidings.job j
                   WHERE j.origin = mine.origin AND j.position IS NULL AND j.held IS NULL AND j.run_at <= statement_timestamp()
                     AND j.run_at >= coalesce($6::timestamptz, '-infinity')
-                  ORDER BY j.run_at LIMIT $4) j
+                  ORDER BY j.run_at LIMIT $4 FOR UPDATE SKIP LOCKED) j
     ORDER BY j.run_at, j.id
 ), followed AS MATERIALIZED (
     SELECT d.id, d.epoch FROM due d

@@ -227,6 +227,28 @@ async def test_the_newest_job_that_somebody_has_locked_holds_up_no_other_group(d
     assert seen == [("a", 0), ("a", 1), ("b", 3)]
 
 
+async def test_a_delayed_job_that_somebody_has_locked_holds_up_no_others(database: str):
+    registry = Registry()
+    seen: list[int] = []
+
+    @registry.job()
+    async def locate(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+
+    @registry.job(group="transport", policy="latest")
+    async def newest(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+
+    async with connected(database) as person, running(database, registry):
+        async with person.transaction():
+            [locked] = await enqueue(database, locate, [Ride(number=1)], delay=0.2)
+            [followed, _] = await enqueue(database, newest, [Ride(transport="a", number=n) for n in (2, 3)], delay=0.2)
+            await person.fetch("SELECT FROM sidings.job WHERE id = ANY ($1) FOR UPDATE", [locked, followed])
+            await enqueue(database, locate, [Ride(number=4)], delay=0.2)
+            await eventually(lambda: {3, 4} <= {*seen}, "the others run", seconds=10)
+        await eventually(lambda: 1 in seen, "it runs as well")
+
+
 async def test_a_latest_group_under_a_steady_stream_still_runs(database: str):
     registry = Registry()
     seen: list[int] = []
