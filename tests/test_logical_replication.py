@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sidings.devstack.binaries import postgres_program
@@ -10,6 +11,12 @@ from sidings.schema import migrate
 
 from .guide import DOCS
 from .support import connected, eventually
+
+ENDED = """
+    INSERT INTO sidings.job_history
+        (job_id, enqueued_at, finished_at, attempt, outcome, priority, type, origin, payload)
+    VALUES (1, $1, $1, 1, 'discarded', 0, 'send_eta', 't/0', '{}')
+"""
 
 
 def postgres(name: str, *arguments: str, text: str | None = None) -> str:
@@ -20,7 +27,8 @@ def postgres(name: str, *arguments: str, text: str | None = None) -> str:
 
 
 async def test_a_replication_that_lasts_for_days_goes_on_as_the_guide_says(own_postgres: Any):
-    """It stopped at the first id of a day for which the new server had no table: nothing more of any table came."""
+    """It stopped at the first id of a day for which the new server had no table, and at the first attempt that the
+    upkeep moved to its day, or deleted: nothing more of any table came."""
     former, new = (own_postgres({"wal_level": "logical", "fsync": "off"}) for _ in range(2))
     guide = (DOCS / "operations.md").read_text().partition("\n## Another server\n")[2].partition("\n## ")[0]
     days, sequences = (
@@ -33,15 +41,20 @@ async def test_a_replication_that_lasts_for_days_goes_on_as_the_guide_says(own_p
     await migrate(former.dsn, service="test")
     postgres("psql", new.dsn, "-q", "-v", "ON_ERROR_STOP=1", text=postgres("pg_dump", "--schema-only", former.dsn))
     async with connected(former.dsn) as before, connected(new.dsn) as after:
+        await before.execute(ENDED, datetime.now(UTC) - timedelta(days=20))
+        await before.execute(days)
         await before.execute(f"{identity}; {identity.replace('job_history_default', 'pause')}")
         await before.execute(f"CREATE PUBLICATION moved FOR ALL TABLES {publication}")
         await after.execute(days)
         await after.execute(f"CREATE SUBSCRIPTION moving CONNECTION '{former.dsn}' PUBLICATION moved")
         # Three weeks later, when the former server has made itself a table.
         await before.execute(r"SELECT sidings.record_seen('{\\x01}', '{0}', '{0}', now() + interval '21 days')")
+        await before.execute(ENDED, datetime.now(UTC) + timedelta(days=21))
+        await before.execute("SELECT sidings.make_history_day(current_date + 21)")  # as the upkeep does
+        await before.execute("SELECT sidings.maintain(14)")
         enqueue = "SELECT sidings.enqueue('send_eta', '{}', origin => 't/0')"
         last = await before.fetchval(enqueue)
-        caught_up = "SELECT count(*) FROM sidings.job j, sidings.message_seen s"
+        caught_up = "SELECT count(*) FROM sidings.job j, sidings.message_seen s, sidings.job_history h"
         await eventually(lambda: after.fetchval(caught_up), lambda: new.log.read_text()[-2_000:])
         for row in await before.fetch(sequences):
             await after.execute(row[0])
