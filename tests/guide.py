@@ -28,13 +28,18 @@ def run(page: str, *headings: str, **names: Any) -> dict[str, Any]:
     return namespace
 
 
-async def perform(dsn: str, heading: str, **names: str) -> None:
-    """Perform the guide's statements, with these names for those of the guide."""
+def statements(heading: str, **names: str) -> str:
+    """The guide's statements, with these names for those of the guide."""
     text = block("operations.md", heading, "sql")
     for name, its in names.items():
         text = text.replace(name, its)
+    return text
+
+
+async def perform(dsn: str, heading: str, **names: str) -> None:
+    """Perform the guide's statements, with these names for those of the guide."""
     async with connected(dsn) as connection:
-        for statement in text.split(";\n"):
+        for statement in statements(heading, **names).split(";\n"):
             if statement.strip():
                 await connection.execute(statement)
 

@@ -1,11 +1,16 @@
 """Topics get other names, as docs/operations.md says: nothing is lost, run twice or out of its order."""
 
+import subprocess
 from collections import defaultdict
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
+import asyncpg
+import pytest
 from pydantic import BaseModel
 from sidings import Job, Message, Retry, Transaction
+from sidings.devstack.binaries import postgres_program
+from sidings.devstack.process import clean_environment
 from sidings.devstack.topics import delete_topics
 from sidings.kafka import partition_for
 from tenacity import wait_fixed
@@ -19,7 +24,7 @@ from .consumer_support import (
     producing,
     record,
 )
-from .guide import perform
+from .guide import perform, statements
 from .outbox_support import assert_complete, emptied, numbered, publish, records, relaying
 from .support import connected, eventually, fetch, jobs_left, value
 
@@ -101,6 +106,17 @@ async def test_a_consumed_topic_gets_another_name(effects, topic, sidings_kafka)
             return await value(effects, query, places) == PARTITIONS
 
         await eventually(held)
+        parked = "SELECT count(*) FROM sidings.job WHERE type = $1"
+        before = await value(effects, parked, f"message:{positions}")
+        refused = subprocess.run(
+            [postgres_program("psql"), effects, "-q"],  # it goes on behind an error
+            input=statements("A consumed topic gets another name", positions=positions, places=places),
+            capture_output=True,
+            text=True,
+            env=clean_environment(LC_ALL="C"),
+        )
+        assert "is held by the executor" in refused.stderr
+        assert await value(effects, parked, f"message:{positions}") == before > 0
     async with connected(effects) as connection:
         await connection.execute(
             f"""SELECT sidings.enqueue('tell', '{{"key": "late", "n": 0}}', '{positions}/0', 'late', delay => '1 s');
@@ -158,6 +174,9 @@ async def test_a_published_topic_gets_another_name(database, topic, sidings_kafk
     async with relaying(database, sidings_kafka), relaying(database, sidings_kafka):
         await publish(database, etas, numbered(50, 50))
         await eventually(lambda: value(database, "SELECT count(*) FROM sidings.outbox_topic"))
+        with pytest.raises(asyncpg.RaiseError, match="a relay runs"):  # it would send them to both topics
+            await perform(database, "A published topic gets another name", etas=etas, arrivals=arrivals)
+        assert await value(database, "SELECT count(*) FROM sidings.outbox_parked") == 50
     await perform(database, "A published topic gets another name", etas=etas, arrivals=arrivals)
     await publish(database, arrivals, numbered(100, 50))
     async with relaying(database, sidings_kafka), relaying(database, sidings_kafka):
