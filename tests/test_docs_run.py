@@ -84,6 +84,8 @@ RUN_BY = {
         "A copy, as for staging": HERE,
         "A consumed topic gets another name": "test_renamed_topics.py",
         "A published topic gets another name": "test_renamed_topics.py",
+        "One service becomes two": "test_split_and_merged.py",
+        "Two services become one": "test_split_and_merged.py",
         "Another Kafka": "test_another_kafka.py",
         "Migrations of your own": HERE,
         "Releases of your service": HERE,

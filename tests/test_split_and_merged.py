@@ -1,0 +1,281 @@
+"""One service becomes two, and two become one, as docs/operations.md says: nothing is lost, doubled or out of order."""
+
+import subprocess
+from collections import defaultdict
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from secrets import token_hex
+from typing import Any, Self
+
+import asyncpg
+import pytest
+from pydantic import BaseModel
+from sidings import Job, Message, OutboxSettings, Retry, Tick, Transaction
+from sidings.devstack.binaries import postgres_program
+from sidings.devstack.databases import create_database, drop_database
+from sidings.devstack.process import clean_environment
+from sidings.kafka import partition_for
+from sidings.schema import migrate
+from tenacity import wait_fixed
+
+from .consumer_support import (
+    TWICE_AND_PARK,
+    Number,
+    a_service,
+    as_json,
+    effects_table,
+    producing,
+    record,
+)
+from .guide import perform
+from .outbox_support import FAST, records
+from .support import connected, eventually, fetch, value
+
+PARTITIONS = 3
+KEYS = [f"k-{n}" for n in range(4)]
+COUNTED = "CREATE TABLE tick (name text, at timestamptz); CREATE TABLE run (job bigint, fence bigint, origin text)"
+
+
+class Fee(BaseModel):
+    key: str
+    n: int
+
+
+class Part:
+    """Two instances of a service that does some of what there is to do: tells of rides, bills orders, or both."""
+
+    def __init__(self, dsn: str, kafka: str, schema: str, invoices: str, parts: dict[str, str], *topics: str) -> None:
+        self.mended = False
+        self.stack = AsyncExitStack()
+        self.services = [self._service(dsn, kafka, schema, invoices, parts, topics) for _ in range(2)]
+
+    def _service(self, dsn: str, kafka: str, schema: str, invoices: str, parts: dict[str, str], topics: Any) -> Any:
+        name = "test" if schema == "sidings" else schema
+        options = {"name": name, "schema": schema, "topics": topics, "outbox": OutboxSettings(**FAST)}
+        service = a_service(dsn, kafka, **options)
+        for kind, topic in parts.items():
+            self._part(service, kind, topic, invoices)
+        return service
+
+    def _part(self, service: Any, kind: str, topic: str, invoices: str) -> None:
+        retry = Retry(wait=wait_fixed(0.3))
+
+        @service.job(name=kind, group="key", home=topic, payload=Fee, retry=retry, transactional=True)
+        async def work(job: Job[Any]) -> None:
+            if job.payload.n % 10 == 3 and not self.mended:
+                raise RuntimeError("the bank is away")
+            await job.tx.execute("INSERT INTO run VALUES ($1, $2, $3)", job.id, job.fence.epoch, job.origin)
+            await job.tx.execute(
+                "INSERT INTO effect (key, number, via) VALUES ($1, $2, $3)", job.group, job.payload.n, kind
+            )
+            if kind == "bill":
+                await service.outbox.publish(job.tx, invoices, key=job.group, value=Number(n=job.payload.n))
+
+        @service.periodic(every=timedelta(seconds=0.5), name=f"{kind}_tick", transactional=True)
+        async def tick(job: Job[Tick]) -> None:
+            await job.tx.execute("INSERT INTO tick VALUES ($1, $2)", job.type, job.payload.scheduled_at)
+
+        @service.consumer(topic, model=Number, retry=TWICE_AND_PARK, dedup=True)
+        async def on_message(message: Message[Number], tx: Transaction) -> None:
+            if message.value.n == 5 and not self.mended:
+                raise RuntimeError("not yet")
+            await record(message, tx, f"on_{kind}")
+            await work.enqueue(tx, Fee(key=message.key_text, n=message.value.n))
+
+    async def __aenter__(self) -> Self:
+        for service in self.services:
+            await self.stack.enter_async_context(service)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stack.aclose()
+
+
+async def send(kafka: str, topic: str, begin: int, end: int) -> None:
+    """Each message once more with its id, as a producer sends that has had no answer."""
+    async with producing(kafka) as producer:
+        for n in range(begin, end):
+            for key in KEYS:
+                for _ in range(2):
+                    headers = [("sidings-id", f"{key} {n}".encode())]
+                    await producer.send(topic, as_json(n), key=key.encode(), headers=headers)
+        await producer.flush()
+
+
+async def handled(dsn: str, schema: str, topic: str, each: int) -> None:
+    """Wait until so many messages of each key have been handled, or parked."""
+    for partition in range(PARTITIONS):
+        end = 2 * each * sum(partition_for(key.encode(), PARTITIONS) == partition for key in KEYS)
+        if end:
+            query = f"SELECT next_offset FROM {schema}.consumer_offset WHERE topic = $1 AND partition = $2"
+
+            async def reached(partition: int = partition, end: int = end, query: str = query) -> bool:
+                return await value(dsn, query, topic, partition) == end
+
+            await eventually(reached)
+
+
+async def done(dsn: str, *schemas: str) -> None:
+    """Wait until only ticks are left, and nothing waits in the outbox."""
+
+    async def empty() -> bool:
+        for schema in schemas:
+            jobs = f"SELECT count(*) FROM {schema}.job WHERE type NOT LIKE '%tick' AND held IS DISTINCT FROM 'why'"
+            if await value(dsn, jobs) or await value(dsn, f"SELECT count(*) FROM {schema}.outbox"):
+                return False
+        return True
+
+    async def told() -> Any:
+        return [await fetch(dsn, f'SELECT type, origin, "group", state, error FROM {s}.job_overview') for s in schemas]
+
+    try:
+        await eventually(empty, seconds=180)
+    except AssertionError:
+        print(*await told(), sep="\n")
+        raise
+
+
+async def assert_complete(dsns: list[str], kafka: str, invoices: str, count: int) -> None:
+    """What was done in all databases: all of it, once, in each key's order."""
+    found, ticks = defaultdict(list), defaultdict(list)
+    for dsn in dsns:
+        for row in await fetch(dsn, "SELECT via, key, number FROM effect ORDER BY id"):
+            found[row["via"], row["key"]].append(row["number"])
+        for row in await fetch(dsn, "SELECT name, at FROM tick"):
+            ticks[row["name"]].append(row["at"])
+    for via in ("on_tell", "tell", "on_bill", "bill"):
+        for key in KEYS:
+            assert found[via, key] == list(range(count)), (via, key)
+    for name in ("tell_tick", "bill_tick"):
+        assert len(set(ticks[name])) == len(ticks[name]), name
+    sent = defaultdict(list)
+    for found_record in await records(kafka, invoices):
+        sent[found_record.key.decode()].append(Number.model_validate_json(found_record.value).n)
+    assert {key: sent[key] for key in KEYS} == {key: list(range(count)) for key in KEYS}
+
+
+def psql_dump(schema: str, former: str, new: str) -> None:
+    env = clean_environment(LC_ALL="C")
+    dump = [postgres_program("pg_dump"), "-n", schema, former]
+    text = subprocess.run(dump, check=True, capture_output=True, text=True, env=env).stdout
+    psql = [postgres_program("psql"), new, "-q", "-v", "ON_ERROR_STOP=1"]
+    subprocess.run(psql, check=True, capture_output=True, text=True, input=text, env=env)
+
+
+@pytest.mark.parametrize("own_database", [False, True])
+async def test_one_service_becomes_two(
+    effects: str, topic: Any, sidings_kafka: str, sidings_postgres: str, own_database
+):
+    rides, orders, invoices = await topic(partitions=PARTITIONS), await topic(partitions=PARTITIONS), await topic()
+    names = {"orders": orders, "invoices": invoices, "{bill,": "{bill,bill_tick,"}
+    async with connected(effects) as connection:
+        await connection.execute(COUNTED)
+    for name in (rides, orders):
+        await send(sidings_kafka, name, 0, 8)
+    async with Part(effects, sidings_kafka, "sidings", invoices, {"tell": rides, "bill": orders}):
+        for name in (rides, orders):
+            await handled(effects, "sidings", name, 8)
+        await migrate(effects, service="billing", schema="billing")
+        with pytest.raises(asyncpg.RaiseError, match="origins are held"):
+            await perform(effects, "One service becomes two", **names)
+    for name in (rides, orders):
+        await send(sidings_kafka, name, 8, 12)
+    async with connected(effects) as connection:
+        await connection.execute(
+            f"""SELECT sidings.enqueue('bill', '{{"key": "late", "n": 0}}', '{orders}/0', 'late', delay => '1 s');
+                INSERT INTO sidings.job (type, origin, position, held) VALUES
+                    ('bill', '{orders}/1', NULL, 'why'), ('tell', '{rides}/1', NULL, 'why');
+                SELECT sidings.publish('{invoices}', 'last', '{{"n": 0}}'), sidings.publish('{rides}x', 'k', '{{}}')"""
+        )
+    jobs = "SELECT id, attempt, failures, position FROM {} WHERE type IN ('bill', $1) ORDER BY id"
+    before = await fetch(effects, jobs.format("sidings.job"), f"message:{orders}")
+    fences = dict(await fetch(effects, "SELECT origin, epoch FROM sidings.origin"))
+    for _ in range(2):  # the second time there is nothing to do
+        await perform(effects, "One service becomes two", **names)
+    assert await fetch(effects, jobs.format("billing.job"), f"message:{orders}") == before
+    assert {row["attempt"] for row in before} > {1}
+    assert await value(effects, "SELECT count(*) FROM sidings.outbox") == 1
+    await value(effects, "DELETE FROM sidings.outbox")
+    new = effects
+    if own_database:
+        new = await create_database(sidings_postgres, f"billing_{token_hex(4)}")
+        await effects_table(new)
+        async with connected(new) as connection:
+            await connection.execute(COUNTED)
+            await connection.execute("SELECT setval('effect_id_seq', 100000)")
+        psql_dump("billing", effects, new)
+    try:
+        tracker = Part(effects, sidings_kafka, "sidings", invoices, {"tell": rides}, orders)
+        billing = Part(new, sidings_kafka, "billing", invoices, {"bill": orders})
+        async with tracker, billing:
+            for name in (rides, orders):
+                await send(sidings_kafka, name, 12, 16)
+            await handled(effects, "sidings", rides, 16)
+            await handled(new, "billing", orders, 16)
+            tracker.mended = billing.mended = True
+            await done(effects, "sidings")
+            await done(new, "billing")
+        await assert_complete(list({effects: 0, new: 0}), sidings_kafka, invoices, 16)
+        assert await value(new, "SELECT count(*) FROM effect WHERE key = 'late'") == 1
+        assert await value(new, "SELECT count(*) FROM billing.job WHERE held = 'why'") == 1
+        ran = [row for dsn in {effects, new} for row in await fetch(dsn, "SELECT job, fence, origin FROM run")]
+        assert len({row["job"] for row in ran}) == len(ran)
+        assert await value(new, "SELECT min(epoch) FROM billing.origin WHERE origin = ANY ($1)", list(fences)) >= 1
+        for origin, epoch in await fetch(new, "SELECT origin, epoch FROM billing.origin"):
+            assert epoch >= fences.get(origin, 0), origin
+    finally:
+        if own_database:
+            await drop_database(sidings_postgres, new)
+
+
+async def test_two_services_become_one(effects, topic, sidings_kafka):
+    rides, orders, invoices = await topic(partitions=PARTITIONS), await topic(partitions=PARTITIONS), await topic()
+    async with connected(effects) as connection:
+        await connection.execute(COUNTED)
+    await migrate(effects, service="billing", schema="billing")
+    await value(effects, "SELECT setval('billing.job_id_seq', 1000)")  # what is tried in both has other numbers
+    for name in (rides, orders):
+        await send(sidings_kafka, name, 0, 8)
+    tracker = Part(effects, sidings_kafka, "sidings", invoices, {"tell": rides})
+    billing = Part(effects, sidings_kafka, "billing", invoices, {"bill": orders})
+    async with tracker, billing:
+        await handled(effects, "sidings", rides, 8)
+        await handled(effects, "billing", orders, 8)
+        with pytest.raises(asyncpg.RaiseError, match="origins are held"):
+            await perform(effects, "Two services become one")
+    for name in (rides, orders):
+        await send(sidings_kafka, name, 8, 12)
+    async with connected(effects) as connection:
+        await connection.execute(
+            f"""SELECT setval('sidings.job_id_seq', 990), setval('billing.job_id_seq', 1);
+                SELECT billing.enqueue('bill', json_build_object('key', 'late', 'n', n), '{orders}/0', 'late')
+                FROM generate_series(0, 100) n;
+                SELECT sidings.enqueue('tell', json_build_object('key', 'late', 'n', n), '{rides}/0', 'late')
+                FROM generate_series(0, 100) n;
+                INSERT INTO billing.job (type, origin, position, held) VALUES ('bill', '{orders}/1', NULL, 'why');
+                SELECT billing.publish('{invoices}', 'last', '{{"n": 0}}')"""
+        )
+    left = await value(effects, "SELECT (SELECT count(*) FROM sidings.job) + (SELECT count(*) FROM billing.job)")
+    tried = "SELECT id, attempt FROM {}.job WHERE type IN ('bill', 'message:{}') AND attempt > 1 ORDER BY id"
+    before = await fetch(effects, tried.format("billing", orders))
+    async with connected(effects) as connection:
+        await connection.execute(f"UPDATE sidings.job SET attempt = 2 WHERE id = {before[0]['id']}")
+    with pytest.raises(asyncpg.UniqueViolationError, match="job_pkey"):
+        await perform(effects, "Two services become one")
+    await value(effects, "UPDATE sidings.job SET attempt = 1 WHERE id = $1", before[0]["id"])
+    for _ in range(2):
+        await perform(effects, "Two services become one")
+    assert before
+    assert await fetch(effects, tried.format("sidings", orders)) == before
+    assert await value(effects, "SELECT count(*) FROM sidings.job") == left
+    both = Part(effects, sidings_kafka, "sidings", invoices, {"tell": rides, "bill": orders})
+    async with both:
+        for name in (rides, orders):
+            await send(sidings_kafka, name, 12, 16)
+            await handled(effects, "sidings", name, 16)
+        both.mended = True
+        await done(effects, "sidings")
+    await assert_complete([effects], sidings_kafka, invoices, 16)
+    for via in ("tell", "bill"):
+        told = await fetch(effects, "SELECT number FROM effect WHERE key = 'late' AND via = $1 ORDER BY id", via)
+        assert [row[0] for row in told] == list(range(101)), via
