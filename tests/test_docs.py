@@ -45,6 +45,30 @@ tests:
 """
 
 
+# All instances end for good, one of another service for three minutes.
+GONE = """
+rule_files: [alerts.yml]
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'sidings_problems{service="s",instance="a"}', values: '0x60'}
+      - {series: 'sidings_problems{service="s",instance="b"}', values: '0x90'}
+      - {series: 'sidings_problems{service="t",instance="c"}', values: '0x90 _x3 0x60'}
+    alert_rule_test:
+      - {eval_time: 80m, alertname: SidingsServiceIsGone, exp_alerts: []}
+      - {eval_time: 94m, alertname: SidingsServiceIsGone, exp_alerts: []}
+      - eval_time: 110m
+        alertname: SidingsServiceIsGone
+        exp_alerts:
+          - exp_labels: {service: s, severity: critical}
+            exp_annotations:
+              summary: "s: no instance tells anything any more"
+              description: "All have ended, or Prometheus does not reach them.\\
+                \\ It lasts for a day where a service was taken out or renamed."
+      - {eval_time: 1600m, alertname: SidingsServiceIsGone, exp_alerts: []}
+"""
+
+
 def rows(text: str) -> list[list[str]]:
     """Cells of all table rows whose first cell is code."""
     return [
@@ -130,6 +154,17 @@ def test_alerts_of_what_was_counted_take_a_gap_in_prometheus_for_no_new_series(t
     if promtool := shutil.which("promtool"):
         (tmp_path / "alerts.yml").write_text(alerts)
         (tmp_path / "test.yml").write_text(GAPS)
+        subprocess.run([promtool, "test", "rules", tmp_path / "test.yml"], check=True)
+
+
+def test_an_alert_sees_that_no_instance_is_left(tmp_path: Path) -> None:
+    """The others ask for what instances tell: of a service that had ended altogether, none of them came."""
+    alerts = (ROOT / "docs/alerts.yml").read_text()
+    last = "group by (service) (max_over_time(sidings_problems[1d])) unless group by (service) (sidings_problems)"
+    assert f"expr: {last}\n" in alerts
+    if promtool := shutil.which("promtool"):
+        (tmp_path / "alerts.yml").write_text(alerts)
+        (tmp_path / "test.yml").write_text(GONE)
         subprocess.run([promtool, "test", "rules", tmp_path / "test.yml"], check=True)
 
 
