@@ -11,9 +11,10 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import asyncpg
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -98,6 +99,8 @@ def reading(
             parts.append(_parquet(spark, copy))
         chosen = [file for (day, _), file in files.items() if _touches(selection, day)]
         found = _states(chosen)
+        for file in chosen:
+            _rows(file)
         if chosen:
             parts.append(_out_of_archive(spark, selection, chosen))
         if not parts:
@@ -220,6 +223,13 @@ async def _only_archived(
             f"{archive} lacks {part_file(Path(), first['day'], first['part'])}, one of {len(lost)} files of the window "
             f"whose rows are not in Postgres any more; it was written to {first['location']}"
         )
+    for row in dropped:
+        file = files[row["day"], row["part"]]
+        if (rows := _rows(file)) < row["rows"]:
+            raise ConfigurationError(
+                f"{file} has {rows} rows, and {row['rows']} were archived that are not in Postgres any more: it was"
+                " replaced by an older or another one"
+            )
     last = dict.fromkeys(days, 0) | {row["day"]: row["part"] for row in dropped}
     return {(day, part): file for (day, part), file in files.items() if part <= last.get(day, part)}
 
@@ -237,6 +247,15 @@ def _slices(selection: Selection, rows: dict[date, int]) -> list[tuple[datetime,
             step = (end - begin) / count
             slices += itertools.pairwise([begin + n * step for n in range(count)] + [end])
     return slices
+
+
+def _rows(file: Path) -> int:
+    """How many rows a file has. Raises `ConfigurationError` where it is damaged: of one that is empty Spark reads none,
+    and says nothing."""
+    try:
+        return cast(int, pq.read_metadata(file).num_rows)
+    except (ValueError, OSError) as error:  # those of Arrow are either
+        raise ConfigurationError(f"{file} cannot be read, put back a whole one: {error}") from error
 
 
 def _states(files: list[Path]) -> dict[Path, object]:

@@ -1,0 +1,73 @@
+"""What an archive, or Postgres, has only a part of: it is told, for the figures would be too low."""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from sidings.errors import ConfigurationError
+from sidings.spark_analytics.history import Selection, archive, reading
+from sidings.spark_analytics.history.files import part_file
+
+from .history_support import Attempt, store, stored
+from .support import connected
+
+pytestmark = pytest.mark.timeout(600)  # Spark starts
+NOON = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0)
+
+
+def rows_of(days_ago: int, jobs: int = 100) -> list[Attempt]:
+    at = NOON - timedelta(days=days_ago)
+    row = Attempt(1, 1, "succeeded", at, at + timedelta(seconds=2), at + timedelta(seconds=1))
+    return [replace(row, job=1_000 * days_ago + n) for n in range(jobs)]
+
+
+def dropped(dsn: str) -> None:
+    """As retention does it, with the archive's consent."""
+
+    async def run() -> None:
+        async with connected(dsn) as connection:
+            await connection.execute("UPDATE sidings.service SET archive_history = true")
+            await connection.execute("SELECT sidings.maintain(7)")
+
+    asyncio.run(run())
+
+
+def count(spark: SparkSession, window: Selection, **source: object) -> int:
+    with reading(spark, window, **source) as attempts:  # pyright: ignore[reportArgumentType]
+        return attempts.count()
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_file_of_the_archive_that_was_not_written_whole_is_told(
+    spark: SparkSession, database: str, tmp_path: Path, both: bool
+):
+    store(database, rows_of(12) + rows_of(11))
+    archive(database, tmp_path)
+    dropped(database)
+    source = {"archive": tmp_path} | ({"postgres": database} if both else {})
+    window = Selection(NOON - timedelta(days=12), NOON - timedelta(days=10))
+    assert count(spark, window, **source) == 200
+    file = part_file(tmp_path, (NOON - timedelta(days=11)).date(), 1)
+    whole = file.read_bytes()
+    for size in (0, len(whole) // 2):
+        file.write_bytes(whole[:size])  # as a copy to a full disk leaves it
+        with pytest.raises(ConfigurationError, match=rf"{file} cannot be read, put back a whole one: "):
+            count(spark, window, **source)
+
+
+def test_a_file_from_before_rows_came_late_is_told(spark: SparkSession, database: str, tmp_path: Path):
+    store(database, rows_of(12))
+    archive(database, tmp_path)
+    file = part_file(tmp_path, (NOON - timedelta(days=12)).date(), 1)
+    before = file.read_bytes()
+    asyncio.run(stored(database, rows_of(12, 150)[100:], partitions=False))
+    archive(database, tmp_path)
+    dropped(database)
+    window = Selection(NOON - timedelta(days=13), NOON - timedelta(days=11))
+    assert count(spark, window, archive=tmp_path, postgres=database) == 150
+    file.write_bytes(before)  # as a backup of the archive has it
+    with pytest.raises(ConfigurationError, match=r"has 100 rows, and 150 were archived"):
+        count(spark, window, archive=tmp_path, postgres=database)
