@@ -71,3 +71,32 @@ def test_a_file_from_before_rows_came_late_is_told(spark: SparkSession, database
     file.write_bytes(before)  # as a backup of the archive has it
     with pytest.raises(ConfigurationError, match=r"has 100 rows, and 150 were archived"):
         count(spark, window, archive=tmp_path, postgres=database)
+
+
+def test_days_of_which_nothing_is_known_are_told(
+    spark: SparkSession, database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """As where retention has dropped them, or a file of the archive is gone: a rate over the window is too low."""
+    ago = (12, 11, 10, 3)
+    store(database, [row for days in ago for row in rows_of(days)])
+    archive(database, tmp_path)
+    part_file(tmp_path, (NOON - timedelta(days=10)).date(), 1).unlink()
+    since = NOON - timedelta(days=12, hours=1)
+    assert count(spark, Selection(since, NOON - timedelta(days=10, hours=13)), archive=tmp_path) == 200
+    assert not caplog.records
+    assert count(spark, Selection(since, NOON - timedelta(days=9)), archive=tmp_path) == 200
+    gone = NOON.date() - timedelta(days=10)
+    assert f"nothing is known of 2 of the window's 4 days, the first is {gone}: " in caplog.text
+    asyncio.run(maintained(database))
+    caplog.clear()
+    asyncio.run(stored(database, rows_of(8), partitions=False))  # in the default partition
+    asyncio.run(stored(database, rows_of(7), partitions=False))
+    window = Selection(NOON - timedelta(days=9), NOON - timedelta(days=6))
+    assert count(spark, window, postgres=database) == 200
+    assert f"nothing is known of 2 of the window's 4 days, the first is {window.since.date()}: " in caplog.text
+
+
+async def maintained(dsn: str) -> None:
+    """Retention, which does not wait for an archive."""
+    async with connected(dsn) as connection:
+        await connection.execute("SELECT sidings.maintain(5)")

@@ -80,6 +80,7 @@ def reading(
     try:
         files = archived_parts(archive) if archive is not None else {}
         parts: list[DataFrame] = []
+        unknown = _others(selection, {day for day, _ in files})
         if postgres is not None:
             copy, whole = str(folder / "attempts"), False
             while not whole:
@@ -96,6 +97,8 @@ def reading(
                     rows = _out_of_postgres(spark, postgres, schema, snapshot, selection, _slices(selection, days))
                     run_all(spark.sparkContext, [partial(rows.write.parquet, copy, compression="snappy")])
                     whole = not runner.run(_divided(connection, schema, selection, days))
+                    others = _others(selection, {*days, *(day for day, _ in files)})
+                    unknown = runner.run(_without_rows(connection, schema, others))
             parts.append(_parquet(spark, copy))
         chosen = [file for (day, _), file in files.items() if _touches(selection, day)]
         found = _states(chosen)
@@ -105,6 +108,12 @@ def reading(
             parts.append(_out_of_archive(spark, selection, chosen))
         if not parts:
             raise ConfigurationError(f"the archive {archive} has no day of the window")
+        if unknown:
+            log.warning(
+                "nothing is known of %s of the window's %s days, the first is %s: means over the window, as numbers per"
+                " second and what ran at once, are as if nothing had run then",
+                len(unknown), len(selection.days()), unknown[0],
+            )  # fmt: skip
         out = parts[0]
         for part in parts[1:]:
             out = out.unionByName(part)
@@ -180,11 +189,17 @@ async def _divided(connection: "Connection", schema: str, selection: Selection, 
     """Whether a day has got its partition since: what was read of it after that is missing. Its rows are new there, so
     that the snapshot does not show them, and Postgres does not look for them in the default partition any more. It may
     have been dropped by now, of which the list of files tells. Ends the transaction."""
-    without = [day for day in selection.days() if day not in days]
+    without = _others(selection, days)
     known = await _dropped(connection, schema)
     await connection.execute("COMMIT")
     divided = await connection.fetch(load_sql(__package__, "divided_days", schema), without)
     return bool(divided) or not {day for day, _ in await _dropped(connection, schema) - known}.isdisjoint(without)
+
+
+async def _without_rows(connection: "Connection", schema: str, days: list[date]) -> list[date]:
+    """Those of the days without a partition of which the default one has no row either."""
+    rows = await connection.fetch(load_sql(__package__, "empty_days", schema), days) if days else []
+    return [row["day"] for row in rows]
 
 
 async def _dropped(connection: "Connection", schema: str) -> set[tuple[date, int]]:
@@ -266,6 +281,11 @@ def _states(files: list[Path]) -> dict[Path, object]:
             state = file.stat()
             out[file] = state.st_ino, state.st_size, state.st_mtime_ns
     return out
+
+
+def _others(selection: Selection, days: Container[date]) -> list[date]:
+    """The window's other days."""
+    return [day for day in selection.days() if day not in days]
 
 
 def _touches(selection: Selection, day: date) -> bool:
