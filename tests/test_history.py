@@ -196,14 +196,15 @@ def test_heads_that_still_fail_are_told_apart(table: Callable[[str], pd.DataFram
     for row in sorted(ROWS, key=lambda r: r.attempt):
         if row.group:
             jobs[row.job].append(row)
-    failing = {job: own for job, own in jobs.items() if own[-1].outcome == "retried"}
+    failing = {job: own for job, own in jobs.items() if own[-1].outcome in ("retried", "held", "lost")}
     found = {r["job_id"]: r for r in table("still_failing").to_dict("records")}
     assert set(found) == set(failing)
     assert any(len(own) > 1 for own in failing.values())
     for job, own in failing.items():
-        failures = [r for r in own if r.outcome == "retried"]
-        since = failures[0].finished
+        failures = [r for r in own if r.outcome in ("retried", "held")]
+        since = (failures or [r for r in own if r.outcome == "lost"])[0].finished
         assert (found[job]["failures"], found[job]["failing_since"]) == (len(failures), since)
+        assert found[job]["outcome"] == own[-1].outcome  # a head that is held stops its group, if its type says so
         assert found[job]["seconds"] == pytest.approx((WINDOW.until - since).total_seconds())
         assert found[job]["error_fingerprint"] == own[-1].error
 
@@ -561,7 +562,7 @@ def test_what_is_wrong_is_told_in_sentences():
             {"dimension": "origin", "largest_over_median": 90.0, "largest_share": 0.09},
         ],
     }
-    still = "jobs with a group were still failing at the end; for longest, 90 s, job 5 of g (t/0)"
+    still = "jobs with a group were still failing, or held, at the end; for longest, 90 s, job 5 of g (t/0)"
     found = findings({name: pd.DataFrame(rows) for name, rows in tables.items()})
     assert [(finding.level, finding.section, finding.text) for finding in found] == [
         ("bad", "regressions", "slow: run_p50 is 3 s, 3.0 times as much as before"),

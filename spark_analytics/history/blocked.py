@@ -160,21 +160,24 @@ def _summed(found: DataFrame, *keys: str, groups: bool = False) -> DataFrame:
 
 
 def still_failing(attempts: DataFrame, selection: Selection) -> DataFrame:
-    """Jobs with a group whose last attempt in the window was retried: what stands behind them has not ended, so a
-    history
-    cannot know it. origin, group, type, job_id; failures in the window, since when, the last error."""
+    """Jobs with a group whose last attempt in the window was retried, held or lost: what stands behind them has not
+    ended, so a history cannot know it. origin, group, type, job_id; how the last attempt ended; failures in the window,
+    since when, the last error."""
     again = attempts.where(f.col("group").isNotNull() & ((f.col("outcome") != "succeeded") | (f.col("attempt") > 1)))
     last = f.max_by(
         f.struct("origin", "group", "outcome", "error_class", "error_message", "error_fingerprint"),
         f.struct("attempt", "finished"),
     )
+    failed = f.col("outcome").isin("retried", "held")
+    ended = f.col("finished")
     jobs = again.groupBy("type", "job_id").agg(  # its origin changes where it is moved
-        f.sum((f.col("outcome") == "retried").cast("int")).alias("failures"),
-        f.min(f.when(f.col("outcome") == "retried", f.col("finished"))).alias("first"),
+        f.sum(failed.cast("int")).alias("failures"),
+        f.coalesce(f.min(f.when(failed, ended)), f.min(f.when(f.col("outcome") == "lost", ended))).alias("first"),
         last.alias("last"),
     )
-    table = jobs.where(f.col("last.outcome") == "retried").select(
-        "last.origin", "last.group", "type", "job_id", "failures", f.timestamp_micros("first").alias("failing_since"),
+    table = jobs.where(f.col("last.outcome").isin(*_FAILED)).select(
+        "last.origin", "last.group", "type", "job_id", "last.outcome", "failures",
+        f.timestamp_micros("first").alias("failing_since"),
         ((f.lit(selection.until_us) - f.col("first")) / 1e6).alias("seconds"),
         "last.error_class", "last.error_message", "last.error_fingerprint",
     )  # fmt: skip

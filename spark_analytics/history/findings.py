@@ -40,7 +40,7 @@ def findings(tables: dict[str, pd.DataFrame], failing: int | None = None) -> lis
         bad.append(
             Finding(
                 "bad",
-                f"{failing or len(still):,} jobs with a group were still failing at the end; for longest, "
+                f"{failing or len(still):,} jobs with a group were still failing, or held, at the end; for longest, "
                 f"{duration(worst['seconds'])}, job {worst['job_id']} of {worst['group']} ({worst['origin']})"
                 + (f": {worst['error_class']}" if isinstance(worst["error_class"], str) else ""),
                 "blocked",

@@ -1,0 +1,33 @@
+"""Groups whose head is held, or was lost, when an analysis' window ends."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from pyspark.sql import SparkSession
+from sidings.spark_analytics.history import Selection, blocked, reading
+
+from .history_support import DAY, Attempt, stored
+
+pytestmark = pytest.mark.timeout(600)  # Spark starts
+
+
+def test_a_head_that_is_held_or_lost_at_the_windows_end_is_told(spark: SparkSession, database: str):
+    """A group that stands still behind a head that is held stood in no table: who waits there has no history."""
+    at = [DAY + timedelta(seconds=n) for n in range(10)]
+    rows = [
+        Attempt(1, 1, "retried", at[0], at[2], at[1], None, "a", "t/0", "blocked", "fp0"),
+        Attempt(1, 2, "held", at[0], at[5], at[4], at[3], "a", "t/0", "blocked", "fp1"),
+        Attempt(2, 1, "lost", at[0], at[6], None, None, "a", "t/0", "lost"),
+        Attempt(3, 1, "held", at[0], at[2], at[1], None, "a", "t/0", "released", "fp1"),
+        Attempt(3, 2, "succeeded", at[0], at[4], at[3], None, "a", "t/0", "released"),
+        Attempt(4, 1, "held", at[0], at[2], at[1], None, "a", "t/0", None, "fp1"),
+        Attempt(5, 1, "held", at[0], at[2], at[1], None, "a", "t/0", "cancelled", "fp1"),
+        Attempt(5, 2, "cancelled", at[0], at[4], None, None, "a", "t/0", "cancelled"),
+    ]
+    asyncio.run(stored(database, rows))
+    window = Selection(DAY, DAY + timedelta(hours=1))
+    with reading(spark, window, postgres=database) as attempts:
+        found = blocked.still_failing(attempts, window).collect()
+    told = [(row.group, row.outcome, row.failures, row.seconds, row.error_fingerprint) for row in found]
+    assert told == [("blocked", "held", 2, 3_598, "fp1"), ("lost", "lost", 0, 3_594, None)]
