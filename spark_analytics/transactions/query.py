@@ -23,6 +23,7 @@ BUNDLES = pa.schema([(name, pa.string()) for name in Bundle._fields])
 BUNDLES_DDL = ", ".join(f"{name} STRING" for name in Bundle._fields)
 
 MEGABYTE = 1 << 20  # what Kafka's producer sends by default
+BUFFER = 32 << 20  # and has in memory: it refuses a message that is larger than that, too
 OVERHEAD = 10_000  # that a message has beyond what `Outgoing.size` counts, at most
 
 PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -59,9 +60,11 @@ def combine(spark: SparkSession, config: Config, *, available_now: bool = False)
         .transformWithState(Combiner(config), OUTPUT, "Append", "ProcessingTime")
         .selectExpr("topic", "key", "value", _headers())
     )
+    largest = config.max_event_bytes + OVERHEAD
     writer = (
         outgoing.writeStream.format("kafka")
-        .option("kafka.max.request.size", max(MEGABYTE, config.max_event_bytes + OVERHEAD))
+        .option("kafka.max.request.size", max(MEGABYTE, largest))
+        .option("kafka.buffer.memory", max(BUFFER, largest))
         .options(**config.kafka_options)
         .option("kafka.bootstrap.servers", config.kafka)
         .option("checkpointLocation", config.checkpoint)
