@@ -31,6 +31,7 @@ KINDS = {
     "limit": re.compile(r"SET idle_in_transaction_session_timeout"),
     "listen": re.compile(r"^LISTEN"),
     "doubt": re.compile(r"INSERT INTO sidings\.directory_doubt"),
+    "receipts": re.compile(r"pg_xact_status"),
     "check": re.compile(r"sidings\.migration"),
 }
 

@@ -18,6 +18,7 @@ from ...jobs.transaction import noted
 from ...schema import load_sql
 from ..checks import check_loop
 from .errors import InvalidMessage, MessageParked, NotPublished, RolledBack
+from .inquiry import Inquiry
 from .message import Headers, Outgoing, Value, outgoing, outgoing_many
 from .settings import OutboxSettings
 
@@ -98,6 +99,7 @@ class Outbox:
         self._postgres = postgres
         self._link = Link(postgres)
         self._lock = asyncio.Lock()
+        self._inquiry = Inquiry(self._fetch)
         self._direct = direct
         self._wake = wake
         self._asked: asyncio.AbstractEventLoop | None = None  # last
@@ -188,15 +190,9 @@ class Outbox:
             self._wake()
         async with asyncio.timeout(timeout):
             while left:
-                try:
-                    rows = await self._fetch(
-                        "receipts",
-                        list(left),
-                        list(left.values()),
-                        [receipt.txid] * len(left),
-                        [receipt.subxid] * len(left),
-                    )
-                except (PostgresUnavailable, asyncpg.LockNotAvailableError):  # somebody alters the table, say
+                self._here()
+                rows = await self._inquiry.rows(receipt, left)
+                if rows is None:
                     await backoff.sleep()
                     continue
                 for row in rows:
@@ -283,10 +279,14 @@ class Outbox:
             yield [row["id"] for row in rows]
             after = rows[-1]["id"]
 
-    async def _fetch(self, query: str, *args: object) -> "list[Record]":
+    def _here(self) -> None:
         check_loop(self.loop, _ITS_OWN)
         if (loop := asyncio.get_running_loop()) is not self._asked:  # the other one's connection leads nowhere here
             self._asked, self._link, self._lock = loop, Link(self._postgres), asyncio.Lock()
+            self._inquiry = Inquiry(self._fetch)
+
+    async def _fetch(self, query: str, *args: object) -> "list[Record]":
+        self._here()
         link = self._link
         async with self._lock:  # one connection
             return await link.fetch(load_sql(__package__ or "", query, self._schema), *args)
