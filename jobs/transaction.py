@@ -66,20 +66,21 @@ class Transaction:
 
     @property
     def connection(self) -> Connection:
-        """asyncpg's own object. Raises `NotInTransaction` after the end of a job's handler."""
+        """asyncpg's own object. Raises `NotInTransaction` after the transaction's end."""
         self.lent = True
         return self._open()
 
     def _open(self) -> Connection:
         if self._connection is None:
             raise NotInTransaction(
-                "the job of this transaction has ended: its handler has to await all that it starts. asyncio.gather "
-                "goes on with the others when one has failed; asyncio.TaskGroup cancels them"
+                "this transaction is over: await all that is started in it inside of its `async with` block, or its "
+                "handler. asyncio.gather goes on with the others when one has failed; asyncio.TaskGroup cancels them"
             )
         return self._connection
 
     def close(self) -> None:
-        """Its connection is going to serve others: what a handler has left behind must not reach their transactions."""
+        """It is about to end: what a block or handler has left behind must neither commit by itself then, nor reach the
+        transaction of whoever has the connection next."""
         self._connection = None
 
     def _begun(self, call: Coroutine[Any, Any, Any], of: object) -> None:

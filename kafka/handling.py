@@ -200,11 +200,12 @@ class Handling:
         except Exception as error:
             if self._ending():  # what it makes of its cancellation, as when something cannot be closed
                 raise asyncio.CancelledError from error
-            failed = tx.failed or tx.lent
-            if await takes_no_writes(tx.connection, error, failed=failed):
+            lent, connection = tx.lent, tx.connection
+            tx.lent = lent
+            if await takes_no_writes(connection, error, failed=tx.failed or lent):
                 raise PostgresUnavailable(f"Postgres takes no writes: {told_of(error)}") from error
             away = isinstance(error, PostgresUnavailable) and not error.blameless
-            if away or server_is_gone(error, tx.connection):
+            if away or server_is_gone(error, connection):
                 partition.cuts += 1
                 if partition.cuts <= _MAX_CUTS:
                     raise PostgresUnavailable(f"the connection broke under a handler: {told_of(error)}") from error

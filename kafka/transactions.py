@@ -212,14 +212,17 @@ class Transactions:
                 await self._call(partial(connection.execute, limits), connection, begins=True)
             tx = Transaction(connection)
             try:
-                yield tx
+                try:
+                    yield tx
+                finally:
+                    tx.close()
                 tx.check_awaited()
                 if not in_transaction(connection):  # what followed has committed by itself, or is gone
                     raise RuntimeError("the transaction was ended in its block: leave COMMIT and ROLLBACK to its end")
                 if tx.failed or tx.lent:  # Postgres answers the COMMIT of an aborted one with ROLLBACK, and no error
                     await self._call(partial(connection.execute, "SELECT"), connection)
             except BaseException as error:
-                await self._undo(error, transaction.rollback, connection, tx.failed or tx.lent)
+                await self._undo(error, transaction.rollback, connection, tx)
                 raise
             await self._call(transaction.commit, connection)
             if tx.enqueued:
@@ -230,16 +233,18 @@ class Transactions:
             await self._release(connection)
 
     async def _undo(
-        self, error: BaseException, rollback: Callable[[], Awaitable[None]], connection: Connection, failed: bool
+        self, error: BaseException, rollback: Callable[[], Awaitable[None]], connection: Connection, tx: Transaction
     ) -> None:
         """Roll back after `error`, and say so where it was the server's."""
         gone = isinstance(error, _OF_POSTGRES) and (server_is_gone(error, connection) or disk_is_full(error))
         blameless = False
         if gone or isinstance(error, PostgresUnavailable):
             try:
-                blameless = gone and await _takes_no_writes(connection, error, failed=failed)
+                blameless = gone and await _takes_no_writes(connection, error, failed=tx.failed or tx.lent)
             finally:  # Also where it still answers: a demoted primary must not come back from the pool.
                 terminate(connection)
+        elif tx.lent:  # what the block has left running may go on with asyncpg's own object, which must lead nowhere
+            terminate(connection)
         else:
             await self._roll_back(rollback, connection)
         if gone:

@@ -1,10 +1,11 @@
 """`service.transaction()`: what becomes of its connection when the block is over."""
 
 import asyncio
+from contextlib import suppress
 
 import asyncpg
 import pytest
-from sidings import Message, PostgresUnavailable, Transaction
+from sidings import Message, NotInTransaction, PostgresUnavailable, Transaction
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry
 from sidings.kafka import Outbox, Transactions
@@ -108,6 +109,54 @@ async def test_a_block_that_ends_its_transaction_itself_has_failed(database: str
     async with pool.open() as tx:  # the connection serves others
         await ride.enqueue(tx, Ride(), origin=ORIGIN)
     assert len(told) == 1
+    await pool.stop()
+
+
+@pytest.mark.parametrize(("fails", "lent"), [(True, False), (True, True), (False, False)])
+async def test_what_a_block_has_left_running_commits_nothing_by_itself(database: str, fails: bool, lent: bool) -> None:
+    """asyncio.gather goes on with the others when one has failed. What they wrote between the transaction's end and the
+    moment in which the pool had its connection back was committed at once, also where the block was rolled back."""
+    pool, ending = transactions(database), asyncio.Event()
+    left: list[asyncio.Task[str]] = []
+    await pool.start()
+    async with pool.open() as tx:
+        await tx.execute("CREATE TABLE late (what text)")
+
+    async def late(tx: Transaction) -> str:
+        through = tx.connection if lent else tx
+        await ending.wait()
+        for _ in range(5):  # until the end has been sent
+            await asyncio.sleep(0)
+        while True:
+            try:
+                await through.execute("INSERT INTO late VALUES ('late')")
+            except (NotInTransaction, asyncpg.InterfaceError, AttributeError) as error:
+                if "another operation" not in str(error):
+                    return str(error)
+            await asyncio.sleep(0)
+
+    async def fail() -> None:
+        ending.set()
+        raise ValueError("the carrier does not answer")
+
+    async def work() -> None:
+        async with pool.open() as tx:
+            left.append(asyncio.create_task(late(tx)))
+            await tx.execute("INSERT INTO late VALUES ('block')")
+            if fails:
+                await asyncio.gather(left[-1], fail())
+            ending.set()
+
+    for _ in range(5):
+        ending.clear()
+        with suppress(ValueError):
+            await work()
+    async with asyncio.timeout(SECONDS):
+        told = await asyncio.gather(*left)
+    assert [row["what"] for row in await fetch(database, "SELECT what FROM late")] == ([] if fails else ["block"] * 5)
+    assert lent or all("this transaction is over" in each for each in told)
+    async with pool.open() as tx:  # the pool has its place back
+        assert await tx.fetchval("SELECT 1") == 1
     await pool.stop()
 
 
