@@ -136,6 +136,11 @@ class Transaction:
     async def _noting(self, statement: Awaitable[T]) -> T:
         try:
             return await statement
-        except BaseException:  # also its caller's timeout, or cancellation: the server is told to cancel the statement
+        except BaseException as error:  # also its caller's timeout, or cancellation, which ends the statement
             self.failed = True
+            if isinstance(error, asyncpg.InterfaceError) and "another operation is in progress" in str(error):
+                raise asyncpg.InterfaceError(
+                    "another operation of this transaction is in progress: await each before the next one begins; what "
+                    "is to run at once (asyncio.gather, tasks) needs a transaction of its own"
+                ) from error
             raise

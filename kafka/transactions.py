@@ -279,11 +279,14 @@ class Transactions:
                 return await call()
         except BaseException as error:
             gone = server_is_gone(error, connection) or disk_is_full(error)
+            busy = isinstance(error, asyncpg.InterfaceError) and not gone and not begins
             if gone or isinstance(error, OSError | asyncpg.InterfaceError):  # TimeoutError is an OSError
                 try:
                     blameless = begins or await _takes_no_writes(connection, error, failed=True)
                 finally:
                     terminate(connection)
+                if busy:  # with what was started on asyncpg's own object
+                    raise RuntimeError(f"await all that is started in a transaction: {error}") from error
                 raise PostgresUnavailable.without_blame(f"Postgres did not answer: {error!r}", blameless) from error
             if isinstance(error, asyncio.CancelledError):
                 terminate(connection)

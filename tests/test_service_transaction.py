@@ -160,6 +160,32 @@ async def test_what_a_block_has_left_running_commits_nothing_by_itself(database:
     await pool.stop()
 
 
+async def test_a_transaction_that_is_used_twice_at_once_is_told_of_with_what_to_do(database: str) -> None:
+    """It was asyncpg's "another operation is in progress"; and where the other one had been started through
+    `tx.connection`, an outage of Postgres, for which a job's handler was called again without having failed."""
+    pool = transactions(database)
+    await pool.start()
+
+    async def twice() -> None:
+        async with pool.open() as tx:
+            await asyncio.gather(tx.execute("SELECT pg_sleep(5)"), tx.execute("SELECT 2"))
+
+    async def left() -> None:
+        async with pool.open() as tx:
+            started.append(asyncio.create_task(tx.connection.execute("SELECT pg_sleep(5)")))
+            await asyncio.sleep(0)  # it has been sent
+
+    started: list[asyncio.Task[str]] = []
+    with pytest.raises(asyncpg.InterfaceError, match="await each before the next one begins"):
+        await twice()
+    with pytest.raises(RuntimeError, match=r"await all that is started in a transaction: .* in progress"):
+        await left()
+    await asyncio.gather(*started, return_exceptions=True)
+    async with pool.open() as tx:
+        assert await tx.fetchval("SELECT 1") == 1
+    await pool.stop()
+
+
 @pytest.mark.parametrize("asked", [True, False], ids=["by a statement", "by the commit"])
 async def test_a_connection_that_is_closed_by_then_is_told_of_as_what_it_is(database: str, asked: bool) -> None:
     """asyncpg refuses to begin a ROLLBACK or COMMIT on it, with an error of its own that hid the other."""
