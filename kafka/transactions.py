@@ -44,6 +44,8 @@ _SERVER_GONE = (
 # the last one what is said of a job or message that was to be stored.
 _OF_POSTGRES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, NotInTransaction)
 
+_NO_ANSWER = (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+
 
 def server_is_gone(error: BaseException, connection: Connection) -> bool:
     """Whether `error` says something about the server or the connection, and nothing about what was asked of it."""
@@ -164,7 +166,7 @@ class Transactions:
         try:
             async with asyncio.timeout(_ROLLBACK_SECONDS):
                 await pool.close()
-        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        except _NO_ANSWER:
             pool.terminate()
 
     @asynccontextmanager
@@ -268,7 +270,7 @@ class Transactions:
             used = pool.get_size() - pool.get_idle_size()
             why = f"all {used} connections are in use; see pool_size" if used >= self._size else "it did not answer"
             raise PostgresUnavailable.without_blame(f"no connection to Postgres: {why}") from error
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except _NO_ANSWER as error:
             raise PostgresUnavailable.without_blame(f"no connection to Postgres: {error!r}") from error
 
     async def _call(self, call: Callable[[], Awaitable[T]], connection: Connection, *, begins: bool = False) -> T:
@@ -280,7 +282,7 @@ class Transactions:
         except BaseException as error:
             gone = server_is_gone(error, connection) or disk_is_full(error)
             busy = isinstance(error, asyncpg.InterfaceError) and not gone and not begins
-            if gone or isinstance(error, OSError | asyncpg.InterfaceError):  # TimeoutError is an OSError
+            if gone or isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError):
                 try:
                     blameless = begins or await _takes_no_writes(connection, error, failed=True)
                 finally:
@@ -299,7 +301,7 @@ class Transactions:
         try:
             async with asyncio.timeout(_ROLLBACK_SECONDS):
                 await rollback()
-        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except _NO_ANSWER as error:
             log.warning("a rollback was not answered, closing the connection: %r", error)
             terminate(connection)
         except asyncio.CancelledError:
@@ -312,5 +314,5 @@ class Transactions:
             return
         try:
             await self._pool.release(connection, timeout=_ROLLBACK_SECONDS)  # pyright: ignore[reportArgumentType]
-        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except _NO_ANSWER as error:
             log.warning("a connection could not be given back: %r", error)

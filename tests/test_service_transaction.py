@@ -1,9 +1,11 @@
 """`service.transaction()`: what becomes of its connection when the block is over."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 import asyncpg
+import psycopg
 import pytest
 from sidings import Message, NotInTransaction, PostgresUnavailable, Transaction
 from sidings.executor import PostgresSettings
@@ -183,6 +185,39 @@ async def test_a_transaction_that_is_used_twice_at_once_is_told_of_with_what_to_
     await asyncio.gather(*started, return_exceptions=True)
     async with pool.open() as tx:
         assert await tx.fetchval("SELECT 1") == 1
+    await pool.stop()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_connection_that_the_server_closes_just_after_the_end_changes_nothing_of_that(
+    database: str, fails: bool
+) -> None:
+    """As at a restart: the server's last word came with the answer to the COMMIT, and who had committed was told of an
+    error of asyncpg's own, which came of the connection on its way back to the pool."""
+    pool, loop = transactions(database), asyncio.get_running_loop()
+    await pool.start()
+    async with pool.open() as tx:
+        await tx.execute("CREATE TABLE done (n int)")
+
+    def close(backend: int) -> None:
+        time.sleep(0.3)  # the answer is on its way; it is read together with what follows
+        with psycopg.connect(database, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", (backend,))
+
+    async def work() -> None:
+        async with pool.open() as tx:
+            await tx.execute("INSERT INTO done VALUES (1)")
+            loop.call_soon(close, await tx.fetchval("SELECT pg_backend_pid()"))
+            if fails:
+                raise KeyError
+
+    for _ in range(3):
+        try:
+            await work()
+        except KeyError:
+            assert fails
+    async with pool.open() as tx:
+        assert await tx.fetchval("SELECT count(*) FROM done") == (0 if fails else 3)
     await pool.stop()
 
 
