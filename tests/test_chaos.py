@@ -26,7 +26,7 @@ from sidings.schema import migrations
 from .chaos_worker import SERVICE
 from .faulty_proxy import KINDS, FaultyProxy, Moment
 from .fleet import AWAY, Fleet, Member, shares, until
-from .support import value
+from .support import fetch, value
 
 ROOT = Path(__file__).resolve().parents[1]
 ORIGINS = [f"t/{number}" for number in range(24)]
@@ -397,9 +397,10 @@ async def test_chaos(own_postgres: OwnPostgres, tmp_path: Path, kind: type[Chaos
 
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-async def test_an_earlier_release_beside_this_one(own_postgres: OwnPostgres, tmp_path: Path):
-    """What `-- runs with` in the migrations says: while instances are rolled, or rolled back, and die meanwhile."""
-    earlier = _earlier_release(tmp_path / "earlier")
+async def test_an_earlier_release_beside_this_one(own_postgres: OwnPostgres, database: str, tmp_path: Path):
+    """What `runs_with` in `sidings.migration` says: while instances are rolled, or rolled back, and die meanwhile."""
+    rows = await fetch(database, "SELECT version, coalesce(runs_with, version) FROM sidings.migration")
+    earlier = _earlier_release(tmp_path / "earlier", {row[0]: row[1] for row in rows})
 
     class Rolled(Features):
         def release(self) -> Path | None:
@@ -410,10 +411,9 @@ async def test_an_earlier_release_beside_this_one(own_postgres: OwnPostgres, tmp
     await _prove(Rolled, own_postgres, tmp_path)
 
 
-def _earlier_release(folder: Path) -> Path:
+def _earlier_release(folder: Path, runs_with: dict[int, int]) -> Path:
     """The folder above the package of the oldest release that starts on the schema as it is now."""
     known = [migration.version for migration in migrations()]
-    runs_with = {migration.version: migration.runs_with or migration.version for migration in migrations()}
     oldest = min(last for last in known if all(runs_with[later] <= last for later in known[last:]))
     if oldest == known[-1]:
         pytest.skip("by its migrations, no earlier release runs with this schema")

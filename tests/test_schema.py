@@ -148,6 +148,16 @@ async def test_an_old_release_runs_on_a_newer_schema_whose_migrations_say_that_i
         await checked(database)
 
 
+@pytest.mark.parametrize("last", range(19, LAST))
+async def test_each_release_since_they_can_be_rolled_back_starts_on_the_schema_of_this_one(
+    database: str, monkeypatch: pytest.MonkeyPatch, last: int
+):
+    """Where a migration cannot say so, the changelog names it ("cannot be rolled back"), and it goes from this list."""
+    earlier = migrations()[:last]
+    monkeypatch.setattr(migrate_module, "migrations", lambda: earlier)
+    await checked(database)
+
+
 async def test_a_release_that_is_too_old_for_a_newer_schema_is_refused(database: str, monkeypatch: pytest.MonkeyPatch):
     later = later_migration(f"-- runs with {LAST:04}\nCREATE TABLE sidings.later (id int)")
     with monkeypatch.context() as patched:
