@@ -34,6 +34,7 @@ log = logging.getLogger("sidings.schema")
 _OLDEST_POSTGRES = 15  # UNIQUE NULLS NOT DISTINCT
 _CONNECT_SECONDS = 10.0
 _MIGRATE_SECONDS = 600.0  # for one migration at work
+_IDLE_SECONDS = 30.0  # between two of its statements: a process that stands still, or is gone, keeps its locks so long
 _PATIENCE_SECONDS = 120.0  # with locks that others hold
 # For each lock, whereupon all are given back: what a service does waits behind a lock that is waited for. Longer than
 # deadlock_timeout, after which an autovacuum gives way; shorter than the 3 s after which statements of executors fail.
@@ -113,9 +114,9 @@ async def migrate(
         raise refusal(dsn, error) from None
     try:
         # READ COMMITTED, whatever the default is: what others have applied while we waited has to be seen.
-        limits = "; ".join(
-            f"SET LOCAL {name} = '{_MIGRATE_SECONDS}s'"
-            for name in ("statement_timeout", "idle_in_transaction_session_timeout")
+        limits = (
+            f"SET LOCAL statement_timeout = '{_MIGRATE_SECONDS}s'; "
+            f"SET LOCAL idle_in_transaction_session_timeout = '{_IDLE_SECONDS}s'"
         )
         if connection.get_server_version().major >= 17:  # the role's may be shorter than our patience
             limits += "; SET LOCAL transaction_timeout = 0"

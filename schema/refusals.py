@@ -13,7 +13,13 @@ REFUSED = (
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
 )
-NOT_CONNECTED = (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError)
+NOT_CONNECTED = (
+    OSError,
+    ValueError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # asyncpg 0.32, when the last message of a session that was ended has reached it idle
+)
 
 
 def refusal(dsn: str, error: BaseException) -> SidingsError:
@@ -56,7 +62,13 @@ def refused_migration(dsn: str, schema: str, error: BaseException) -> SidingsErr
             )
         case asyncpg.InvalidParameterValueError():
             return SchemaError(f"the schema {schema!r} in {where} cannot be migrated, nothing has changed: {error}")
-        case OSError() | asyncpg.PostgresConnectionError() | asyncpg.InterfaceError():
+        case (
+            OSError()
+            | asyncpg.PostgresConnectionError()
+            | asyncpg.IdleInTransactionSessionTimeoutError()
+            | asyncpg.InterfaceError()
+            | asyncpg.InternalClientError()
+        ):
             told = f"{type(error).__name__}: {error}".removesuffix(": ")
             return PostgresUnavailable(
                 f"{where} did not answer while it was migrated ({told}): migrate again; it is done as a whole, "

@@ -298,6 +298,35 @@ async def test_whoever_waits_for_another_that_migrates_is_told_so(database: str,
             await migrate(database, service="test")
 
 
+async def test_a_migration_whose_process_stands_still_gives_its_locks_back(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """As one that is paused, or whose machine is gone without a word. All that needed them waited for ten minutes."""
+    goes_on = asyncio.Event()
+    as_before = migrate_module._hand_over
+
+    async def stand_still(connection: asyncpg.Connection, schema: str) -> None:
+        await goes_on.wait()
+        await as_before(connection, schema)
+
+    monkeypatch.setattr(migrate_module, "_hand_over", stand_still)
+    monkeypatch.setattr(migrate_module, "_IDLE_SECONDS", 1.0)
+    later = later_migration(ALTER)
+    monkeypatch.setattr(migrate_module, "migrations", lambda: later)
+    async with connected(database) as other:
+        migrating = asyncio.create_task(migrate(database, service="test"))
+        locked = """SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'sidings.job'::regclass AND granted
+                                   AND mode = 'AccessExclusiveLock')"""
+        await eventually(lambda: value(database, locked), "the migration has the job table")
+        async with asyncio.timeout(SECONDS):
+            await other.execute("INSERT INTO sidings.job (type, origin) VALUES ('x', 't/0')")
+    goes_on.set()
+    with pytest.raises(PostgresUnavailable, match=r"did not answer while it was migrated .*: migrate again"):
+        await migrating
+    monkeypatch.setattr(migrate_module, "_hand_over", as_before)
+    assert [m.name for m in await migrate(database, service="test")] == ["later"]
+
+
 # -- rights, servers ----------------------------------------------------------------------------------------------
 
 
