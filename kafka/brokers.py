@@ -1,8 +1,13 @@
 """What every client does about a broker that is neither up nor down: that takes connections perhaps, and says nothing.
+And about one that throttles it, for a quota.
 
 aiokafka 0.14 asks one broker after another, in any order, waits for each as long as any request may take, and makes one
 connection at a time. So a single broker that hangs kept its clients from all others, again and again
 (docs/decisions/0028-hanging-brokers.md).
+
+A broker that throttles answers at once, says for how long it reads nothing more of the connection, and expects nothing.
+aiokafka does not heed it: what it sends stands in the broker's buffer, and is done when the time has come, be the
+connection closed long since, and the message sent again by somebody else.
 """
 
 import asyncio
@@ -54,12 +59,14 @@ def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = No
     client.failed_at = {}
     client.late = defaultdict(int)
     client.fetch_bytes = {}
+    client.throttled_until = {}
 
 
 class _Client(AIOKafkaClient):
     """patience: of the next try to connect to a broker; connecting: since when; failed_at: the last one. late: how many
     requests to a broker have been without an answer for long. fetch_bytes: most of one fetch from a broker, where the
-    network to it is too narrow for as many as are asked for."""
+    network to it is too narrow for as many as are asked for. throttled_until: nothing is sent on a connection before
+    (`time.monotonic`)."""
 
     session_seconds: float | None
     patience: defaultdict[Any, float]
@@ -68,6 +75,7 @@ class _Client(AIOKafkaClient):
     failed_at: dict[Any, float]
     late: defaultdict[Any, int]
     fetch_bytes: dict[Any, int]
+    throttled_until: dict[Any, float]
 
     @property
     def _milliseconds(self) -> int:
@@ -146,11 +154,14 @@ class _Client(AIOKafkaClient):
         return await self._send(node_id, request, group)
 
     async def _send(self, node_id: Any, request: Any, group: Any) -> Any:
+        await self._let_through(node_id, group)
         seconds = self.session_seconds if isinstance(request, HeartbeatRequest) else None
         limit = asyncio.timeout(seconds)
         try:
             async with self._awaited(node_id), limit:
-                return cast(Any, await super().send(node_id, request, group=group))
+                answer = cast(Any, await super().send(node_id, request, group=group))
+            self._heed(node_id, group, answer)
+            return answer
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -177,6 +188,25 @@ class _Client(AIOKafkaClient):
                 if 2 * limit >= wanted:
                     del self.fetch_bytes[node_id]
         return answer
+
+    @property
+    def throttled(self) -> bool:
+        """Whether some broker wants nothing of us for now."""
+        return any(self._throttled(node, group) for node, group in self.throttled_until)
+
+    def _throttled(self, node_id: Any, group: Any = ConnectionGroup.DEFAULT) -> bool:
+        return self.throttled_until.get((node_id, group), 0.0) > time.monotonic()
+
+    async def _let_through(self, node_id: Any, group: Any = ConnectionGroup.DEFAULT) -> None:
+        while self._throttled(node_id, group):
+            await asyncio.sleep(self.throttled_until[node_id, group] - time.monotonic())
+
+    def _heed(self, node_id: Any, group: Any, answer: Any) -> None:
+        seconds = (getattr(answer, "throttle_time_ms", None) or 0) / 1000
+        if seconds > 0:
+            self.throttled_until[node_id, group] = time.monotonic() + seconds
+        if seconds > _LATE_SECONDS:
+            log.warning("broker %s throttles this client (a quota): it is sent nothing for %.1f s", node_id, seconds)
 
     @asynccontextmanager
     async def _awaited(self, node_id: Any) -> AsyncGenerator[None]:
@@ -207,10 +237,10 @@ class _Client(AIOKafkaClient):
         return connection is not None and connection.connected()
 
     def _nodes(self) -> list[Any]:
-        """All that are known; in any order, those that do not answer last, and before them those without connection."""
+        """All that are known; in any order, those that do not answer last, and before them those that throttle."""
         nodes = [broker.nodeId for broker in cast(Any, self).cluster.brokers()]
         random.shuffle(nodes)
-        return sorted(nodes, key=lambda node: (self._silent(node), not self._connected(node)))
+        return sorted(nodes, key=lambda node: (self._silent(node), self._throttled(node), not self._connected(node)))
 
     def get_random_node(self) -> Any:
         """One that answers, as far as is known."""
@@ -229,6 +259,7 @@ class _Client(AIOKafkaClient):
         request = MetadataRequest(list(topics) if topics else None)
         nodes = self._nodes()
         if ("bootstrap", ConnectionGroup.DEFAULT) in self._conns or len(nodes) < 2:
+            await self._let_through(next(iter(nodes), None))
             return await super()._metadata_update(cluster_metadata, topics)
         try:
             metadata = await _first([partial(self._ask, node, request) for node in nodes])
@@ -242,6 +273,7 @@ class _Client(AIOKafkaClient):
         return True
 
     async def _ask(self, node_id: Any, request: Any) -> Any:
+        await self._let_through(node_id)
         connection = await self._get_conn(node_id)
         if connection is None:
             raise NodeNotReadyError(f"node {node_id}")

@@ -209,7 +209,7 @@ class Rounds:
                 stuck.add(partition)
                 failure = self._senders.failure(sender, error)
         if unanswered:
-            failure = self._senders.failure(sender, TimeoutError("Kafka did not acknowledge in time"), unreachable=True)
+            failure = self._senders.failure(sender, sender.late(), unreachable=True)
         if failure is not None:
             failure.progress = self.ledger.accepted > 0
             if not (failure.cut or isinstance(failure.error, NO_TOPIC)):
@@ -290,7 +290,7 @@ class Rounds:
         if future is None:
             return None
         if await self._answers({future}):
-            raise self._senders.failure(sender, TimeoutError("Kafka did not acknowledge in time"), unreachable=True)
+            raise self._senders.failure(sender, sender.late(), unreachable=True)
         error = future.exception()
         if error is None or self._is_refusal(error):
             return error

@@ -94,6 +94,11 @@ class Sender:
         batch.close()
         return _heard(await cast(Any, self._producer).send_batch(batch, topic, partition=partition))
 
+    def late(self) -> TimeoutError:
+        """What a batch fails with that was not acknowledged in time."""
+        why = ": it throttles this client (a quota)" if cast(Any, self._producer.client).throttled else ""
+        return TimeoutError(f"Kafka did not acknowledge in time{why}")
+
     async def append(self, topic: str, **message: Any) -> "asyncio.Future[object]":
         """Hand one message over, to go with others; arguments as of aiokafka's ``send``."""
         return _heard(await cast(Any, self._producer).send(topic, **message))
