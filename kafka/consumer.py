@@ -170,6 +170,7 @@ class Consumer(ConsumerRebalanceListener):
                 self.spawn(self._topic_table.watch(client, self._topics, self.place))
             client.subscribe(self._topics, listener=self)
             self.spawn(membership.watch(client, contact))
+            self.spawn(self.vitals.watch_ends(client))
             try:
                 await self._stopping.wait()
                 self._rest()

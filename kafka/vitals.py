@@ -1,7 +1,9 @@
 """What a consumer shows of itself: why it is not well, and the figures that are states."""
 
+import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NoReturn, cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
@@ -15,6 +17,8 @@ __all__ = ["Vitals"]
 
 _UNREACHABLE_SECONDS = 15.0  # without Kafka, or without the stored offsets, before the health check complains
 _STEADY_SECONDS = 5.0  # an assignment that lasts so long without an error shows that the connection is sound
+_ENDS_SECONDS = 5.0  # between questions where logs end of which nothing is read
+_UNREAD = (State.ASIDE, State.REFUSED, State.FULL)
 _STUCK_SECONDS = 60.0  # without a turn of a loop, an answer of Kafka, the end of a rebalance
 
 
@@ -36,6 +40,7 @@ class Vitals:
         self._loops: Sequence[FetchLoop] = ()
         self._backlog: Backlog | None = None
         self._contact: Contact | None = None
+        self._ends: Mapping[TopicPartition, int] = {}  # of what is not read
         self._unconnected_since: float | None = time.monotonic()
         self._failing_since: float | None = None  # connections break again and again
         self._trouble = "it has not connected yet"
@@ -79,6 +84,18 @@ class Vitals:
     @property
     def _steady(self) -> bool:
         return _age(self._assigned_since) > _STEADY_SECONDS
+
+    async def watch_ends(self, client: AIOKafkaConsumer) -> NoReturn:
+        """Ask where the logs end of which nothing is read: of these nobody tells the client, and the lag would stay."""
+        while True:
+            await asyncio.sleep(_ENDS_SECONDS)
+            unread = [partition.tp for partition in self._partitions() if partition.state in _UNREAD]
+            try:
+                async with asyncio.timeout(_ENDS_SECONDS):
+                    ends = cast(Mapping[TopicPartition, int], await client.end_offsets(unread) if unread else {})
+            except Exception:  # noqa: BLE001 - whatever it is: it shows elsewhere, and nothing depends on this
+                continue
+            self._ends = ends
 
     def missing_topics(self) -> list[str]:
         """Those that Kafka does not tell us of: nothing of them is assigned to anybody."""
@@ -175,9 +192,10 @@ class Vitals:
 
     def _highwater(self, tp: TopicPartition) -> int | None:
         try:
-            return None if self._client is None else self._client.highwater(tp)
+            told = None if self._client is None else self._client.highwater(tp)
         except (AssertionError, AttributeError):
             return None  # revoked between two looks
+        return max(told or 0, self._ends[tp]) if tp in self._ends else told
 
 
 def _age(since: float | None) -> float:

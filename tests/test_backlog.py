@@ -23,6 +23,7 @@ from .support import Ride, connected, drained, eventually, fetch
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch):
     monkeypatch.setattr("sidings.kafka.backlog._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("sidings.kafka.vitals._ENDS_SECONDS", 0.5)
 
 
 FREE = 20  # messages that the handler takes without looking; more than the limit
@@ -234,3 +235,17 @@ async def test_a_count_ends_at_the_limit_and_begins_at_the_first_job_of_the_last
         rows = await connection.fetch(query, ["t/0", "t/1", "t/2"], [0, positions[40], 0], [11, 30, 5])
     found = {row["origin"]: (row["waiting"], row["first"]) for row in rows}
     assert found == {"t/0": (11, positions[0] + 1), "t/1": (10, positions[40]), "t/2": (0, None)}
+
+
+async def test_what_comes_into_a_full_partition_counts_as_lag(effects, topic, sidings_kafka):
+    """Its client asks for nothing of it, and so was not told how far it had grown: the lag stayed 0."""
+    name = await topic()
+    service, gate = a_service_with_jobs(effects, sidings_kafka, name)
+    await produce(sidings_kafka, name, range(FREE))
+    async with service:
+        await eventually(lambda: full(service) == 1)
+        await produce(sidings_kafka, name, range(FREE, FREE + 10))
+        await eventually(lambda: sample(service, "sidings_consumer_lag") == 10)
+        gate.set()
+        await eventually(offset_reaches(effects, name, FREE + 10))
+        await eventually(lambda: sample(service, "sidings_consumer_lag") == 0)
