@@ -350,6 +350,28 @@ async def test_a_clock_of_postgres_that_is_hours_ahead_parks_no_message(
     assert len(await records(sidings_kafka, etas)) == 20
 
 
+async def test_messages_that_have_waited_for_longer_than_their_topic_takes_are_sent(
+    database: str, sidings_kafka: str, topic
+) -> None:
+    """As after an outage, of a topic that refuses old timestamps. They were parked, and newer ones of their keys sent;
+    once released they were refused again, for ever. One whose author has given it such a timestamp still is parked."""
+    strict = await topic("strict", config={"message.timestamp.before.max.ms": "3600000"})
+    async with connected(database) as connection:
+        await connection.execute(
+            "ALTER TABLE sidings.outbox ALTER published_at SET DEFAULT clock_timestamp() - interval '2 hours'"
+        )
+        await publish(database, strict, numbered(0, 20))
+        await connection.execute("SELECT sidings.publish_bytes($1, 'k', 'old', NULL, NULL, '2001-01-01')", strict)
+        await connection.execute("ALTER TABLE sidings.outbox ALTER published_at SET DEFAULT clock_timestamp()")
+    await publish(database, strict, numbered(20, 20))
+    async with publishing(database) as (outbox, _), relaying(database, sidings_kafka):
+        await emptied(database)
+        assert [parked.value for parked in await outbox.parked()] == [b"old"]
+    found = await records(sidings_kafka, strict)
+    assert len(found) == 40
+    assert_complete(found, 40)
+
+
 async def test_a_read_that_no_smaller_one_can_replace_is_given_more_time(
     database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,10 +50,10 @@ class Watch:
             self.most[topic, partition] = max(self.most[topic, partition], sum(not f.done() for f in pending))
             return future
 
-        def watched_pack(packer: Any, batch: Any, rows: Any) -> packing.Packed:
+        def watched_pack(packer: Any, batch: Any, rows: Any, **options: Any) -> packing.Packed:
             busy = [any(not future.done() for future in some) for some in self._under_way.values()]
             self.packed_ahead += sum(busy) == partitions
-            packed = pack(packer, batch, rows)
+            packed = pack(packer, batch, rows, **options)
             self.packed += len(packed.rows)
             return packed
 

@@ -81,8 +81,9 @@ class Packer:
 
         return goes
 
-    def pack(self, batch: Any, rows: list[Row]) -> Packed:
-        """Append `rows` to `batch` until it is full."""
+    def pack(self, batch: Any, rows: list[Row], *, as_of_now: bool = False) -> Packed:
+        """Append `rows` to `batch` until it is full. as_of_now: those that have no timestamp of their own get the time
+        of now, not that of their publication."""
         all_rows, bad = rows, list[tuple[Row, str]]()
         rows, rest = rows[: self._most], rows[self._most :]
         append, message_id, limit = batch.append, self._id, self._max_bytes
@@ -100,7 +101,7 @@ class Packer:
             headers = [(MESSAGE_ID, message_id % (id, published_us))]
             if timestamp_ms is None:
                 timestamp_ms = published_us // 1000
-                if timestamp_ms > latest_ms:
+                if as_of_now or timestamp_ms > latest_ms:
                     timestamp_ms = latest_ms
             elif timestamp_ms == _INFINITE:
                 bad.append((row, "its timestamp is infinite"))

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aiokafka.errors import InvalidTopicError, KafkaError, RequestTimedOutError, UnknownError
+from aiokafka.errors import InvalidTimestampError, InvalidTopicError, KafkaError, RequestTimedOutError, UnknownError
 
 from ...executor import now
 from .backlog import Backlog, Lane, Row, repeat
@@ -231,13 +231,19 @@ class Rounds:
         return new if own - self.apart() - new and (progress or self._failures) else frozenset()
 
     async def _hand_over(
-        self, sender: Sender, partition: int, rows: list[Row], packed: Packed | None = None
+        self,
+        sender: Sender,
+        partition: int,
+        rows: list[Row],
+        packed: Packed | None = None,
+        *,
+        as_of_now: bool = False,
     ) -> tuple[Packed, asyncio.Future[object] | None]:
         """One batch for one partition, packed already or now. Returns it and the future of its acknowledgement, which
         has failed already where it could not be handed over."""
         ours = self.ledger.still_ours(rows)
         if packed is None or ours is not rows:
-            packed = self._packer.pack(sender.batch(), ours)
+            packed = self._packer.pack(sender.batch(), ours, as_of_now=as_of_now)
         for row, reason in packed.bad:
             self.ledger.refuse(row, reason)
         if not packed.rows:
@@ -269,8 +275,11 @@ class Rounds:
         return pending
 
     async def _isolate(self, partition: int, rows: list[Row]) -> None:
-        """Find the messages that Kafka refuses by halving, in order, and park them; all others are sent."""
+        """Find the messages that Kafka refuses by halving, in order, and park them; all others are sent. Those that
+        have waited for longer than their topic takes get the time of now."""
         error = await self._try(partition, rows)
+        if isinstance(error, InvalidTimestampError):
+            error = await self._try(partition, rows, as_of_now=True)
         if error is None:
             self.ledger.accept(self.ledger.unsettled(rows))
         elif len(rows) == 1:
@@ -280,13 +289,13 @@ class Rounds:
             await self._isolate(partition, rows[:middle])
             await self._isolate(partition, rows[middle:])
 
-    async def _try(self, partition: int, rows: list[Row]) -> BaseException | None:
+    async def _try(self, partition: int, rows: list[Row], *, as_of_now: bool = False) -> BaseException | None:
         """Send these alone. Returns the refusal; raises `Failed` for anything else."""
         rows = self.ledger.still_ours(rows)
         if not rows:
             return None
         sender = await self._senders.own()
-        _, future = await self._hand_over(sender, partition, rows)
+        _, future = await self._hand_over(sender, partition, rows, as_of_now=as_of_now)
         if future is None:
             return None
         if await self._answers({future}):
