@@ -17,6 +17,7 @@ from .connections import AnyConnection, AnySyncConnection, Rows, Statement, stor
 from .context import current_work
 from .enqueue import UNSET, Unset
 from .job import Job, JobId, P
+from .kinds import ROOT, fields_in_doubt, other_kind
 from .lossy import (
     MASK,
     becomes_another,
@@ -26,12 +27,15 @@ from .lossy import (
     is_changed,
     is_other,
     masks_secret,
+    may_be_nested,
+    may_be_unreadable,
     may_become_another,
     may_change,
     may_hold_floats,
     not_finite,
     runs_again,
     same_but_for_order,
+    too_much_in,
 )
 from .periodic import Periodic
 from .retry import Retry
@@ -43,6 +47,7 @@ Handler = Callable[[Job[P]], Awaitable[object] | object] | Callable[[list[Job[P]
 PolicyName = Literal["serial", "latest", "parallel"]
 GroupOf = str | Callable[[P], str | None] | None
 
+_LONG = 400  # bytes: what is shorter is nested by 200 at most
 _MAX_BATCH = 500  # jobs that run are named in one row of the executor, which has to stay small
 
 
@@ -363,6 +368,8 @@ class JobType(Generic[P]):
                         "it holds a float that is NaN or infinite, of which JSON gets null: give its model "
                         "ConfigDict(ser_json_inf_nan='strings'), or None in its place"
                     )
+                if len(text) > _LONG and (too_much := too_much_in(checked, text, nested=self._may_be_nested)):
+                    raise ValueError(too_much)
                 if (self._may_become_another or self._may_change) and (other := self._other_in(checked, text)):
                     raise ValueError(other)
                 texts.append(text)
@@ -377,7 +384,16 @@ class JobType(Generic[P]):
 
     @cached_property
     def _may_become_another(self) -> bool:
-        return may_become_another(self._adapter.core_schema)
+        schema = self._adapter.core_schema
+        return bool(self._in_doubt) or may_become_another(schema) or may_be_unreadable(schema)
+
+    @cached_property
+    def _may_be_nested(self) -> bool:
+        return may_be_nested(self._adapter.core_schema)
+
+    @cached_property
+    def _in_doubt(self) -> dict[type, dict[str, bool]]:
+        return fields_in_doubt(self._adapter.core_schema)
 
     @cached_property
     def _classes(self) -> frozenset[type]:
@@ -394,8 +410,11 @@ class JobType(Generic[P]):
     def _other_in(self, checked: P, text: bytes) -> str:
         """What the handler would get in place of what is here; empty where it is the same."""
         read = self.load(text.decode())
-        if self._may_become_another and (other := becomes_another(checked, read, self._classes)):
-            return f"it holds {other}"
+        if self._may_become_another:
+            declared = self._in_doubt.get(ROOT)
+            kind = "" if declared is None else other_kind(checked, read, all(declared.values()))
+            if other := kind or becomes_another(checked, read, self._classes, self._in_doubt):
+                return f"it holds {other}"
         if not self._may_change:
             return ""
         again = self._to_json(read, round_trip=True, by_alias=False)

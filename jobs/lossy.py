@@ -11,6 +11,9 @@ from numbers import Number
 from typing import cast
 
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
+from pydantic_core import from_json, to_json
+
+from .kinds import ONE_KIND, named_parts, other_kind
 
 __all__ = [
     "MASK",
@@ -22,15 +25,20 @@ __all__ = [
     "is_other",
     "loses_numbers",
     "masks_secret",
+    "may_be_nested",
+    "may_be_unreadable",
     "may_become_another",
     "may_change",
     "may_hold_floats",
     "not_finite",
     "runs_again",
     "same_but_for_order",
+    "too_much_in",
 ]
 
 MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
+
+_DEEPEST, _MOST_DIGITS = 200, 4_300  # that pydantic reads
 
 # Types of pydantic's core schemas that hold no float themselves; a Decimal that is no number is written as text.
 _WITHOUT_FLOATS = frozenset(
@@ -73,6 +81,74 @@ def _holds_secret(value: object) -> bool:
             return any(map(_holds_secret, cast(Iterable[object], value)))
         case _:
             return False
+
+
+def may_be_nested(schema: object) -> bool:
+    """Whether a value of this core schema of pydantic's may be nested to any depth: by models that hold themselves, or
+    by what is not declared."""
+    within = {name: set(_references(part)) for name, part in named_parts(schema)}
+    for _ in list(within):
+        within = {name: its.union(*(within.get(other, ()) for other in its)) for name, its in within.items()}
+    return any(name in its for name, its in within.items()) or _holds_undeclared(schema)
+
+
+def _references(schema: object) -> list[object]:
+    match schema:
+        case {"type": "definition-ref"}:
+            return [cast(Mapping[str, object], schema)["schema_ref"]]
+        case Mapping():
+            inner = _within(cast(Mapping[str, object], schema))
+        case list() | tuple():
+            inner = list(cast(Iterable[object], schema))
+        case _:
+            return []
+    return [name for part in inner for name in _references(part)]
+
+
+def _holds_undeclared(schema: object) -> bool:
+    match schema:
+        case {"type": "any"} | {"extra_behavior": "allow"} | {"extra_fields_behavior": "allow"}:
+            return True
+        case Mapping():
+            return any(map(_holds_undeclared, _within(cast(Mapping[str, object], schema))))
+        case list() | tuple():
+            return any(map(_holds_undeclared, cast(Iterable[object], schema)))
+        case _:
+            return False
+
+
+def too_much_in(value: object, text: bytes, *, nested: bool) -> str:
+    """What in JSON of a value is more than pydantic reads, and in which fields; empty where nothing is. nested: as
+    `may_be_nested` has told."""
+    deep = nested and text.count(b"[") + text.count(b"{") > _DEEPEST  # a closer look takes longer
+    if not deep and (len(text) <= _MOST_DIGITS or not _has_digits(text)):
+        return ""
+    try:
+        from_json(text)
+        return ""
+    except ValueError as error:
+        told = "is nested deeper than by 200" if "recursion" in str(error) else "has a number of more than 4,300 digits"
+    if isinstance(value, Mapping):
+        parts = dict(cast(Mapping[object, object], value))
+    else:
+        parts = {name: getattr(value, name) for name in _fields(value)}
+    names = [str(name) for name, part in parts.items() if _is_too_much({name: part})]
+    return f"{', '.join(names) or 'it'} {told}, more than the handler's model can be read of"
+
+
+def _has_digits(text: bytes) -> bool:
+    """Whether it may hold so many in a row: those fill such a part, wherever they begin."""
+    size, end = _MOST_DIGITS // 2, len(text)
+    parts = map(text.__getitem__, map(slice, range(0, end, size), range(size, end + size, size)))
+    return any(map(bytes.isdigit, parts))
+
+
+def _is_too_much(value: object) -> bool:
+    try:
+        from_json(to_json(value))
+    except ValueError:
+        return True
+    return False
 
 
 def may_hold_floats(schema: object) -> bool:
@@ -143,6 +219,26 @@ def may_become_another(schema: object) -> bool:
             return False
 
 
+def may_be_unreadable(schema: object) -> bool:
+    """Whether JSON that is written of a value of this core schema of pydantic's may not be taken by it: where an enum
+    has values for which JSON has no form of their own, where a field is left out and has no default, and where fields
+    of a derived class are written."""
+    match schema:
+        case {"type": "enum"}:
+            members = cast(Mapping[str, list[Enum]], schema)["members"]
+            return not all(isinstance(member.value, str | int | float | None) for member in members)
+        case {"serialization_exclude": True, "schema": {"type": str() as kind}} if kind != "default":
+            return True
+        case {"serialization": {"type": "any"}}:
+            return True
+        case Mapping():
+            return any(map(may_be_unreadable, _within(cast(Mapping[str, object], schema))))
+        case list() | tuple():
+            return any(map(may_be_unreadable, cast(Iterable[object], schema)))
+        case _:
+            return False
+
+
 def _may_be_of_a_class(schema: object) -> bool:
     """Whether a value of it may be, or have in it, a model or a dataclass: a list of numbers is read as one."""
     match schema:
@@ -165,6 +261,8 @@ def may_change(schema: object) -> bool:
         case {"type": "function-before" | "function-after" | "function-wrap" | "function-plain"}:
             return True
         case {"post_init": bool() | str() as post_init} if post_init:
+            return True
+        case {"type": "dataclass-field", "init": False}:  # it is written, and not read
             return True
         case {"custom_init": True}:
             return True
@@ -228,12 +326,16 @@ def classes_in(schema: object) -> frozenset[type]:
     return cast(frozenset[type], frozenset(found).union(*map(classes_in, inner)))
 
 
-def becomes_another(value: object, read: object, classes: frozenset[type]) -> str:
+def becomes_another(
+    value: object, read: object, classes: frozenset[type], in_doubt: Mapping[type, Mapping[str, bool]] | None = None
+) -> str:
     """What in `value` is another one in what was `read` of its JSON, and what to do; empty where nothing is. classes:
     those of its schema. What is of none of them, as where the schema says `Any`, arrives without its class by design,
-    and an instance of a class derived from one of them as that one."""
+    and an instance of a class derived from one of them as that one. in_doubt: as `fields_in_doubt` has told."""
     some, there = list[object](), list[object]()
     match value, read:
+        case Mapping(), _ if type(read) in classes:
+            return f"a dict of which the handler would get a {type(read).__name__}: {ONE_KIND}"
         case bytes(), _:
             return _BYTES if (read.encode() if isinstance(read, str) else read) != value else ""
         case Mapping(), Mapping():
@@ -252,8 +354,13 @@ def becomes_another(value: object, read: object, classes: frozenset[type]) -> st
             names = _fields(read) if kind is not None else []
             some += [getattr(value, name) for name in names]
             there += [getattr(read, name) for name in names]
+            doubtful = (in_doubt or {}).get(type(read), {})
+            for name in names:
+                declared = doubtful.get(name)
+                if declared is not None and (told := other_kind(getattr(value, name), getattr(read, name), declared)):
+                    return f"in {name} {told}"
     for held, its in zip(some, there, strict=False):
-        if type(held) not in _LEAVES and (told := becomes_another(held, its, classes)):
+        if type(held) not in _LEAVES and (told := becomes_another(held, its, classes, in_doubt)):
             return told
     return ""
 

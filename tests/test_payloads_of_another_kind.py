@@ -1,0 +1,261 @@
+"""Payloads of whose values JSON does not tell the kind, or that nobody can read again."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel, SerializeAsAny, TypeAdapter
+from sidings import InvalidPayload
+from sidings.jobs import Job, Registry
+from sidings.jobs.kinds import fields_in_doubt
+from sidings.jobs.lossy import may_be_nested, may_be_unreadable
+from sidings.testing import drain
+from typing_extensions import TypeAliasType
+
+from .support import ORIGIN, connected
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Size(StrEnum):
+    LARGE = "large"
+
+
+class Mixed(Enum):
+    NUMBER = 1
+    TEXT = "1"
+
+
+class Paid(BaseModel):
+    amount: Decimal | str
+    more: Any = None
+
+
+class Order(BaseModel):
+    number: int = 0
+    lines: list[Paid] = []
+    by: dict[int | str, int] = {}
+    at: datetime | str | None = None
+
+
+class Amounts(RootModel[list[Decimal | str]]):
+    pass
+
+
+@dataclass
+class Named:
+    id: UUID | str
+
+
+AT, ID = datetime(2030, 1, 2, tzinfo=UTC), UUID(int=7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "refused"),
+    [
+        (Order, Order(lines=[Paid(amount=Decimal("1.5"))]), None),
+        (Order, Order(lines=[Paid(amount="by hand", more=[Decimal("1.5"), {1: AT}])]), ...),
+        (Order, Order(lines=[Paid(amount="1.5")]), "in amount a str of which the handler would get a Decimal"),
+        (Order, Order(by={"1": 1, "b": 2}), None),
+        (Order, Order(by={1: 1}), "in by a int of which the handler would get a str"),
+        (Order, Order(by={1: 1, "1": 2}), "in by keys that JSON writes alike"),  # one was lost
+        (Order, Order(at=AT), None),
+        (Order, Order(at="soon"), None),
+        (Order, Order(at="2030-01-02T03:04:05Z"), "in at a str of which the handler would get a datetime"),
+        (Order, Order(lines=[Paid(amount="by hand")]), None),
+        (Amounts, Amounts([Decimal(1), "one"]), None),
+        (Amounts, Amounts([Decimal(1), "1"]), "in root a str of which the handler would get a Decimal"),
+        (Named, Named(ID), None),
+        (Named, Named(str(ID)), "in id a str of which the handler would get a UUID"),
+        (str | bytes, b"bill", "a bytes of which the handler would get a str"),
+        (str | Colour, Colour.RED, "a Colour of which the handler would get a str"),
+        (str | Size, Size.LARGE, None),  # it equals the text
+        (set[Decimal | str], {Decimal("1.5"), "x"}, None),
+        (set[Decimal | str], {"1.5", "x"}, "a str of which the handler would get a Decimal"),
+        (Paid | dict[str, str], {"amount": "1"}, "a dict of which the handler would get a Paid"),
+        (dict[Mixed, int], {Mixed.NUMBER: 1, Mixed.TEXT: 2}, "keys that JSON writes alike"),  # one was lost
+        (dict[str | None, int], {None: 1}, "a NoneType of which the handler would get a str"),
+        (list[Decimal] | list[str], ["1.5"], "a str of which the handler would get a Decimal"),
+        (list[Decimal] | list[str], ["x"], None),
+        (dict[int | str, Any], {"a": [AT, {1: 2}]}, ...),
+        (dict[int | str, Any], {1: AT}, "a int of which the handler would get a str"),
+        (Decimal | int, 1, None),
+        (date | datetime, AT, None),
+    ],
+    ids=str,
+)
+async def test_a_value_arrives_as_the_kind_that_it_was_or_is_refused(
+    database: str, kind: Any, payload: Any, refused: Any
+) -> None:
+    """pydantic takes the first kind of a union that fits, and writes keys as texts: it was another one."""
+    registry, got = Registry(), list[Any]()
+
+    @registry.job(payload=kind)
+    async def keep(job: Job[Any]) -> None:
+        got.append(job.payload)
+
+    async with connected(database) as connection, connection.transaction():
+        if refused in (None, ...):
+            await keep.enqueue(connection, payload, origin=ORIGIN)
+        else:
+            with pytest.raises(InvalidPayload, match=re.escape(refused)):
+                await keep.enqueue(connection, payload, origin=ORIGIN)
+            with pytest.raises(InvalidPayload, match=re.escape(refused)):
+                await keep.enqueue_many(connection, [payload], origin=ORIGIN)
+    await drain(database, registry)
+    if refused is ...:  # what is declared as Any arrives as JSON has it
+        assert len(got) == 1
+    elif refused is not None:
+        assert got == []
+    else:
+        assert got == [payload]
+
+
+class Leg(NamedTuple):
+    start: str
+    end: str
+
+
+class Code(Enum):
+    PAIR = (1, 2)
+
+
+class Tree(BaseModel):
+    name: str = ""
+    branches: list["Tree"] = []
+
+
+class Free(BaseModel):
+    number: int = 0
+    more: Any = None
+
+
+class Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Opened(Closed):
+    row: int = 1
+
+
+class Holder(BaseModel):
+    what: SerializeAsAny[Closed]
+
+
+class Loaded(BaseModel):
+    number: int
+    loaded: int = Field(exclude=True)
+
+
+@dataclass
+class Counted:
+    name: str
+    count: int = field(default=0, init=False)
+
+
+def nested(depth: int) -> list[Any]:
+    out: list[Any] = []
+    for _ in range(depth - 1):
+        out = [out]
+    return out
+
+
+def a_tree(depth: int) -> Tree:
+    tree = Tree()
+    for _ in range(depth):
+        tree = Tree(branches=[tree])
+    return tree
+
+
+def a_count(number: int) -> Counted:
+    counted = Counted("a")
+    counted.count = number
+    return counted
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "refused"),
+    [
+        (Free, Free(more=nested(200)), None),
+        (Free, Free(more=nested(201)), "more is nested deeper than by 200"),
+        (dict, {"a": 1, "more": nested(220)}, "more is nested deeper than by 200"),
+        (Any, nested(250), "it is nested deeper than by 200"),
+        (Tree, a_tree(99), None),
+        (Tree, a_tree(100), "branches is nested deeper than by 200"),
+        (Free, Free(more=["[" * 1_000, {"[": "{" * 1_000}]), None),
+        (Free, Free(more=[[]] * 1_000), None),
+        (Free, Free(number=10**4_299, more="1" * 10_000), None),
+        (Free, Free(number=10**4_300), "number has a number of more than 4,300 digits"),
+        (Free, Free(more={"a": ["x" * 3_000, -(10**9_000)]}), "more has a number of more than 4,300 digits"),
+        (dict[tuple[int, int], int], {(1, 2): 3}, "Input should be a valid array"),
+        (dict[Leg, int], {Leg("a", "b"): 3}, "a,b"),
+        (Code, Code.PAIR, "Input should be"),
+        (Holder, Holder(what=Closed()), None),
+        (Holder, Holder(what=Opened()), r"what.row"),
+        (Loaded, Loaded(number=1, loaded=2), "loaded"),
+        (Counted, Counted("a"), None),
+        (Counted, a_count(7), "other values of count"),  # the handler got 0
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+async def test_what_nobody_can_read_again_is_refused(
+    database: str, kind: Any, payload: Any, refused: str | None
+) -> None:
+    """It was stored, and held when it came to run."""
+    registry, got = Registry(), list[Any]()
+
+    @registry.job(payload=kind)
+    async def keep(job: Job[Any]) -> None:
+        got.append(job.payload)
+
+    async with connected(database) as connection, connection.transaction():
+        if refused is None:
+            await keep.enqueue(connection, payload, origin=ORIGIN)
+        else:
+            with pytest.raises(InvalidPayload, match=re.escape(refused)):
+                await keep.enqueue(connection, payload, origin=ORIGIN)
+            with pytest.raises(InvalidPayload, match=re.escape(refused)):
+                await keep.enqueue_many(connection, [payload], origin=ORIGIN)
+    await drain(database, registry)
+    assert got == ([] if refused else [payload])
+
+
+Written = TypeAliasType("Written", "list[Written] | dict[str, Written] | str | float | None")
+
+
+class Plain(BaseModel):
+    data: JsonValue = None
+    written: Written = None
+    number: int | str | None = None
+    price: Decimal | float = 0.0
+    where: Path = Path()
+    kind: Literal["a"] | None = "a"
+    colours: dict[Colour, Colour] = {}
+    names: Mapping[str, list[date | None]] = {}
+
+
+@pytest.mark.parametrize("kind", [str, list[int], dict[str, int], dict[date, Decimal], Closed, Named | None])
+def test_of_most_payloads_nothing_is_in_doubt(kind: Any) -> None:
+    schema = TypeAdapter(kind).core_schema
+    assert kind == Named | None or not fields_in_doubt(schema)
+    assert not may_be_unreadable(schema)
+    assert not may_be_nested(schema)
+
+
+def test_unions_that_json_tells_apart_are_not_in_doubt() -> None:
+    schema = TypeAdapter(Plain).core_schema
+    assert not fields_in_doubt(schema)
+    assert not may_be_unreadable(schema)
+    assert fields_in_doubt(TypeAdapter(list[Order]).core_schema) == {
+        Order: {"by": True, "at": True},
+        Paid: {"amount": True},
+    }
