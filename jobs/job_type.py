@@ -19,10 +19,12 @@ from .enqueue import UNSET, Unset
 from .job import Job, JobId, P
 from .kinds import ROOT, fields_in_doubt, other_kind
 from .lossy import (
+    HALF,
     MASK,
     becomes_another,
     changed_fields,
     classes_in,
+    has_half_characters,
     held_by,
     is_changed,
     is_other,
@@ -31,6 +33,7 @@ from .lossy import (
     may_be_unreadable,
     may_become_another,
     may_change,
+    may_have_keys,
     may_hold_floats,
     not_finite,
     runs_again,
@@ -368,6 +371,8 @@ class JobType(Generic[P]):
                         "it holds a float that is NaN or infinite, of which JSON gets null: give its model "
                         "ConfigDict(ser_json_inf_nan='strings'), or None in its place"
                     )
+                if self._may_have_keys and HALF[:1] in text and HALF in text and self._has_half_characters(checked):
+                    raise ValueError("it holds a key with half a character (a lone surrogate): correct its decoding")
                 if len(text) > _LONG and (too_much := too_much_in(checked, text, nested=self._may_be_nested)):
                     raise ValueError(too_much)
                 if (self._may_become_another or self._may_change) and (other := self._other_in(checked, text)):
@@ -390,6 +395,13 @@ class JobType(Generic[P]):
     @cached_property
     def _may_be_nested(self) -> bool:
         return may_be_nested(self._adapter.core_schema)
+
+    @cached_property
+    def _may_have_keys(self) -> bool:
+        return may_have_keys(self._adapter.core_schema)
+
+    def _has_half_characters(self, checked: P) -> bool:
+        return has_half_characters(self._held_by(checked))
 
     @cached_property
     def _in_doubt(self) -> dict[type, dict[str, bool]]:

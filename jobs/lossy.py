@@ -16,10 +16,12 @@ from pydantic_core import from_json, to_json
 from .kinds import ONE_KIND, named_parts, other_kind
 
 __all__ = [
+    "HALF",
     "MASK",
     "becomes_another",
     "changed_fields",
     "classes_in",
+    "has_half_characters",
     "held_by",
     "is_changed",
     "is_other",
@@ -29,6 +31,7 @@ __all__ = [
     "may_be_unreadable",
     "may_become_another",
     "may_change",
+    "may_have_keys",
     "may_hold_floats",
     "not_finite",
     "runs_again",
@@ -37,6 +40,7 @@ __all__ = [
 ]
 
 MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
+HALF = "\ufffd".encode()  # for half a character, in a key
 
 _DEEPEST, _MOST_DIGITS = 200, 4_300  # that pydantic reads
 
@@ -83,6 +87,22 @@ def _holds_secret(value: object) -> bool:
             return False
 
 
+def has_half_characters(value: object) -> bool:
+    """Whether a key in it has a lone surrogate, of which JSON gets `HALF`. In values, and in keys that
+    are not declared as texts, pydantic refuses it."""
+    match value:
+        case Mapping():
+            pairs = cast(Mapping[object, object], value)
+            keys = "".join(key for key in pairs if isinstance(key, str))
+            return keys.encode(errors="replace") != keys.encode(errors="surrogatepass") or any(
+                map(has_half_characters, pairs.values())
+            )
+        case list() | tuple():
+            return any(map(has_half_characters, cast(Iterable[object], value)))
+        case _:
+            return False
+
+
 def may_be_nested(schema: object) -> bool:
     """Whether a value of this core schema of pydantic's may be nested to any depth: by models that hold themselves, or
     by what is not declared."""
@@ -113,6 +133,19 @@ def _holds_undeclared(schema: object) -> bool:
             return any(map(_holds_undeclared, _within(cast(Mapping[str, object], schema))))
         case list() | tuple():
             return any(map(_holds_undeclared, cast(Iterable[object], schema)))
+        case _:
+            return False
+
+
+def may_have_keys(schema: object) -> bool:
+    """Whether a value of this core schema of pydantic's may have texts as keys that its model does not name."""
+    match schema:
+        case {"type": "dict"}:
+            return True
+        case Mapping():
+            return any(map(may_have_keys, _within(cast(Mapping[str, object], schema))))
+        case list() | tuple():
+            return any(map(may_have_keys, cast(Iterable[object], schema)))
         case _:
             return False
 

@@ -12,10 +12,12 @@ from uuid import UUID
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel, SerializeAsAny, TypeAdapter
-from sidings import InvalidPayload
+from sidings import InvalidMessage, InvalidPayload
+from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry
 from sidings.jobs.kinds import fields_in_doubt
-from sidings.jobs.lossy import may_be_nested, may_be_unreadable
+from sidings.jobs.lossy import may_be_nested, may_be_unreadable, may_have_keys
+from sidings.kafka import Outbox
 from sidings.testing import drain
 from typing_extensions import TypeAliasType
 
@@ -229,6 +231,33 @@ async def test_what_nobody_can_read_again_is_refused(
     assert got == ([] if refused else [payload])
 
 
+class Files(BaseModel):
+    sizes: dict[str, int]
+
+
+@pytest.mark.parametrize("kind", [Files, dict, Any], ids=str)
+async def test_a_key_with_half_a_character_is_refused(database: str, kind: Any) -> None:
+    """As a name of a file that was read with `surrogateescape`: JSON got another key, and of two such keys one."""
+    registry, sizes = Registry(), dict(zip(("a\udcff", "a\udcfe"), (1, 2), strict=True))
+
+    @registry.job(payload=kind)
+    async def keep(job: Job[Any]) -> None: ...
+
+    outbox = Outbox(PostgresSettings(dsn=database))
+    async with connected(database) as connection, connection.transaction():
+        for given, accepted in ((sizes, False), ({"a\ufffd": 1, "ä": 2}, True)):
+            payload = Files(sizes=given) if kind is Files else given
+            if accepted:
+                await keep.enqueue(connection, payload, origin=ORIGIN)
+                await outbox.publish(connection, "files", key="k", value=Files(sizes=given))
+                continue
+            with pytest.raises(InvalidPayload, match=r"half a character|surrogates not allowed"):
+                await keep.enqueue(connection, payload, origin=ORIGIN)
+            with pytest.raises(InvalidMessage, match="half a character"):
+                await outbox.publish(connection, "files", key="k", value=Files(sizes=given))
+    await outbox.close()
+
+
 Written = TypeAliasType("Written", "list[Written] | dict[str, Written] | str | float | None")
 
 
@@ -249,6 +278,7 @@ def test_of_most_payloads_nothing_is_in_doubt(kind: Any) -> None:
     assert kind == Named | None or not fields_in_doubt(schema)
     assert not may_be_unreadable(schema)
     assert not may_be_nested(schema)
+    assert may_have_keys(schema) == (getattr(kind, "__origin__", None) is dict)
 
 
 def test_unions_that_json_tells_apart_are_not_in_doubt() -> None:
