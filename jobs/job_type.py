@@ -338,7 +338,15 @@ class JobType(Generic[P]):
         return cast(list[str], [self._text_of_group(value) for value in values])  # which refuses what is empty
 
     def _text_of_group(self, value: object) -> str | None:
-        return self.checked_group(None if value is None else str(value))
+        if value is None or type(value) is str:
+            return self.checked_group(value)
+        text = str(value)
+        if isinstance(value, set | frozenset) or f"0x{id(value):x}" in text.lower():
+            raise MissingGroup(
+                f"{self.name!r} runs serially by group, but {self._group!r} gave {text}, which reads otherwise each "
+                "time: let it give a text (and be no async function)"
+            )
+        return self.checked_group(text)
 
     def _prepared(self, payload: P) -> tuple[P, bytes]:
         """The payload as its model makes it, which also decides its group, and as JSON that `load` can read back."""

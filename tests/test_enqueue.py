@@ -452,6 +452,30 @@ async def test_what_cannot_be_stored_is_refused_before_anything_is_written(datab
     assert [row["group"] for row in await fetch(database, ROWS)] == ["after"]
 
 
+@pytest.mark.parametrize(
+    "group",
+    [lambda ride: a_group(ride), lambda ride: frozenset((ride.transport, "b", "c")), lambda ride: object()],
+    ids=["of an async function", "a set", "an object"],
+)
+@pytest.mark.filterwarnings("ignore:coroutine")
+async def test_a_group_that_reads_otherwise_each_time_is_refused(database: str, group: Any):
+    """Each job was a group of its own, so that they ran in any order, and at once."""
+    registry = Registry()
+
+    @registry.job(group=group)
+    async def ride(job: Job[Ride]) -> None: ...
+
+    async with connected(database) as connection, connection.transaction():
+        with pytest.raises(MissingGroup, match="reads otherwise each time"):
+            await ride.enqueue(connection, Ride(transport="a"), origin=ORIGIN)
+        with pytest.raises(MissingGroup, match="reads otherwise each time"):
+            await ride.enqueue_many(connection, [Ride(transport="a")], origin=ORIGIN)
+
+
+async def a_group(ride: Ride) -> str:
+    return ride.transport
+
+
 async def test_the_longest_names_that_are_accepted_can_be_stored(database: str):
     ride = declare()
     async with connected(database) as connection, connection.transaction():
