@@ -512,6 +512,9 @@ class SimSender:
     def batch(self) -> SimBatch:
         return SimBatch()
 
+    def late(self) -> TimeoutError:
+        return TimeoutError("Kafka did not acknowledge in time")
+
     async def send(self, batch: SimBatch, topic: str, partition: int) -> "asyncio.Future[object]":
         world, choose = self.world, self.world.choose
         if self.closed:
