@@ -3,7 +3,8 @@
 -- One of policy latest (1) that a newer one of its group and type has followed ends as superseded instead, also when the
 -- newer one is not due yet: so a delay debounces.
 -- The key-share lock on (origin, epoch) keeps a superseded owner out. Returns how many, and when the next one is due.
--- A job that somebody else has locked is left for another time: to wait for it would hold up all others.
+-- A job that somebody else has locked is left for another time, as are those of its group that are due after it: to wait for
+-- it would hold up all others. The next look begins there.
 -- Plan: job_due, one probe per origin, then job_pkey; job_group for those of policy latest. statement_timestamp(), because
 -- a volatile clock_timestamp() cannot end an index scan: every later job of the origin would be read. num_nonnulls(),
 -- because "IS NULL AND IS NULL" would let the planner join by a scan of all of job_due. What is due at
@@ -17,13 +18,19 @@ WITH mine AS MATERIALIZED (
                     AND j.run_at >= coalesce($6::timestamptz, '-infinity')) d ON d.due <= statement_timestamp()
     JOIN sidings.origin o ON o.origin = m.origin AND o.epoch = m.epoch AND o.owner = $1
     FOR KEY SHARE OF o
-), due AS MATERIALIZED (
+), first AS MATERIALIZED (
     SELECT j.id, j.run_at, j.policy, j.origin, j."group", j.type, mine.epoch FROM mine,
          LATERAL (SELECT * FROM sidings.job j
                   WHERE j.origin = mine.origin AND j.position IS NULL AND j.held IS NULL AND j.run_at <= statement_timestamp()
                     AND j.run_at >= coalesce($6::timestamptz, '-infinity')
-                  ORDER BY j.run_at LIMIT $4 FOR UPDATE SKIP LOCKED) j
-    ORDER BY j.run_at, j.id
+                  ORDER BY j.run_at LIMIT $4) j
+), due AS MATERIALIZED (
+    SELECT f.* FROM first f,
+         LATERAL (SELECT FROM sidings.job j
+                  WHERE j.id = f.id AND num_nonnulls(j.position, j.held) = 0 AND j.run_at <= statement_timestamp()
+                  FOR UPDATE SKIP LOCKED) free
+), locked AS MATERIALIZED (
+    SELECT f.* FROM first f WHERE f.id NOT IN (SELECT id FROM due)
 ), followed AS MATERIALIZED (
     SELECT d.id, d.epoch FROM due d
     WHERE d.policy = 1 AND EXISTS (SELECT FROM sidings.job n
@@ -31,7 +38,11 @@ WITH mine AS MATERIALIZED (
                                      AND n.policy = 1 AND n.held IS NULL AND n.id > d.id)
 ), numbered AS MATERIALIZED (
     SELECT d.id, CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('sidings.job_position') END AS position
-    FROM (SELECT id FROM due WHERE id NOT IN (SELECT id FROM followed) ORDER BY run_at, id) d
+    FROM (SELECT id FROM due e
+          WHERE id NOT IN (SELECT id FROM followed)
+            AND NOT EXISTS (SELECT FROM locked l WHERE l.origin = e.origin AND l."group" = e."group"
+                            AND 2 NOT IN (l.policy, e.policy) AND (l.run_at, l.id) < (e.run_at, e.id))
+          ORDER BY run_at, id) d
 ), promoted AS (
     UPDATE sidings.job j SET position = n.position, txid = pg_current_xact_id()
     FROM numbered n WHERE j.id = n.id AND num_nonnulls(j.position, j.held) = 0
@@ -48,7 +59,8 @@ WITH mine AS MATERIALIZED (
            u."group", u.headers ->> 'correlation_id', u.payload
     FROM superseded u WHERE u.type <> ALL ($5::text[])
 )
-SELECT statement_timestamp() AS looked_at, (SELECT count(*) FROM promoted) + (SELECT count(*) FROM superseded) AS promoted,
+SELECT coalesce((SELECT min(run_at) FROM locked), statement_timestamp()) AS looked_at,
+       (SELECT count(*) FROM promoted) + (SELECT count(*) FROM superseded) AS promoted,
        (SELECT date_part('epoch', min(d.due) - statement_timestamp())
         FROM unnest($2::text[]) m (origin),
              LATERAL (SELECT min(j.run_at) AS due FROM sidings.job j

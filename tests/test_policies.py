@@ -242,11 +242,35 @@ async def test_a_delayed_job_that_somebody_has_locked_holds_up_no_others(databas
     async with connected(database) as person, running(database, registry):
         async with person.transaction():
             [locked] = await enqueue(database, locate, [Ride(number=1)], delay=0.2)
-            [followed, _] = await enqueue(database, newest, [Ride(transport="a", number=n) for n in (2, 3)], delay=0.2)
+            [followed] = await enqueue(database, newest, [Ride(transport="a", number=2)], delay=0.2)
             await person.fetch("SELECT FROM sidings.job WHERE id = ANY ($1) FOR UPDATE", [locked, followed])
+            await enqueue(database, newest, [Ride(transport="b", number=3)], delay=0.2)
             await enqueue(database, locate, [Ride(number=4)], delay=0.2)
             await eventually(lambda: {3, 4} <= {*seen}, "the others run", seconds=10)
-        await eventually(lambda: 1 in seen, "it runs as well")
+        await eventually(lambda: {1, 2} <= {*seen}, "they run as well")
+
+
+@pytest.mark.parametrize("policy", ["serial", "latest"])
+async def test_a_delayed_job_that_somebody_has_locked_keeps_its_place_in_its_group(database: str, policy: str):
+    """The next one of its group had its place first, and ran before it; of policy latest the older one ran at last."""
+    registry = Registry()
+    seen: list[int] = []
+
+    @registry.job(group="transport", policy=policy)
+    async def locate(job: Job[Ride]) -> None:
+        seen.append(job.payload.number)
+
+    async with connected(database) as person, running(database, registry):
+        async with person.transaction():
+            [locked, _] = await enqueue(database, locate, [Ride(transport="a", number=n) for n in (1, 2)], delay=0.2)
+            await person.fetch("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", locked)
+            await enqueue(database, locate, [Ride(transport="a", number=3)], delay=0.3)
+            await enqueue(database, locate, [Ride(transport="b", number=4)], delay=0.4)
+            await eventually(lambda: 4 in seen, "the other group's runs", seconds=10)
+            await asyncio.sleep(1.0)
+            assert seen == [4]
+        await drained(database)
+    assert seen == ([4, 1, 2, 3] if policy == "serial" else [4, 3])
 
 
 async def test_a_latest_group_under_a_steady_stream_still_runs(database: str):
