@@ -246,6 +246,7 @@ class Transactions:
             finally:  # Also where it still answers: a demoted primary must not come back from the pool.
                 terminate(connection)
         elif tx.lent:  # what the block has left running may go on with asyncpg's own object, which must lead nowhere
+            await self._roll_back(partial(connection.execute, "ROLLBACK; BEGIN"), connection)  # no lock outlives it
             terminate(connection)
         else:
             await self._roll_back(rollback, connection)
@@ -294,7 +295,7 @@ class Transactions:
                 terminate(connection)
             raise
 
-    async def _roll_back(self, rollback: Callable[[], Awaitable[None]], connection: Connection) -> None:
+    async def _roll_back(self, rollback: Callable[[], Awaitable[object]], connection: Connection) -> None:
         """Undo the transaction; where that is not quick, let the server find out by itself."""
         if is_closed(connection):
             return

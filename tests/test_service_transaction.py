@@ -132,7 +132,10 @@ async def test_what_a_block_has_left_running_commits_nothing_by_itself(database:
         while True:
             try:
                 await through.execute("INSERT INTO late VALUES ('late')")
-            except (NotInTransaction, asyncpg.InterfaceError, AttributeError) as error:
+            except (
+                *(NotInTransaction, asyncpg.InterfaceError, AttributeError),
+                asyncpg.ConnectionDoesNotExistError,  # closed amid its statement
+            ) as error:
                 if "another operation" not in str(error):
                     return str(error)
             await asyncio.sleep(0)
@@ -218,6 +221,24 @@ async def test_a_connection_that_the_server_closes_just_after_the_end_changes_no
             assert fails
     async with pool.open() as tx:
         assert await tx.fetchval("SELECT count(*) FROM done") == (0 if fails else 3)
+    await pool.stop()
+
+
+async def test_a_block_that_has_failed_holds_no_lock_any_more(database: str) -> None:
+    """Also where it has taken `tx.connection`, as for a savepoint, so that it is closed: who tried again at once
+    could find the row locked, by nobody."""
+    pool = transactions(database)
+    await pool.start()
+    async with pool.open() as tx:
+        await tx.execute("CREATE TABLE wagon (id integer); INSERT INTO wagon VALUES (1)")
+    async with connected(database) as other:
+        for _ in range(50):
+            with suppress(ValueError):
+                async with pool.open() as tx:
+                    async with tx.connection.transaction():
+                        await tx.execute("UPDATE wagon SET id = 2")
+                    raise ValueError("the carrier does not answer")
+            assert await other.fetchval("SELECT id FROM wagon FOR UPDATE NOWAIT") == 1
     await pool.stop()
 
 
