@@ -101,19 +101,30 @@ def _is_in_doubt(parts: Schema, refs: Mapping[object, object]) -> bool:
                 return True
             containers = [kind for kind in kinds if kind.get("type") in _CONTAINERS]
             held = [leaf for kind in containers for leaf in _leaves(kind, refs, set())] if len(containers) > 1 else []
-            scalars = [kind.get("type") for kind in kinds if kind.get("type") not in _CONTAINERS]
-            return _are_alike(scalars) or _are_alike(list(dict.fromkeys(held)))
+            scalars = [_scalar(kind) for kind in kinds if kind.get("type") not in _CONTAINERS]
+            keys = {_resolved(kind["keys_schema"], refs).get("type") for kind in containers if "keys_schema" in kind}
+            return len(keys) > 1 or _are_alike(scalars) or _are_alike(list(dict.fromkeys(held)))
         case "dict" if "keys_schema" in parts:
             keys = _resolved(parts["keys_schema"], refs)
             match keys.get("type"):
                 case "enum":
-                    return len({type(cast(object, member.value)) for member in cast(list[Enum], keys["members"])}) > 1
+                    return not all(isinstance(member.value, str) for member in cast(list[Enum], keys["members"]))
                 case "literal":
-                    return len({type(value) for value in cast(list[object], keys["expected"])}) > 1
+                    return not all(isinstance(value, str) for value in _expected(keys))
                 case kind:
                     return kind not in _KEYS
         case _:
             return False
+
+
+def _scalar(parts: Schema) -> object:
+    """Its type; of a literal of an enum's members: the enum's."""
+    kind = parts.get("type")
+    return "enum" if kind == "literal" and any(isinstance(value, Enum) for value in _expected(parts)) else kind
+
+
+def _expected(parts: Schema) -> list[object]:
+    return cast(list[object], parts["expected"])
 
 
 def _are_alike(kinds: list[object]) -> bool:

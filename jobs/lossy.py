@@ -254,12 +254,15 @@ def may_become_another(schema: object) -> bool:
 
 def may_be_unreadable(schema: object) -> bool:
     """Whether JSON that is written of a value of this core schema of pydantic's may not be taken by it: where an enum
-    has values for which JSON has no form of their own, where a field is left out and has no default, and where fields
-    of a derived class are written."""
+    has values for which JSON has no form of their own, where a literal is a member of an enum, of which its value is
+    written, where a field is left out and has no default, and where fields of a derived class are written."""
     match schema:
         case {"type": "enum"}:
             members = cast(Mapping[str, list[Enum]], schema)["members"]
             return not all(isinstance(member.value, str | int | float | None) for member in members)
+        case {"type": "literal"}:
+            expected = cast(Mapping[str, list[object]], schema)["expected"]
+            return not all(isinstance(value, str | int | None) for value in expected)
         case {"serialization_exclude": True, "schema": {"type": str() as kind}} if kind != "default":
             return True
         case {"serialization": {"type": "any"}}:

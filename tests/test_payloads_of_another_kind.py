@@ -85,6 +85,10 @@ AT, ID = datetime(2030, 1, 2, tzinfo=UTC), UUID(int=7)
         (set[Decimal | str], {"1.5", "x"}, "a str of which the handler would get a Decimal"),
         (Paid | dict[str, str], {"amount": "1"}, "a dict of which the handler would get a Paid"),
         (dict[Mixed, int], {Mixed.NUMBER: 1, Mixed.TEXT: 2}, "keys that JSON writes alike"),  # one was lost
+        (dict[int, int] | dict[str, int], {"a": 1}, None),
+        (dict[int, int] | dict[str, int], {1: 1}, "a int of which the handler would get a str"),
+        (Literal[Colour.RED] | str, "blue", None),
+        (Literal[Colour.RED] | str, Colour.RED, "a Colour of which the handler would get a str"),
         (dict[str | None, int], {None: 1}, "a NoneType of which the handler would get a str"),
         (list[Decimal] | list[str], ["1.5"], "a str of which the handler would get a Decimal"),
         (list[Decimal] | list[str], ["x"], None),
@@ -129,6 +133,22 @@ class Leg(NamedTuple):
 
 class Code(Enum):
     PAIR = (1, 2)
+
+
+class Number(Enum):
+    ONE = 1
+
+
+class Coloured(BaseModel):
+    colour: Literal[Colour.RED]
+
+
+class Sized(BaseModel):
+    colour: Literal["blue"]
+
+
+class Priced(BaseModel):
+    what: Coloured | Sized = Field(discriminator="colour")
 
 
 class Tree(BaseModel):
@@ -201,6 +221,10 @@ def a_count(number: int) -> Counted:
         (dict[tuple[int, int], int], {(1, 2): 3}, "Input should be a valid array"),
         (dict[Leg, int], {Leg("a", "b"): 3}, "a,b"),
         (Code, Code.PAIR, "Input should be"),
+        (Priced, Priced(what=Coloured(colour=Colour.RED)), "'red' found using 'colour'"),
+        (Literal[Size.LARGE, 1, None], Size.LARGE, None),
+        (dict[Number, int], {Number.ONE: 1}, "Input should be 1"),
+        (dict[Literal[1, 2], int], {1: 1}, "Input should be 1 or 2"),
         (Holder, Holder(what=Closed()), None),
         (Holder, Holder(what=Opened()), r"what.row"),
         (Loaded, Loaded(number=1, loaded=2), "loaded"),
