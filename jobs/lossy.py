@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from itertools import repeat
 from numbers import Number
 from typing import cast
 
@@ -43,6 +45,9 @@ MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
 HALF = "\ufffd".encode()  # for half a character, in a key
 
 _DEEPEST, _MOST_DIGITS = 200, 4_300  # that pydantic reads
+_SIZE = _MOST_DIGITS // 2
+_TWO_DIGITS, _ALL_DIGITS = re.compile(rb"[0-9](?=[0-9])"), re.compile(b"[0-9]{%d}" % _SIZE)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 # Types of pydantic's core schemas that hold no float themselves; a Decimal that is no number is written as text.
 _WITHOUT_FLOATS = frozenset(
@@ -153,7 +158,7 @@ def may_have_keys(schema: object) -> bool:
 def too_much_in(value: object, text: bytes, *, nested: bool) -> str:
     """What in JSON of a value is more than pydantic reads, and in which fields; empty where nothing is. nested: as
     `may_be_nested` has told."""
-    deep = nested and text.count(b"[") + text.count(b"{") > _DEEPEST  # a closer look takes longer
+    deep = nested and _is_deep(text)
     if not deep and (len(text) <= _MOST_DIGITS or not _has_digits(text)):
         return ""
     try:
@@ -169,11 +174,22 @@ def too_much_in(value: object, text: bytes, *, nested: bool) -> str:
     return f"{', '.join(names) or 'it'} {told}, more than the handler's model can be read of"
 
 
+def _is_deep(text: bytes) -> bool:
+    """Whether it may be nested so deep: unless taking away the innermost brackets, again and again, takes all."""
+    if text.count(b"[") + text.count(b"{") <= _DEEPEST:
+        return False
+    left = text.translate(None, _NO_BRACKETS)
+    for _ in range(_DEEPEST // 2):  # two levels at most
+        inside, left = len(left), left.replace(b"[]", b"").replace(b"{}", b"")
+        if len(left) == inside:  # nothing is left, or some are in texts
+            break
+    return bool(left)
+
+
 def _has_digits(text: bytes) -> bool:
-    """Whether it may hold so many in a row: those fill such a part, wherever they begin."""
-    size, end = _MOST_DIGITS // 2, len(text)
-    parts = map(text.__getitem__, map(slice, range(0, end, size), range(size, end + size, size)))
-    return any(map(bytes.isdigit, parts))
+    """Whether it may hold so many in a row: those have two of every so many characters, and all between them."""
+    starts = map(_SIZE.__mul__, map(re.Match[bytes].start, _TWO_DIGITS.finditer(text[::_SIZE])))
+    return any(map(_ALL_DIGITS.match, repeat(text), starts))
 
 
 def _is_too_much(value: object) -> bool:

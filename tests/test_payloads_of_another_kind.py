@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel, SerializeAsAny, TypeAdapter
 from sidings import InvalidMessage, InvalidPayload
 from sidings.executor import PostgresSettings
-from sidings.jobs import Job, Registry
+from sidings.jobs import Job, Registry, lossy
 from sidings.jobs.kinds import fields_in_doubt
 from sidings.jobs.lossy import may_be_nested, may_be_unreadable, may_have_keys
 from sidings.kafka import Outbox
@@ -215,6 +215,8 @@ def a_count(number: int) -> Counted:
         (Tree, a_tree(100), "branches is nested deeper than by 200"),
         (Free, Free(more=["[" * 1_000, {"[": "{" * 1_000}]), None),
         (Free, Free(more=[[]] * 1_000), None),
+        (Free, Free(more=["]", nested(150), "[", *[[]] * 100]), None),
+        (Free, Free(more=[nested(200), *["]["] * 100]), "more is nested deeper than by 200"),
         (Free, Free(number=10**4_299, more="1" * 10_000), None),
         (Free, Free(number=10**4_300), "number has a number of more than 4,300 digits"),
         (Free, Free(more={"a": ["x" * 3_000, -(10**9_000)]}), "more has a number of more than 4,300 digits"),
@@ -222,7 +224,7 @@ def a_count(number: int) -> Counted:
         (dict[Leg, int], {Leg("a", "b"): 3}, "a,b"),
         (Code, Code.PAIR, "Input should be"),
         (Priced, Priced(what=Coloured(colour=Colour.RED)), "'red' found using 'colour'"),
-        (Literal[Size.LARGE, 1, None], Size.LARGE, None),
+        (Literal[Size.LARGE, 1] | None, Size.LARGE, None),
         (dict[Number, int], {Number.ONE: 1}, "Input should be 1"),
         (dict[Literal[1, 2], int], {1: 1}, "Input should be 1 or 2"),
         (Holder, Holder(what=Closed()), None),
@@ -253,6 +255,21 @@ async def test_what_nobody_can_read_again_is_refused(
                 await keep.enqueue_many(connection, [payload], origin=ORIGIN)
     await drain(database, registry)
     assert got == ([] if refused else [payload])
+
+
+@pytest.mark.parametrize("more", [{"rows": [{"a": [n]} for n in range(1_000)]}, [10**4_000], "1x" * 5_000], ids=type)
+def test_what_can_be_read_is_not_read_to_tell_so(monkeypatch: pytest.MonkeyPatch, more: Any) -> None:
+    """Each payload with more than 200 lists and dicts was, for as long as it had taken to write it."""
+    registry = Registry()
+
+    @registry.job(payload=Free)
+    async def keep(job: Job[Any]) -> None: ...
+
+    def read(text: bytes) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(lossy, "from_json", read)
+    assert keep.dump(Free(more=more))
 
 
 class Files(BaseModel):
