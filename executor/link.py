@@ -127,7 +127,7 @@ async def takes_no_writes(connection: Connection, error: BaseException, *, faile
         async with asyncio.timeout(_ASK_SECONDS):
             await connection.execute("ROLLBACK; BEGIN")
             return await connection.fetchval("SHOW transaction_read_only") == "on"
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):  # TimeoutError is an OSError
+    except (*BROKEN, asyncpg.PostgresError):
         return False
 
 

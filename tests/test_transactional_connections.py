@@ -1,11 +1,13 @@
 """Connections of transactional handlers: what a job leaves in its session, and errors that are not the handler's."""
 
 import asyncio
+import time
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
+import psycopg
 import pytest
 from sidings.executor import spare, transactional
 from sidings.jobs import Job, Registry, Retry
@@ -238,6 +240,31 @@ async def test_an_attempt_whose_connection_breaks_before_the_handler_is_called_i
         await enqueue(database, once, [{}])
         await drained(database)
     assert fault.hits == 1
+    assert await outcomes(database) == ["snoozed", "succeeded"]
+
+
+async def test_a_connection_that_the_server_closes_just_after_a_handler_has_raised_is_no_failure(database: str) -> None:
+    """As at a restart: the server's last word came with the answer to the ROLLBACK, and an error of asyncpg's own took
+    the place of what the handler had raised, and was its failure."""
+    registry, loop = Registry(), asyncio.get_running_loop()
+
+    def close(backend: int) -> None:
+        time.sleep(0.3)  # the answer is on its way; it is read together with what follows
+        with psycopg.connect(database, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", (backend,))
+
+    seen: list[int] = []
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, str]]) -> None:
+        seen.append(job.attempt)
+        if len(seen) == 1:
+            loop.call_soon(close, await job.tx.fetchval("SELECT pg_backend_pid()"))
+            raise ValueError("the carrier does not answer")
+
+    async with running(database, registry):
+        await enqueue(database, once, [{}])
+        await drained(database)
     assert await outcomes(database) == ["snoozed", "succeeded"]
 
 
