@@ -2,8 +2,9 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
@@ -89,13 +90,20 @@ class Vitals:
         """Ask where the logs end of which nothing is read: of these nobody tells the client, and the lag would stay."""
         while True:
             await asyncio.sleep(_ENDS_SECONDS)
-            unread = [partition.tp for partition in self._partitions() if partition.state in _UNREAD]
-            try:
-                async with asyncio.timeout(_ENDS_SECONDS):
-                    ends = cast(Mapping[TopicPartition, int], await client.end_offsets(unread) if unread else {})
-            except Exception:  # noqa: BLE001 - whatever it is: it shows elsewhere, and nothing depends on this
-                continue
-            self._ends = ends
+            led: defaultdict[object, list[TopicPartition]] = defaultdict(list)  # by each broker; of one nobody may hear
+            for partition in self._partitions():
+                if partition.state in _UNREAD:
+                    led[cast(Any, client)._client.cluster.leader_for_partition(partition.tp)].append(partition.tp)
+            told = await asyncio.gather(*(self._ends_of(client, tps) for tps in led.values()))
+            self._ends = {tp: end for ends in told for tp, end in ends.items()}
+
+    async def _ends_of(self, client: AIOKafkaConsumer, tps: list[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Where they end; as they did before, where nobody says so in time."""
+        try:
+            async with asyncio.timeout(_ENDS_SECONDS):
+                return cast(Mapping[TopicPartition, int], await client.end_offsets(tps))
+        except Exception:  # noqa: BLE001 - whatever it is: it shows elsewhere, and nothing depends on this
+            return {tp: self._ends[tp] for tp in tps if tp in self._ends}
 
     def missing_topics(self) -> list[str]:
         """Those that Kafka does not tell us of: nothing of them is assigned to anybody."""
