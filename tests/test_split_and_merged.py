@@ -27,8 +27,8 @@ from .consumer_support import (
     producing,
     record,
 )
-from .guide import perform
-from .outbox_support import FAST, records
+from .guide import block, perform
+from .outbox_support import FAST, emptied, records, relaying
 from .support import connected, eventually, fetch, value
 
 PARTITIONS = 3
@@ -279,3 +279,22 @@ async def test_two_services_become_one(effects, topic, sidings_kafka):
     for via in ("tell", "bill"):
         told = await fetch(effects, "SELECT number FROM effect WHERE key = 'late' AND via = $1 ORDER BY id", via)
         assert [row[0] for row in told] == list(range(101)), via
+
+
+async def test_directory_tables_go_over_where_two_services_become_one(database, topic, sidings_kafka):
+    """Their triggers went on to write into the outbox of the service that is gone, where no relay reads."""
+    name = await topic(config={"cleanup.policy": "compact"})
+    await migrate(database, service="billing", schema="billing")
+    async with connected(database) as connection:
+        await connection.execute(block("directory-tables.md", "The table", "sql"))
+        await connection.execute(
+            "SELECT billing.directory_table('terminal_acquirer', $1, '{terminal_id}', 'is_active')", name
+        )
+        change = "INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ($1, 'a')"
+        await connection.execute(change, "1")
+        for _ in range(2):
+            await perform(database, "Two services become one")
+        await connection.execute(change, "2")
+    async with relaying(database, sidings_kafka):
+        await emptied(database)
+        assert sorted(record.key for record in await records(sidings_kafka, name)) == [b"1", b"2"]
