@@ -298,3 +298,23 @@ async def test_directory_tables_go_over_where_two_services_become_one(database, 
     async with relaying(database, sidings_kafka):
         await emptied(database)
         assert sorted(record.key for record in await records(sidings_kafka, name)) == [b"1", b"2"]
+
+
+async def test_a_job_gets_no_number_that_has_been_anothers_where_two_services_become_one(database):
+    """It had the other's attempts, and when it had failed, requeue said that this had been done, as another job."""
+    await migrate(database, service="billing", schema="billing")
+    columns = "job_id, epoch, enqueued_at, finished_at, executor, attempt, outcome, priority, type, origin, payload"
+    given = "id, 1, enqueued_at, now(), gen_random_uuid(), 1, 'discarded', 0, type, origin, '{}'"
+    ended = f"INSERT INTO sidings.job_history ({columns}) SELECT {given} FROM sidings.job"
+    async with connected(database) as connection:
+        await connection.execute("SELECT sidings.enqueue('tell', '{}', 'rides/0', 'a')")
+        await connection.execute(ended)
+        told = await connection.fetchval("DELETE FROM sidings.job RETURNING id")
+        await connection.execute("SELECT sidings.requeue_job($1, 'alice')", told)
+        await connection.execute("DELETE FROM sidings.job")
+        assert await connection.fetchval("SELECT billing.enqueue('bill', '{}', 'orders/0', 'a')") == told
+        await perform(database, "Two services become one")
+        await connection.execute(ended)
+        bill = await connection.fetchval("DELETE FROM sidings.job RETURNING id")
+        await connection.execute("SELECT sidings.requeue_job($1, 'alice')", bill)
+    assert await value(database, "SELECT type FROM sidings.job") == "bill"
