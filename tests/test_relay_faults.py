@@ -372,6 +372,31 @@ async def test_messages_that_have_waited_for_longer_than_their_topic_takes_are_s
     assert_complete(found, 40)
 
 
+async def test_parked_messages_that_are_older_than_their_topic_takes_are_sent_when_they_are_released(
+    database: str, sidings_kafka: str
+) -> None:
+    """As those of a topic that was missing. The time of their publication passed for one that their author had given:
+    they were refused, and parked again, however often they were released."""
+    late = f"late-{uuid4().hex}"
+    async with connected(database) as connection:
+        await connection.execute(
+            "ALTER TABLE sidings.outbox ALTER published_at SET DEFAULT clock_timestamp() - interval '2 hours'"
+        )
+        await publish(database, late, numbered(0, 40))
+        await connection.execute("ALTER TABLE sidings.outbox ALTER published_at SET DEFAULT clock_timestamp()")
+    async with publishing(database) as (outbox, _), relaying(database, sidings_kafka, topic_patience_seconds=0.5):
+
+        async def parked() -> bool:
+            return len(await outbox.parked()) == 40
+
+        await eventually(parked)
+        await create_topic(sidings_kafka, late, partitions=2, config={"message.timestamp.before.max.ms": "3600000"})
+        assert len(await outbox.release(late, actor="alice")) == 40
+        await emptied(database)
+        assert await outbox.parked() == []
+    assert_complete(await records(sidings_kafka, late), 40)
+
+
 async def test_a_read_that_no_smaller_one_can_replace_is_given_more_time(
     database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,3 +182,15 @@ async def test_a_published_topic_gets_another_name(database, topic, sidings_kafk
     async with relaying(database, sidings_kafka), relaying(database, sidings_kafka):
         await emptied(database)
     assert_complete(await records(sidings_kafka, arrivals), 150)
+
+
+async def test_messages_that_have_waited_for_long_go_to_the_topic_of_the_other_name(database, topic, sidings_kafka):
+    """What was older than it takes was parked: the time of publication passed for one that the author had given."""
+    etas = await topic()
+    arrivals = await topic(partitions=PARTITIONS, config={"message.timestamp.before.max.ms": "3600000"})
+    await publish(database, etas, numbered(0, 50))
+    await value(database, "UPDATE sidings.outbox SET published_at = published_at - interval '2 hours'")
+    await perform(database, "A published topic gets another name", etas=etas, arrivals=arrivals)
+    async with relaying(database, sidings_kafka):
+        await emptied(database)
+    assert_complete(await records(sidings_kafka, arrivals), 50)

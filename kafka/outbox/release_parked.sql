@@ -1,5 +1,6 @@
 -- Parked messages go back into the outbox, in the order that they had, behind all that waits there now: they get new ids,
--- since a relay has read past the old ones. One row of the audit for each topic, with the first hundred ids.
+-- since a relay has read past the old ones. The time of their publication stays that, and no timestamp of their author's. One row of the
+-- audit for each topic, with the first hundred ids.
 --
 -- Not those of directory tables: what a row was when it was parked would come behind what it is now, and stay. Their keys are in doubt,
 -- and due at once, so a relay publishes what the table says of them. In the order of the keys, as doubt.sql.
@@ -18,7 +19,7 @@ WITH tables AS (
     ON CONFLICT ON CONSTRAINT directory_doubt_pkey DO UPDATE SET since = excluded.since, due_at = excluded.due_at
 ), back AS (
     INSERT INTO sidings.outbox (slot, topic, key, partition_key, value, headers, stamped_at, published_at)
-    SELECT slot, topic, key, partition_key, value, headers, coalesce(stamped_at, published_at), clock_timestamp()
+    SELECT slot, topic, key, partition_key, value, headers, stamped_at, published_at
     FROM (SELECT * FROM released r
           WHERE r.key IS NULL OR r.topic NOT IN (SELECT t.topic FROM tables t) ORDER BY id) r
 ), noted AS (
