@@ -31,3 +31,20 @@ def test_a_head_that_is_held_or_lost_at_the_windows_end_is_told(spark: SparkSess
         found = blocked.still_failing(attempts, window).collect()
     told = [(row.group, row.outcome, row.failures, row.seconds, row.error_fingerprint) for row in found]
     assert told == [("blocked", "held", 2, 3_598, "fp1"), ("lost", "lost", 0, 3_594, None)]
+
+
+def test_what_was_lost_of_a_type_without_history_is_not_told_as_failing(spark: SparkSession, database: str):
+    """That it has succeeded since leaves no row: after each instance that had been killed, all that had run there was
+    still failing at the end."""
+    at = [DAY + timedelta(seconds=n) for n in range(10)]
+    rows = [
+        Attempt(1, 1, "lost", at[0], at[6], None, None, "with", "t/0", "g"),
+        Attempt(2, 1, "succeeded", at[0], at[2], at[1], None, "with", "t/0", "g"),
+        Attempt(3, 1, "lost", at[0], at[6], None, None, "without", "t/0", "g"),
+        Attempt(4, 1, "discarded", at[0], at[6], at[5], None, "without", "t/0", "h", "fp"),
+    ]
+    asyncio.run(stored(database, rows))
+    window = Selection(DAY, DAY + timedelta(hours=1))
+    with reading(spark, window, postgres=database) as attempts:
+        found = blocked.still_failing(attempts, window).collect()
+    assert [(row.type, row.job_id) for row in found] == [("with", 1)]

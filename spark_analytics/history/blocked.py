@@ -175,7 +175,11 @@ def still_failing(attempts: DataFrame, selection: Selection) -> DataFrame:
         f.coalesce(f.min(f.when(failed, ended)), f.min(f.when(f.col("outcome") == "lost", ended))).alias("first"),
         last.alias("last"),
     )
-    table = jobs.where(f.col("last.outcome").isin(*_FAILED)).select(
+    # Types without history have what was lost all the same, and not that it succeeded then.
+    known = attempts.where(f.col("outcome").isin("succeeded", "retried", "snoozed", "held")).select("type").distinct()
+    failing = jobs.where(f.col("last.outcome").isin(*_FAILED))
+    failing = failing.join(known.withColumn("known", f.lit(True)), "type", "left")
+    table = failing.where((f.col("last.outcome") != "lost") | f.col("known")).select(
         "last.origin", "last.group", "type", "job_id", "last.outcome", "failures",
         f.timestamp_micros("first").alias("failing_since"),
         ((f.lit(selection.until_us) - f.col("first")) / 1e6).alias("seconds"),
