@@ -318,3 +318,25 @@ async def test_a_job_gets_no_number_that_has_been_anothers_where_two_services_be
         bill = await connection.fetchval("DELETE FROM sidings.job RETURNING id")
         await connection.execute("SELECT sidings.requeue_job($1, 'alice')", bill)
     assert await value(database, "SELECT type FROM sidings.job") == "bill"
+
+
+async def test_what_was_resumed_after_one_service_had_become_two_stays_so(database):
+    """What the statements had copied stayed, so that all of it was paused once more where they were performed again."""
+    await migrate(database, service="billing", schema="billing")
+    pauses = "SELECT type, origin FROM {}.pause ORDER BY type, origin"
+    async with connected(database) as connection:
+        await connection.execute(
+            """SELECT sidings.enqueue(type, '{}', 'orders/0', 'a') FROM unnest('{bill,tell}'::text[]) type;
+               SELECT sidings.pause_jobs('alice', 'away', type => type) FROM unnest('{bill,tell}'::text[]) type;
+               SELECT sidings.pause_jobs('alice', 'the bank is away', origin => 'orders/0')"""
+        )
+        await perform(database, "One service becomes two")
+        assert [tuple(row) for row in await connection.fetch(pauses.format("billing"))] == [
+            ("bill", None), (None, "orders/0")
+        ]  # fmt: skip
+        assert [tuple(row) for row in await connection.fetch(pauses.format("sidings"))] == [
+            ("tell", None), (None, "orders/0")
+        ]  # fmt: skip
+        await connection.execute("DELETE FROM billing.pause")
+        await perform(database, "One service becomes two")
+        assert await connection.fetch(pauses.format("billing")) == []
