@@ -2,7 +2,8 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from functools import wraps
 from inspect import CORO_CLOSED, CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -46,8 +47,9 @@ def noted(method: F) -> F:
 
 class Transaction:
     """An open transaction. Whoever opened it commits it: a consumer after its handler, ``service.transaction()``
-    at the end of its block. It has asyncpg's query methods; `connection` is asyncpg's own object. A codec that is set
-    on that stays for whoever has the connection next: where one handler needs it, let a middleware set it for all.
+    at the end of its block. It has asyncpg's query methods, and `savepoint`; `connection` is asyncpg's own object. A
+    codec that is set on that stays for whoever has the connection next: where one handler needs it, let a middleware
+    set it for all. Where somebody has taken it and the transaction fails, its connection is closed.
 
     It does not commit where a call of these methods, or of `enqueue` or `publish` with it, was not awaited.
     """
@@ -103,6 +105,18 @@ class Transaction:
                 raise RuntimeError(f"{name}() was called and not awaited, so nothing is done: `await {name}(...)`")
             raise RuntimeError(f"{name}() is still under way: await all that is started in a transaction")
         self._calls.clear()  # a consumer asks after each of a batch's messages
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncGenerator[None]:
+        """A block that is undone as a whole where it raises; what stands around it stays. With asyncpg's own, through
+        `connection`, a transaction that fails costs its connection: who has that object may still use it."""
+        await self.execute("SAVEPOINT sidings")  # within another one it hides that, until it is released
+        try:
+            yield
+        except BaseException:
+            await self.execute("ROLLBACK TO SAVEPOINT sidings; RELEASE SAVEPOINT sidings")
+            raise
+        await self.execute("RELEASE SAVEPOINT sidings")
 
     def is_in_transaction(self) -> bool:
         """Whether the connection's transaction is open."""

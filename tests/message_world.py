@@ -187,7 +187,7 @@ class Instance:
         rng = self.random
         for topic in [] if self.calm else sorted(rng.sample(list(OUT), rng.choice([0, 1, 2]))):
             with suppress(RolledBack):
-                async with tx.connection.transaction():
+                async with tx.savepoint():
                     told = await tx.fetch(TELL_MANY, topic, key, rng.randint(1, 4))
                     padding = b" " * rng.choice([0] * 20 + [5_000, 40_000])
                     values = [(key, b'{"number": %d}' % number + padding) for (number,) in told]

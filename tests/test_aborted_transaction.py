@@ -68,7 +68,7 @@ async def test_a_savepoint_keeps_what_stands_around_it(database: str) -> None:
         async with pool.open() as tx:
             id = await ride.enqueue(tx, Ride(), origin=ORIGIN)
             with suppress(asyncpg.UniqueViolationError):
-                async with tx.connection.transaction():
+                async with tx.savepoint():
                     await twice(tx)
         assert told == [{ORIGIN: [id]}]
         assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.job")] == [id]

@@ -242,6 +242,43 @@ async def test_a_block_that_has_failed_holds_no_lock_any_more(database: str) -> 
     await pool.stop()
 
 
+async def test_savepoints_within_savepoints_are_undone_by_themselves_and_cost_no_connection(database: str) -> None:
+    """Through `tx.connection` each that was followed by a failure closed it: a thousand requests that ended in one at
+    once were told that Postgres had no connection."""
+    pool = transactions(database)
+    await pool.start()
+    backends = set[int]()
+
+    async def insert(tx: Transaction, number: int) -> None:
+        await tx.execute("INSERT INTO wagon VALUES ($1)", number)
+
+    async with pool.open() as tx:
+        await tx.execute("CREATE TABLE wagon (id integer PRIMARY KEY)")
+        async with tx.savepoint():
+            await insert(tx, 1)
+            with suppress(asyncpg.UniqueViolationError):
+                async with tx.savepoint():
+                    await insert(tx, 2)
+                    await insert(tx, 1)
+            async with tx.savepoint():
+                await insert(tx, 3)
+            with suppress(ValueError):
+                async with tx.savepoint():
+                    await insert(tx, 5)
+                    raise ValueError("the carrier does not answer")
+        await insert(tx, 6)
+    for _ in range(5):
+        with suppress(ValueError):
+            async with pool.open() as tx:
+                backends.add(await tx.fetchval("SELECT pg_backend_pid()"))
+                async with tx.savepoint():
+                    await insert(tx, 7)
+                raise ValueError("the carrier does not answer")
+    assert [row["id"] for row in await fetch(database, "SELECT id FROM wagon ORDER BY id")] == [1, 3, 6]
+    assert len(backends) == 1
+    await pool.stop()
+
+
 @pytest.mark.parametrize("asked", [True, False], ids=["by a statement", "by the commit"])
 async def test_a_connection_that_is_closed_by_then_is_told_of_as_what_it_is(database: str, asked: bool) -> None:
     """asyncpg refuses to begin a ROLLBACK or COMMIT on it, with an error of its own that hid the other."""

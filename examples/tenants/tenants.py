@@ -67,7 +67,7 @@ class Tenants:
         if all(row[name] == value for name, value in fields.model_dump().items()):
             return Answer.of(200, public(row), id)
         try:
-            async with tx.connection.transaction():
+            async with tx.savepoint():
                 changed = await tx.fetchrow(
                     """
                     UPDATE tenants_api.tenant SET email = $2, name = $3, billing_address = $4, payment_method = $5,

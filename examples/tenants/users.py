@@ -127,7 +127,7 @@ class Users:
         users: list[User] = []
         new_ones: dict[UUID, User | None] = {}
         try:
-            async with tx.connection.transaction():
+            async with tx.savepoint():
                 # In one order for all imports, so that two of them cannot wait for each other.
                 for new in sorted(wanted, key=lambda new: new.email):
                     row, made = await _insert(tx, tenant, new)
