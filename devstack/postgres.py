@@ -1,5 +1,6 @@
 """A real Postgres 18 server of one's own, on a loopback port."""
 
+import ctypes
 import secrets
 import shutil
 import signal
@@ -149,6 +150,7 @@ class Postgres:
         """Kill the server and delete its directory with all data."""
         self.kill()
         data = self.directory / "data"
+        _free_memory(data / "postmaster.pid")
         if data.is_symlink():
             shutil.rmtree(data.resolve(), ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -208,3 +210,15 @@ class Postgres:
             return False
         # A killed server leaves the file behind, with its pid and "ready".
         return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
+
+
+def _free_memory(pid_file: Path) -> None:
+    """What a killed server leaves of System V's shared memory, 56 bytes by which the next one on the same data would
+    see that it still runs: a machine has room for some thousands, and without room no server starts."""
+    try:
+        key, segment = map(int, pid_file.read_text().splitlines()[6].split())
+    except (FileNotFoundError, IndexError, ValueError):
+        return  # not started, or stopped cleanly
+    libc = ctypes.CDLL(None)
+    if libc.shmget(key, 0, 0) == segment:  # else somebody else's: the machine has been restarted since
+        libc.shmctl(segment, 0, None)  # IPC_RMID

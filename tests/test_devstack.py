@@ -330,6 +330,25 @@ def test_a_killed_server_leaves_no_zombie(own_postgres):
     assert wait_until(lambda: not psutil.pid_exists(pid), timeout=SECONDS)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_removed_server_leaves_none_of_its_memory(own_postgres):
+    """Each left a segment of System V's: after some thousand servers none started until the machine was restarted."""
+
+    def segments() -> set[str]:
+        return {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
+
+    killed, running = own_postgres(), own_postgres()
+    own = {
+        (server.directory / "data/postmaster.pid").read_text().splitlines()[6].split()[1]
+        for server in (killed, running)
+    }
+    assert own <= segments()
+    killed.kill()
+    for server in (killed, running):
+        server.remove()
+    assert own.isdisjoint(segments())
+
+
 def test_the_servers_of_a_killed_test_session_are_removed_by_the_next_one(
     sidings_devstack_directory: Path, monkeypatch: pytest.MonkeyPatch
 ):
