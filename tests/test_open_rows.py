@@ -205,6 +205,14 @@ def mortal(sidings_server_directory: ServerDirectory) -> Iterator[Postgres]:
         server.remove()
 
 
+async def crash(dsn: str, connection: asyncpg.Connection) -> None:
+    """Kill this one's backend, which takes all others with it. Returns when the server answers again."""
+    async with connected(dsn) as other:
+        os.kill(await connection.fetchval("SELECT pg_backend_pid()"), signal.SIGKILL)
+        await eventually(other.is_closed, "the server to notice")
+    await eventually(lambda: answers(dsn), "the server to answer")
+
+
 async def test_positions_that_a_crash_hands_out_again_are_found(mortal: Postgres):
     """A backend that is killed takes all others with it, but not the server's start: what no commit had made durable is
     gone, positions too that the marks have passed."""
@@ -220,8 +228,7 @@ async def test_positions_that_a_crash_hands_out_again_are_found(mortal: Postgres
                 await ride.enqueue_many(connection, rides(500, "open"), origin=ORIGINS[0])
                 high = await drawn(dsn)
                 await passed(executor, high, ORIGINS)
-                os.kill(await connection.fetchval("SELECT pg_backend_pid()"), signal.SIGKILL)
-            await eventually(lambda: answers(dsn), "the server to answer")
+                await crash(dsn, connection)
             again += await drawn(dsn) < high - 100
             for number in range(20):
                 await enqueue(dsn, ride, rides(1, f"{attempt} {number}"), origin=ORIGINS[number % 3])
@@ -250,8 +257,7 @@ async def test_transaction_ids_that_a_crash_hands_out_again_are_no_sign_that_not
                 before = await connection.fetchval(snapshot)
                 executor.wake()
                 await eventually(lambda: (executor.reader._complete or "").startswith(before), "a read")  # noqa: B023
-                os.kill(await connection.fetchval("SELECT pg_backend_pid()"), signal.SIGKILL)
-            await eventually(lambda: answers(dsn), "the server to answer")
+                await crash(dsn, connection)
             await enqueue(dsn, ride, rides(1, "after"), origin=origins[attempt])
             again += await value(dsn, snapshot) == before
             await eventually(lambda: len(ledger.ended) > attempt, "the job of after the crash")  # noqa: B023
