@@ -158,7 +158,7 @@ def registry_of(journal: Journal, executor_id: Callable[[], object] = lambda: ""
     async def nested(job: Job[Work]) -> None:
         """As `transfer`, in a savepoint: that has an end of its own, which asks the server."""
         with noted(job):
-            async with job.tx.savepoint():
+            async with job.tx.connection.transaction():  # earlier releases have no other
                 await job.tx.execute("INSERT INTO public.effect VALUES ($1, $2)", job.id, job.attempt)
                 await work(job.payload)
 
