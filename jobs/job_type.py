@@ -18,6 +18,7 @@ from .context import current_work
 from .enqueue import UNSET, Unset
 from .job import Job, JobId, P
 from .kinds import ROOT, fields_in_doubt, other_kind
+from .limits import may_be_nested, too_much_in
 from .lossy import (
     HALF,
     MASK,
@@ -29,7 +30,6 @@ from .lossy import (
     is_changed,
     is_other,
     masks_secret,
-    may_be_nested,
     may_be_unreadable,
     may_become_another,
     may_change,
@@ -38,7 +38,6 @@ from .lossy import (
     not_finite,
     runs_again,
     same_but_for_order,
-    too_much_in,
 )
 from .periodic import Periodic
 from .retry import Retry

@@ -9,9 +9,9 @@ from typing import cast
 
 from pydantic import BaseModel
 
-__all__ = ["ONE_KIND", "ROOT", "fields_in_doubt", "named_parts", "other_kind"]
+from .schemas import Schema, named_parts
 
-Schema = Mapping[str, object]
+__all__ = ["ONE_KIND", "ROOT", "fields_in_doubt", "other_kind"]
 
 ROOT = type(None)  # stands for a payload that is no model
 _TOLD_APART = frozenset(  # in a union: JSON has a form for each, or `lossy` tells of what is of another class
@@ -35,7 +35,7 @@ def fields_in_doubt(schema: object) -> dict[type, dict[str, bool]]:
     """The models and dataclasses of this core schema of pydantic's, with the names of their fields that hold such a
     union, or dict; of what is a payload without any model, `ROOT`. False: something in the field is declared as Any,
     which arrives as JSON has it, so that only its own keys can be told of."""
-    found, refs, seen = dict[type, dict[str, bool]](), dict(named_parts(schema)), set[object]()
+    found, refs, seen = dict[type, dict[str, bool]](), named_parts(schema), set[object]()
     undeclared = set[tuple[type, str]]()
 
     def collect(part: object, owner: type, field: str) -> None:
@@ -73,23 +73,6 @@ def fields_in_doubt(schema: object) -> dict[type, dict[str, bool]]:
 
     collect(schema, ROOT, "root")
     return {owner: {name: (owner, name) not in undeclared for name in names} for owner, names in found.items()}
-
-
-def named_parts(schema: object) -> Iterable[tuple[object, object]]:
-    """The parts of a schema to which others refer, with their names."""
-    match schema:
-        case Mapping():
-            parts = cast(Schema, schema)
-            if "ref" in parts:
-                yield parts["ref"], parts
-            typed = isinstance(parts.get("type"), str)
-            inner = [part for name, part in parts.items() if not typed or name not in ("default", "metadata")]
-        case list() | tuple():
-            inner = list(cast(Iterable[object], schema))
-        case _:
-            return
-    for part in inner:
-        yield from named_parts(part)
 
 
 def _is_in_doubt(parts: Schema, refs: Mapping[object, object]) -> bool:

@@ -2,20 +2,18 @@
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from itertools import repeat
 from numbers import Number
 from typing import cast
 
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
-from pydantic_core import from_json, to_json
 
-from .kinds import ONE_KIND, named_parts, other_kind
+from .kinds import ONE_KIND, other_kind
+from .schemas import Schema, parts_of
 
 __all__ = [
     "HALF",
@@ -23,13 +21,13 @@ __all__ = [
     "becomes_another",
     "changed_fields",
     "classes_in",
+    "fields_of",
     "has_half_characters",
     "held_by",
     "is_changed",
     "is_other",
     "loses_numbers",
     "masks_secret",
-    "may_be_nested",
     "may_be_unreadable",
     "may_become_another",
     "may_change",
@@ -38,16 +36,10 @@ __all__ = [
     "not_finite",
     "runs_again",
     "same_but_for_order",
-    "too_much_in",
 ]
 
 MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
 HALF = "\ufffd".encode()  # for half a character, in a key
-
-_DEEPEST, _MOST_DIGITS = 200, 4_300  # that pydantic reads
-_SIZE = _MOST_DIGITS // 2
-_TWO_DIGITS, _ALL_DIGITS = re.compile(rb"[0-9](?=[0-9])"), re.compile(b"[0-9]{%d}" % _SIZE)
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 # Types of pydantic's core schemas that hold no float themselves; a Decimal that is no number is written as text.
 _WITHOUT_FLOATS = frozenset(
@@ -58,13 +50,13 @@ _WITHOUT_FLOATS = frozenset(
         *("default", "definition-ref", "definitions", "nullable", "tagged-union", "union", "url", "multi-host-url"),
     )
 )
-_VALUES = ("default", "metadata")  # of a schema, which are none themselves
 _PLAIN = frozenset(  # of which no member of a union is taken for a model, or a list of such
     (
         *("bool", "bytes", "date", "datetime", "decimal", "enum", "float", "int", "literal", "none", "str", "time"),
         *("timedelta", "url", "uuid"),
     )
 )
+_OF_A_CLASS = frozenset(("model", "dataclass", "definition-ref"))
 _TEMPORAL = frozenset(("ser_json_temporal", "val_temporal_unit"))
 _LEAVES = frozenset((str, int, float, bool, type(None)))
 _BYTES = "bytes of which the handler would get others: ConfigDict(val_json_bytes=) has to be what ser_json_bytes= is"
@@ -108,116 +100,25 @@ def has_half_characters(value: object) -> bool:
             return False
 
 
-def may_be_nested(schema: object) -> bool:
-    """Whether a value of this core schema of pydantic's may be nested to any depth: by models that hold themselves, or
-    by what is not declared."""
-    within = {name: set(_references(part)) for name, part in named_parts(schema)}
-    for _ in list(within):
-        within = {name: its.union(*(within.get(other, ()) for other in its)) for name, its in within.items()}
-    return any(name in its for name, its in within.items()) or _holds_undeclared(schema)
-
-
-def _references(schema: object) -> list[object]:
-    match schema:
-        case {"type": "definition-ref"}:
-            return [cast(Mapping[str, object], schema)["schema_ref"]]
-        case Mapping():
-            inner = _within(cast(Mapping[str, object], schema))
-        case list() | tuple():
-            inner = list(cast(Iterable[object], schema))
-        case _:
-            return []
-    return [name for part in inner for name in _references(part)]
-
-
-def _holds_undeclared(schema: object) -> bool:
-    match schema:
-        case {"type": "any"} | {"extra_behavior": "allow"} | {"extra_fields_behavior": "allow"}:
-            return True
-        case Mapping():
-            return any(map(_holds_undeclared, _within(cast(Mapping[str, object], schema))))
-        case list() | tuple():
-            return any(map(_holds_undeclared, cast(Iterable[object], schema)))
-        case _:
-            return False
-
-
 def may_have_keys(schema: object) -> bool:
     """Whether a value of this core schema of pydantic's may have texts as keys that its model does not name."""
-    match schema:
-        case {"type": "dict"}:
-            return True
-        case Mapping():
-            return any(map(may_have_keys, _within(cast(Mapping[str, object], schema))))
-        case list() | tuple():
-            return any(map(may_have_keys, cast(Iterable[object], schema)))
-        case _:
-            return False
-
-
-def too_much_in(value: object, text: bytes, *, nested: bool) -> str:
-    """What in JSON of a value is more than pydantic reads, and in which fields; empty where nothing is. nested: as
-    `may_be_nested` has told."""
-    deep = nested and _is_deep(text)
-    if not deep and (len(text) <= _MOST_DIGITS or not _has_digits(text)):
-        return ""
-    try:
-        from_json(text)
-        return ""
-    except ValueError as error:
-        told = "is nested deeper than by 200" if "recursion" in str(error) else "has a number of more than 4,300 digits"
-    if isinstance(value, Mapping):
-        parts = dict(cast(Mapping[object, object], value))
-    else:
-        parts = {name: getattr(value, name) for name in _fields(value)}
-    names = [str(name) for name, part in parts.items() if _is_too_much({name: part})]
-    return f"{', '.join(names) or 'it'} {told}, more than the handler's model can be read of"
-
-
-def _is_deep(text: bytes) -> bool:
-    """Whether it may be nested so deep: unless taking away the innermost brackets, again and again, takes all."""
-    if text.count(b"[") + text.count(b"{") <= _DEEPEST:
-        return False
-    left = text.translate(None, _NO_BRACKETS)
-    for _ in range(_DEEPEST // 2):  # two levels at most
-        inside, left = len(left), left.replace(b"[]", b"").replace(b"{}", b"")
-        if len(left) == inside:  # nothing is left, or some are in texts
-            break
-    return bool(left)
-
-
-def _has_digits(text: bytes) -> bool:
-    """Whether it may hold so many in a row: those have two of every so many characters, and all between them."""
-    starts = map(_SIZE.__mul__, map(re.Match[bytes].start, _TWO_DIGITS.finditer(text[::_SIZE])))
-    return any(map(_ALL_DIGITS.match, repeat(text), starts))
-
-
-def _is_too_much(value: object) -> bool:
-    try:
-        from_json(to_json(value))
-    except ValueError:
-        return True
-    return False
+    return any(part.get("type") == "dict" for part in parts_of(schema))
 
 
 def may_hold_floats(schema: object) -> bool:
     """Whether a value of this core schema of pydantic's may have a float in it: most payloads cannot, and need no look
     at each of their values. True also where that does not tell, as of `Any` or a serializer of the author's."""
-    match schema:
+    return any(map(_may_hold_floats, parts_of(schema)))
+
+
+def _may_hold_floats(part: Schema) -> bool:
+    match part:
         case {"type": "enum"}:
-            return any(isinstance(member.value, float) for member in cast(Mapping[str, list[Enum]], schema)["members"])
+            return any(isinstance(member.value, float) for member in cast(list[Enum], part["members"]))
         case {"extra_behavior": "allow"} | {"extra_fields_behavior": "allow"}:
             return True
-        case Mapping():
-            parts = cast(Mapping[str, object], schema)
-            kind = parts.get("type")
-            if isinstance(kind, str) and kind not in _WITHOUT_FLOATS:
-                return True
-            return any(map(may_hold_floats, _within(parts)))
-        case list() | tuple():
-            return any(map(may_hold_floats, cast(Iterable[object], schema)))
         case _:
-            return False
+            return isinstance(kind := part.get("type"), str) and kind not in _WITHOUT_FLOATS
 
 
 def not_finite(value: object) -> int:
@@ -251,56 +152,39 @@ def loses_numbers(value: object, read: object) -> bool:
 def may_become_another(schema: object) -> bool:
     """Whether a value of this core schema of pydantic's may be read from its own JSON as another one: where a union has
     several models, of which the first that fits best is taken, and where bytes are not read as they are written."""
-    match schema:
-        case Mapping():
-            parts = cast(Mapping[str, object], schema)
-            if parts.get("ser_json_bytes", "utf8") != parts.get("val_json_bytes", "utf8"):
-                return True
-            if parts.get("type") == "union":
-                choices = cast(list[tuple[Mapping[str, object], str] | Mapping[str, object]], parts["choices"])
-                kinds = [choice[0] if isinstance(choice, tuple) else choice for choice in choices]
-                if sum(kind["type"] not in _PLAIN for kind in kinds) > 1 and any(map(_may_be_of_a_class, kinds)):
-                    return True
-            return any(map(may_become_another, _within(parts)))
-        case list() | tuple():
-            return any(map(may_become_another, cast(Iterable[object], schema)))
-        case _:
-            return False
+    return any(map(_may_become_another, parts_of(schema)))
+
+
+def _may_become_another(part: Schema) -> bool:
+    if part.get("ser_json_bytes", "utf8") != part.get("val_json_bytes", "utf8"):
+        return True
+    if part.get("type") != "union":
+        return False
+    choices = cast(list[tuple[Schema, str] | Schema], part["choices"])
+    kinds = [choice[0] if isinstance(choice, tuple) else choice for choice in choices]
+    several = sum(kind["type"] not in _PLAIN for kind in kinds) > 1
+    # A value of it may be, or have in it, a model or a dataclass: a list of numbers is read as one.
+    return several and any(its.get("type") in _OF_A_CLASS for its in parts_of(kinds))
 
 
 def may_be_unreadable(schema: object) -> bool:
     """Whether JSON that is written of a value of this core schema of pydantic's may not be taken by it: where an enum
     has values for which JSON has no form of their own, where a literal is a member of an enum, of which its value is
     written, where a field is left out and has no default, and where fields of a derived class are written."""
-    match schema:
+    return any(map(_may_be_unreadable, parts_of(schema)))
+
+
+def _may_be_unreadable(part: Schema) -> bool:
+    match part:
         case {"type": "enum"}:
-            members = cast(Mapping[str, list[Enum]], schema)["members"]
+            members = cast(list[Enum], part["members"])
             return not all(isinstance(member.value, str | int | float | None) for member in members)
         case {"type": "literal"}:
-            expected = cast(Mapping[str, list[object]], schema)["expected"]
-            return not all(isinstance(value, str | int | None) for value in expected)
+            return not all(isinstance(value, str | int | None) for value in cast(list[object], part["expected"]))
         case {"serialization_exclude": True, "schema": {"type": str() as kind}} if kind != "default":
             return True
         case {"serialization": {"type": "any"}}:
             return True
-        case Mapping():
-            return any(map(may_be_unreadable, _within(cast(Mapping[str, object], schema))))
-        case list() | tuple():
-            return any(map(may_be_unreadable, cast(Iterable[object], schema)))
-        case _:
-            return False
-
-
-def _may_be_of_a_class(schema: object) -> bool:
-    """Whether a value of it may be, or have in it, a model or a dataclass: a list of numbers is read as one."""
-    match schema:
-        case Mapping():
-            parts = cast(Mapping[str, object], schema)
-            return parts.get("type") in ("model", "dataclass", "definition-ref") or any(
-                map(_may_be_of_a_class, _within(parts))
-            )
-        case list() | tuple():
-            return any(map(_may_be_of_a_class, cast(Iterable[object], schema)))
         case _:
             return False
 
@@ -309,7 +193,11 @@ def may_change(schema: object) -> bool:
     """Whether a value of this core schema of pydantic's may be read from its own JSON with other values in it: where a
     validator, or what runs when a model has been made, changes again what it has changed before; where a field's alias
     is the name of another one; and where times are numbers, of which it is guessed what they count."""
-    match schema:
+    return any(map(_may_change, parts_of(schema)))
+
+
+def _may_change(part: Schema) -> bool:
+    match part:
         case {"type": "function-before" | "function-after" | "function-wrap" | "function-plain"}:
             return True
         case {"post_init": bool() | str() as post_init} if post_init:
@@ -318,15 +206,8 @@ def may_change(schema: object) -> bool:
             return True
         case {"custom_init": True}:
             return True
-        case Mapping():
-            parts = cast(Mapping[str, object], schema)
-            if parts.keys() & _TEMPORAL or _has_names_as_aliases(parts):
-                return True
-            return any(map(may_change, _within(parts)))
-        case list() | tuple():
-            return any(map(may_change, cast(Iterable[object], schema)))
         case _:
-            return False
+            return bool(part.keys() & _TEMPORAL) or _has_names_as_aliases(part)
 
 
 def runs_again(schema: object) -> bool:
@@ -343,7 +224,7 @@ def runs_again(schema: object) -> bool:
             return True
 
 
-def _has_names_as_aliases(schema: Mapping[str, object]) -> bool:
+def _has_names_as_aliases(schema: Schema) -> bool:
     match schema:
         case {"type": "model-fields" | "typed-dict"}:
             fields = cast(Mapping[str, Mapping[str, object]], schema["fields"])
@@ -364,18 +245,7 @@ def _first_names(alias: object) -> set[object]:
 
 def classes_in(schema: object) -> frozenset[type]:
     """The models and dataclasses that this core schema of pydantic's names."""
-    match schema:
-        case Mapping():
-            parts = cast(Mapping[str, object], schema)
-            found, inner = (
-                {parts["cls"]} if parts.get("type") in ("model", "dataclass") else set[object](),
-                _within(parts),
-            )
-        case list() | tuple():
-            found, inner = set[object](), list(cast(Iterable[object], schema))
-        case _:
-            return frozenset()
-    return cast(frozenset[type], frozenset(found).union(*map(classes_in, inner)))
+    return frozenset(cast(type, part["cls"]) for part in parts_of(schema) if part.get("type") in ("model", "dataclass"))
 
 
 def becomes_another(
@@ -403,7 +273,7 @@ def becomes_another(
                     f"a {kind.__name__} of which the handler would get a {type(read).__name__}: give the models "
                     "of the union a Literal field each, and Field(discriminator=)"
                 )
-            names = _fields(read) if kind is not None else []
+            names = fields_of(read) if kind is not None else []
             some += [getattr(value, name) for name in names]
             there += [getattr(read, name) for name in names]
             doubtful = (in_doubt or {}).get(type(read), {})
@@ -443,7 +313,7 @@ def is_changed(value: object, read: object, classes: frozenset[type], *, tidied:
                 return value != read and not _is_the_same(value, read, tidied)
             if not isinstance(value, type(read)):
                 return True
-            names = _fields(read)
+            names = fields_of(read)
             some += [getattr(value, name) for name in names]
             there += [getattr(read, name) for name in names]
     return len(some) != len(there) or any(
@@ -505,21 +375,15 @@ def _in_order(value: object) -> object:
 
 def changed_fields(value: object, read: object, classes: frozenset[type]) -> str:
     """The names of those that `is_changed` finds, for people."""
-    names = _fields(read)
+    names = fields_of(read)
     return ", ".join(name for name in names if is_changed(getattr(value, name), getattr(read, name), classes))
 
 
-def _fields(read: object) -> list[str]:
+def fields_of(read: object) -> list[str]:
     """The names of those of a model's, or a dataclass' fields that were read; not of those with `exclude`, say."""
     if isinstance(read, BaseModel):
         return [name for name in type(read).model_fields if name in read.model_fields_set]
     return [field.name for field in fields(read)] if is_dataclass(read) and not isinstance(read, type) else []
-
-
-def _within(schema: Mapping[str, object]) -> list[object]:
-    """What a schema is made of; of a mapping that is none, as of fields, all: there "default" is a name."""
-    values = _VALUES if isinstance(schema.get("type"), str) else ()
-    return [part for name, part in schema.items() if name not in values]
 
 
 def held_by(dump: Callable[..., object]) -> object:

@@ -70,9 +70,10 @@ class Transaction:
     def connection(self) -> Connection:
         """asyncpg's own object. Raises `NotInTransaction` after the transaction's end."""
         self.lent = True
-        return self._open()
+        return self.opened()
 
-    def _open(self) -> Connection:
+    def opened(self) -> Connection:
+        """As `connection`, for who hands it to nobody."""
         if self._connection is None:
             raise NotInTransaction(
                 "this transaction is over: await all that is started in it inside of its `async with` block, or its "
@@ -120,32 +121,32 @@ class Transaction:
 
     def is_in_transaction(self) -> bool:
         """Whether the connection's transaction is open."""
-        return self._open().is_in_transaction()
+        return self.opened().is_in_transaction()
 
     @noted
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run `query` and return Postgres' command tag."""
-        return await self._noting(self._open().execute(query, *args, timeout=timeout))
+        return await self._noting(self.opened().execute(query, *args, timeout=timeout))
 
     @noted
     async def executemany(self, query: str, args: Iterable[Any], *, timeout: float | None = None) -> None:
         """Run `query` once for each sequence of arguments."""
-        await self._noting(self._open().executemany(query, args, timeout=timeout))
+        await self._noting(self.opened().executemany(query, args, timeout=timeout))
 
     @noted
     async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
         """Run `query` and return all rows."""
-        return await self._noting(self._open().fetch(query, *args, timeout=timeout))
+        return await self._noting(self.opened().fetch(query, *args, timeout=timeout))
 
     @noted
     async def fetchrow(self, query: str, *args: Any, timeout: float | None = None) -> asyncpg.Record | None:
         """Run `query` and return its first row, or None."""
-        return await self._noting(self._open().fetchrow(query, *args, timeout=timeout))
+        return await self._noting(self.opened().fetchrow(query, *args, timeout=timeout))
 
     @noted
     async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
         """Run `query` and return one value of its first row, or None."""
-        return await self._noting(self._open().fetchval(query, *args, column=column, timeout=timeout))
+        return await self._noting(self.opened().fetchval(query, *args, column=column, timeout=timeout))
 
     async def _noting(self, statement: Awaitable[T]) -> T:
         try:

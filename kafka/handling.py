@@ -189,10 +189,8 @@ class Handling:
         try:
             await patience.call(self._subscription.call(messages, tx), lambda: partition.deaf.add(messages[0].offset))
             tx.check_awaited()
-            lent = tx.lent
-            if not in_transaction(tx.connection):
+            if not in_transaction(tx.opened()):
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its consumer")
-            tx.lent = lent  # the handler has not had it
         except asyncio.CancelledError as error:
             if self._ending():
                 raise
@@ -200,9 +198,8 @@ class Handling:
         except Exception as error:
             if self._ending():  # what it makes of its cancellation, as when something cannot be closed
                 raise asyncio.CancelledError from error
-            lent, connection = tx.lent, tx.connection
-            tx.lent = lent
-            if await takes_no_writes(connection, error, failed=tx.failed or lent):
+            connection = tx.opened()
+            if await takes_no_writes(connection, error, failed=tx.failed or tx.lent):
                 raise PostgresUnavailable(f"Postgres takes no writes: {told_of(error)}") from error
             away = isinstance(error, PostgresUnavailable) and not error.blameless
             if away or server_is_gone(error, connection):

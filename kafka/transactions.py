@@ -40,11 +40,9 @@ _SERVER_GONE = (
     asyncpg.CannotConnectNowError,
     asyncpg.ReadOnlySQLTransactionError,  # a standby, or a primary that has been demoted
 )
-# What comes of a connection that is gone. The third is asyncpg 0.32's where a shutdown's last message has just arrived,
-# the last one what is said of a job or message that was to be stored.
-_OF_POSTGRES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, NotInTransaction)
-
-_NO_ANSWER = (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+# What comes of a connection that is gone. The last one is asyncpg 0.32's, where a shutdown's last message has arrived.
+_NO_ANSWER = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)  # and TimeoutError
+_OF_POSTGRES = (*_NO_ANSWER, NotInTransaction)  # as is said of a job or message that was to be stored
 
 
 def server_is_gone(error: BaseException, connection: Connection) -> bool:

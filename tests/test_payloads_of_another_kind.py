@@ -14,9 +14,10 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel, SerializeAsAny, TypeAdapter
 from sidings import InvalidMessage, InvalidPayload
 from sidings.executor import PostgresSettings
-from sidings.jobs import Job, Registry, lossy
+from sidings.jobs import Job, Registry, limits
 from sidings.jobs.kinds import fields_in_doubt
-from sidings.jobs.lossy import may_be_nested, may_be_unreadable, may_have_keys
+from sidings.jobs.limits import may_be_nested
+from sidings.jobs.lossy import may_be_unreadable, may_have_keys
 from sidings.kafka import Outbox
 from sidings.testing import drain
 from typing_extensions import TypeAliasType
@@ -268,7 +269,7 @@ def test_what_can_be_read_is_not_read_to_tell_so(monkeypatch: pytest.MonkeyPatch
     def read(text: bytes) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(lossy, "from_json", read)
+    monkeypatch.setattr(limits, "from_json", read)
     assert keep.dump(Free(more=more))
 
 

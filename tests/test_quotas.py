@@ -62,14 +62,14 @@ async def test_what_a_throttled_relay_has_not_sent_does_not_come_behind_its_repe
     await create_topic(kafka.bootstrap, "etas", partitions=1)
     await allow(kafka.bootstrap, producer_byte_rate=10_000.0)
     async with relaying(database, kafka.bootstrap, shutdown_seconds=1.0):
-        await publish(database, "etas", [("k", b"1".ljust(300_000))])  # the broker reads nothing for 20 s then
+        await publish(database, "etas", [("k", b"1".ljust(200_000))])  # the broker reads nothing for 10 s then
         await emptied(database)
         await publish(database, "etas", [("k", b"2")])
         await asyncio.sleep(1)
     await publish(database, "etas", [("k", b"3")])
     async with relaying(database, kafka.bootstrap):
         await emptied(database)
-        await asyncio.sleep(25)
+        await asyncio.sleep(15)
     assert [record.value[:1] for record in await records(kafka.bootstrap, "etas")] == [b"1", b"2", b"3"]
 
 
@@ -80,7 +80,7 @@ async def test_a_topic_that_fails_for_a_quota_says_so(
     await create_topic(kafka.bootstrap, "etas", partitions=1)
     await allow(kafka.bootstrap, producer_byte_rate=10_000.0)
     async with relaying(database, kafka.bootstrap, delivery_seconds=2.0):
-        await publish(database, "etas", [("k", b"1".ljust(300_000))])
+        await publish(database, "etas", [("k", b"1".ljust(200_000))])
         await emptied(database)
         assert "throttles this client (a quota): it is sent nothing for" in caplog.text
         await publish(database, "etas", [("k", b"2")])
