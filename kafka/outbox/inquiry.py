@@ -61,11 +61,12 @@ class Inquiry:
         except (PostgresUnavailable, asyncpg.LockNotAvailableError):  # somebody alters the table, say
             answers = [None] * len(asked)
         except Exception as error:  # noqa: BLE001 - that of who asks
-            if (half := len(asked) // 2) > 0:  # a receipt that Postgres makes nothing of is no failure of the others'
-                await self._answer(asked[:half])
+            if isinstance(error, asyncpg.DataError) and (half := len(asked) // 2) > 0:
+                await self._answer(asked[:half])  # a receipt that Postgres makes nothing of is no failure of the others'
                 await self._answer(asked[half:])
-            elif not asked[0].answer.done():
-                asked[0].answer.set_exception(error)
+            else:
+                for question in _waiting(asked):
+                    question.answer.set_exception(error)
             return
         for question, rows in zip(asked, answers, strict=True):
             if not question.answer.done():
