@@ -356,10 +356,12 @@ class JobType(Generic[P]):
         """`_prepared` for each, without a call for each."""
         validate, to_json = self._validate, self._to_json
         models, texts = list[P](), list[bytes]()
+        may_run_again, may_have_keys = self._may_run_again, self._may_have_keys
+        may_be_other = self._may_become_another or self._may_change
         for payload in payloads:  # outside of the try: what a generator raises is its caller's
             try:
                 # Validators of a whole model run once more, and may change it where it stands.
-                made = self._may_run_again and not self._classes.isdisjoint(type(payload).__mro__)
+                made = may_run_again and not self._classes.isdisjoint(type(payload).__mro__)
                 given = to_json(payload, round_trip=True, by_alias=False, warnings=False) if made else b""
                 checked = validate(copy(payload) if made else payload, by_name=True, by_alias=True)
                 text = to_json(checked, round_trip=True, by_alias=False)
@@ -378,11 +380,11 @@ class JobType(Generic[P]):
                         "it holds a float that is NaN or infinite, of which JSON gets null: give its model "
                         "ConfigDict(ser_json_inf_nan='strings'), or None in its place"
                     )
-                if self._may_have_keys and HALF[:1] in text and HALF in text and self._has_half_characters(checked):
+                if may_have_keys and HALF[:1] in text and HALF in text and self._has_half_characters(checked):
                     raise ValueError("it holds a key with half a character (a lone surrogate): correct its decoding")
                 if len(text) > _LONG and (too_much := too_much_in(checked, text, nested=self._may_be_nested)):
                     raise ValueError(too_much)
-                if (self._may_become_another or self._may_change) and (other := self._other_in(checked, text)):
+                if may_be_other and (other := self._other_in(checked, text)):
                     raise ValueError(other)
                 texts.append(text)
             except (ValidationError, ValueError, TypeError) as error:

@@ -62,7 +62,7 @@ class Inquiry:
             answers = [None] * len(asked)
         except Exception as error:  # noqa: BLE001 - that of who asks
             if isinstance(error, asyncpg.DataError) and (half := len(asked) // 2) > 0:
-                await self._answer(asked[:half])  # a receipt that Postgres makes nothing of is no failure of the others'
+                await self._answer(asked[:half])  # one receipt that is none is no failure of the others'
                 await self._answer(asked[half:])
             else:
                 for question in _waiting(asked):
