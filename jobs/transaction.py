@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from inspect import CORO_CLOSED, CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -54,7 +54,7 @@ class Transaction:
     It does not commit where a call of these methods, or of `enqueue` or `publish` with it, was not awaited.
     """
 
-    __slots__ = ("_calls", "_connection", "_most_calls", "enqueued", "failed", "lent", "published")
+    __slots__ = ("_calls", "_connection", "_depth", "_most_calls", "enqueued", "failed", "lent", "published")
 
     def __init__(self, connection: Connection) -> None:
         self._connection: Connection | None = connection
@@ -65,6 +65,7 @@ class Transaction:
         self.failed = False  # whether a statement has: where nothing has been rolled back to, Postgres commits no more
         self._calls: list[tuple[Coroutine[Any, Any, Any], object]] = []
         self._most_calls = _CALLS
+        self._depth = 0  # savepoints around
 
     @property
     def connection(self) -> Connection:
@@ -111,13 +112,18 @@ class Transaction:
     async def savepoint(self) -> AsyncGenerator[None]:
         """A block that is undone as a whole where it raises; what stands around it stays. With asyncpg's own, through
         `connection`, a transaction that fails costs its connection: who has that object may still use it."""
-        await self.execute("SAVEPOINT sidings")  # within another one it hides that, until it is released
-        try:
+        self._depth += 1
+        name = f"sidings_{self._depth}"
+        try:  # each of these may be cancelled, and Postgres do it all the same
+            await self.execute(f"SAVEPOINT {name}")
             yield
+            await self.execute(f"RELEASE SAVEPOINT {name}")
         except BaseException:
-            await self.execute("ROLLBACK TO SAVEPOINT sidings; RELEASE SAVEPOINT sidings")
+            with suppress(asyncpg.InvalidSavepointSpecificationError):  # not there: then nothing commits any more
+                await self.execute(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
             raise
-        await self.execute("RELEASE SAVEPOINT sidings")
+        finally:
+            self._depth -= 1
 
     def is_in_transaction(self) -> bool:
         """Whether the connection's transaction is open."""

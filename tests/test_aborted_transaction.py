@@ -1,16 +1,18 @@
 """`service.transaction()` in which a statement has failed: Postgres answers its COMMIT with ROLLBACK, and no error."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import asyncpg
+import psycopg
 import pytest
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry, Transaction
 from sidings.kafka import Transactions
 
-from .support import ORIGIN, Ride, fetch
+from .support import ORIGIN, SECONDS, Ride, fetch
 
 registry = Registry()
 
@@ -72,3 +74,73 @@ async def test_a_savepoint_keeps_what_stands_around_it(database: str) -> None:
                     await twice(tx)
         assert told == [{ORIGIN: [id]}]
         assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.job")] == [id]
+
+
+def give_up_when_done(database: str, backend: int, limit: asyncio.Timeout, statement: str) -> None:
+    """`limit` is over when Postgres has done the statement that is sent next, and nobody has read its answer."""
+    loop = asyncio.get_running_loop()
+    done = "SELECT FROM pg_stat_activity WHERE pid = %s AND query LIKE %s AND state LIKE 'idle in transaction%%'"
+
+    def wait() -> None:  # in the event loop, which therefore reads nothing
+        with psycopg.connect(database, autocommit=True) as other:
+            until = time.monotonic() + SECONDS
+            while other.execute(done, (backend, f"%{statement} %")).fetchone() is None and time.monotonic() < until:
+                pass
+        limit.reschedule(loop.time())
+
+    loop.call_soon(wait)
+
+
+async def test_a_savepoint_that_is_given_up_as_it_begins_keeps_nothing_of_the_one_around_it(database: str) -> None:
+    """Postgres had it all the same, under the name of the outer one: that rolled back to it, and its job ran."""
+    told: list[object] = []
+    async with a_pool(database, told) as pool:
+        async with pool.open() as tx:
+            backend = await tx.fetchval("SELECT pg_backend_pid()")
+            with suppress(ValueError):
+                async with tx.savepoint():
+                    await ride.enqueue(tx, Ride(number=1), origin=ORIGIN)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(None) as limit:
+                            give_up_when_done(database, backend, limit, "SAVEPOINT")
+                            async with tx.savepoint():
+                                pytest.fail("it was given up")
+                    assert limit.expired()
+                    raise ValueError("the carrier does not answer")
+            await ride.enqueue(tx, Ride(number=2), origin=ORIGIN)
+        assert await numbers(database) == [2]
+
+
+async def test_a_savepoint_that_is_given_up_as_it_ends_commits_nothing_of_its_own(database: str) -> None:
+    """Its block had raised a timeout, and what it had stored was committed."""
+    told: list[object] = []
+
+    async def work(pool: Transactions) -> None:
+        async with pool.open() as tx:
+            backend = await tx.fetchval("SELECT pg_backend_pid()")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None) as limit, tx.savepoint():
+                    await ride.enqueue(tx, Ride(), origin=ORIGIN)
+                    give_up_when_done(database, backend, limit, "RELEASE")
+            assert limit.expired()
+
+    async with a_pool(database, told) as pool:
+        with pytest.raises(asyncpg.InFailedSQLTransactionError):
+            await work(pool)
+        assert told == []
+        assert await numbers(database) == []
+        async with pool.open() as tx:  # within another one, that is undone, and the transaction goes on
+            backend = await tx.fetchval("SELECT pg_backend_pid()")
+            with suppress(TimeoutError):
+                async with tx.savepoint(), asyncio.timeout(None) as limit, tx.savepoint():
+                    await ride.enqueue(tx, Ride(number=1), origin=ORIGIN)
+                    give_up_when_done(database, backend, limit, "RELEASE")
+            assert limit.expired()
+            await ride.enqueue(tx, Ride(number=2), origin=ORIGIN)
+        assert await numbers(database) == [2]
+
+
+async def numbers(database: str) -> list[int]:
+    """Of the jobs that are stored."""
+    rows = await fetch(database, "SELECT (payload ->> 'number')::int AS number FROM sidings.job ORDER BY id")
+    return [row["number"] for row in rows]
