@@ -54,7 +54,7 @@ class Transaction:
     It does not commit where a call of these methods, or of `enqueue` or `publish` with it, was not awaited.
     """
 
-    __slots__ = ("_calls", "_connection", "_depth", "_most_calls", "enqueued", "failed", "lent", "published")
+    __slots__ = ("_calls", "_connection", "_depth", "_most_calls", "_unsure", "enqueued", "failed", "lent", "published")
 
     def __init__(self, connection: Connection) -> None:
         self._connection: Connection | None = connection
@@ -66,6 +66,7 @@ class Transaction:
         self._calls: list[tuple[Coroutine[Any, Any, Any], object]] = []
         self._most_calls = _CALLS
         self._depth = 0  # savepoints around
+        self._unsure = False  # whether a statement was given up that Postgres may have done, and which still stands
 
     @property
     def connection(self) -> Connection:
@@ -96,7 +97,9 @@ class Transaction:
 
     def check_awaited(self) -> None:
         """To be called before the commit. Raises `RuntimeError` where a call has not ended, as without its ``await``:
-        what it should have stored would be missing, without a word."""
+        what it should have stored would be missing, without a word. `asyncpg.InFailedSQLTransactionError` where one was
+        given up, by a timeout say, that Postgres may have done all the same: it would commit, against its caller's
+        belief."""
         for call, of in self._calls:
             state = getcoroutinestate(call)
             if state == CORO_CLOSED:
@@ -107,13 +110,18 @@ class Transaction:
                 raise RuntimeError(f"{name}() was called and not awaited, so nothing is done: `await {name}(...)`")
             raise RuntimeError(f"{name}() is still under way: await all that is started in a transaction")
         self._calls.clear()  # a consumer asks after each of a batch's messages
+        if self._unsure:
+            raise asyncpg.InFailedSQLTransactionError(
+                "a statement of this transaction was cancelled, or timed out, so nobody knows whether it was done: let "
+                "the error out of the block, or put `async with tx.savepoint()` around what may be given up"
+            )
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncGenerator[None]:
         """A block that is undone as a whole where it raises; what stands around it stays. With asyncpg's own, through
         `connection`, a transaction that fails costs its connection: who has that object may still use it."""
         self._depth += 1
-        name = f"sidings_{self._depth}"
+        name, unsure = f"sidings_{self._depth}", self._unsure
         try:  # each of these may be cancelled, and Postgres do it all the same
             await self.execute(f"SAVEPOINT {name}")
             yield
@@ -121,6 +129,7 @@ class Transaction:
         except BaseException:
             with suppress(asyncpg.InvalidSavepointSpecificationError):  # not there: then nothing commits any more
                 await self.execute(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
+                self._unsure = unsure
             raise
         finally:
             self._depth -= 1
@@ -159,6 +168,7 @@ class Transaction:
             return await statement
         except BaseException as error:  # also its caller's timeout, or cancellation, which ends the statement
             self.failed = True
+            self._unsure |= isinstance(error, asyncio.CancelledError | TimeoutError)
             if isinstance(error, asyncpg.InterfaceError) and "another operation is in progress" in str(error):
                 raise asyncpg.InterfaceError(
                     "another operation of this transaction is in progress: await each before the next one begins; what "

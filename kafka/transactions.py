@@ -198,8 +198,8 @@ class Transactions:
 
         Raises `PostgresUnavailable` when there is no connection, or it broke: after a commit that was not answered
         it is unknown whether it has happened. `ConfigurationError` in another event loop than that of `start`. Other
-        errors of Postgres pass through; nothing is committed then. One that the block has caught has spoilt the
-        transaction, too, unless a savepoint stood around it: then the end of the block raises
+        errors of Postgres pass through; nothing is committed then. One that the block has caught, as a timeout of a
+        statement, has spoilt the transaction, too, unless a savepoint stood around it: then the end of the block raises
         `asyncpg.InFailedSQLTransactionError`. A call on it that was not awaited has stored nothing: `RuntimeError`.
         The same for a COMMIT or ROLLBACK in the block: its end could not tell what has been committed.
         """

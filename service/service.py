@@ -362,9 +362,10 @@ class Service:
                 await send_eta.enqueue(tx, SendEta(...), origin="positions/3")
 
         Raises `PostgresUnavailable`; if that comes from the end of the block, it may have committed. A handler that
-        raises it has not failed, and runs again (docs/policies.md). Where a statement has failed, and the block has
-        caught that without a savepoint around it, nothing commits any more, and the end of the block raises
-        `asyncpg.InFailedSQLTransactionError`. `ConfigurationError` in another event loop than the service's.
+        raises it has not failed, and runs again (docs/policies.md). Where a statement has failed, or was given up as by
+        a timeout, and the block has caught that without a savepoint around it, nothing commits any more, and the end of
+        the block raises `asyncpg.InFailedSQLTransactionError`. `ConfigurationError` in another event loop than the
+        service's.
         """
         async with self._database().transactions.shared() as tx:
             yield tx

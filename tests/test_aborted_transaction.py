@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 
 import asyncpg
 import psycopg
@@ -89,6 +89,32 @@ def give_up_when_done(database: str, backend: int, limit: asyncio.Timeout, state
         limit.reschedule(loop.time())
 
     loop.call_soon(wait)
+
+
+async def test_a_job_whose_enqueue_was_given_up_does_not_commit_against_its_callers_belief(database: str) -> None:
+    """Postgres had stored it just before, so the transaction was not aborted: the job ran, beside what the caller had
+    done in its place."""
+    told: list[object] = []
+
+    async def work(pool: Transactions, *, savepoint: bool) -> None:
+        async with pool.open() as tx:
+            backend = await tx.fetchval("SELECT pg_backend_pid()")
+            await ride.enqueue(tx, Ride(number=1), origin=ORIGIN)  # from here on it takes one trip
+            await tx.fetchval("SELECT 1")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None) as limit, tx.savepoint() if savepoint else nullcontext():
+                    give_up_when_done(database, backend, limit, "INSERT INTO")
+                    await ride.enqueue(tx, Ride(number=2), origin=ORIGIN)
+            assert limit.expired()
+            await ride.enqueue(tx, Ride(number=3), origin=ORIGIN)
+
+    async with a_pool(database, told) as pool:
+        with pytest.raises(asyncpg.InFailedSQLTransactionError, match="nobody knows whether it was done"):
+            await work(pool, savepoint=False)
+        assert told == []
+        assert await numbers(database) == []
+        await work(pool, savepoint=True)
+        assert await numbers(database) == [1, 3]
 
 
 async def test_a_savepoint_that_is_given_up_as_it_begins_keeps_nothing_of_the_one_around_it(database: str) -> None:
