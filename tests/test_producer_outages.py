@@ -5,6 +5,7 @@ import contextlib
 import time
 
 import pytest
+from sidings import LogContext, correlated
 from sidings.devstack.topics import create_topic
 from sidings.errors import KafkaUnavailable
 
@@ -37,6 +38,19 @@ async def test_callers_with_less_patience_do_not_keep_a_producer_that_has_lost_i
             return False
 
         await eventually(arrives, seconds=15)
+
+
+async def test_what_the_client_logs_later_is_not_said_of_whoever_sent_first(sidings_kafka, topic, caplog):
+    """Each line about a broker, for days, had the correlation id and the job of the message that had connected it."""
+    etas = await topic("etas")
+    caplog.handler.addFilter(LogContext())
+    async with sending(sidings_kafka) as producer:
+        with correlated("first"):
+            await producer.send(etas, key="k", value=b"0")
+        lead_astray(producer)
+        producer._current[False]._producer.client.force_metadata_update()
+        lines = await eventually(lambda: [each for each in caplog.records if each.name.startswith("aiokafka")])
+    assert {line.correlation_id for line in lines} == {"-"}
 
 
 async def test_many_callers_do_not_wait_for_each_other_when_kafka_hangs(own_kafka, monkeypatch):

@@ -8,6 +8,7 @@ with them.
 
 import asyncio
 import logging
+from contextvars import Context
 from itertools import chain
 from typing import Any, cast
 
@@ -61,8 +62,8 @@ class Sender:
     async def start(self) -> None:
         """Connect. Raises `KafkaUnavailable`."""
         try:
-            async with asyncio.timeout(_START_SECONDS):
-                await self._producer.start()
+            async with asyncio.timeout(_START_SECONDS):  # what it logs for days is not of who sends first
+                await asyncio.get_running_loop().create_task(self._producer.start(), context=Context())
         except (KafkaError, OSError) as error:  # TimeoutError is an OSError
             await self.kill()
             refused = isinstance(error, ClusterAuthorizationFailedError)  # no id for an idempotent producer
