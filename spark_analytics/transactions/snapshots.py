@@ -14,6 +14,10 @@ from .messages import Outgoing
 
 __all__ = ["Snapshots"]
 
+# Of events that are due, in a micro-batch of a state partition. A worker has all that timers send in memory, thrice,
+# until the last of them has gone off, and what Spark makes of it takes 2 GB at most.
+CHARACTERS = 50_000_000
+
 
 class Snapshots:
     """A micro-batch's view on the rows of a root, whichever Spark has set."""
@@ -23,6 +27,7 @@ class Snapshots:
         self._handle = handle
         self._quiet = handle.getValueState("quiet", "changed LONG, sent BOOLEAN")
         self._parts = handle.getMapState("parts", "part STRING", "at LONG, row STRING")
+        self._characters = 0
 
     def take(self, items: Iterable[Item], now: int) -> Iterator[Outgoing]:
         """The rows of the root that a micro-batch has brought: nothing is sent yet."""
@@ -55,6 +60,8 @@ class Snapshots:
         later = now + _ms(self._config.snapshot_keep_seconds)
         if not sent and now < quiet_at:
             self._handle.registerTimer(quiet_at)
+        elif not sent and self._characters > CHARACTERS:
+            self._handle.registerTimer(now + 1)  # in the next micro-batch
         elif not sent:
             self._quiet.update((changed, True))
             self._handle.registerTimer(later + later % 2)
@@ -62,7 +69,9 @@ class Snapshots:
             parts = list(cast(Iterator[tuple[int, str]], self._parts.values()))
             rows = list(dict.fromkeys(row for _, row in parts))
             group, root = cast(list[str], json.loads(id))
-            yield from combine_snapshot(self._config, group, root, rows, [at for at, _ in parts])
+            for made in combine_snapshot(self._config, group, root, rows, [at for at, _ in parts]):
+                self._characters += len(made.value)
+                yield made
         elif at < keep_until:
             return  # it was for rows before the last one, which has a timer of its own
         elif now - at > _ms(max(self._config.snapshot_quiet_seconds, 2 * self._config.trigger_seconds)) and at % 2 == 0:
