@@ -6,6 +6,9 @@ maybe, which then ends the query and each that is started again.
 Spark knows a topic by its name. One that was deleted and made anew it goes on reading at the offset where it was in
 the old one, and all that stands before that is passed over without a word. So the ids that Kafka gives to topics are
 kept in the checkpoint: `topics/<name>/<id>`, an empty file for each.
+
+Of one that is left out Spark says that it was deleted, but only when it has written into the checkpoint that it is not
+read any more: from then on the query does not go on with it either.
 """
 
 from typing import Any, cast
@@ -21,13 +24,15 @@ from .config import Config
 __all__ = ["check_topics"]
 
 FOLDER = "topics"
+LOSSY = ("failondataloss", "false")  # an option of Spark's source
 
 
 def check_topics(spark: SparkSession, config: Config) -> None:
     """Look at all topics, and note down those that are read and that the checkpoint has not seen.
 
     Raises:
-        ConfigurationError: One does not exist, one that is read was deleted and made anew, or Spark has no connector.
+        ConfigurationError: One does not exist, one that is read was deleted and made anew, one that was read is left
+            out, or Spark has no connector.
     """
     jvm = cast(Any, spark.sparkContext)._jvm  # Spark 4.2 has no public way to its Kafka, and to the checkpoint's files
     hadoop = cast(Any, spark.sparkContext)._jsc.hadoopConfiguration()
@@ -35,6 +40,7 @@ def check_topics(spark: SparkSession, config: Config) -> None:
     begun = jvm.org.apache.hadoop.fs.Path(config.checkpoint, "sources/0/0")  # Spark writes it before it reads
     if not begun.getFileSystem(hadoop).exists(begun):  # what a start that failed before that has noted, binds nobody
         begun.getFileSystem(hadoop).delete(jvm.org.apache.hadoop.fs.Path(config.checkpoint, FOLDER), True)
+    _check_left_out(jvm, hadoop, config)
     for topic in config.read:
         folder = jvm.org.apache.hadoop.fs.Path(config.checkpoint, f"{FOLDER}/{topic}")
         files = folder.getFileSystem(hadoop)
@@ -48,6 +54,23 @@ def check_topics(spark: SparkSession, config: Config) -> None:
                 f"topic {topic!r} is another one than the checkpoint's: it was deleted and made anew, and its first"
                 " records would be passed over. Begin anew, with another `checkpoint`"
             )
+
+
+def _check_left_out(jvm: Any, hadoop: Any, config: Config) -> None:
+    folder = jvm.org.apache.hadoop.fs.Path(config.checkpoint, FOLDER)
+    files = folder.getFileSystem(hadoop)
+    noted = [status.getPath() for status in files.listStatus(folder)] if files.exists(folder) else []
+    lossy = any((name.lower(), value.lower()) == LOSSY for name, value in config.kafka_options.items())
+    for path in noted:
+        if (topic := path.getName()) in config.read:
+            continue
+        if not lossy:
+            raise ConfigurationError(
+                f"topic {topic!r} is left out, and the checkpoint goes on with it: put it back. To go on without it,"
+                ' start once with failOnDataLoss = "false" among `kafka_options`, or begin anew, with another'
+                " `checkpoint`"
+            )
+        files.delete(path, True)
 
 
 def _ids(jvm: Any, config: Config) -> dict[str, str]:
