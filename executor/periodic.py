@@ -33,7 +33,7 @@ _PAUSE_SECONDS = 0.25  # longest, so that origins which have just been acquired 
 _LEAST_SECONDS = 0.002  # between two tries of a tick that came a moment too early for the server's clock
 _BUSY_SECONDS = 0.5  # how often to see whether an earlier tick's job has ended
 _LATER_SECONDS = (0.05, 0.5)  # executors that did not fire the last tick give the one that did so much time
-_WARN_SECONDS = 60.0
+_WARN_SECONDS = 60.0  # that a tick waits for an origin before the log says so: a start, or a takeover, is over by then
 _AHEAD_SECONDS = 60.0  # so far ahead of the server's clock is a tick only where that has been set back
 _AT_ONCE = 500  # origins of one statement
 _JOBS_AT_ONCE = 5_000  # or so: with missed="all" an origin may have a thousand
@@ -52,7 +52,7 @@ class _Row:
     last_tick: datetime | None
     try_at: float = 0.0
     ours: bool = False  # this executor has fired the last tick
-    warn_at: float = 0.0
+    warn_at: float | None = None  # while a tick waits for an origin
 
     @property
     def in_force(self) -> bool:
@@ -265,7 +265,7 @@ class PeriodicLoop:
             self._warn(row, ticks, answer)
 
     def _warn(self, row: _Row, ticks: list[datetime], answer: asyncpg.Record) -> None:
-        """Say why a tick that is due is not fired, where it is not because its predecessor runs."""
+        """Say why a tick that is due has not been fired for a while, where it is not because its predecessor runs."""
         why = ""
         if answer["origin"] is None:
             why = (
@@ -279,9 +279,12 @@ class PeriodicLoop:
                 f"an earlier job of it waits in {answer['origin']}, which no executor holds: consume its topic, name "
                 f"it in topics=, or move what waits there (`sidings origins move {answer['origin']} TO`)"
             )
-        if why and now() >= row.warn_at:
+        if not why:
+            row.warn_at = None
+        elif row.warn_at is None or now() >= row.warn_at:
+            if row.warn_at is not None:
+                log.error("%s: the tick of %s waits: %s", row.job_type.name, ticks[-1].isoformat(), why)
             row.warn_at = now() + _WARN_SECONDS
-            log.error("%s: the tick of %s waits: %s", row.job_type.name, ticks[-1].isoformat(), why)
 
     async def _fire_origins(self, name: str, due: list[tuple[_Row, list[datetime]]]) -> None:
         due = [item for item in due if item[0].origin in self._scheduler.origins]
@@ -325,7 +328,7 @@ class PeriodicLoop:
             self._on_fired(fired)
 
     def _fired(self, row: _Row, ticks: list[datetime]) -> None:
-        row.last_tick, row.ours = ticks[-1], True
+        row.last_tick, row.ours, row.warn_at = ticks[-1], True, None
         self._plan(row)
 
     def _missed_out(self, row: _Row) -> None:

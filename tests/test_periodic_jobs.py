@@ -4,7 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from sidings import Admin, Job, Registry, Tick
+from sidings.executor import periodic
+from sidings.executor.periodic import PeriodicLoop
 from sidings.schema import load_sql
 
 from .support import connected, eventually, fetch, jobs_left, running, value
@@ -404,9 +406,10 @@ async def test_ticks_stay_in_the_origin_of_the_last_one_while_it_is_leased(
 
 
 async def test_ticks_wait_for_a_job_in_an_origin_that_nobody_holds(
-    database: str, caplog: pytest.LogCaptureFixture
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two ticks in two origins could run at once. It is said aloud."""
+    monkeypatch.setattr(periodic, "_WARN_SECONDS", 0.1)
     ticks = Ticks()
     ticks.declare("often", every=0.2)
     await remember(database, "often", "every 0.2 s", None, job_origin="t/7")
@@ -455,7 +458,10 @@ async def test_a_tick_that_is_requeued_goes_where_the_others_are(database: str) 
         assert (job.id, job.origin) == (again, "t/0")
 
 
-async def test_slots_of_the_outbox_get_no_jobs(database: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_slots_of_the_outbox_get_no_jobs(
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(periodic, "_WARN_SECONDS", 0.1)
     ticks = Ticks()
     ticks.declare("often", every=0.2)
     async with connected(database) as connection:
@@ -467,7 +473,33 @@ async def test_slots_of_the_outbox_get_no_jobs(database: str, caplog: pytest.Log
         assert {job.origin for job in await ticks.ran("often", 1)} == {"t/0"}
 
 
-async def test_a_job_with_a_home_goes_there(database: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_start_that_has_no_origin_yet_is_no_error(
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a missed tick, or while a job of one waits, each start told to consume a topic, or to move the job."""
+    tried, warn = Counter[str](), PeriodicLoop._warn
+    monkeypatch.setattr(PeriodicLoop, "_warn", lambda *args: (tried.update([args[1].job_type.name]), warn(*args)))
+    ticks = Ticks()
+    for name, origin in (("missed", None), ("failing", "t/0")):
+        ticks.declare(name, every=0.2)
+        await remember(database, name, "every 0.2 s", None, job_origin=origin)
+    async with connected(database) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.job (type, origin, "group", payload)
+               VALUES ('failing', 't/0', 'failing', '{"scheduled_at": "2026-01-01T00:00:00Z"}')"""
+        )
+    async with running(database, ticks.registry, []) as executor:
+        await eventually(lambda: min(tried["missed"], tried["failing"]) >= 2, tried)
+        executor.assign(["t/0"], 2)
+        for name in ("missed", "failing"):
+            await ticks.ran(name, 2)
+    assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_job_with_a_home_goes_there(
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(periodic, "_WARN_SECONDS", 0.1)
     ticks = Ticks()
     ticks.declare("often", every=0.2, home="rides")
     home = "INSERT INTO sidings.topic (topic, partitions) VALUES ('rides', 4)"
