@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
@@ -418,6 +419,9 @@ class Executor:
         ):
             if (failing := backoff.failing_seconds()) > limit:
                 found.append(f"{what}, for {failing:.1f} s: {backoff.error}")
+        thinning = self.reader.thinning
+        if (failing := thinning.seconds()) > limit and time.monotonic() - (thinning.failed_at or 0.0) <= limit:
+            found.append(f"superseded jobs cannot be ended, for {failing:.1f} s: {thinning.error}")
         refused = self._transactional.connections
         if (failing := refused.outage.seconds()) > limit and now() - refused.refused_at <= limit:
             found.append(f"transactional jobs get no connection, for {failing:.1f} s: {refused.outage.error}")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -30,6 +31,7 @@ log = logging.getLogger("sidings.executor")
 
 _LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
 _THINNED = 500  # lanes of a statement that ends superseded jobs
+_THIN_AGAIN_SECONDS = 1.0  # or so, until that is tried again where Postgres has refused it
 _MOST_SUPERSEDED, _FEWEST_SUPERSEDED = 20_000, 40  # jobs that it ends: of all lanes, of each
 _HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
 _LEFT = 4  # added to the part of a row that was left in the database, as its payload is too large
@@ -80,6 +82,7 @@ class Reader:
         self._renumber_sql = load_sql(__package__, "renumber", schema)
         self._supersede_sql = load_sql(__package__, "supersede", schema)
         self._glance = Glance(link, schema)
+        self.thinning = Outage(log, "superseded jobs could not be ended")
         self._behind = Outage(log, "jobs stand beyond the sequence of positions, and that could not be put right")
         self._woken = asyncio.Event()
         self._busy_since: float | None = None
@@ -237,10 +240,13 @@ class Reader:
                 max(_FEWEST_SUPERSEDED, _MOST_SUPERSEDED // len(lanes)),
             )
         except (PostgresUnavailable, asyncpg.PostgresError) as error:
-            log.warning("superseded jobs could not be ended, trying again: %s: %s", type(error).__name__, error)
-            for lane, _ in lanes:
-                scheduler.read_anew(lane)
+            self.thinning.failed(f"{type(error).__name__}: {error}")
+            for lane, _ in lanes:  # not together: what is refused may be of one of them
+                scheduler.read_anew(lane, now() + _THIN_AGAIN_SECONDS * random.uniform(0.5, 1.5))
             return
+        failed_at = self.thinning.failed_at
+        if failed_at is not None and time.monotonic() - failed_at > 2 * _THIN_AGAIN_SECONDS:
+            self.thinning.over()
         for row in rows:
             ref: int = row["ref"]
             lane, kind = lanes[ref - 1]

@@ -422,10 +422,12 @@ class Scheduler:
             self._read_again(lane)
         self._go_on(lane, now)
 
-    def read_anew(self, lane: Lane) -> None:
-        """Whether jobs of a crowded lane have been ended is not known: none of those in memory may run."""
+    def read_anew(self, lane: Lane, due: float) -> None:
+        """Whether jobs of a crowded lane have been ended is not known: none of those in memory may run. It is read
+        again at `due`."""
         if self.crowded.pop(lane, None) is not None:
-            self._read_again(lane)
+            if lane.queue:
+                self._stick(lane, lane.queue[0], due)
             self._drop_if_empty(lane)
 
     def _read_again(self, lane: Lane) -> None:

@@ -577,7 +577,7 @@ class World:
             if answered:
                 self.scheduler.thinned(lane, newest, len(older), self.clock)
             else:
-                self.scheduler.read_anew(lane)
+                self.scheduler.read_anew(lane, self.clock + 1.0)
 
     def send_read(self) -> None:
         if self.read_in_flight is None and any(not q.draining for q in self.scheduler.origins.values()):

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import asyncpg
@@ -10,6 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import field_validator
 from sidings.errors import ConfigurationError, EnqueueError
+from sidings.executor import reader
+from sidings.executor.clock import now
 from sidings.jobs import Discard, Job, JobId, OutcomeName, Registry, Retry, Snooze
 from tenacity import retry_if_result, stop_after_attempt, wait_fixed, wait_none
 
@@ -225,6 +228,43 @@ async def test_the_newest_job_that_somebody_has_locked_holds_up_no_other_group(d
             await eventually(lambda: ("b", 3) in seen, "the other group goes on", seconds=10)
         await drained(database)
     assert seen == [("a", 0), ("a", 1), ("b", 3)]
+
+
+async def test_superseded_jobs_that_postgres_does_not_let_end_hold_up_their_own_group(
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """As a trigger on the history, or a missing right, does not: it was tried some hundred times a second."""
+    monkeypatch.setattr(reader, "_THIN_AGAIN_SECONDS", 0.2)
+    registry = Registry()
+    seen: list[str] = []
+    tried: list[float] = []
+
+    @registry.job(group="transport", policy="latest")
+    async def locate(job: Job[Ride]) -> None:
+        seen.append(f"{job.group}-{job.payload.number}")
+
+    await fetch(
+        database,
+        """DO $$ BEGIN
+           CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''not this one''; END';
+           CREATE TRIGGER refuse BEFORE INSERT ON sidings.job_history FOR EACH ROW
+               WHEN (NEW."group" = 'bad' AND NEW.outcome = 'superseded') EXECUTE FUNCTION refuse(); END $$""",
+    )
+    rides = [Ride(transport=group, number=number) for number in range(3) for group in ("bad", "good")]
+    await enqueue(database, locate, rides)
+    async with running(database, registry) as executor:
+        thinning, told = executor.reader.thinning, "superseded jobs could not be ended"
+        failed = thinning.failed
+        monkeypatch.setattr(thinning, "failed", lambda error: (tried.append(now()), failed(error)))
+        await eventually(lambda: seen == ["good-2"] and len(tried) >= 5, tried)
+        thinning._since -= 60
+        assert any("superseded jobs cannot be ended" in problem for problem in executor.problems())
+        assert min(after - before for before, after in pairwise(tried)) >= 0.1
+        assert caplog.text.count(told) == 1
+        await fetch(database, "DROP TRIGGER refuse ON sidings.job_history")
+        await drained(database)
+    assert seen == ["good-2", "bad-2"]
+    assert Counter((await ended(database)).values()) == {"superseded": 4, "succeeded": 2}
 
 
 async def test_a_delayed_job_that_somebody_has_locked_holds_up_no_others(database: str):
