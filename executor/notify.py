@@ -12,6 +12,7 @@ from typing import NoReturn
 import asyncpg
 
 from ..errors import PostgresUnavailable
+from ..outage import Outage
 from ..waiting import set_within
 from .clock import now
 from .link import BROKEN, Backoff, Link, connect
@@ -89,17 +90,17 @@ class Notifier:
 
     async def listen(self) -> None:
         """Listen for ever."""
-        backoff = Backoff()
+        backoff, outage = Backoff(), Outage(log, "notifications could not be received")
         while True:
             try:
-                await self._listen_over(await connect(self._postgres), backoff)
+                await self._listen_over(await connect(self._postgres), backoff, outage)
             except PostgresUnavailable:
                 pass
             except (*BROKEN, asyncpg.PostgresError) as error:
-                log.warning("notifications are interrupted: %s", error)
+                outage.failed(error)
             await backoff.sleep()
 
-    async def _listen_over(self, connection: asyncpg.Connection, backoff: Backoff) -> NoReturn:
+    async def _listen_over(self, connection: asyncpg.Connection, backoff: Backoff, outage: Outage) -> NoReturn:
         ended = asyncio.Event()
         try:
             connection.add_termination_listener(lambda _: ended.set())
@@ -108,6 +109,7 @@ class Notifier:
             self._listening = connection
             self._on_notified({})  # something may have been sent while nobody listened
             backoff.reset()
+            outage.over()
             while True:
                 await set_within(ended, _CHECK_SECONDS)
                 async with self._turn:  # a connection that has died silently is found out

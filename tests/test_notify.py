@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
 from sidings.errors import ConfigurationError
-from sidings.executor import Executor, ExecutorSettings, PostgresSettings
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings, notify
 from sidings.jobs import Job, Registry
 
 from .faulty_proxy import Moment, proxied
@@ -144,3 +144,24 @@ def test_notify_is_refused_behind_pgbouncer() -> None:
     postgres = PostgresSettings(dsn="postgresql://localhost/x", pgbouncer=True)
     with pytest.raises(ConfigurationError, match="pgbouncer"):
         Executor("test", Registry(), postgres, ExecutorSettings(notify=True), prometheus=CollectorRegistry())
+
+
+async def test_a_refused_listener_is_told_of_ever_more_rarely(
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the role's password has been changed: each try was told, one a second."""
+    refused, connects = list[Exception](), notify.connect
+
+    async def refuse(settings: PostgresSettings) -> asyncpg.Connection:
+        if len(refused) < 4:
+            refused.append(asyncpg.InvalidPasswordError("not this one"))
+            raise refused[-1]
+        return await connects(settings)
+
+    monkeypatch.setattr(notify, "connect", refuse)
+    async with running(database, Registry(), notify=True) as executor:
+        assert executor._notifier is not None
+        await eventually(lambda: executor._notifier._listening is not None)
+    told = [record.getMessage() for record in caplog.records if "not this one" in record.getMessage()]
+    assert len(told) == 1, told
+    assert len(refused) == 4
