@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from ..errors import ConfigurationError, InvalidPayload, MissingGroup, MissingOrigin
 from . import enqueue as _enqueue
@@ -364,7 +365,10 @@ class JobType(Generic[P]):
                 made = may_run_again and not self._classes.isdisjoint(type(payload).__mro__)
                 given = to_json(payload, round_trip=True, by_alias=False, warnings=False) if made else b""
                 checked = validate(copy(payload) if made else payload, by_name=True, by_alias=True)
-                text = to_json(checked, round_trip=True, by_alias=False)
+                try:
+                    text = to_json(checked, round_trip=True, by_alias=False, warnings="error")
+                except PydanticSerializationError:
+                    text = self._of_other_types(checked)
                 if made and is_other(given, text):
                     raise ValueError(
                         "its model changes numbers or texts of it again when it is enqueued: let validators leave as "
@@ -391,6 +395,13 @@ class JobType(Generic[P]):
                 raise InvalidPayload(f"the payload of {self.name!r} does not fit its model: {error}") from error
             models.append(checked)
         return models, texts
+
+    def _of_other_types(self, checked: P) -> bytes:
+        """The JSON of a payload in which something is of another type than its model says, as what was set past it may
+        be: fine where the handler can read it. Raises `ValidationError` where not."""
+        text = self._to_json(checked, round_trip=True, by_alias=False)
+        self.load(text.decode())
+        return text
 
     @cached_property
     def _may_hold_floats(self) -> bool:
