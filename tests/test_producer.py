@@ -57,6 +57,18 @@ async def test_a_message_that_kafka_refuses_takes_no_other_of_its_batch_with_it(
     assert found == {b"connected", *(b"%d" % n for n in range(40))}
 
 
+async def test_a_message_without_a_key_for_a_compacted_topic_is_invalid_and_fails_no_other(
+    sidings_kafka: str, topic
+) -> None:
+    """aiokafka does not know this refusal: nobody's message of the batch was acknowledged, and Kafka was to blame."""
+    rows = await topic("rows", config={"cleanup.policy": "compact"})
+    async with sending(sidings_kafka) as producer:
+        await producer.send(rows, key="k", value=b"connected")
+        several = [outcome(producer, rows, key="k", value=b"%d" % n) for n in range(40)]
+        several.insert(20, outcome(producer, rows, value=b"x"))
+        assert Counter(await asyncio.gather(*several)) == {"sent": 40, InvalidMessage.__name__: 1}
+
+
 async def test_many_small_messages_at_once_are_not_taken_for_one_that_is_too_large(sidings_kafka: str, topic) -> None:
     etas = await topic("etas", config={"max.message.bytes": "3000"})
     async with sending(sidings_kafka) as producer:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from aiokafka.errors import kafka_errors
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.errors import KafkaUnavailable
 from sidings.executor import PostgresSettings
@@ -23,6 +24,7 @@ from sidings.kafka.outbox import (
     recorder,
 )
 from sidings.kafka.outbox.backlog import Slot
+from sidings.kafka.outbox.failures import InvalidRecordError
 
 from .outbox_support import a_relay, emptied, firsts, publish, publishing, records, relay_process, relaying, sending
 from .support import SECONDS, connected, eventually, fetch, value
@@ -212,7 +214,7 @@ async def test_what_the_broker_refuses_for_other_reasons_is_parked_too(
 ) -> None:
     strict = await topic("strict", config={"message.timestamp.before.max.ms": "60000"})
     compacted = await topic("compacted", config={"cleanup.policy": "compact"})
-    async with publishing(database) as (outbox, connection), relaying(database, sidings_kafka):
+    async with publishing(database) as (outbox, connection), relaying(database, sidings_kafka) as relay:
         async with connection.transaction():
             await connection.execute("SELECT sidings.publish_bytes($1, 'k', 'old', NULL, NULL, '2001-01-01')", strict)
             await connection.execute("SELECT sidings.publish_bytes($1, 'k', 'good')", strict)
@@ -224,8 +226,23 @@ async def test_what_the_broker_refuses_for_other_reasons_is_parked_too(
         assert set(parked) == {b"old", b"no key", b"bad headers"}
         assert "InvalidTimestamp" in parked[b"old"]
         assert "encoded" in parked[b"bad headers"]
+        assert "a message without a key for a compacted topic" in parked[b"no key"]
+        assert relay.metrics.count("failed") == 0, "no topic is to blame"
     assert [r.value for r in await records(sidings_kafka, strict)] == [b"good"]
     assert [r.value for r in await records(sidings_kafka, compacted)] == [b"good"]
+
+
+async def test_what_is_refused_for_a_reason_that_the_client_does_not_know_is_parked_after_some_tries(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(kafka_errors, InvalidRecordError.errno)
+    rows = await topic("rows", config={"cleanup.policy": "compact"})
+    await publish(database, rows, [("k", b"1"), (None, b"no key"), ("k", b"2")])
+    async with publishing(database) as (outbox, _), relaying(database, sidings_kafka) as relay:
+        await emptied(database)
+        assert [(p.value, p.error) for p in await outbox.parked()] == [(b"no key", "[Error -1] UnknownError")]
+        assert relay.metrics.count("failed") == 3
+    assert [r.value for r in await records(sidings_kafka, rows)] == [b"1", b"2"]
 
 
 async def test_messages_that_are_large_by_a_key_or_headers_are_parked_and_not_sent(

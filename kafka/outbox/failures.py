@@ -1,6 +1,7 @@
 """What Kafka's errors mean: for a message, for its topic, and for the producer."""
 
 from aiokafka.errors import (
+    BrokerResponseError,
     InvalidTimestampError,
     InvalidTopicError,
     MessageSizeTooLargeError,
@@ -8,12 +9,30 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
     UnsupportedForMessageFormatError,
+    kafka_errors,
 )
 
-__all__ = ["NEVER", "NO_TOPIC", "Failed", "text_of"]
+__all__ = ["NEVER", "NO_TOPIC", "Failed", "InvalidRecordError", "text_of"]
+
+
+class InvalidRecordError(BrokerResponseError):
+    """aiokafka 0.14 does not know it."""
+
+    errno = 87
+    message = "INVALID_RECORD"
+    description = "The broker takes no such record, as a message without a key for a compacted topic."
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}: {self.description}"
+
+
+kafka_errors[InvalidRecordError.errno] = InvalidRecordError
 
 # What the broker says of a batch that holds a message which it will never take.
-NEVER = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidTimestampError, UnsupportedForMessageFormatError)
+NEVER = (
+    *(MessageSizeTooLargeError, RecordListTooLargeError, InvalidTimestampError, UnsupportedForMessageFormatError),
+    InvalidRecordError,
+)
 # What it says of a topic to which no message can be sent until somebody does something about it.
 NO_TOPIC = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError, InvalidTopicError)
 
