@@ -365,18 +365,36 @@ async def test_what_belongs_to_no_table_is_not_looked_for_among_all_that_is_in_d
     assert [tuple(row) for row in left] == [("terminals", 50_001)]
 
 
-async def test_a_table_that_is_locked_for_long_is_asked_again(
-    database: str, db: asyncpg.Connection, terminals: str, caplog: pytest.LogCaptureFixture
+async def test_a_table_that_somebody_writes_for_long_is_asked_again_a_minute_later(
+    database: str, db: asyncpg.Connection, terminals: str, monkeypatch: pytest.MonkeyPatch
 ):
+    """While we wait for him, all others that would write it wait for us: five seconds of each six they did."""
+    asked, clock, fetch = list[str](), 1000.0, Amends._fetch  # pyright: ignore[reportPrivateUsage]
+
+    async def counted(self: Amends, query: str, *args: object) -> None:
+        try:
+            await fetch(self, query, *args)
+        finally:
+            asked.append(query)
+
+    monkeypatch.setattr(Amends, "_fetch", counted)
+    monkeypatch.setattr("sidings.kafka.outbox.amends.now", lambda: clock)
+    await db.execute("ALTER FUNCTION sidings.directory_repeat SET lock_timeout = '100ms'")
     await db.execute("INSERT INTO sidings.directory_doubt VALUES ('terminals', 't1', now(), now())")
     async with amending(database) as amends:
         async with connected(database) as other, other.transaction():
-            await other.execute("LOCK TABLE terminal_acquirer IN ACCESS EXCLUSIVE MODE")
+            await other.execute("UPDATE terminal_acquirer SET acquirer_id = 'b'")
             amends.due([terminals])
-            await eventually(lambda: "trying again" in caplog.text)
-        assert await published(db) == []
+            await eventually(lambda: "settle" in asked)
+            for key in (b"t2", b"t3"):  # a turn of the loop each
+                amends.due([terminals])
+                amends.owe(terminals, late(key))
+                await eventually(lambda: not amends.owed)
+            assert asked == ["settle", "doubt", "doubt"]
+        clock += 60
         amends.due([terminals])
         await eventually(lambda: db.fetchval("SELECT count(*) FROM sidings.outbox"))
+        assert await published(db) == [b"t1"]
 
 
 async def test_a_table_that_cannot_be_read_is_told_once_and_holds_up_no_other(

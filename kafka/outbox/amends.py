@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import asyncpg
 
 from ...errors import PostgresUnavailable
-from ...executor import Backoff, Link
+from ...executor import Backoff, Link, now
 from ...outage import Outage
 from ...schema import load_sql
 from .backlog import Row, key_of
@@ -23,6 +23,7 @@ __all__ = ["Amends", "cannot"]
 
 log = logging.getLogger("sidings.outbox")
 
+_REST_SECONDS = 60.0  # of a table that somebody writes: while we wait for him, all who would write it wait for us
 _TRY_AGAIN = (PostgresUnavailable, asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 
 
@@ -34,6 +35,7 @@ class Amends:
         self._schema = schema
         self._owed: defaultdict[str, set[bytes]] = defaultdict(set)
         self._due: set[str] = set()
+        self._resting: dict[str, float] = {}  # topics, and until when their tables are left alone
         self._work = asyncio.Event()
 
     @property
@@ -49,8 +51,9 @@ class Amends:
 
     def due(self, topics: Sequence[str]) -> None:
         """Of these, what the table says is to be published again."""
-        self._due.update(topics)
-        self._work.set()
+        if due := [topic for topic in topics if self._resting.get(topic, 0.0) <= now()]:
+            self._due.update(due)
+            self._work.set()
 
     async def run(self) -> None:
         """Put things right, for ever."""
@@ -85,6 +88,9 @@ class Amends:
     async def _settle(self, topic: str) -> None:
         try:
             await self._fetch("settle", topic)
+        except asyncpg.LockNotAvailableError:
+            self._resting[topic] = now() + _REST_SECONDS
+            log.warning("%s: somebody's transaction writes its table, so old messages are put right later", topic)
         except asyncpg.PostgresError as error:
             cannot(topic, error)
             await self._fetch("give_up_doubts", topic)
