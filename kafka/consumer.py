@@ -102,9 +102,10 @@ class Consumer(ConsumerRebalanceListener):
                     await membership.connect(client, self._stopping, self._settings.request_seconds)
                     await self._serve(client)
                 except* (KafkaError, OSError) as errors:
+                    error = membership.explained(errors.exceptions[0])
                     self.metrics.kafka_error()
-                    self.vitals.disconnected(errors.exceptions[0])
-                    self._outage.failed(repr(errors.exceptions[0]))
+                    self.vitals.disconnected(error)
+                    self._outage.failed(repr(error))
                 finally:
                     self._client = None
                     for half in self._halves:

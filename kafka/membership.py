@@ -8,20 +8,33 @@ from contextlib import suppress
 from typing import Any, NoReturn, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import CorruptRecordException, KafkaConnectionError, KafkaError, UnsupportedCodecError
+from aiokafka.errors import (
+    CorruptRecordException,
+    InconsistentGroupProtocolError,
+    InvalidSessionTimeoutError,
+    KafkaConnectionError,
+    KafkaError,
+    UnsupportedCodecError,
+)
 
 from ..waiting import unless_set
 from .assignor import Assignor
 from .brokers import go_around_hanging_brokers
 from .settings import KafkaSettings
 
-__all__ = ["UNREADABLE", "AnyOf", "Contact", "close", "connect", "make_client", "watch"]
+__all__ = ["UNREADABLE", "AnyOf", "Contact", "close", "connect", "explained", "make_client", "watch"]
 
 log = logging.getLogger("sidings.consumer")
 
 # Of a record itself: damaged, compressed in an unknown way, or with a header whose name is no UTF-8.
 UNREADABLE = (CorruptRecordException, UnsupportedCodecError, UnicodeDecodeError)
 
+_REFUSALS: dict[type[BaseException], str] = {
+    InconsistentGroupProtocolError: "the group has a member whose assignor is not 'sticky', such as a consumer that "
+    "this service takes over from: end it, or give KafkaSettings.group another name",
+    InvalidSessionTimeoutError: "KafkaSettings.session_seconds must lie between the brokers' "
+    "group.min.session.timeout.ms and group.max.session.timeout.ms",
+}
 _CLOSE_SECONDS = 5.0
 _END_SECONDS = 2.0
 _LOOK_SECONDS = 1.0
@@ -58,6 +71,11 @@ async def connect(client: AIOKafkaConsumer, stopping: asyncio.Event, seconds: fl
             await unless_set(stopping, client.start())
     except TimeoutError:
         raise TimeoutError(f"Kafka did not answer within {seconds} s") from None
+
+
+def explained(error: BaseException) -> BaseException:
+    """The same, with what to do about it where the group refuses its member: aiokafka tells the error's name alone."""
+    return type(error)(_REFUSALS[type(error)]) if type(error) in _REFUSALS else error
 
 
 class AnyOf(TopicPartition):

@@ -555,11 +555,23 @@ async def test_a_group_that_refuses_a_member_for_a_while_is_asked_again(effects,
         async with service:
             vitals = service._life.consumer.vitals
             await eventually(lambda: "InconsistentGroupProtocolError" in "".join(vitals.problems()), vitals.problems)
+            assert "the group has a member whose assignor is not 'sticky'" in "".join(vitals.problems())
             await former.stop()
             await eventually(offset_reaches(effects, name, 3))
             assert "InconsistentGroupProtocolError" not in "".join(vitals.problems())
     finally:
         await former.stop()
+
+
+async def test_a_session_that_brokers_do_not_take_is_told_by_its_setting(effects, topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.vitals._STUCK_SECONDS", 1.0)
+    name = await topic("positions")
+    service = a_service(effects, sidings_kafka, settings={"group": name, "session_seconds": 100_000})
+    service.consumer(name, model=Number)(record)
+    async with service:
+        vitals = service._life.consumer.vitals
+        await eventually(lambda: "InvalidSessionTimeoutError" in "".join(vitals.problems()), vitals.problems)
+        assert "KafkaSettings.session_seconds must lie between" in "".join(vitals.problems())
 
 
 async def test_gaps_in_the_log_do_not_matter(effects, topic, sidings_kafka):
