@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .command import Json, Limit, command
+from .command import LAST_ID, Json, Limit, command
 from .output import Table, age, document, note, print_json, table
 from .session import Session
 
@@ -28,7 +28,7 @@ async def audit(
     by: Annotated[str | None, typer.Option("--by", help="What this person or program did.", metavar="NAME")] = None,
     action: Annotated[str | None, typer.Option("--action", help="cancel, pause, move, …", metavar="ACTION")] = None,
     limit: Limit = 100,
-    before: Annotated[int | None, typer.Option("--before", help="The next page: before this id.")] = None,
+    before: Annotated[int | None, typer.Option("--before", help="The next page: before this id.", max=LAST_ID)] = None,
     as_json: Json = False,
 ) -> None:
     """What people and programs did, the newest first."""

@@ -12,9 +12,11 @@ from ..errors import ConfigurationError, KafkaUnavailable, PostgresUnavailable, 
 from .output import note, plain
 from .session import open_session, postgres_settings
 
-__all__ = ["Because", "By", "Code", "Json", "Limit", "Yes", "command", "fail", "group", "run_guarded"]
+__all__ = ["LAST_ID", "Because", "By", "Code", "Json", "Limit", "Yes", "command", "fail", "group", "run_guarded"]
 
 P = ParamSpec("P")
+
+LAST_ID = 2**63 - 1  # that Postgres has
 
 
 class Code(IntEnum):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .command import Because, By, Json, Limit, Yes, command, group
+from .command import LAST_ID, Because, By, Json, Limit, Yes, command, group
 from .consent import ask
 from .job_details import pause_text
 from .jobs import print_jobs, without_cursor
@@ -97,7 +97,9 @@ async def skip(
     session: Session,
     origin: Origin,
     group: Group,
-    head: Annotated[int | None, typer.Option("--head", help="The job that you mean; another is not skipped.")] = None,
+    head: Annotated[
+        int | None, typer.Option("--head", help="The job that you mean; another is not skipped.", max=LAST_ID)
+    ] = None,
     by: By = None,
     because: Because = None,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ActionRefused, ConfigurationError
-from .command import Json, Limit, command, group
+from .command import LAST_ID, Json, Limit, command, group
 from .filters import NAMES, a_state, a_time, check_group, check_words, outcome_names, state_names
 from .job_details import payload_text, show_details
 from .output import Table, Verbatim, age, note, plain, print_json, table, until
@@ -81,7 +81,9 @@ async def list_jobs(
 
 
 @command(app, "show")
-async def show(session: Session, id: Annotated[int, typer.Argument(help="Its number.")], as_json: Json = False) -> None:
+async def show(
+    session: Session, id: Annotated[int, typer.Argument(help="Its number.", max=LAST_ID)], as_json: Json = False
+) -> None:
     """One job, also one that has ended: payload, attempts, what was done to it, what keeps it from starting."""
     details = await session.admin().show(id)
     if as_json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigurationError
-from .command import Because, By, Json, Limit, Yes, command, fail, group
+from .command import LAST_ID, Because, By, Json, Limit, Yes, command, fail, group
 from .consent import ask
 from .output import Table, age, counted, document, note, print_json, table, until
 from .session import Session, whoever_runs_this
@@ -21,7 +21,7 @@ __all__ = ["OutboxTopic", "app", "parked_table", "print_topics", "topics", "topi
 app = group("The outbox: what waits, fails or is parked, by topic; retry, release, discard.")
 
 Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Of this topic.", metavar="TOPIC")]
-Ids = Annotated[list[int] | None, typer.Argument(help="Their numbers.", show_default=False)]
+Ids = Annotated[list[int] | None, typer.Argument(help="Their numbers.", show_default=False, max=LAST_ID)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ async def parked(
     session: Session,
     topic: Topic = None,
     limit: Limit = 100,
-    after: Annotated[int, typer.Option("--after", help="The next page: after this id.", min=0)] = 0,
+    after: Annotated[int, typer.Option("--after", help="The next page: after this id.", min=0, max=LAST_ID)] = 0,
     as_json: Json = False,
 ) -> None:
     """Messages that Kafka refused, the oldest first, with the reason."""

@@ -174,6 +174,24 @@ async def test_which_jobs_are_meant_must_be_clear(database: str):
     assert await jobs_left(database) == 1
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("jobs", "show", "{}"),
+        ("jobs", "cancel", "1", "{}", "--yes"),
+        ("groups", "skip", "t/0", "g", "--head", "{}"),
+        ("outbox", "release", "{}"),
+        ("outbox", "parked", "--after", "{}"),
+        ("audit", "--before", "{}"),
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+async def test_a_number_that_no_row_can_have_is_a_wrong_option(database: str, command: tuple[str, ...]):
+    """It was an error of Postgres, about a query argument."""
+    result = await cli(database, *(part.format(2**63) for part in command), exit_code=2)
+    assert f"{2**63 - 1}" in result.stderr
+
+
 async def test_whatever_is_done_the_audit_has_who_and_why(database: str):
     await a_holder(database, ORIGIN)
     ended, again, held = await a_job(database), await a_job(database, "backing off"), await a_job(database, "held")
