@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
 
 from ..errors import ConfigurationError, InvalidPayload, MissingGroup, MissingOrigin
 from . import enqueue as _enqueue
@@ -365,10 +364,7 @@ class JobType(Generic[P]):
                 made = may_run_again and not self._classes.isdisjoint(type(payload).__mro__)
                 given = to_json(payload, round_trip=True, by_alias=False, warnings=False) if made else b""
                 checked = validate(copy(payload) if made else payload, by_name=True, by_alias=True)
-                try:
-                    text = to_json(checked, round_trip=True, by_alias=False, warnings="error")
-                except PydanticSerializationError:
-                    text = self._of_other_types(checked)
+                text = to_json(checked, round_trip=True, by_alias=False)
                 if made and is_other(given, text):
                     raise ValueError(
                         "its model changes numbers or texts of it again when it is enqueued: let validators leave as "
@@ -395,13 +391,6 @@ class JobType(Generic[P]):
                 raise InvalidPayload(f"the payload of {self.name!r} does not fit its model: {error}") from error
             models.append(checked)
         return models, texts
-
-    def _of_other_types(self, checked: P) -> bytes:
-        """The JSON of a payload in which something is of another type than its model says, as what was set past it may
-        be: fine where the handler can read it. Raises `ValidationError` where not."""
-        text = self._to_json(checked, round_trip=True, by_alias=False)
-        self.load(text.decode())
-        return text
 
     @cached_property
     def _may_hold_floats(self) -> bool:
