@@ -12,8 +12,9 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-input
 LOG := $(VENV)/setup.log
 # Tests mostly wait, so three run at once, each worker with servers of its own. 0: one after the other, in one process;
 # so too where the environment names servers, which the workers would share. Files run in the order of their
-# names: xdist's own order puts those of few tests last, and some of these are long (the models: over a minute).
+# names: xdist's own order puts those of few tests last, and some of these are long.
 WORKERS ?= $(if $(SIDINGS_POSTGRES)$(SIDINGS_KAFKA),0,3)
+TESTS := -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
 # What Python compiles is kept, also where the environment says otherwise, as in many images: tests start hundreds of
 # processes, and each would compile all of Sidings again, as pytest would the tests.
 export PYTHONDONTWRITEBYTECODE :=
@@ -22,7 +23,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-e
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lowest chaos lint format model bench profile up down lock clean
+.PHONY: help setup demo test long lowest chaos lint format model bench profile up down lock clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,16 +34,19 @@ demo: setup ## the acceptance demo: three instances, kills, takeovers; about a m
 	$(BIN)/python -m examples.transports
 
 test: setup ## all tests but the long ones, on a real Postgres and a real Kafka; WORKERS=0: one after the other
-	$(BIN)/python -m pytest -q -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
+	$(BIN)/python -m pytest $(TESTS) -m "not long and not chaos"
+
+long: setup ## the long tests, which CI runs too: the models, the demo, Spark's, the benchmarks' own
+	$(BIN)/python -m pytest $(TESTS) -m long
 
 lowest: setup ## the same with the oldest libraries that pyproject.toml allows, in an environment of their own
 	@$(BIN)/python -m venv $(LOWEST)
 	@$(BIN)/python .ci/lowest >$(LOWEST)/constraints.txt
 	@$(LOWEST)/bin/python -m pip install --disable-pip-version-check --quiet --constraint $(LOWEST)/constraints.txt \
 		--editable '.[cli,dev,devstack,examples,otel,spark,uvloop,web]'
-	$(LOWEST)/bin/python -m pytest -q -m "not chaos" -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
+	$(LOWEST)/bin/python -m pytest $(TESTS) -m "not long and not chaos"
 
-chaos: setup ## the long tests, which kill servers and processes again and again, or search the models
+chaos: setup ## the longest tests, which kill servers and processes again and again
 	$(BIN)/python -m pytest -q -m chaos tests
 
 lint: $(READY) ## style, formatting, strict types, import contracts

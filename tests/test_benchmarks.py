@@ -16,8 +16,8 @@ from benchmarks.results import Comparison, Report, ScenarioResult, VariantResult
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.suite import SIZES, Compare, Scenario, Skip, Variant, run
 
-# About 25 s; many times that where others work on the machine. `.ci/run` runs it, too.
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+# About 25 s; many times that where others work on the machine.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -125,6 +125,7 @@ def alerts(found: Sequence[Sent]) -> dict[str, Sent]:
     return {message.value["alert"]: message for message in found if "alert" in message.value}
 
 
+@pytest.mark.long
 async def test_the_header_form_with_timers_snapshots_bad_records_and_a_restart(
     spark: SparkSession,
     sidings_kafka: str,
@@ -204,6 +205,7 @@ async def test_the_header_form_with_timers_snapshots_bad_records_and_a_restart(
         assert [m.value["transaction"] for m in found if m.headers["type"] == "incomplete"] == ["lost"]
 
 
+@pytest.mark.long
 async def test_debezium_with_its_boundaries_before_and_after_the_rows(
     spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
 ):
@@ -259,6 +261,7 @@ async def test_debezium_with_its_boundaries_before_and_after_the_rows(
         assert rows_of(found) == expected
 
 
+@pytest.mark.long
 async def test_it_is_stopped_after_its_micro_batch_and_says_how_much_is_open_and_not_read_yet(
     spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -319,6 +322,7 @@ async def test_options_reach_kafkas_source_and_sink(
                 await until(lambda found: False, f"the end of the query by {option}")
 
 
+@pytest.mark.long
 async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_has_deleted(
     spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

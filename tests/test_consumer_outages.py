@@ -248,6 +248,7 @@ async def test_a_rebalance_keeps_running_jobs_and_loses_no_message(effects, topi
     await assert_order_of_keys(effects)
 
 
+@pytest.mark.long
 async def test_instances_come_and_go_with_a_hundred_partitions(effects, topic, sidings_kafka):
     """3, then 4, then 2 instances while messages flow and jobs run: each message and each job once, in order, and no
     two jobs of a group at once."""
@@ -497,7 +498,8 @@ async def test_brokers_that_have_all_got_other_addresses_are_found_again(
         await everything_arrives(2)
 
 
-@pytest.mark.parametrize("assigned", [True, pytest.param(False, marks=pytest.mark.chaos)])
+@pytest.mark.long
+@pytest.mark.parametrize("assigned", [True, False])
 async def test_health_tells_of_a_kafka_that_is_away_from_its_beginning_to_its_end(
     effects: str, own_kafka, monkeypatch: pytest.MonkeyPatch, assigned: bool
 ) -> None:
@@ -690,6 +692,7 @@ async def test_a_record_that_is_damaged_stops_its_partition_until_it_is_mended(e
     assert await numbers(effects) == [0, 1, 10, 2]
 
 
+@pytest.mark.long
 async def test_it_works_over_tls_and_sasl_and_survives_the_broker(effects, own_kafka, monkeypatch):
     kafka = await asyncio.to_thread(lambda: own_kafka(secure=True))
     await create_topic(kafka.bootstrap, "positions", partitions=2)

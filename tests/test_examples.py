@@ -50,6 +50,7 @@ def test_the_quickstart_runs_and_ends_by_itself(environment: dict[str, str]):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_the_demo_keeps_its_promises(demo: list[str], environment: dict[str, str]):
     done = run([*demo, *SHORT], environment, 200)
@@ -67,6 +68,7 @@ def test_the_demo_fails_when_a_job_disappears(demo: list[str], environment: dict
     assert re.search("1 messages never reached the carrier|1 jobs have no end in the history", done.stdout), done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_the_demo_leaves_no_process_behind_when_it_is_interrupted(demo: list[str], environment: dict[str, str]):
     with subprocess.Popen(

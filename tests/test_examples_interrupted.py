@@ -81,7 +81,7 @@ def test_the_story_of_the_terminals_takes_its_postgres_along(environment: dict[s
     assert rest.endswith("Stopped; the servers are gone.\n")
 
 
-@pytest.mark.chaos  # `.ci/run` runs it, too
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_the_story_of_change_data_leaves_neither_database_nor_topics(

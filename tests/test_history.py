@@ -415,6 +415,7 @@ def test_at_the_windows_edges_a_bucket_is_shorter(spark: SparkSession, stored: s
     assert needed.busiest_per_second == max(ready.values()), "what was ready before is work of the first bucket"
 
 
+@pytest.mark.long
 def test_at_the_windows_edges_a_tick_is_shorter(spark: SparkSession):
     """As it is where a window ends now. Its last bucket was told as nearly idle, whatever ran."""
     window = Selection(DAY + timedelta(seconds=899), DAY + timedelta(hours=12, seconds=3))
@@ -447,6 +448,7 @@ def test_stops_that_last_for_weeks_are_looked_for_in_longer_pieces_of_time(
     assert {(origin, group): micros / 1e6 for origin, group, micros in found} == expected
 
 
+@pytest.mark.long
 def test_a_history_of_one_attempt_has_all_tables_and_a_page(
     spark: SparkSession, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -595,6 +597,7 @@ def test_of_many_types_the_worst_are_told_and_how_many_more_there_are():
     ]
 
 
+@pytest.mark.long
 def test_the_page_reads_of_a_long_table_what_it_shows(out: Path, tmp_path: Path):
     folder = tmp_path / "out"
     shutil.copytree(out, folder)

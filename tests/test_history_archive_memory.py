@@ -5,6 +5,7 @@ from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
+import pytest
 from sidings.spark_analytics.history.files import archived_parts
 
 from .history_support import stored
@@ -15,6 +16,7 @@ LARGE = 400
 MEGABYTE = 1 << 20
 
 
+@pytest.mark.long
 async def test_large_payloads_are_archived_by_few_at_a_time(database: str, tmp_path: Path):
     """Jobs that were discarded, cancelled or superseded keep theirs in the history."""
     await stored(database, [an_attempt(1)])

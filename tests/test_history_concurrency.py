@@ -12,7 +12,7 @@ from sidings.spark_analytics.history.capacity import TICKS, concurrency
 
 from .history_support import DAY
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]  # Spark starts; `.ci/run` runs it, too
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # Spark starts
 SECOND = 1_000_000
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]  # a minute and a half on one core; `.ci/run` runs it, too
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]  # a minute and a half on one core
 
 MODEL = Path(__file__).parent.parent / "docs" / "model"
 

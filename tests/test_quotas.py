@@ -54,7 +54,7 @@ async def allow(bootstrap: str, **quotas: float) -> None:
     assert [code for code, *_ in answer.entries] == [0]
 
 
-@pytest.mark.chaos  # `.ci/run` runs it, too
+@pytest.mark.long
 async def test_what_a_throttled_relay_has_not_sent_does_not_come_behind_its_repeat(
     database: str, own_kafka: Any
 ) -> None:

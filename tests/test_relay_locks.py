@@ -108,6 +108,7 @@ async def test_a_message_that_is_locked_holds_up_no_others_when_its_topic_fails(
         assert values[-1] == b"3"
 
 
+@pytest.mark.long
 async def test_a_message_that_is_locked_does_not_keep_its_slot_from_another_relay(
     database: str, sidings_kafka: str, topic
 ) -> None:
@@ -161,6 +162,7 @@ async def test_a_message_that_is_locked_keeps_no_others_of_a_missing_topic_from_
             assert await parked() == [b"a", b"b", b"c"]
 
 
+@pytest.mark.long
 async def test_what_kafka_has_of_a_topic_that_is_gone_is_not_parked(database: str, sidings_kafka: str, topic) -> None:
     """As messages behind one that somebody has locked: released, they would be sent again."""
     etas = await topic("etas")
@@ -239,6 +241,7 @@ async def test_a_receipt_is_waited_for_while_the_outbox_is_locked(database: str,
             await outbox.published(receipt, timeout=SECONDS)
 
 
+@pytest.mark.long
 async def test_what_is_behind_a_message_that_is_locked_takes_no_others_place(
     database: str, sidings_kafka: str, topic
 ) -> None:

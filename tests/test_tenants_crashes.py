@@ -11,6 +11,8 @@ from examples.tenants.events import tenant_id_of
 from .support import value
 from .tenants_support import Process, Stage, change_of, staged
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def stage(sidings_postgres: str, sidings_kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:

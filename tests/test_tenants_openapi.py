@@ -36,6 +36,7 @@ QUICK = settings(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
 def test_the_api_answers_as_its_openapi_document_says(api: tuple[str, Any], mode: GenerationMode) -> None:
     url, api_schema = api

@@ -17,6 +17,7 @@ from .outbox_support import records
 AT_ONCE = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0"}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 async def test_a_part_of_a_transaction_stays_when_its_user_has_a_newer_event(sidings_kafka: str) -> None:
     """The transaction waits for all of its parts, and one that is gone never comes."""

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_payments_go_on_while_postgres_is_away(sidings_kafka: str):
     done = subprocess.run(
