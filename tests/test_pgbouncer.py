@@ -217,8 +217,8 @@ async def test_transactional_jobs_that_hold_all_of_its_connections_give_way_to_t
 
     async with running(bouncer, registry, pgbouncer=True, lease_seconds=3.0):
         ids = await enqueue(database, slow, [{}] * 3)
-        await eventually(lambda: sorted(ended) == sorted(ids))
         await drained(database)
+        assert set(ended) == set(ids)  # one whose commit had no room may have run twice
 
 
 @pytest.mark.chaos
