@@ -112,14 +112,16 @@ class Transaction:
         self._calls.clear()  # a consumer asks after each of a batch's messages
         if self._unsure:
             raise asyncpg.InFailedSQLTransactionError(
-                "a statement of this transaction was cancelled, or timed out, so nobody knows whether it was done: let "
-                "the error out of the block, or put `async with tx.savepoint()` around what may be given up"
+                "something in this transaction was cancelled, timed out, or could not be undone, so nobody knows "
+                "whether it was done: let the error out of the block, or put `async with tx.savepoint()` around what "
+                "may be given up, and await all that is started in it"
             )
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncGenerator[None]:
-        """A block that is undone as a whole where it raises; what stands around it stays. With asyncpg's own, through
-        `connection`, a transaction that fails costs its connection: who has that object may still use it."""
+        """A block that is undone as a whole where it raises; what stands around it stays. While something in it is
+        under way, it cannot be undone: then nothing commits. With asyncpg's own, through `connection`, a transaction
+        that fails costs its connection: who has that object may still use it."""
         self._depth += 1
         name, unsure = f"sidings_{self._depth}", self._unsure
         try:  # each of these may be cancelled, and Postgres do it all the same
@@ -127,6 +129,7 @@ class Transaction:
             yield
             await self.execute(f"RELEASE SAVEPOINT {name}")
         except BaseException:
+            self._unsure = True  # until it is undone, which it is not while something in it is still under way
             with suppress(asyncpg.InvalidSavepointSpecificationError):  # not there: then nothing commits any more
                 await self.execute(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
                 self._unsure = unsure

@@ -12,7 +12,7 @@ from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry, Transaction
 from sidings.kafka import Transactions
 
-from .support import ORIGIN, SECONDS, Ride, fetch
+from .support import ORIGIN, SECONDS, Ride, connected, fetch
 
 registry = Registry()
 
@@ -164,6 +164,32 @@ async def test_a_savepoint_that_is_given_up_as_it_ends_commits_nothing_of_its_ow
             assert limit.expired()
             await ride.enqueue(tx, Ride(number=2), origin=ORIGIN)
         assert await numbers(database) == [2]
+
+
+async def test_a_savepoint_that_could_not_be_undone_commits_nothing(database: str) -> None:
+    """What `gather` has left running in it was still under way: it was not rolled back to, and its job ran."""
+    told: list[object] = []
+
+    async def unreachable() -> None:
+        raise ValueError("the carrier does not answer")
+
+    async def work(pool: Transactions, other: asyncpg.Connection) -> None:
+        async with pool.open() as tx:
+            with suppress(asyncpg.InterfaceError):
+                async with tx.savepoint():
+                    await ride.enqueue(tx, Ride(number=1), origin=ORIGIN)
+                    waiting = asyncio.ensure_future(tx.execute("SELECT FROM once FOR UPDATE"))
+                    await asyncio.gather(waiting, unreachable())
+            await other.execute("ROLLBACK")
+            await waiting
+            await ride.enqueue(tx, Ride(number=2), origin=ORIGIN)
+
+    async with a_pool(database, told) as pool, connected(database) as other:
+        await other.execute("BEGIN; SELECT FROM once FOR UPDATE")
+        with pytest.raises(asyncpg.InFailedSQLTransactionError):
+            await work(pool, other)
+        assert told == []
+        assert await numbers(database) == []
 
 
 async def numbers(database: str) -> list[int]:
