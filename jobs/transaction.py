@@ -66,7 +66,7 @@ class Transaction:
         self._calls: list[tuple[Coroutine[Any, Any, Any], object]] = []
         self._most_calls = _CALLS
         self._depth = 0  # savepoints around
-        self._unsure = False  # whether a statement was given up that Postgres may have done, and which still stands
+        self._unsure = False  # whether a call has failed, or was given up, that Postgres may have done, and that stands
 
     @property
     def connection(self) -> Connection:
@@ -98,8 +98,8 @@ class Transaction:
     def check_awaited(self) -> None:
         """To be called before the commit. Raises `RuntimeError` where a call has not ended, as without its ``await``:
         what it should have stored would be missing, without a word. `asyncpg.InFailedSQLTransactionError` where one was
-        given up, by a timeout say, that Postgres may have done all the same: it would commit, against its caller's
-        belief."""
+        given up, by a timeout say, or has failed, that Postgres may have done all the same: it would commit, against
+        its caller's belief."""
         for call, of in self._calls:
             state = getcoroutinestate(call)
             if state == CORO_CLOSED:
@@ -149,7 +149,11 @@ class Transaction:
     @noted
     async def executemany(self, query: str, args: Iterable[Any], *, timeout: float | None = None) -> None:
         """Run `query` once for each sequence of arguments."""
-        await self._noting(self.opened().executemany(query, args, timeout=timeout))
+        try:
+            await self._noting(self.opened().executemany(query, args, timeout=timeout))
+        except BaseException:
+            self._unsure = True  # asyncpg sends many before it looks at the next ones
+            raise
 
     @noted
     async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
@@ -171,7 +175,8 @@ class Transaction:
             return await statement
         except BaseException as error:  # also its caller's timeout, or cancellation, which ends the statement
             self.failed = True
-            self._unsure |= isinstance(error, asyncio.CancelledError | TimeoutError)
+            # Postgres knows of its own errors, and what asyncpg refuses is not sent. But it may not read the answer.
+            self._unsure |= not isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError)
             if isinstance(error, asyncpg.InterfaceError) and "another operation is in progress" in str(error):
                 raise asyncpg.InterfaceError(
                     "another operation of this transaction is in progress: await each before the next one begins; what "

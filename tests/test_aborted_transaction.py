@@ -64,6 +64,34 @@ async def test_a_job_of_a_transaction_that_cannot_commit_is_not_lost_without_a_w
             assert await tx.fetchval("SELECT count(*) FROM once") == 1
 
 
+async def half_of_many(tx: Transaction) -> None:
+    await tx.executemany("INSERT INTO once VALUES ($1)", [*((n,) for n in range(2, 50_000)), ("none",)])
+
+
+async def not_read(tx: Transaction) -> None:
+    await tx.fetchval("INSERT INTO once VALUES (2) RETURNING '20000-01-01'::date")
+
+
+@pytest.mark.parametrize(("fails", "error"), [(half_of_many, asyncpg.DataError), (not_read, ValueError)])
+async def test_what_a_failed_call_has_done_in_part_does_not_commit(database: str, fails, error) -> None:
+    """Postgres knew of no failure: asyncpg had refused the last arguments, when the others were sent, or the answer."""
+    async with a_pool(database, []) as pool:
+
+        async def work() -> None:
+            async with pool.open() as tx:
+                with suppress(error):
+                    await fails(tx)
+
+        with pytest.raises(asyncpg.InFailedSQLTransactionError):
+            await work()
+        assert await fetch(database, "SELECT n FROM once") == [(1,)]
+        async with pool.open() as tx:  # with a savepoint around it, it is undone
+            with suppress(error):
+                async with tx.savepoint():
+                    await fails(tx)
+        assert await fetch(database, "SELECT n FROM once") == [(1,)]
+
+
 async def test_a_savepoint_keeps_what_stands_around_it(database: str) -> None:
     told: list[object] = []
     async with a_pool(database, told) as pool:
