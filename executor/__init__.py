@@ -16,8 +16,10 @@ from .link import Backoff, Link, check_schema, connect, disk_is_full, rest_after
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
 from .settings import ExecutorSettings, PostgresSettings
+from .transactional import CLEAN
 
 __all__ = [
+    "CLEAN",
     "Backoff",
     "Executor",
     "ExecutorMetrics",

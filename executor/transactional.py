@@ -33,7 +33,7 @@ from .queues import Entry, OriginQueue
 from .settings import PostgresSettings
 from .spare import Room, SpareConnections
 
-__all__ = ["Superseded", "Transactional"]
+__all__ = ["CLEAN", "Superseded", "Transactional"]
 
 log = logging.getLogger("sidings.executor")
 
@@ -46,7 +46,7 @@ _NOT_NOW = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncp
 _OF_HANDLER = (asyncpg.InFailedSQLTransactionError, asyncpg.TransactionRollbackError)
 # What a handler has left in its session is not for the next one. DISCARD ALL would also forget the statements that
 # asyncpg has prepared.
-_CLEAN = (
+CLEAN = (
     "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; SELECT pg_advisory_unlock_all(); "
     "DISCARD TEMP; "
 )
@@ -260,7 +260,7 @@ class Transactional:
     async def _begin(self, idle_seconds: float) -> tuple[asyncpg.Connection, Any]:
         """A connection, and the transaction that is open on it. Raises `PostgresUnavailable`."""
         connection, used = await self.connections.take()
-        clean = _CLEAN if used else ""
+        clean = CLEAN if used else ""
         transaction = connection.transaction()
         # A paused client must not hold its locks for ever; PostgreSQL ends the transaction then.
         limit = f"idle_in_transaction_session_timeout = '{int(idle_seconds * 1000)}ms'"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import asyncpg
 
 from ..errors import NotInTransaction, PostgresUnavailable
-from ..executor import PostgresSettings, disk_is_full, keep_from_children, takes_no_writes
+from ..executor import CLEAN, PostgresSettings, disk_is_full, keep_from_children, takes_no_writes
 from ..jobs import Connection, Transaction
 from ..schema import connect_any
 from .checks import check_loop
@@ -83,6 +83,11 @@ def in_transaction(connection: Connection) -> bool:
         return True
 
 
+async def _clean(connection: asyncpg.Connection) -> None:
+    """asyncpg's own would leave the role that a block has taken, and its temporary tables, to the next one."""
+    await connection.execute(CLEAN)
+
+
 class Transactions:
     """Opens transactions. `on_committed` is called after a commit that has stored jobs, with their ids by origin.
 
@@ -124,6 +129,7 @@ class Transactions:
             server_settings=None if settings.pgbouncer else self._session(),
             statement_cache_size=0 if settings.pgbouncer else 100,
             init=keep_from_children,
+            reset=_clean,
             connect=connect_any,  # pyright: ignore[reportArgumentType] - of the arguments that the pool gives
         )
         await pool

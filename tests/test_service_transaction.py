@@ -31,12 +31,15 @@ async def test_a_connection_is_clean_before_anybody_else_gets_it(database: str) 
         await tx.fetchval("SELECT pg_advisory_lock(7)")
         await tx.execute("LISTEN something")
         await tx.execute("DECLARE kept CURSOR WITH HOLD FOR SELECT 1")
+        await tx.execute("CREATE TEMP TABLE kept (); SET ROLE pg_monitor")
     async with pool.open() as tx:  # at once: the only connection of the pool
         assert await tx.fetchval("SELECT pg_backend_pid()") == backend
         assert await tx.fetchval("SHOW work_mem") == before
         assert await tx.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
         assert await tx.fetchval("SELECT count(*) FROM pg_listening_channels()") == 0
         assert await tx.fetchval("SELECT count(*) FROM pg_cursors WHERE is_holdable") == 0
+        assert await tx.fetchval("SELECT current_user = session_user")
+        assert await tx.fetchval("SELECT to_regclass('kept')") is None
     await pool.stop()
 
 
