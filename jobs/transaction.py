@@ -22,6 +22,7 @@ __all__ = ["Connection", "Transaction", "noted"]
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
+_GIVE_UP_SECONDS = 0.5  # that asyncpg may take to begin to cancel a statement
 _CALLS = 16  # remembered at least: one that is awaited ends before the next
 
 
@@ -149,10 +150,20 @@ class Transaction:
     @noted
     async def executemany(self, query: str, args: Iterable[Any], *, timeout: float | None = None) -> None:
         """Run `query` once for each sequence of arguments."""
+        connection = self.opened()
+        sending = asyncio.ensure_future(self._noting(connection.executemany(query, args, timeout=timeout)))
         try:
-            await self._noting(self.opened().executemany(query, args, timeout=timeout))
+            await asyncio.wait([sending])
+            sending.result()
         except BaseException:
             self._unsure = True  # asyncpg sends many before it looks at the next ones
+            if sending.cancel():
+                sending.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+                try:
+                    await asyncio.wait([sending], timeout=_GIVE_UP_SECONDS)
+                finally:
+                    if not sending.done():  # while it sends, asyncpg forgets that, and waits for the answer to a part
+                        connection.terminate()
             raise
 
     @noted

@@ -12,7 +12,7 @@ from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry, Transaction
 from sidings.kafka import Transactions
 
-from .support import ORIGIN, SECONDS, Ride, connected, fetch
+from .support import ORIGIN, SECONDS, Ride, connected, eventually, fetch, value
 
 registry = Registry()
 
@@ -218,6 +218,29 @@ async def test_a_savepoint_that_could_not_be_undone_commits_nothing(database: st
             await work(pool, other)
         assert told == []
         assert await numbers(database) == []
+
+
+async def test_many_rows_that_are_given_up_while_they_are_sent_end_at_once(database: str) -> None:
+    """asyncpg passed over the cancellation, and waited for the answer to what it had not sent to its end."""
+
+    async def work(pool: Transactions) -> None:
+        async with pool.open() as tx:
+            await tx.executemany(
+                "UPDATE once SET n = n WHERE n = $1 AND $2 <> ''", ((1, "x" * 10_000) for _ in range(5_000))
+            )
+
+    async with a_pool(database, []) as pool, connected(database) as other:
+        await other.execute("BEGIN; SELECT FROM once FOR UPDATE")
+        working = asyncio.create_task(work(pool))
+        blocked = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        await eventually(lambda: value(database, blocked), "the server takes no more")
+        working.cancel()
+        ended, _ = await asyncio.wait([working], timeout=5)  # a statement may take 60
+        assert ended
+        assert working.cancelled()
+        await other.execute("ROLLBACK")
+        async with pool.open() as tx:
+            assert await tx.fetchval("SELECT count(*) FROM once") == 1
 
 
 async def numbers(database: str) -> list[int]:
