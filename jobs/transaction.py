@@ -71,7 +71,8 @@ class Transaction:
 
     @property
     def connection(self) -> Connection:
-        """asyncpg's own object. Raises `NotInTransaction` after the transaction's end."""
+        """asyncpg's own object. Savepoints of that, and calls of it that were given up or not awaited, go unnoticed.
+        Raises `NotInTransaction` after the transaction's end."""
         self.lent = True
         return self.opened()
 
