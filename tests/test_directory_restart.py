@@ -131,6 +131,22 @@ async def test_a_topic_that_is_made_anew_under_a_running_directory(topic, siding
         assert terminals._follower.rebuilds >= 1
 
 
+async def test_a_topic_that_is_deleted_under_a_running_directory_is_told_and_waited_for(topic, sidings_kafka, caplog):
+    """Nobody was told before a minute, and then that Kafka was silent; aiokafka asked for the topic more than
+    a thousand times a second, with a line in the log each time."""
+    name = await topic("terminals", config=COMPACTED)
+    await put(sidings_kafka, name, {"T-1": row("T-1")})
+    async with a_directory(name, sidings_kafka) as terminals:
+        await delete_topics(sidings_kafka, [name])
+        await eventually(lambda: f"there is no topic {name!r}, or no right to see it: create it" in caplog.text)
+        assert terminals._follower.failing_since is not None, "the health check complains after a quarter of a minute"
+        assert "there is no topic" in terminals._follower.failure
+        assert terminals["T-1"].acquirer_id == "a", "what is known stays"
+        await create_topic(sidings_kafka, name, partitions=1, config=COMPACTED)
+        await put(sidings_kafka, name, {"T-2": row("T-2")})
+        await eventually(lambda: set(terminals) == {"T-2"})
+
+
 async def test_records_that_were_deleted_before_they_were_read(topic, sidings_kafka, tmp_path, caplog):
     name = await topic("terminals", config={"cleanup.policy": "compact,delete"})
     path = tmp_path / "terminals.db"

@@ -312,7 +312,7 @@ class Follower(Generic[T]):
 
     async def _take_up_new_partitions(self, reader: Reader) -> None:
         there = reader.there()
-        if there and (gone := reader.partitions - there):
+        if gone := reader.partitions - there:  # all of them: the topic was deleted
             raise OSError(f"the topic has no partition {min(gone)} any more")  # look at it anew
         if added := there - reader.partitions:
             log.info("directory %r: partitions were added: %s", self.topic, ", ".join(map(str, sorted(added))))
