@@ -28,6 +28,7 @@ from sidings.devstack.topics import create_topic, delete_topics
 from sidings.spark_analytics.transactions import Config, combine
 from sidings.spark_analytics.transactions.__main__ import run
 from sidings.spark_analytics.transactions.progress import progress
+from sidings.spark_analytics.transactions.topics import check_topics
 
 from .cdc_support import (
     WAIT_SECONDS,
@@ -355,6 +356,22 @@ async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_
     away = by.model_copy(update={"kafka": "127.0.0.1:1", "kafka_options": impatient})
     assert await ended(spark, away) == 1
     assert re.match(r"not started: .*\n.*TimeoutException", caplog.messages[-1])
+
+
+async def test_a_new_checkpoint_whose_state_could_not_be_read_is_refused(
+    spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
+):
+    """Under a path with a space the log said "state not readable now", once a minute, for ever."""
+    by = configured(topics, sidings_kafka, tmp_path)
+    for name in ("with space", "50%", "a[1]"):
+        spaced = by.model_copy(update={"checkpoint": str(tmp_path / name)})
+        with pytest.raises(ConfigurationError, match=f"checkpoint '.*{re.escape(name)}'.*Give another path"):
+            check_topics(spark, spaced)
+    begun = tmp_path / "with space" / "sources" / "0" / "0"
+    begun.parent.mkdir(parents=True)
+    begun.touch()
+    check_topics(spark, by.model_copy(update={"checkpoint": str(tmp_path / "with space")}))  # it goes on
+    check_topics(spark, by.model_copy(update={"checkpoint": str(tmp_path / "über")}))
 
 
 async def test_a_start_that_fails_before_it_has_read_anything_binds_it_to_no_topic(

@@ -32,7 +32,7 @@ def check_topics(spark: SparkSession, config: Config) -> None:
 
     Raises:
         ConfigurationError: One does not exist, one that is read was deleted and made anew, one that was read is left
-            out, or Spark has no connector.
+            out, Spark has no connector, or it could not read the state at a checkpoint that is new.
     """
     jvm = cast(Any, spark.sparkContext)._jvm  # Spark 4.2 has no public way to its Kafka, and to the checkpoint's files
     hadoop = cast(Any, spark.sparkContext)._jsc.hadoopConfiguration()
@@ -40,6 +40,12 @@ def check_topics(spark: SparkSession, config: Config) -> None:
     begun = jvm.org.apache.hadoop.fs.Path(config.checkpoint, "sources/0/0")  # Spark writes it before it reads
     if not begun.getFileSystem(hadoop).exists(begun):  # what a start that failed before that has noted, binds nobody
         begun.getFileSystem(hadoop).delete(jvm.org.apache.hadoop.fs.Path(config.checkpoint, FOLDER), True)
+        if begun.toUri().getRawPath() != begun.toUri().getPath():
+            raise ConfigurationError(
+                f"checkpoint {config.checkpoint!r}: Spark can write the state under a path with a space, or another"
+                " character that URLs do not have, and not read it there, so nobody would be told of open transactions."
+                " Give another path"
+            )
     _check_left_out(jvm, hadoop, config)
     for topic in config.read:
         folder = jvm.org.apache.hadoop.fs.Path(config.checkpoint, f"{FOLDER}/{topic}")
