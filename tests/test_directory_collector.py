@@ -1,5 +1,6 @@
 """Python's collector rests while directories load, for all of the process, and goes on afterwards."""
 
+import asyncio
 import gc
 from collections.abc import Generator
 from typing import Any
@@ -11,6 +12,7 @@ from sidings.kafka.directory.collector import Collector
 
 from .consumer_support import producing
 from .directory_support import COMPACTED, Acquirer, a_directory, row
+from .support import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +71,24 @@ async def test_nothing_is_collected_during_a_load(topic, sidings_kafka):
         assert len(terminals) == len(rounds) == 10_000
     assert len(set(rounds)) == 1
     assert gc.isenabled()
+
+
+async def test_many_rows_are_looked_through_once_before_the_directory_is_ready(topic, sidings_kafka, monkeypatch):
+    """It was done thrice in the minutes after, and stopped the service for that: some 0.7 s each for a million rows."""
+    monkeypatch.setattr(collector, "_MANY", 10_000)
+    name = await topic("terminals", config=COMPACTED)
+    async with producing(sidings_kafka) as producer:
+        sent = [await producer.send(name, row(f"T-{n}"), key=b"T-%d" % n) for n in range(10_000)]
+        await producer.flush()
+        assert all([await one for one in sent])
+    terminals = a_directory(name, sidings_kafka)
+    when_ready: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(terminals._follower, "_on_loaded", lambda: when_ready.append(gc.get_count()))
+    running = asyncio.create_task(terminals.run())
+    try:
+        await eventually(lambda: when_ready)
+    finally:
+        terminals.stop()
+        await running
+    new, young, _ = when_ready[0]
+    assert new + young < 1_000, "what was loaded is old by now"

@@ -6,12 +6,14 @@ import time
 __all__ = ["Collector"]
 
 _IDLE_SECONDS = 1.0  # a load that waits for so long is no reason any more
+_MANY = 200_000  # new objects: to look through them takes some 0.1 s
 
 
 class Collector:
     """A load makes hundreds of thousands of objects, all of which stay and none of which are in cycles. Looking through
-    them again and again takes a third of the load's CPU. It goes on when the last of the process' loads has ended;
-    switched off by somebody else, it stays off."""
+    them again and again takes a third of the load's CPU. It goes on when the last of the process' loads has ended.
+    Where they are many, it looks through them then: else it would do so thrice in the next minutes, while the service
+    works, which stands still meanwhile. Switched off by somebody else, it stays off."""
 
     _rests = 0  # loads, in this process
 
@@ -35,3 +37,5 @@ class Collector:
             Collector._rests -= 1
             if not Collector._rests:
                 gc.enable()
+                if gc.get_count()[0] > _MANY:
+                    gc.collect()

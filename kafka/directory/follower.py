@@ -443,6 +443,7 @@ class Follower(Generic[T]):
             self._again = None
             self._wake()
             log.info("directory %r has been built anew: %s rows were gone", self.topic, len(gone))
+        self._collector.resume()
         if not self._loaded:
             self._loaded = True
             self._on_loaded()
