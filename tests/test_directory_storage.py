@@ -3,6 +3,7 @@
 import asyncio
 import multiprocessing
 import random
+import resource
 import shutil
 import signal
 import sqlite3
@@ -618,6 +619,19 @@ async def test_a_disk_that_is_full_is_told_and_leaves_what_was_there(tmp_path: P
             a_batch(rows, ("T-1", row("T-1", "b")), *[(f"T-{n}", row("T", "x" * 50_000)) for n in range(9)])
         )
     assert store.get("T-1").acquirer_id == "a"
+    await store.close()
+
+
+async def test_a_disk_that_is_full_at_the_start_is_told_too(tmp_path: Path):
+    """It was "disk I/O error", at each start of a service that had ended over its full disk."""
+    store: SQLite[Any] = SQLite(tmp_path / "terminals.db")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, limits[1]))  # -shm takes 32,768 from the beginning
+    try:
+        with pytest.raises(StorageError, match="disk is full"):
+            await store.open(plan_of(rows_by()))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     await store.close()
 
 

@@ -230,7 +230,10 @@ class SQLite(Generic[T]):
             raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> StorageError:
-        return StorageError(f"the store {str(self._path)!r} cannot be used: {error}")
+        told = f"the store {str(self._path)!r} cannot be used: {error}"
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_SHMSIZE:  # there is no room for the -shm
+            told += ": the disk is full"
+        return StorageError(told)
 
     def _open(self) -> Kept:
         self._path.parent.mkdir(parents=True, exist_ok=True)
