@@ -22,7 +22,7 @@ from sidings.spark_analytics.transactions.messages import HEADERS, Outgoing
 from sidings.spark_analytics.transactions.ordinals import Ordinals
 from sidings.spark_analytics.transactions.pending import Pending
 from sidings.spark_analytics.transactions.processor import Combiner
-from sidings.spark_analytics.transactions.progress import not_read
+from sidings.spark_analytics.transactions.progress import Progress, not_read
 
 from .cdc_support import Json, Row, config, debezium_rows, header_row, header_rows, some_rows
 
@@ -732,7 +732,17 @@ def test_what_is_not_read_yet_counts_in_all_partitions():
         "metrics": {"avgOffsetsBehindLatest": "467.0", "maxOffsetsBehindLatest": "467"}}"""
     source = json.loads(told)
     assert not_read(source) == 467 + 467 + 5
-    assert not_read(source | {"latestOffset": None}) == 0  # before anything was read
+
+
+def test_how_far_behind_a_micro_batch_is_that_is_done_again_after_a_start_is_not_known():
+    """Spark does not ask Kafka for it. The log said that nothing was behind, while 18,000 records were."""
+    source = {"endOffset": {"cdc": {"0": 1753}}, "latestOffset": None}
+    assert not_read(source) is None
+    stands = Progress(batch=2, ago=8.0, rows=4_000, seconds=25.0, behind=not_read(source), open=1, oldest=118.0)
+    assert str(stands) == (
+        "batch 2, 8 s ago: 4,000 rows in 25.0 s, how far behind is not known yet; "
+        "1 open transactions, the oldest since 118 s"
+    )
 
 
 TOML = """

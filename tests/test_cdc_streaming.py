@@ -307,7 +307,7 @@ async def test_it_is_stopped_after_its_micro_batch_and_says_how_much_is_open_and
         )
         stands = await asyncio.to_thread(progress, spark, query, by)
         assert stands is not None
-        assert stands.behind > 0
+        assert stands.behind
 
 
 async def test_options_reach_kafkas_source_and_sink(

@@ -24,14 +24,15 @@ STATE_SECONDS = 30.0  # at most, to read the state; a cluster that has no execut
 @dataclass(frozen=True)
 class Progress:
     """batch: the number of the last micro-batch, which took `seconds` for `rows` and ended `ago` seconds ago. behind:
-    Kafka records that were not read by then. open: transactions that are incomplete, the oldest of which began `oldest`
-    seconds ago; None: the state could not be read now, or nothing has been written yet."""
+    Kafka records that were not read by then; None: it was one that is done again after a start, for which Spark does
+    not ask Kafka. open: transactions that are incomplete, the oldest of which began `oldest` seconds ago; None: the
+    state could not be read now, or nothing has been written yet."""
 
     batch: int
     ago: float
     rows: int
     seconds: float
-    behind: int
+    behind: int | None
     open: int | None
     oldest: float | None
 
@@ -41,7 +42,8 @@ class Progress:
             state = f"{self.open:,} open transactions"
             state += f", the oldest since {self.oldest:,.0f} s" if self.oldest is not None else ""
         batch = f"batch {self.batch}, {self.ago:,.0f} s ago: {self.rows:,} rows in {self.seconds:.1f} s"
-        return f"{batch}, {self.behind:,} behind; {state}"
+        behind = "how far behind is not known yet" if self.behind is None else f"{self.behind:,} behind"
+        return f"{batch}, {behind}; {state}"
 
 
 def progress(spark: SparkSession, query: StreamingQuery, config: Config) -> Progress | None:
@@ -51,7 +53,7 @@ def progress(spark: SparkSession, query: StreamingQuery, config: Config) -> Prog
     if told is None:
         return None
     last = cast(dict[str, Any], json.loads(told.json))  # as a dict it has offsets as text that is no JSON
-    behind = sum(map(not_read, last["sources"]))
+    (source,) = last["sources"]
     opened = _open(spark, config)
     seconds = last["durationMs"].get("triggerExecution", 0) / 1000
     return Progress(
@@ -59,7 +61,7 @@ def progress(spark: SparkSession, query: StreamingQuery, config: Config) -> Prog
         ago=max(0.0, time.time() - datetime.fromisoformat(last["timestamp"]).timestamp() - seconds),
         rows=last["numInputRows"],
         seconds=seconds,
-        behind=behind,
+        behind=not_read(source),
         open=opened[0] if opened else None,
         oldest=None if opened is None or opened[1] is None else max(0.0, time.time() - opened[1] / 1000),
     )
@@ -88,11 +90,13 @@ def _open(spark: SparkSession, config: Config) -> tuple[int, int | None] | None:
     return None if row is None else (row[0], row[1])
 
 
-def not_read(source: Mapping[str, Any]) -> int:
-    """Records of Kafka beyond those that a micro-batch has read, in all partitions. Spark's own metrics say it of the
-    partition that has most."""
+def not_read(source: Mapping[str, Any]) -> int | None:
+    """Records of Kafka beyond those that a micro-batch has read, in all partitions; None where Spark does not tell.
+    Spark's own metrics say it of the partition that has most."""
     read = cast(Mapping[str, Mapping[str, int]], source.get("endOffset") or {})
-    latest = cast(Mapping[str, Mapping[str, int]], source.get("latestOffset") or {})
+    latest = cast(Mapping[str, Mapping[str, int]] | None, source.get("latestOffset"))
+    if latest is None:
+        return None
     return sum(
         offset - read.get(topic, {}).get(partition, 0)
         for topic, offsets in latest.items()
