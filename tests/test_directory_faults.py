@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from sidings import DirectoryBehind, DirectoryNotReady, SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.kafka.directory.faults import Faults
+from sidings.kafka.directory.memory import Memory
 from sidings.kafka.directory.reader import Reader, Standing
 from sidings.kafka.directory.rows import BadRecord
 from sidings.kafka.directory.same_log import SameLog
@@ -168,6 +170,34 @@ async def test_while_it_is_read_again_no_row_goes_back_to_what_it_was_once(topic
         await terminals.wait_until(4, timeout=SECONDS)
         assert told == [("T-1", "b", "c"), ("T-3", "a", None)]
         assert terminals.errors() == []
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["memory", "sqlite"])
+async def test_what_is_gone_is_looked_for_piece_by_piece(topic, sidings_kafka, monkeypatch, tmp_path, *, stored):
+    """The event loop stood still for seconds where a million rows had been."""
+    monkeypatch.setattr("sidings.kafka.directory.follower._CHUNK_RECORDS", 10)
+    monkeypatch.setattr("sidings.kafka.directory.sqlite._PIECE", 10)
+    name = await topic("terminals", config=COMPACTED)
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(100)})
+    storage: Any = SQLite(tmp_path / "terminals.db") if stored else Memory()
+    at: list[int] = []  # of each row, how many turns the event loop had taken
+    rows = storage.rows
+
+    def watched() -> Any:
+        for each in rows():
+            at.append(turns)
+            yield each
+
+    monkeypatch.setattr(storage, "rows", watched)
+    async with a_directory(name, sidings_kafka, storage=storage) as terminals:
+        meanwhile(make_anew(sidings_kafka, name, [("T-100", row("T-100"))]))
+        turns = 0
+        async with asyncio.timeout(SECONDS):
+            while set(terminals) != {"T-100"}:
+                turns += 1
+                await asyncio.sleep(0)
+    assert len(at) == 100
+    assert max(Counter(at).values()) <= 10
 
 
 async def test_who_waits_while_it_is_read_again_waits_for_the_end_of_that(topic, sidings_kafka, monkeypatch):

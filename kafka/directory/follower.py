@@ -4,8 +4,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from aiokafka.errors import KafkaError
@@ -432,10 +432,15 @@ class Follower(Generic[T]):
     async def _finish(self) -> None:
         """The barrier is reached."""
         if (again := self._again) is not None:
-            gone = [row for row in self._storage.rows() if row not in again and row not in self._unreadable]
-            changes: list[Change[T]] = [*again.values(), *((row, None, None, None) for row in gone)]
-            for start in range(0, len(changes), _CHUNK_RECORDS):
-                await self._change(Batch(changes[start : start + _CHUNK_RECORDS]))
+            gone: list[Row] = []
+            for number, row in enumerate(self._storage.rows(), 1):
+                if row not in again and row not in self._unreadable:
+                    gone.append(row)
+                if number % _CHUNK_RECORDS == 0:
+                    await asyncio.sleep(0)
+            changes: Iterator[Change[T]] = chain(again.values(), ((row, None, None, None) for row in gone))
+            while chunk := list(islice(changes, _CHUNK_RECORDS)):
+                await self._change(Batch(chunk))
                 await asyncio.sleep(0)
             positions, marks = dict(self.progress.positions), dict(self._log.marks)
             faults = self.faults.now()

@@ -171,12 +171,11 @@ class SQLite(Generic[T]):
             return cursor.fetchmany(_PIECE)
 
     def rows(self) -> Iterable[Row]:
-        """All rows."""
-        with self._reading:
-            if self._reader is None:
-                return []
-            with self._reads() as (_, reader):
-                return [row for (row,) in reader.execute("SELECT row FROM entry")]
+        """All rows, read piece by piece: others have their turn between two of them."""
+        with self._reads() as (_, reader):
+            cursor = reader.execute("SELECT row FROM entry")
+        while found := self._next_of(cursor):
+            yield from (row for (row,) in found)
 
     def keys_of(self, rows: Iterable[Row]) -> Iterable[Hashable]:
         """The keys that these rows have now."""
