@@ -109,6 +109,7 @@ class StatelessLoop(FetchLoop):
             if (
                 partition.state is State.FULL
                 and not partition.unreadable
+                and partition.outside is None
                 and 2 * len(partition.window) <= self._max_records
                 and 2 * partition.window.size <= _MOST_BYTES
             ):
@@ -130,8 +131,15 @@ class StatelessLoop(FetchLoop):
     def _hold(self, partition: Partition) -> None:
         partition.enter(State.FULL)  # what was read before goes on
 
+    def _leave_log(self, partition: Partition) -> None:
+        self._hold(partition)  # nobody could read that again
+        self._roof.spawn(self._start_over_when_done(partition))
+
     async def _look_again(self, partition: Partition) -> None:
         await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        await self._start_over_when_done(partition)
+
+    async def _start_over_when_done(self, partition: Partition) -> None:
         mine = self._mine.get(partition.tp)
         while mine is partition and mine is not None and mine.workers and not mine.leaving.is_set():
             await asyncio.sleep(_LOOK_SECONDS)

@@ -175,7 +175,7 @@ class FetchLoop(ABC):
             for tp, offset in cast(Mapping[TopicPartition, int], error.args[0]).items():
                 if (partition := self._partitions.get(tp)) is not None:
                     partition.outside = offset
-            self._displace(ready)  # the placer knows what that means
+                    self._leave_log(partition)
             return
         except UNREADABLE as error:
             self._isolate(ready, error)
@@ -347,6 +347,10 @@ class FetchLoop(ABC):
                 legible(error),
             )
             return Item(partition, record, None, str(error), subscription.id_of(record, None))
+
+    def _leave_log(self, partition: Partition) -> None:
+        """What comes next of it is not in the log: the placer knows what that means."""
+        self._displace([partition])
 
     def _displace(self, partitions: Iterable[Partition]) -> None:
         self._roof.displace(partitions)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.admin import RecordsToDelete
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from prometheus_client import CollectorRegistry
 from sidings import InvalidMessage, KafkaUnavailable, Message, Retry
@@ -21,7 +22,7 @@ from sidings.kafka.stateless_partition import Failing, StatelessPartition
 from sidings.kafka.topic_loop import FetchLoop
 from tenacity import stop_after_delay, wait_fixed, wait_none
 
-from .consumer_support import Number, produce, producing, sample
+from .consumer_support import Number, administering, produce, producing, sample
 from .support import eventually
 from .test_stateless import TWICE, a_service, committed, everything
 from .test_unreadable import produce_unreadable
@@ -234,6 +235,37 @@ async def test_what_ends_before_a_record_that_cannot_be_read_does_not_make_it_be
         gate.set()
         await eventually(lambda: partition.committed == 1)
         assert len(looks) == 1
+
+
+async def test_what_was_read_before_retention_went_past_it_is_handled(topic, sidings_kafka, caplog):
+    """Nobody could read it again. Of other partitions nothing is cancelled, either."""
+    name = await topic(partitions=2)
+    for n in range(10):  # in a batch each, so that not all of them have been fetched before
+        await produce(sidings_kafka, name, [n])
+    await produce(sidings_kafka, name, [20], partition=1)
+    started, done, go_on, gone = [], [], asyncio.Event(), asyncio.Event()
+    service = a_service(sidings_kafka, partition_fetch_bytes=1, max_records=4)
+
+    @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        started.append(message.value.n)
+        await (go_on if message.value.n < 2 else gone).wait()  # there is room for more when 0 and 1 are done
+        done.append(message.value.n)
+
+    async with service:
+        partitions = await eventually(lambda: service._life.consumer._stateless.partitions)
+        await eventually(lambda: len(partitions[TopicPartition(name, 0)].window) == 4 and 20 in started)
+        async with administering(sidings_kafka) as admin:
+            await admin.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=-1)})
+        go_on.set()
+        await eventually(lambda: "out of the log's range" in caplog.text)
+        gone.set()
+        await produce(sidings_kafka, name, [10])
+        await eventually(lambda: {10, 20} <= {*done})
+        assert done[:2] == [0, 1]
+        assert {2, 3} <= {*done}
+        assert len(started) == len({*started}), "none was cancelled"
+        assert sample(service, "sidings_consumer_missed_total") == 12 - len(done)
 
 
 # -- offsets: a client that fails at will ------------------------------------------------------------------------------
