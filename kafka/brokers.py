@@ -1,5 +1,5 @@
 """What every client does about a broker that is neither up nor down: that takes connections perhaps, and says nothing.
-And about one that throttles it, for a quota.
+And about one that throttles it, for a quota, or of which a disk has failed.
 
 aiokafka 0.14 asks one broker after another, in any order, waits for each as long as any request may take, and makes one
 connection at a time. So a single broker that hangs kept its clients from all others, again and again
@@ -8,6 +8,9 @@ connection at a time. So a single broker that hangs kept its clients from all ot
 A broker that throttles answers at once, says for how long it reads nothing more of the connection, and expects nothing.
 aiokafka does not heed it: what it sends stands in the broker's buffer, and is done when the time has come, be the
 connection closed long since, and the message sent again by somebody else.
+
+A broker of whose disks one has failed goes on, and answers a fetch of what was on it with an error that aiokafka does
+not expect: it asks again at once, and not who leads these partitions now.
 """
 
 import asyncio
@@ -23,11 +26,24 @@ from typing import Any, TypeVar, cast
 import aiokafka.client
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import CloseReason
-from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError, NoError, RequestTimedOutError, for_code
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    NodeNotReadyError,
+    NoError,
+    NotLeaderForPartitionError,
+    OffsetOutOfRangeError,
+    RequestTimedOutError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.group import HeartbeatRequest
 from aiokafka.protocol.metadata import MetadataRequest
+
+from ..outage import Outage
 
 __all__ = ["go_around_hanging_brokers"]
 
@@ -40,7 +56,15 @@ _LATE_SECONDS = 3.0  # for an answer; then others are asked who leads what, and 
 _CONNECT_SECONDS = 5.0  # for a first try to connect, authentication included; twice as long for each further one
 _LEAST_MS = 3_000  # the share of an address, be there ever so many
 _LEAST_BYTES = 64 * 1024  # of a fetch, however slow the network is; Kafka sends a larger first batch all the same
+_REFUSED_SECONDS = 0.1  # before a partition is asked for again of which a broker lets nothing be read
 _LESS = 16  # so many times smaller is the fetch after one that was not answered in time
+_EXPECTED = {  # by aiokafka, as what becomes of a partition in a fetch
+    error.errno
+    for error in (
+        *(NoError, OffsetOutOfRangeError, UnknownTopicOrPartitionError, NotLeaderForPartitionError),
+        TopicAuthorizationFailedError,
+    )
+}
 _OF_A_CONNECTION = (
     *("client_id", "ssl_context", "security_protocol", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password"),
     *("sasl_kerberos_service_name", "sasl_kerberos_domain_name", "sasl_oauth_token_provider"),
@@ -60,13 +84,14 @@ def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = No
     client.late = defaultdict(int)
     client.fetch_bytes = {}
     client.throttled_until = {}
+    client.refusals = {}
 
 
 class _Client(AIOKafkaClient):
     """patience: of the next try to connect to a broker; connecting: since when; failed_at: the last one. late: how many
     requests to a broker have been without an answer for long. fetch_bytes: most of one fetch from a broker, where the
     network to it is too narrow for as many as are asked for. throttled_until: nothing is sent on a connection before
-    (`time.monotonic`)."""
+    (`time.monotonic`). refusals: of brokers that let nothing be read of some partitions."""
 
     session_seconds: float | None
     patience: defaultdict[Any, float]
@@ -76,6 +101,7 @@ class _Client(AIOKafkaClient):
     late: defaultdict[Any, int]
     fetch_bytes: dict[Any, int]
     throttled_until: dict[Any, float]
+    refusals: dict[Any, Outage]
 
     @property
     def _milliseconds(self) -> int:
@@ -187,7 +213,25 @@ class _Client(AIOKafkaClient):
                 self.fetch_bytes[node_id] = 2 * limit
                 if 2 * limit >= wanted:
                     del self.fetch_bytes[node_id]
+        await self._pass_refusals(node_id, answer)
         return answer
+
+    async def _pass_refusals(self, node_id: Any, answer: Any) -> None:
+        """Errors that aiokafka does not expect become the one by which it asks who leads the partition now: another
+        broker does, where a disk has failed."""
+        refused = dict[str, str]()
+        for topic, partitions in answer.topics:
+            for index, one in enumerate(partitions):
+                if one[1] not in _EXPECTED:
+                    refused[f"{topic}/{one[0]}"] = f"[Error {one[1]}] {for_code(one[1]).__name__}"
+                    partitions[index] = (one[0], NotLeaderForPartitionError.errno, *one[2:])
+        if refused:
+            what = f"broker {node_id} lets nothing be read of some partitions"
+            some = ", ".join(f"{origin} ({error})" for origin, error in list(refused.items())[:5])
+            self.refusals.setdefault(node_id, Outage(log, what)).failed(some)
+            await asyncio.sleep(_REFUSED_SECONDS)
+        elif node_id in self.refusals:
+            self.refusals.pop(node_id).over()
 
     @property
     def throttled(self) -> bool:
