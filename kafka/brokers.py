@@ -56,7 +56,7 @@ _LATE_SECONDS = 3.0  # for an answer; then others are asked who leads what, and 
 _CONNECT_SECONDS = 5.0  # for a first try to connect, authentication included; twice as long for each further one
 _LEAST_MS = 3_000  # the share of an address, be there ever so many
 _LEAST_BYTES = 64 * 1024  # of a fetch, however slow the network is; Kafka sends a larger first batch all the same
-_REFUSED_SECONDS = 0.1  # before a partition is asked for again of which a broker lets nothing be read
+_AGAIN_SECONDS = 0.1  # before the next question who leads what, or for what a broker lets nobody read
 _LESS = 16  # so many times smaller is the fetch after one that was not answered in time
 _EXPECTED = {  # by aiokafka, as what becomes of a partition in a fetch
     error.errno
@@ -85,13 +85,15 @@ def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = No
     client.fetch_bytes = {}
     client.throttled_until = {}
     client.refusals = {}
+    client.updated_at = 0.0
 
 
 class _Client(AIOKafkaClient):
     """patience: of the next try to connect to a broker; connecting: since when; failed_at: the last one. late: how many
     requests to a broker have been without an answer for long. fetch_bytes: most of one fetch from a broker, where the
     network to it is too narrow for as many as are asked for. throttled_until: nothing is sent on a connection before
-    (`time.monotonic`). refusals: of brokers that let nothing be read of some partitions."""
+    (`time.monotonic`). refusals: of brokers that let nothing be read of some partitions. updated_at: when it
+    was last told who leads what."""
 
     session_seconds: float | None
     patience: defaultdict[Any, float]
@@ -102,6 +104,7 @@ class _Client(AIOKafkaClient):
     fetch_bytes: dict[Any, int]
     throttled_until: dict[Any, float]
     refusals: dict[Any, Outage]
+    updated_at: float
 
     @property
     def _milliseconds(self) -> int:
@@ -229,7 +232,7 @@ class _Client(AIOKafkaClient):
             what = f"broker {node_id} lets nothing be read of some partitions"
             some = ", ".join(f"{origin} ({error})" for origin, error in list(refused.items())[:5])
             self.refusals.setdefault(node_id, Outage(log, what)).failed(some)
-            await asyncio.sleep(_REFUSED_SECONDS)
+            await asyncio.sleep(_AGAIN_SECONDS)
         elif node_id in self.refusals:
             self.refusals.pop(node_id).over()
 
@@ -299,7 +302,15 @@ class _Client(AIOKafkaClient):
         return answer.coordinator_id
 
     async def _metadata_update(self, cluster_metadata: Any, topics: Any) -> bool:
-        """As aiokafka's, which waits for one broker before it asks the next one."""
+        """As aiokafka's, which asks without a pause for as long as nobody leads a partition."""
+        await asyncio.sleep(max(0.0, self.updated_at + _AGAIN_SECONDS - time.monotonic()))
+        try:
+            return await self._update_metadata(cluster_metadata, topics)
+        finally:
+            self.updated_at = time.monotonic()
+
+    async def _update_metadata(self, cluster_metadata: Any, topics: Any) -> bool:
+        """As aiokafka's `_metadata_update`, which waits for one broker before it asks the next one."""
         request = MetadataRequest(list(topics) if topics else None)
         nodes = self._nodes()
         if ("bootstrap", ConnectionGroup.DEFAULT) in self._conns or len(nodes) < 2:

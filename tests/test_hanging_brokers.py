@@ -5,11 +5,13 @@ import asyncio
 import gc
 import random
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 from sidings import KafkaSettings, KafkaUnavailable, Message, Transaction
 from sidings.devstack.topics import create_topic
@@ -170,3 +172,24 @@ async def arrives(producer: Producer, topic: str) -> bool:
         await producer.send(topic, value=b"1")
         return True
     return False
+
+
+async def test_who_leads_a_partition_that_nobody_leads_is_not_asked_without_a_pause(
+    topic, sidings_kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of times a second, by each client, of the brokers that are left in an outage."""
+    asked = list[float]()
+    update = AIOKafkaClient._metadata_update
+
+    async def noted(client: AIOKafkaClient, *arguments: Any) -> bool:
+        asked.append(time.monotonic())
+        return await update(client, *arguments)
+
+    monkeypatch.setattr(AIOKafkaClient, "_metadata_update", noted)
+    reader = Reader(KafkaSettings(bootstrap=sidings_kafka), await topic())
+    await reader.connect(asyncio.Event())
+    reader.assign([7])  # it has one partition
+    reader.seek(7, 0)
+    await eventually(lambda: len(asked) > 8)
+    await reader.close()
+    assert asked[8] - asked[3] >= 0.4
