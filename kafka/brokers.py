@@ -85,7 +85,7 @@ def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = No
     client.fetch_bytes = {}
     client.throttled_until = {}
     client.refusals = {}
-    client.updated_at = 0.0
+    client.updated_at, client.updated_of = 0.0, None
 
 
 class _Client(AIOKafkaClient):
@@ -93,7 +93,7 @@ class _Client(AIOKafkaClient):
     requests to a broker have been without an answer for long. fetch_bytes: most of one fetch from a broker, where the
     network to it is too narrow for as many as are asked for. throttled_until: nothing is sent on a connection before
     (`time.monotonic`). refusals: of brokers that let nothing be read of some partitions. updated_at: when it
-    was last told who leads what."""
+    was last told who leads what, and updated_of: of which topics."""
 
     session_seconds: float | None
     patience: defaultdict[Any, float]
@@ -105,6 +105,7 @@ class _Client(AIOKafkaClient):
     throttled_until: dict[Any, float]
     refusals: dict[Any, Outage]
     updated_at: float
+    updated_of: frozenset[str] | None
 
     @property
     def _milliseconds(self) -> int:
@@ -302,8 +303,11 @@ class _Client(AIOKafkaClient):
         return answer.coordinator_id
 
     async def _metadata_update(self, cluster_metadata: Any, topics: Any) -> bool:
-        """As aiokafka's, which asks without a pause for as long as nobody leads a partition."""
-        await asyncio.sleep(max(0.0, self.updated_at + _AGAIN_SECONDS - time.monotonic()))
+        """As aiokafka's, which asks without a pause for as long as nobody leads a partition. Of other topics than the
+        last time it is asked at once: a relay comes to hundreds, one after the other."""
+        if self.updated_of == (these := frozenset(topics or ())):
+            await asyncio.sleep(max(0.0, self.updated_at + _AGAIN_SECONDS - time.monotonic()))
+        self.updated_of = these
         try:
             return await self._update_metadata(cluster_metadata, topics)
         finally:
