@@ -33,6 +33,24 @@ async def test_a_day_is_that_of_utc_however_the_database_writes_times(database: 
         assert await bounds(connection, MIDNIGHT) == between(MIDNIGHT, MIDNIGHT + timedelta(days=1))
 
 
+async def test_days_are_made_beside_tables_that_are_divided_in_another_way(database: str):
+    """Once Postgres has analysed its catalogs, it goes through all tables and joins the days to them: it read a time in
+    the bounds of each."""
+    tomorrow = MIDNIGHT + timedelta(days=1)
+    async with connected(database) as connection:
+        await connection.execute(
+            """CREATE TABLE payment (id bigint) PARTITION BY RANGE (id);
+               CREATE TABLE payment_1 PARTITION OF payment FOR VALUES FROM (1) TO (1000000)"""
+        )
+        await connection.execute(
+            "SELECT sidings.make_history_day($1::date - n) FROM generate_series(0, 33) n", MIDNIGHT.date()
+        )
+        await connection.execute("ANALYZE pg_inherits, pg_class")
+        await connection.execute("SELECT sidings.maintain(1_000_000)")
+        await connection.execute("SELECT sidings.make_history_day($1)", tomorrow.date())
+        assert await bounds(connection, tomorrow) == between(tomorrow, tomorrow + timedelta(days=1))
+
+
 async def with_a_late_day(connection: asyncpg.Connection) -> None:
     """A day that begins and ends 14 hours late, as an earlier release has made it."""
     part = f"sidings.job_history_{MIDNIGHT:%Y%m%d}"

@@ -149,6 +149,26 @@ async def test_many_days_that_are_in_use_do_not_undo_the_days_ahead(database, ca
         assert f"message_seen_{today + timedelta(days=2):%Y%m%d}" in await days(database)
 
 
+async def test_many_days_are_kept_up_once_postgres_has_analysed_its_catalogs(database, caplog):
+    """It goes through all tables then, and joins the days to them: it looked for a date in each table's name."""
+    today = datetime.now(UTC).date()
+    async with connected(database) as connection:
+        await connection.execute("SELECT sidings.make_seen_day($1::date - n) FROM generate_series(1, 60) n", today)
+        oldest = f"message_seen_{today - timedelta(60):%Y%m%d}"
+        await connection.execute(f"CREATE VIEW report AS SELECT count(*) FROM sidings.{oldest}")
+        await connection.execute("ANALYZE pg_inherits, pg_class")
+    upkeep = SeenUpkeep(PostgresSettings(dsn=database), keep_days=58)
+    working = asyncio.create_task(upkeep.run())
+    try:
+        await eventually(lambda: "message ids" in caplog.text)
+    finally:
+        working.cancel()
+        await asyncio.wait([working])
+    assert f"1 days of message ids, from {today - timedelta(60)} on, are over dedup_days=58" in caplog.text
+    kept = [60, *range(58, -3, -1)]
+    assert await days(database) == [f"message_seen_{today - timedelta(n):%Y%m%d}" for n in kept]
+
+
 @pytest.mark.parametrize("rows", [0, 20_000])
 async def test_ids_are_looked_up_and_recorded_through_the_index(database, rows):
     """A plan made on an empty table must not stay a sequential scan."""
