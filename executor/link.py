@@ -49,6 +49,10 @@ BROKEN = (
     asyncpg.InternalClientError,  # asyncpg 0.32, when a shutdown's last message has reached an idle connection
 )
 
+# What Postgres refuses for the time being: its disk is full, which a connection may need; the database takes none, as
+# while it is renamed; somebody has a table locked, as a migration.
+_NOT_NOW = (asyncpg.InsufficientResourcesError, asyncpg.ObjectNotInPrerequisiteStateError)
+
 
 class Backoff:
     """Delays between attempts to reach a server: exponential with full jitter, from 50 ms to 2 s. error: what the last
@@ -275,14 +279,17 @@ def _text(error: BaseException) -> str:
 async def check_schema(settings: PostgresSettings, service: str) -> None:
     """`schema.check` over a connection of its own.
 
-    Raises `SchemaError` if the database answers and its schema does not fit, `PostgresUnavailable` if it does not.
+    Raises `SchemaError` if the database answers and its schema does not fit, `PostgresUnavailable` if it does not, or
+    not now.
     """
-    connection = await connect(settings)
+    connection = None
     try:
+        connection = await connect(settings)
         async with asyncio.timeout(settings.call_seconds):
             await check(connection, service=service, schema=settings.schema_name)
             await connection.close()
-    except BROKEN as error:
+    except (*BROKEN, *_NOT_NOW) as error:
         raise PostgresUnavailable(f"the schema could not be checked: {error!r}") from error
     finally:
-        connection.terminate()
+        if connection is not None:
+            connection.terminate()

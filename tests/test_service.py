@@ -48,7 +48,7 @@ from .consumer_support import (
     sample,
     stored_offsets,
 )
-from .support import ORIGIN, SECONDS, Ride, drained, eventually, outcomes, value
+from .support import ORIGIN, SECONDS, Ride, connected, drained, eventually, outcomes, value
 
 HERE = StaticAssignment([ORIGIN])
 
@@ -546,6 +546,28 @@ async def test_a_foreign_schema_that_appears_after_the_start_ends_the_service(ow
     assert not running.done()  # it has started without Postgres
     await asyncio.to_thread(postgres.start)
     with pytest.raises(ForeignSchema):
+        await asyncio.wait_for(running, SECONDS)
+
+
+@pytest.mark.parametrize("why", ["takes no connections", "has a table locked"])
+async def test_it_starts_while_postgres_refuses_it_for_the_time_being(sidings_postgres, database, why):
+    """As during a migration, or where its disk is full. The start ended with an error of asyncpg's own."""
+    service, name = a_service(database, assignment=HERE), database.rpartition("/")[2]
+    async with connected(sidings_postgres) as elsewhere, connected(database) as locking:
+        if why == "has a table locked":
+            await locking.execute("BEGIN; LOCK TABLE sidings.service")
+        else:
+            await elsewhere.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        running = asyncio.create_task(service.run())
+        try:
+            await eventually(lambda: running.done() or service._life.running)
+            assert not running.done()
+            assert any("the executor has not reached Postgres yet" in problem for problem in service.problems())
+            await locking.execute("ROLLBACK")
+        finally:
+            await elsewhere.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        await eventually(lambda: service.executor.held)
+        service.stop()
         await asyncio.wait_for(running, SECONDS)
 
 
