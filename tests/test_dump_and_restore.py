@@ -47,3 +47,24 @@ async def test_directory_tables_are_restored_with_their_own_schema(own_postgres:
         await after.execute("DELETE FROM sidings.outbox")
         await after.execute("INSERT INTO terminal VALUES ('1', 'a')")
         assert await after.fetchval("SELECT topic FROM sidings.outbox") == "terminals"
+
+
+async def test_after_a_backup_is_restored_no_number_or_fence_comes_again(own_postgres: Any, tmp_path: Path):
+    """Receivers know them by what the backup lacks: other jobs were repeats to them, and the owner a stale one."""
+    former, new = (own_postgres({"fsync": "off"}) for _ in range(2))
+    told = (DOCS / "operations.md").read_text().partition("job.fence` goes back")[2]
+    statements = told.partition("```sql\n")[2].partition("```")[0]
+    assert "job_id_seq" in statements
+    await migrate(former.dsn, service="test")
+    enqueue = "SELECT sidings.enqueue('pay', '{}', origin => 't/0')"
+    take_over = "UPDATE sidings.origin SET epoch = epoch + 1 RETURNING epoch"
+    async with connected(former.dsn) as before, connected(new.dsn) as after:
+        await before.execute("INSERT INTO sidings.origin (origin, epoch) VALUES ('t/0', 3)")
+        dump = str(tmp_path / "dump")
+        assert program("pg_dump", "-Fc", "-f", dump, former.dsn).returncode == 0
+        lost = [await before.fetchval(enqueue) for _ in range(40)]
+        fence = await before.fetchval(take_over)
+        assert program("pg_restore", "-d", new.dsn, dump).returncode == 0
+        await after.execute(statements)
+        assert await after.fetchval(enqueue) > max(lost)
+        assert await after.fetchval(take_over) > fence
