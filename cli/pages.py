@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 import asyncpg
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+
+try:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, Response
+    from starlette.routing import Route
+except ModuleNotFoundError as error:
+    message = f"the pages need {error.name}: pip install 'sidings[web]'"
+    raise ModuleNotFoundError(message, name=error.name) from None
 
 from ..errors import ActionRefused, ConfigurationError, JobNotFound, PostgresUnavailable, SidingsError
 from ..executor import PostgresSettings

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 
 try:
+    import pyarrow  # noqa: F401 # pyright: ignore[reportUnusedImport] - the extra `devstack` has Spark without it
     import pyspark
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("this needs Spark: pip install 'sidings[spark]'", name=error.name) from None

@@ -549,6 +549,9 @@ async def test_an_executor_whose_row_somebody_elses_trigger_refuses_says_so(data
         ("devstack", "psutil", "the devstack needs psutil: pip install 'sidings[devstack]'"),
         ("spark_analytics.history", "pyspark", "this needs Spark: pip install 'sidings[spark]'"),
         ("spark_analytics.transactions", "pyspark", "this needs Spark: pip install 'sidings[spark]'"),
+        ("spark_analytics.history", "pyarrow", "this needs Spark: pip install 'sidings[spark]'"),
+        ("spark_analytics.transactions", "pyarrow", "this needs Spark: pip install 'sidings[spark]'"),
+        ("cli.pages", "jinja2", "the pages need jinja2: pip install 'sidings[web]'"),
     ],
 )
 def test_what_needs_an_extra_names_it(module: str, missing: str, told: str):
