@@ -16,6 +16,7 @@ from ..kafka import (
     Relay,
     Topics,
     Transactions,
+    check_topic,
 )
 from .configuration import Configuration
 from .subscriptions import Subscriptions
@@ -66,6 +67,8 @@ class Parts:
         for subscription in subscriptions.stored.values():
             subscription.check()
         homes = {job_type.home for job_type in self._registry if job_type.home is not None}
+        for home in homes:
+            check_topic(home, "home")
         joined = {*self._configuration.topics, *homes}  # with no member for its topic, nobody would run these jobs
         if not (subscriptions.topics or (joined and database is not None)):
             return None

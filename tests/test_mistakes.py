@@ -232,6 +232,13 @@ def test_a_topic_to_join_that_cannot_be_is_refused(topic: Any):
         Service("test", kafka="localhost:9092", topics=["positions", topic], prometheus=CollectorRegistry())
 
 
+async def test_a_home_that_cannot_be_a_topic_is_refused():
+    service = a_declaration()
+    service.job(group="id", home="Positions topic")(a_job)
+    with pytest.raises(ConfigurationError, match=r"home\('Positions topic'\): name one topic"):
+        await service.__aenter__()
+
+
 def test_a_dead_letter_topic_that_cannot_be_is_refused():
     async def handle(message: Message[Number]) -> None: ...
 
