@@ -310,8 +310,9 @@ class Postgres(Database):
     def _waiting(self, slots: list[int]):
         return []
 
-    def _waits(self, slots: list[int], topics: list[str]):
-        return [{"waits": any(row.slot in slots and row.topic in topics for row in self.committed())}]
+    def _waits(self, slots: list[int], topics: list[str] | None):
+        found = (row for row in self.committed() if row.slot in slots)
+        return [{"waits": any(topics is None or row.topic in topics for row in found)}]
 
     def _doubt(self, topic: str, keys: list[bytes]):
         if topic in self.world.directories:

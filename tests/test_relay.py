@@ -25,6 +25,7 @@ from sidings.kafka.outbox import (
 )
 from sidings.kafka.outbox.backlog import Slot
 from sidings.kafka.outbox.failures import InvalidRecordError
+from sidings.kafka.outbox.slots import SlotKeeper
 
 from .outbox_support import a_relay, emptied, firsts, publish, publishing, records, relay_process, relaying, sending
 from .support import SECONDS, connected, eventually, fetch, value
@@ -173,6 +174,22 @@ async def test_a_missing_topics_messages_are_parked_when_patience_ends(
         assert await relay.drain(SECONDS), "nothing waits any more; its stop said that something did"
         await publish(database, missing, [("k", b"y")])
         assert not await relay.drain(SECONDS)
+
+
+async def test_a_stop_before_the_first_slot_says_that_messages_wait_where_some_do(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def acquires_none(self: SlotKeeper, names: list[str]) -> None: ...
+
+    monkeypatch.setattr(SlotKeeper, "_acquire", acquires_none)
+    etas = await topic("etas")
+    for waiting in (False, True):
+        if waiting:
+            await publish(database, etas, [("k", b"x")])
+        caplog.clear()
+        async with relaying(database, sidings_kafka) as relay:
+            await eventually(lambda relay=relay: relay._senders.connected)
+        assert ("messages still wait in the outbox" in caplog.text) is waiting
 
 
 async def test_messages_whose_topic_can_have_no_such_name_are_parked_and_disturb_no_other(

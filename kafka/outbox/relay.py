@@ -36,7 +36,7 @@ from .recorder import Recorder
 from .rounds import Rounds
 from .senders import Senders
 from .settings import OutboxSettings
-from .slots import SlotKeeper
+from .slots import SLOTS, SlotKeeper
 
 __all__ = ["Relay"]
 
@@ -164,7 +164,7 @@ class Relay:
 
     async def drain(self, timeout: float) -> bool:
         """Send what waits now in the slots of this relay. False: something still waited after `timeout` seconds, or
-        belongs to a topic that fails."""
+        belongs to a topic that fails; or waits in the outbox, where this relay has no slots."""
         try:
             async with asyncio.timeout(timeout):
                 while self.backlog.slots:
@@ -175,15 +175,16 @@ class Relay:
                     ):
                         await asyncio.sleep(0.005)
                     if not self.reader.hungry():
-                        return not await self._waits([lane.topic for lane in self.backlog.all_lanes() if lane.paused])
+                        failing = [lane.topic for lane in self.backlog.all_lanes() if lane.paused]
+                        return not failing or not await self._waits(list(self.backlog.slots), failing)
+                return not await self._waits(list(range(SLOTS)), None)
         except (TimeoutError, PostgresUnavailable, asyncpg.PostgresError):
             return False
-        return False
 
-    async def _waits(self, topics: list[str]) -> bool:
-        """Whether messages for these wait in our slots. Of topics that fail only the database knows: all may be parked
-        by now."""
-        return bool(topics) and (await self._recorder.call("waits", list(self.backlog.slots), topics))[0]["waits"]
+    async def _waits(self, slots: list[int], topics: list[str] | None) -> bool:
+        """Whether messages for these (None: for any) wait there. Of topics that fail only the database knows: all may
+        be parked by now."""
+        return (await self._recorder.call("waits", slots, topics))[0]["waits"]
 
     async def stop(self) -> None:
         """Send what waits, then give the slots back, all within `shutdown_seconds`. Safe to call twice, and when never
