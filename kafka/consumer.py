@@ -209,7 +209,10 @@ class Consumer(ConsumerRebalanceListener):
             if self.ending:
                 raise
             self._end()
-            raise KafkaError(f"{work.__qualname__} was cancelled from outside, by a handler perhaps") from error
+            raise KafkaError(
+                f"{work.__qualname__} was cancelled from outside: by a handler perhaps, or as `asyncio.run` ends while "
+                "the service runs; leave its `async with` before, or `service.stop()` and await its `run()`"
+            ) from error
         except BaseException:
             self._end()
             raise

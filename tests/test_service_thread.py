@@ -33,6 +33,17 @@ async def test_a_service_is_stopped_from_another_thread(database: str):
     assert ended == [None]
 
 
+async def test_a_cancellation_from_outside_names_the_program_that_ends_before_its_service(
+    database: str, sidings_kafka: str, topic: Any, caplog: pytest.LogCaptureFixture
+):
+    async with a_service(database, sidings_kafka, topics=[await topic("positions")]) as service:
+        await eventually(lambda: service.executor.held, "the service to run")
+        for task in asyncio.all_tasks():
+            if task.get_name() == "sidings LagCommitter.run":
+                task.cancel()
+        await eventually(lambda: "as `asyncio.run` ends while the service runs" in caplog.text, "the log to tell")
+
+
 async def test_a_transaction_of_another_event_loop_is_refused_and_spoils_no_connection(database: str):
     """What came out was asyncio's error about a future, and a connection that the service's next handler waited for in
     vain, for 5 s."""
