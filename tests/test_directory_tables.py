@@ -260,6 +260,44 @@ async def test_names_in_camel_case_columns_left_out_added_later_and_dropped(db: 
     assert await sent(db) == [("t1", first), ("t1", second)]
 
 
+@pytest.mark.parametrize("change", ["RENAME pin TO pin_code", "DROP pin"])
+async def test_a_column_left_out_that_is_renamed_is_not_published_by_its_new_name(db: asyncpg.Connection, change: str):
+    await db.execute("ALTER TABLE terminal_acquirer ADD pin text NOT NULL DEFAULT '1234'")
+    set_up = SET_UP.replace("'is_active')", "'is_active', left_out => '{%s}')")
+    await db.execute(set_up % "updated_date,pin")
+    await insert(db, ("t1", "a"))
+    first = await sent(db)
+    await db.execute(f"ALTER TABLE terminal_acquirer {change}")
+    for statement in (
+        "UPDATE terminal_acquirer SET acquirer_id = 'b'",
+        "INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES ('t2', 'a')",
+        "SELECT sidings.directory_republish('terminal_acquirer')",
+        "SELECT sidings.directory_repeat('terminals', '{t1}')",
+    ):
+        with pytest.raises(asyncpg.UndefinedColumnError, match="has no column 'pin' any more") as caught:
+            await db.execute(statement)
+        assert "Call sidings.directory_table for it again" in (caught.value.hint or "")
+    assert await sent(db) == []
+    await db.execute(set_up % ("updated_date" if change == "DROP pin" else "updated_date,pin_code"))
+    assert await sent(db) == first
+
+
+async def test_a_column_left_out_that_was_gone_before_the_migration_stops_nothing(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its name was allowed to stay."""
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.import_module("sidings.schema.migrate"), "migrations", lambda: migrations()[:46])
+        await migrate(empty_database, service="test")
+    async with connected(empty_database) as db:
+        await db.execute(block(PAGE, "The table", "sql"))
+        await db.execute(SET_UP.replace("'is_active')", "'is_active', left_out => '{updated_date,acquirer_id}')"))
+        await db.execute("ALTER TABLE terminal_acquirer DROP updated_date")
+        await migrate(empty_database, service="test")
+        await insert(db, ("t1", "a"))
+        assert [(key, sorted(value)) for key, value in await sent(db)] == [("t1", ["id", "is_active", "terminal_id"])]
+
+
 @pytest.mark.parametrize("kind", ["STORED", "VIRTUAL"])
 async def test_columns_that_are_computed_are_published_and_can_be_the_flag(db: asyncpg.Connection, kind: str):
     """Those of Postgres 18 are virtual unless said otherwise, and no transition table computes them."""
