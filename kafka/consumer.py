@@ -112,6 +112,8 @@ class Consumer(ConsumerRebalanceListener):
                         half.disconnected()
                     self.vitals.disconnected()
                     await membership.close(client)
+                if (task := asyncio.current_task()) is not None and task.cancelling():  # errors of a group hide that
+                    raise asyncio.CancelledError
                 await self._pause_before_connecting()
         finally:
             self._drained.set()

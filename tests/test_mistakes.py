@@ -595,3 +595,25 @@ def test_registries_that_include_each_other_are_refused_with_a_word():
     async def late(job: Job[int]) -> None: ...
 
     assert list(first) == list(second) == [late]
+
+
+FORGOTTEN = """
+import asyncio, sys
+from sidings import Service
+
+async def main():
+    service = Service("test", postgres=sys.argv[1], kafka=sys.argv[2], topics=[sys.argv[3]])
+    await service.__aenter__()
+    while not service.executor.held:
+        await asyncio.sleep(0.01)
+
+asyncio.run(main())
+print("ended")
+"""
+
+
+async def test_a_program_that_ends_before_its_service_ends(database, sidings_kafka, topic):
+    """`asyncio.run` cancels all tasks, once, and waits for them: the consumer connected anew, and the program hung."""
+    command = [sys.executable, "-c", FORGOTTEN, database, sidings_kafka, await topic("positions")]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "ended\n", done.stderr
