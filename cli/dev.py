@@ -30,6 +30,17 @@ def up(
 
 
 @app.command()
+def topic(
+    name: Annotated[str, typer.Argument(help="Its name.")],
+    partitions: Annotated[int, typer.Option("--partitions", min=1)] = 3,
+    compacted: Annotated[bool, typer.Option("--compacted", help="Keep the last message of each key.")] = False,
+    directory: Directory = None,
+) -> None:
+    """Make a topic; Kafka makes none by itself here."""
+    _devstack(directory, "topic", "--partitions", str(partitions), *(["--compacted"] if compacted else []), "--", name)
+
+
+@app.command()
 def down(
     delete: Annotated[bool, typer.Option("--delete", help="Kill them and delete their data.")] = False,
     directory: Directory = None,

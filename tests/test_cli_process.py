@@ -317,6 +317,11 @@ async def test_the_devstack_s_commands_go_through(tmp_path: Path):
     [
         (("up",), ["up", "--brokers", "1"]),
         (("up", "--brokers", "3", "--secure"), ["up", "--brokers", "3", "--secure"]),
+        (("topic", "rides"), ["topic", "--partitions", "3", "--", "rides"]),
+        (
+            ("topic", "rides", "--partitions", "6", "--compacted"),
+            ["topic", "--partitions", "6", "--compacted", "--", "rides"],
+        ),
         (("down",), ["down"]),
         (("down", "--delete"), ["down", "--delete"]),
         (("logs", "kafka", "-n", "7"), ["logs", "--lines", "7", "kafka"]),
