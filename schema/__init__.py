@@ -8,12 +8,13 @@ other packages.
 from .migrate import Migration, check, migrate, migrations
 from .refusals import REFUSED, refusal
 from .servers import connect_any
-from .sql import load_sql, valid_schema_name
+from .sql import check_service_name, load_sql, valid_schema_name
 
 __all__ = [
     "REFUSED",
     "Migration",
     "check",
+    "check_service_name",
     "connect_any",
     "load_sql",
     "migrate",

@@ -25,7 +25,7 @@ from ..errors import (
 from .blockers import Connect, watch_blockers
 from .refusals import NOT_CONNECTED, refusal, refused_migration
 from .servers import connect_any
-from .sql import load_sql, rename_schema, valid_schema_name
+from .sql import check_service_name, load_sql, rename_schema, valid_schema_name
 
 __all__ = ["Migration", "check", "migrate", "migrations"]
 
@@ -98,8 +98,7 @@ async def migrate(
     `PostgresUnavailable` also where Postgres may only be read (a standby).
     """
     valid_schema_name(schema)
-    if not service:
-        raise ConfigurationError("service='': name the service that the schema belongs to")
+    check_service_name(service)
     connect = partial(
         connect_any,
         dsn,

@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from ..errors import ConfigurationError
 
-__all__ = ["load_sql", "rename_schema", "valid_schema_name"]
+__all__ = ["check_service_name", "load_sql", "rename_schema", "valid_schema_name"]
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 _QUALIFIER = re.compile(r"\bsidings\.")
@@ -24,6 +24,15 @@ def valid_schema_name(schema: str) -> str:
             "not starting with a digit or with 'pg_'"
         )
     return schema
+
+
+def check_service_name(name: object) -> None:
+    """Raise `ConfigurationError` for what is no name of a service."""
+    if not isinstance(name, str) or not name or name != name.strip() or not name.isprintable():
+        raise ConfigurationError(
+            f"service={name!r}: give the service's name, which owns the schema and names the consumer group: printable "
+            "letters, without spaces around them"
+        )
 
 
 def rename_schema(sql: str, schema: str) -> str:

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from ..errors import ConfigurationError
 from ..executor import ExecutorSettings, PostgresSettings
 from ..kafka import KafkaSettings, OutboxSettings, StaticAssignment, check_topic
+from ..schema import check_service_name
 
 __all__ = ["Configuration"]
 
@@ -32,8 +33,7 @@ class Configuration:
         http: str | int | None,
         prometheus: CollectorRegistry | None,
     ) -> None:
-        if not name:
-            raise ConfigurationError("Service(name): give a name; it owns the schema and names the consumer group")
+        check_service_name(name)
         _check_kinds(
             postgres=(postgres, str | PostgresSettings, "a DSN, or PostgresSettings(dsn=...)"),
             kafka=(kafka, str | KafkaSettings, "'host:port', or KafkaSettings(bootstrap=...)"),

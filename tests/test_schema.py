@@ -431,9 +431,10 @@ async def test_an_operating_system_that_sorts_in_another_way_is_told_of(
     assert f"run REINDEX DATABASE {name}, then ALTER DATABASE {name} REFRESH COLLATION VERSION" in caplog.text
 
 
-async def test_a_service_without_a_name_owns_no_schema(empty_database: str):
-    with pytest.raises(ConfigurationError, match="service='': name the service"):
-        await migrate(empty_database, service="")
+@pytest.mark.parametrize("name", ["", " "])
+async def test_a_service_without_a_name_owns_no_schema(empty_database: str, name: str):
+    with pytest.raises(ConfigurationError, match=f"service='{name}': give the service's name"):
+        await migrate(empty_database, service=name)
 
 
 # -- names --------------------------------------------------------------------------------------------------------

@@ -74,7 +74,10 @@ async def get(service: Any, path: str, method: str = "GET") -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"name": ""}, "give a name"),
+        ({"name": ""}, "service='': give the service's name"),
+        ({"name": " tracker"}, "service=' tracker': give the service's name"),
+        ({"name": "a\0b"}, r"service='a\\x00b': give the service's name"),
+        ({"name": 3}, "service=3: give the service's name"),
         ({"kafka": "a:1", "assignment": HERE}, "exclude each other"),
         ({"topics": ["a"]}, "needs kafka="),
         ({"kafka": "a:1", "topics": "a"}, "give a list of topics"),
