@@ -9,12 +9,15 @@ from typing import Any, NoReturn, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import (
+    BrokerResponseError,
     CorruptRecordException,
     InconsistentGroupProtocolError,
     InvalidSessionTimeoutError,
     KafkaConnectionError,
     KafkaError,
+    OffsetMetadataTooLargeError,
     UnsupportedCodecError,
+    kafka_errors,
 )
 
 from ..waiting import unless_set
@@ -34,7 +37,24 @@ _REFUSALS: dict[type[BaseException], str] = {
     "this service takes over from: end it, or give KafkaSettings.group another name",
     InvalidSessionTimeoutError: "KafkaSettings.session_seconds must lie between the brokers' "
     "group.min.session.timeout.ms and group.max.session.timeout.ms",
+    OffsetMetadataTooLargeError: "beside an offset stand its topic's id and its leader's epoch: the brokers' "
+    "offset.metadata.max.bytes must let them, 4096 is its default",
 }
+
+
+class GroupMaxSizeReachedError(BrokerResponseError):
+    """aiokafka 0.14 does not know it, and hands on no more of it than its `repr`."""
+
+    errno = 81
+    message = "GROUP_MAX_SIZE_REACHED"
+    description = "the group has as many members as brokers let it have: raise group.max.size, or run fewer instances"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}: {self.description}"
+
+
+kafka_errors[GroupMaxSizeReachedError.errno] = GroupMaxSizeReachedError
+
 _CLOSE_SECONDS = 5.0
 _END_SECONDS = 2.0
 _LOOK_SECONDS = 1.0

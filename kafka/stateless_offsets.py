@@ -15,6 +15,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from ..outage import Outage
 from .leader_epochs import LeaderEpochs
+from .membership import explained
 from .metrics import ConsumerMetrics
 from .offsets import Move
 from .stateless_partition import StatelessPartition
@@ -166,8 +167,10 @@ class GroupOffsets:
             log.warning("the offsets of %s partitions came too late for this generation: %r", len(due), error)
         except (KafkaError, OSError) as error:  # TimeoutError is an OSError
             self._metrics.kafka_error()
-            self._outages[topic].failed(repr(error))
+            why = repr(explained(error))
+            self._outages[topic].failed(why)
             for partition in partitions:
+                partition.refusal = why
                 if partition.uncommitted_since is None:
                     partition.uncommitted_since = time.monotonic()
         else:

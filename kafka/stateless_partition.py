@@ -26,7 +26,7 @@ class StatelessPartition(Partition):
     """next_offset, here: the lowest unfinished offset; committed: what Kafka knows of it. leaving: set when it is given
     up, so that nothing of it waits any longer. stuck: why its dead letters do not leave."""
 
-    __slots__ = ("committed", "failing", "leaving", "stuck", "uncommitted_since", "window", "workers")
+    __slots__ = ("committed", "failing", "leaving", "refusal", "stuck", "uncommitted_since", "window", "workers")
 
     def __init__(self, tp: TopicPartition) -> None:
         super().__init__(tp)
@@ -37,6 +37,7 @@ class StatelessPartition(Partition):
         self.stuck: str | None = None
         self.committed = -1
         self.uncommitted_since: float | None = None  # since when commits fail
+        self.refusal: str | None = None  # why, the last time
 
     @property
     def placed(self) -> bool:
@@ -52,7 +53,7 @@ class StatelessPartition(Partition):
         if self.stuck is not None:
             return f"{self.origin} stands still: {self.stuck}"
         if self.uncommitted_since is not None and time.monotonic() - self.uncommitted_since > _COMMIT_SECONDS:
-            return f"the offset of {self.origin} could not be committed for {_COMMIT_SECONDS:.0f} s"
+            return f"the offset of {self.origin} could not be committed for {_COMMIT_SECONDS:.0f} s: {self.refusal}"
         return super().problem()
 
     def inherit(self, former: Partition) -> None:

@@ -574,6 +574,25 @@ async def test_a_session_that_brokers_do_not_take_is_told_by_its_setting(effects
         assert "KafkaSettings.session_seconds must lie between" in "".join(vitals.problems())
 
 
+async def test_a_group_that_is_full_is_told_by_the_brokers_setting(own_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 1.0)
+    kafka = await asyncio.to_thread(own_kafka, settings={"group.max.size": "1"})
+    await create_topic(kafka.bootstrap, "positions", partitions=2)
+    first, second = (a_service(None, kafka.bootstrap) for _ in range(2))
+    for service in (first, second):
+
+        @service.consumer("positions", stateless=True, dead_letter="dead")
+        async def handle(message: Message[Number]) -> None:
+            pass
+
+    async with first:
+        await eventually(lambda: first._life.consumer.joined)
+        async with second:
+            problems = second._life.consumer.vitals.problems
+            await eventually(lambda: "run fewer instances" in "".join(problems()), problems)
+            assert "raise group.max.size" in "".join(problems())
+
+
 async def test_gaps_in_the_log_do_not_matter(effects, topic, sidings_kafka):
     """Markers of transactions take offsets, and aborted messages are left out."""
     name = await topic()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
-from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, OffsetMetadataTooLargeError
 from prometheus_client import CollectorRegistry
 from sidings import InvalidMessage, KafkaUnavailable, Message, Retry
 from sidings.kafka.dead_letters import DeadLetters
@@ -300,7 +300,7 @@ def placed(offset: int = 0) -> StatelessPartition:
 
 
 async def test_offsets_that_were_not_committed_are_committed_later_and_told_meanwhile(monkeypatch):
-    client = Client(KafkaError("away"), OSError("away"), ValueError("a mistake of the client's"))
+    client = Client(KafkaError("away"), ValueError("a mistake of the client's"), OffsetMetadataTooLargeError())
     offsets, partition = offsets_of(client), placed()
     partition.end = 7
     await offsets.commit([partition])
@@ -311,7 +311,9 @@ async def test_offsets_that_were_not_committed_are_committed_later_and_told_mean
     assert partition.uncommitted_since == since, "the first failure counts"
     assert partition.problem() is None
     monkeypatch.setattr("sidings.kafka.stateless_partition._COMMIT_SECONDS", -1.0)
-    assert "could not be committed" in (partition.problem() or "")
+    problem = partition.problem() or ""
+    assert "could not be committed" in problem
+    assert "the brokers' offset.metadata.max.bytes must let them" in problem, "it says why, and what to do"
     await offsets.commit([partition])
     assert client.told == [{TP: 7}] * 4
     assert partition.problem() is None
