@@ -67,6 +67,38 @@ async def test_a_day_is_dropped_only_with_all_of_its_rows_archived(database: str
         assert await maintained(connection) == []
 
 
+async def test_rows_that_come_when_a_day_was_detached_are_archived_once_its_table_is_out_of_the_way(
+    database: str, tmp_path: Path
+):
+    """The table was archived in their place, which left them out for ever, and the gauge told of nothing."""
+    table = f"sidings.job_history_{OLD:%Y%m%d}"
+    async with connected(database) as connection:
+        await connection.execute("UPDATE sidings.service SET archive_history = true")
+        await stored(database, [an_attempt(1)])
+        await connection.execute(f"ALTER TABLE sidings.job_history DETACH PARTITION {table}")
+        await stored(database, [an_attempt(2), an_attempt(3, OLD + timedelta(days=1))], partitions=False)
+        with pytest.raises(SidingsError, match=f"{table}: no partition any more, .* rename it"):
+            await archived(database, tmp_path)
+        assert jobs(tmp_path) == [3], "the other days are"
+        await connection.execute(f"ALTER TABLE {table} RENAME TO kept")
+        assert await archived(database, tmp_path) == 1
+        assert jobs(tmp_path) == [2, 3]
+        assert await maintained(connection) == []
+
+
+async def test_rows_that_come_when_an_archived_day_was_dropped_by_hand_are_archived_too(database: str, tmp_path: Path):
+    async with connected(database) as connection:
+        await connection.execute("UPDATE sidings.service SET archive_history = true")
+        await stored(database, [an_attempt(1)])
+        assert await archived(database, tmp_path) >= 1
+        await connection.execute(f"DROP TABLE sidings.job_history_{OLD:%Y%m%d}")
+        await stored(database, [an_attempt(2)], partitions=False)
+        assert await archived(database, tmp_path) == 1
+        assert await archived(database, tmp_path) == 0
+        assert jobs(tmp_path) == [1, 2]
+        assert await maintained(connection) == []
+
+
 async def test_a_due_time_that_python_does_not_know_keeps_no_day_out_of_the_archive(database: str, tmp_path: Path):
     """From SQL any may be given; one such job, and the archive came no further, nor did retention."""
     await stored(database, [an_attempt(1), an_attempt(2)])

@@ -69,7 +69,8 @@ def archive(
 
     Raises `ConfigurationError` where the DSN is none, or the directory is another service's archive or holds other
     things; `SchemaMissing` where the schema is not there or too old, `PostgresUnavailable` where nobody answers;
-    `SidingsError`, when all others are archived, where a day is in use, or its file has rows that the database has not;
+    `SidingsError`, when all others are archived, where a day is in use, its file has rows that the database has not, or
+    its partition was detached;
     asyncpg's errors, and `OSError`.
     """
     return asyncio.run(_archive(dsn, directory.resolve(), valid_schema_name(schema), on_day))
@@ -79,14 +80,18 @@ async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str
     connection = await connected(dsn, schema, call_seconds=_CALL_SECONDS)
     try:
         claim_archive(directory, await connection.fetchval(f"SELECT name FROM {schema}.service"))
-        done, busy, foreign = 0, list[date](), list[_Foreign]()
+        done, busy, foreign, detached = 0, list[date](), list[_Foreign](), list[date]()
         for row in await connection.fetch(load_sql(__package__, "closed_days", schema)):
             here = row["location"] != str(directory) or part_file(directory, row["day"], row["part"]).exists()
             if row["archived"] and here:
                 continue
             try:
                 if not row["divided"]:
+                    await connection.execute(load_sql(__package__, "note_dropped", schema), row["day"])
                     await connection.execute(f"SELECT {schema}.make_history_day($1)", row["day"])
+                    if not await connection.fetch(load_sql(__package__, "divided_days", schema), [row["day"]]):
+                        detached.append(row["day"])
+                        continue
                 await connection.execute(f"SELECT {schema}.watch_history_day($1)", row["day"])
                 async with connection.transaction():
                     rows = await _day(connection, directory, schema, row["day"])
@@ -105,6 +110,12 @@ async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str
             done += 1
         if foreign:
             raise foreign[0]
+        if detached:
+            tables = ", ".join(f"{schema}.job_history_{day:%Y%m%d}" for day in detached)
+            raise SidingsError(
+                f"{tables}: no partition any more, somebody has detached it, and rows of its day that have come since "
+                "are in the default partition, not archived: rename it (ALTER TABLE ... RENAME TO), and run this again"
+            )
         if busy:
             days = ", ".join(map(str, busy[:10])) + (f" and {len(busy) - 10} more" if len(busy) > 10 else "")
             raise SidingsError(
