@@ -239,8 +239,8 @@ class _Client(AIOKafkaClient):
 
     @property
     def throttled(self) -> bool:
-        """Whether some broker wants nothing of us for now."""
-        return any(self._throttled(node, group) for node, group in self.throttled_until)
+        """Whether some broker wants nothing of us for now. Any thread may ask."""
+        return any(self._throttled(node, group) for node, group in list(self.throttled_until))
 
     def _throttled(self, node_id: Any, group: Any = ConnectionGroup.DEFAULT) -> bool:
         return self.throttled_until.get((node_id, group), 0.0) > time.monotonic()

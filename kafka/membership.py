@@ -129,6 +129,11 @@ class Contact:
         self.lost_since: float | None = None  # `time.monotonic`
         self._client: Any = client
 
+    @property
+    def throttling(self) -> str:
+        """Why a broker says nothing, where it throttles the client: the end of a sentence. Any thread may ask."""
+        return ": it throttles this client (a quota)" if self._client._client.throttled else ""
+
     def check(self) -> None:
         """To be called every second or so. Raises `KafkaError` when the client has to be made anew."""
         for task in (self._client._fetcher._fetch_task, self._client._client._sync_task):
@@ -136,7 +141,8 @@ class Contact:
                 error = None if task.cancelled() else task.exception()
                 raise KafkaError(f"a task of the client has ended: {error!r}")
         cluster = self._client._client.cluster  # aiokafka 0.14 says nowhere in public that it has found no broker
-        if cluster._last_refresh_ms == cluster._last_successful_refresh_ms:
+        if cluster._last_refresh_ms == cluster._last_successful_refresh_ms or self._client._client.throttled:
+            # A broker that throttles has said when it answers; what was on its way to it then is not answered in time.
             self.lost_since = None
             return
         if self.lost_since is None:

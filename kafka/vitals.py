@@ -145,7 +145,8 @@ class Vitals:
             found.append(uncounted)
         silent = [p.origin for p in partitions if p.state is State.READY and self._silence(p) > _STUCK_SECONDS]
         if silent and lost <= _UNREACHABLE_SECONDS:
-            found.append(f"Kafka has not answered for {_STUCK_SECONDS:.0f} s about {', '.join(silent[:5])}")
+            why = "" if contact is None else contact.throttling
+            found.append(f"Kafka has not answered for {_STUCK_SECONDS:.0f} s about {', '.join(silent[:5])}{why}")
         return found
 
     def _uncounted(self, partitions: list[Partition]) -> str | None:

@@ -361,7 +361,7 @@ def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_l
     clock = [1_000.0]
     monkeypatch.setattr("sidings.kafka.vitals.time.monotonic", lambda: clock[0])
     topics: dict[str, set[int] | None] = {"positions": {0}}
-    client: Any = SimpleNamespace(partitions_for_topic=topics.get)
+    client: Any = SimpleNamespace(partitions_for_topic=topics.get, _client=SimpleNamespace(throttled=False))
     contact = Contact(client)
     vitals = Vitals({"positions"}, {"positions"}, list)
 
@@ -404,6 +404,8 @@ def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_l
     vitals._partitions = lambda: [silent]  # type: ignore[assignment, list-item]
     client.last_poll_timestamp = lambda tp: 0
     assert after(0) == ["Kafka has not answered for 60 s about positions/0"], "until more can be said"
+    client._client.throttled = True
+    assert after(0) == ["Kafka has not answered for 60 s about positions/0: it throttles this client (a quota)"]
     assert after(6) == ["none of the brokers that the consumer knows has answered for 16 s"]
     vitals.disconnected(OSError("given up"))
     assert after(0) == ["the consumer has no connection to Kafka: OSError('given up')"], "no moment of seeming health"

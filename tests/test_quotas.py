@@ -1,12 +1,16 @@
 """Brokers that throttle their clients, for a quota."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka.client import ConnectionGroup
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Float64, Int16, Int32, Schema, String
+from sidings import KafkaSettings
 from sidings.devstack.topics import create_topic
+from sidings.kafka import membership
 
 from .consumer_support import administering
 from .outbox_support import emptied, publish, records, relaying
@@ -88,3 +92,28 @@ async def test_a_topic_that_fails_for_a_quota_says_so(
         await eventually(lambda: "did not acknowledge in time: it throttles this client (a quota)" in caplog.text)
         await emptied(database)
     assert [record.value[:1] for record in await records(kafka.bootstrap, "etas")] == [b"1", b"2"]
+
+
+async def test_a_client_that_is_throttled_for_long_is_not_made_anew(
+    sidings_kafka: str, topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on its way when the broker says so has no answer before that is over. That passed for brokers that are
+    all away, and cost the group a rebalance, again and again."""
+    monkeypatch.setattr(membership, "_LOST_SECONDS", 0.0)
+    client: Any = membership.make_client(KafkaSettings(bootstrap=sidings_kafka, metadata_seconds=60), "test")
+    client.subscribe([await topic()])
+    await client.start()
+    inner, contact = client._client, membership.Contact(client)
+    try:
+        monkeypatch.setattr(inner, "_get_conn", lambda *_, **__: asyncio.sleep(0))
+        assert await inner.force_metadata_update() is False
+        inner._heed(1, ConnectionGroup.DEFAULT, SimpleNamespace(throttle_time_ms=140_000))
+        contact.check()
+        assert contact.lost_since is None
+        assert contact.throttling == ": it throttles this client (a quota)"
+        inner.throttled_until.clear()
+        contact.check()
+        assert contact.lost_since is not None
+    finally:
+        monkeypatch.undo()
+        await client.stop()

@@ -214,6 +214,11 @@ class Reader:
         """Since when no broker has answered (`time.monotonic`), as far as `there` has seen; None: one has."""
         return self._contact.lost_since
 
+    @property
+    def throttling(self) -> str:
+        """As `Contact.throttling`."""
+        return self._contact.throttling
+
     def silence(self) -> float:
         """Seconds since Kafka has said anything about the partition that it has been silent about for longest, at most
         since all were assigned; of those that are asked about. Any thread may ask."""
