@@ -85,6 +85,26 @@ async def test_a_place_that_the_disk_does_not_read_any_more_is_told_at_the_next_
         await storage.close()
 
 
+async def test_a_file_that_somebody_has_deleted_is_told_at_the_next_batch_too(tmp_path: Path) -> None:
+    """Or whose file system is gone. A plain handler that went through it opened an empty one, which has no tables: it
+    failed, for as long as the process lived, while all else went on."""
+    rows, folder = rows_by(), tmp_path / "a?b #%20"
+    storage = SQLite[Any](folder / "terminals.db")
+    await begin(storage, rows)
+    await storage.apply(a_batch(rows, ("T-1", row("T-1", "x"))))
+    try:
+        assert len(await asyncio.to_thread(storage.items)) == 1
+        for file in folder.iterdir():
+            file.unlink()
+        with pytest.raises(StorageError, match="unable to open"):
+            await asyncio.to_thread(storage.items)
+        with pytest.raises(StorageError, match="unable to open"):
+            await storage.apply(Batch())
+        assert list(folder.iterdir()) == []
+    finally:
+        await storage.close()
+
+
 async def test_a_store_that_was_damaged_is_as_good_as_new_when_it_is_opened_again(
     topic: Any, sidings_kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

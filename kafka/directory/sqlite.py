@@ -191,15 +191,15 @@ class SQLite(Generic[T]):
 
     @contextmanager
     def _reads(self) -> Generator[tuple[Plan[T], sqlite3.Connection]]:
-        """A file that is closed is no empty one. What is found to be damaged is told at the next `apply`, so that the
-        service ends, and builds the file anew when it starts."""
+        """A file that is closed is no empty one. What is found to be damaged, or gone, is told at the next `apply`, so
+        that the service ends, and builds the file anew when it starts."""
         with self._reading:
             if self._plan is None or self._reader is None:
                 raise StorageError(f"the store {str(self._path)!r} is not open")
             try:
                 yield self._plan, self._reader
             except sqlite3.Error as error:
-                if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGES:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGES or not self._path.exists():
                     self._damage = error
                 raise self._unusable(error) from error
 
@@ -274,7 +274,12 @@ class SQLite(Generic[T]):
 
     def _connect_reader(self) -> sqlite3.Connection:
         reader = sqlite3.connect(
-            self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=16
+            f"{self._path.absolute().as_uri()}?mode=rw",  # where somebody has deleted it, none is made
+            uri=True,
+            timeout=_BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=16,
         )
         reader.execute("PRAGMA query_only = ON")
         return reader
