@@ -163,8 +163,11 @@ class Transaction:
                 try:
                     await asyncio.wait([sending], timeout=_GIVE_UP_SECONDS)
                 finally:
-                    if not sending.done():  # while it sends, asyncpg forgets that, and waits for the answer to a part
-                        connection.terminate()
+                    if sending.cancel():  # while it sends, asyncpg forgets one, and waits for the answer to a part
+                        try:
+                            await asyncio.sleep(_GIVE_UP_SECONDS)  # Postgres is told: nothing else ends its waiting
+                        finally:
+                            connection.terminate()
             raise
 
     @noted

@@ -238,6 +238,8 @@ async def test_many_rows_that_are_given_up_while_they_are_sent_end_at_once(datab
         ended, _ = await asyncio.wait([working], timeout=5)  # a statement may take 60
         assert ended
         assert working.cancelled()
+        # Else each further attempt of a job left one more connection that waits, for as long as the row is locked.
+        assert await value(database, blocked) == 0
         await other.execute("ROLLBACK")
         async with pool.open() as tx:
             assert await tx.fetchval("SELECT count(*) FROM once") == 1
