@@ -156,8 +156,9 @@ class Transaction:
         try:
             await asyncio.wait([sending])
             sending.result()
-        except BaseException:
-            self._unsure = True  # asyncpg sends many before it looks at the next ones
+        except BaseException as error:
+            # asyncpg sends many before it looks at the next ones, and what it refuses is a DataError, too.
+            self._unsure |= getattr(error, "severity", None) is None  # not from Postgres
             if sending.cancel():
                 sending.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
                 try:

@@ -92,6 +92,17 @@ async def test_what_a_failed_call_has_done_in_part_does_not_commit(database: str
         assert await fetch(database, "SELECT n FROM once") == [(1,)]
 
 
+async def test_what_postgres_has_refused_of_many_rows_is_undone_by_any_savepoint(database: str) -> None:
+    """It knows that it has failed: as after any other statement, what follows commits."""
+    async with a_pool(database, []) as pool:
+        async with pool.open() as tx:
+            with suppress(asyncpg.UniqueViolationError):
+                async with tx.connection.transaction():
+                    await tx.executemany("INSERT INTO once VALUES ($1)", [(2,), (1,)])
+            await tx.execute("INSERT INTO once VALUES (3)")
+        assert await fetch(database, "SELECT n FROM once ORDER BY n") == [(1,), (3,)]
+
+
 async def test_a_savepoint_keeps_what_stands_around_it(database: str) -> None:
     told: list[object] = []
     async with a_pool(database, told) as pool:
