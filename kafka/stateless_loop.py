@@ -141,7 +141,9 @@ class StatelessLoop(FetchLoop):
 
     async def _start_over_when_done(self, partition: Partition) -> None:
         mine = self._mine.get(partition.tp)
-        while mine is partition and mine is not None and mine.workers and not mine.leaving.is_set():
+        while mine is partition and mine is not None and mine.workers:
+            if mine.leaving.is_set():
+                return  # whoever ends it, as a stop, lets what runs have its time
             await asyncio.sleep(_LOOK_SECONDS)
         if partition.state is State.FULL:
             self._displace([partition])

@@ -22,7 +22,7 @@ from sidings.kafka.stateless_partition import Failing, StatelessPartition
 from sidings.kafka.topic_loop import FetchLoop
 from tenacity import stop_after_delay, wait_fixed, wait_none
 
-from .consumer_support import Number, administering, produce, producing, sample
+from .consumer_support import Number, administering, delete_records, produce, producing, sample
 from .support import eventually
 from .test_stateless import TWICE, a_service, committed, everything
 from .test_unreadable import produce_unreadable
@@ -266,6 +266,32 @@ async def test_what_was_read_before_retention_went_past_it_is_handled(topic, sid
         assert {2, 3} <= {*done}
         assert len(started) == len({*started}), "none was cancelled"
         assert sample(service, "sidings_consumer_missed_total") == 12 - len(done)
+
+
+async def test_what_runs_when_retention_has_gone_past_it_has_its_time_when_the_service_stops(
+    topic, sidings_kafka, caplog
+):
+    """It was cancelled at once, and nobody could read it again."""
+    name = await topic()
+    for n in range(10):  # in a batch each, so that not all of them have been fetched before
+        await produce(sidings_kafka, name, [n])
+    started, done, go_on, gone = [], [], asyncio.Event(), asyncio.Event()
+    service = a_service(sidings_kafka, partition_fetch_bytes=1, max_records=4)
+
+    @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        started.append(message.value.n)
+        await (go_on if message.value.n < 2 else gone).wait()  # there is room for more when 0 and 1 are done
+        done.append(message.value.n)
+
+    async with service:
+        partitions = await eventually(lambda: service._life.consumer._stateless.partitions)
+        await eventually(lambda: len(partitions[TopicPartition(name, 0)].window) == 4)
+        await delete_records(sidings_kafka, name, -1)
+        go_on.set()
+        await eventually(lambda: "out of the log's range" in caplog.text and 2 in started)
+        asyncio.get_running_loop().call_later(0.5, gone.set)
+    assert done == started
 
 
 # -- offsets: a client that fails at will ------------------------------------------------------------------------------
