@@ -151,7 +151,12 @@ class Transaction:
     @noted
     async def executemany(self, query: str, args: Iterable[Any], *, timeout: float | None = None) -> None:
         """Run `query` once for each sequence of arguments."""
-        connection = self.opened()
+        connection, loop = self.opened(), asyncio.get_running_loop()
+
+        def broken(_: object) -> None:  # asyncpg waits on until it takes more
+            loop.call_soon(sending.cancel)  # where it waits for the answer, it has an error by then
+
+        connection.add_termination_listener(broken)
         sending = asyncio.ensure_future(self._noting(connection.executemany(query, args, timeout=timeout)))
         try:
             await asyncio.wait([sending])
@@ -168,8 +173,12 @@ class Transaction:
                         try:
                             await asyncio.sleep(_GIVE_UP_SECONDS)  # Postgres is told: nothing else ends its waiting
                         finally:
-                            connection.terminate()
+                            with suppress(asyncpg.InterfaceError):  # it has broken meanwhile, and the pool has it back
+                                connection.terminate()
             raise
+        finally:
+            with suppress(asyncpg.InterfaceError):  # the pool has it back
+                connection.remove_termination_listener(broken)
 
     @noted
     async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 import asyncpg
 import psycopg
 import pytest
+from sidings import PostgresUnavailable
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry, Transaction
 from sidings.kafka import Transactions
@@ -254,6 +255,54 @@ async def test_many_rows_that_are_given_up_while_they_are_sent_end_at_once(datab
         await other.execute("ROLLBACK")
         async with pool.open() as tx:
             assert await tx.fetchval("SELECT count(*) FROM once") == 1
+
+
+async def test_a_connection_that_breaks_while_many_rows_are_given_up_hides_no_cancellation(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidings.jobs.transaction._GIVE_UP_SECONDS", 1.0)
+
+    async def work(pool: Transactions) -> None:
+        async with pool.open() as tx:
+            await tx.executemany(
+                "UPDATE once SET n = n WHERE n = $1 AND $2 <> ''", ((1, "x" * 10_000) for _ in range(5_000))
+            )
+
+    async with a_pool(database, []) as pool, connected(database) as other:
+        await other.execute("BEGIN; SELECT FROM once FOR UPDATE")
+        working = asyncio.create_task(work(pool))
+        blocked = "SELECT pid FROM pg_locks WHERE NOT granted"
+        pid = await eventually(lambda: value(database, blocked), "the server takes no more")
+        working.cancel()
+
+        async def told() -> bool:
+            return await value(database, blocked) is None
+
+        await eventually(told, "Postgres is told")
+        assert await value(database, "SELECT pg_terminate_backend($1)", pid)
+        await asyncio.wait([working], timeout=5)
+        assert working.cancelled()
+
+
+async def test_many_rows_end_when_the_connection_breaks_while_they_are_sent(database: str) -> None:
+    """asyncpg waited for it to take more: a transactional job for ever, anything else for a minute."""
+
+    async def work(pool: Transactions) -> None:
+        async with pool.open() as tx:
+            await tx.executemany(
+                "UPDATE once SET n = n WHERE n = $1 AND $2 <> ''", ((1, "x" * 10_000) for _ in range(5_000))
+            )
+
+    async with a_pool(database, []) as pool, connected(database) as other:
+        await other.execute("BEGIN; SELECT FROM once FOR UPDATE")
+        working = asyncio.create_task(work(pool))
+        blocked = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        await eventually(lambda: value(database, f"SELECT count(*) {blocked}"), "the server takes no more")
+        assert await value(database, f"SELECT count(pg_terminate_backend(pid)) {blocked}") == 1
+        ended, _ = await asyncio.wait([working], timeout=5)
+        working.cancel()
+        assert ended
+        assert isinstance(working.exception(), PostgresUnavailable)
 
 
 async def numbers(database: str) -> list[int]:
