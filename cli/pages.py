@@ -174,7 +174,7 @@ async def _jobs(session: Session, request: Request) -> Page:
     wanted = {**asked, "state": a_state(asked["state"])}
     found = await session.admin().jobs(**wanted, limit=_ROWS, after=_one(request, "after"))
     more = _address("/jobs", {**asked, "after": found[-1].cursor}) if len(found) == _ROWS else None
-    act = [_command("groups", "release", asked["origin"], asked["group"])] if asked["group"] else []
+    act = [_release(asked["origin"] or "", asked["group"])] if asked["group"] else []
     section = _section(None, jobs.jobs_table(found, session.now), _OF_JOBS, more=more, act=act)
     return Page("Jobs", [section], filters=_filled(asked))
 
@@ -219,8 +219,9 @@ def _acts(id: int, state: JobState | None) -> list[str]:
     return [f"sidings jobs {verb} {id}" for verb in verbs]
 
 
-def _command(*words: str | None) -> str:
-    return shlex.join(["sidings", *(word or "" for word in words)])
+def _release(origin: str, group: str) -> str:
+    dashes = ["--"] if origin.startswith("-") or group.startswith("-") else []  # else it would be taken for an option
+    return shlex.join(["sidings", "groups", "release", *dashes, origin, group])
 
 
 async def _groups(session: Session, request: Request) -> Page:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import AsyncIterator
@@ -122,6 +123,17 @@ async def test_a_job_is_shown_whole_with_the_commands_that_it_takes(
         assert EVIL in _cells(page)  # what people did, and why
     else:
         assert "&#34;transport&#34;: &#34;a&#34;" in page
+
+
+async def test_the_command_for_a_group_whose_name_begins_with_a_dash_can_be_performed(
+    database: str, browser: httpx.AsyncClient
+):
+    """The command took the name for an option."""
+    await a_job(database, "backing off", group="-1")
+    page = await _page(browser, str(httpx.URL("/jobs", params={"origin": ORIGIN, "group": "-1"})))
+    [told] = re.findall(r"<code>(.*?)</code>", page)
+    await cli(database, *shlex.split(unescape(told))[1:])
+    assert "backing off" not in await _page(browser, "/groups")
 
 
 async def test_of_a_payload_of_megabytes_a_part_is_shown(database: str, browser: httpx.AsyncClient):
