@@ -77,8 +77,8 @@ async def main() -> None:
     await service.migrate()  # Sidings' own tables, in the schema that we have named
     await database.execute("CREATE TABLE quickstart.lorry (id text PRIMARY KEY, reports integer NOT NULL DEFAULT 0)")
     await database.execute("INSERT INTO quickstart.lorry VALUES ('lorry-1'), ('lorry-2'), ('lorry-3')")
-    await create_topic(servers.kafka, TOPIC, partitions=3)
     try:
+        await create_topic(servers.kafka, TOPIC, partitions=3)
         async with service:
             await send_reports()
             await asyncio.wait_for(done.wait(), 30)

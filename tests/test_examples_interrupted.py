@@ -91,3 +91,46 @@ async def test_the_story_of_change_data_leaves_neither_database_nor_topics(
     before = await left(sidings_postgres, sidings_kafka)
     interrupted("examples.cdc", number, "are in Kafka", environment, "--transactions", "20")
     assert await left(sidings_postgres, sidings_kafka) == before
+
+
+INTERRUPTED_AFTER_TOPICS = """
+import asyncio, os, runpy, signal, sys
+from sidings.devstack import topics
+
+make, made = topics.create_topic, []
+module, number = sys.argv.pop(1), int(sys.argv.pop(1))
+
+async def interrupted(*arguments, **options):
+    await make(*arguments, **options)
+    made.append(arguments)
+    if len(made) == number:
+        os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(30)
+
+topics.create_topic = interrupted
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module(module, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "topics"), [("examples.quickstart", 1), ("examples.tenants", 5), ("examples.cdc", 1)]
+)
+async def test_an_example_that_is_interrupted_while_it_makes_its_topics_leaves_none(
+    environment: dict[str, str], sidings_postgres: str, sidings_kafka: str, module: str, topics: int
+) -> None:
+    """They were deleted only where all of them had been made."""
+    before = await left(sidings_postgres, sidings_kafka)
+    command = [sys.executable, "-c", INTERRUPTED_AFTER_TOPICS, module, str(topics)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode in (130, -signal.SIGINT), done.stderr
+    assert await left(sidings_postgres, sidings_kafka) == before
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_the_demo_ends_when_it_was_started_in_the_background(environment: dict[str, str], tmp_path: Path) -> None:
+    """SIGTERM was made into a signal that was ignored, and the demo went on to its end."""
+    options = ["--plain", "--jobs-only", "--seconds", "15", "--transports", "100", "--logs", str(tmp_path)]
+    rest = interrupted("examples.transports", signal.SIGTERM, "started instance A", environment, *options)
+    assert rest.endswith("Stopped; all processes are gone.\n")

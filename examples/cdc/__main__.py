@@ -64,10 +64,10 @@ async def main(count: int) -> int:
     servers = await asyncio.to_thread(devstack.ensure)
     mark = token_hex(4)
     topics = {name: f"{name}-{mark}" for name in ("cdc", "customers", "addresses", "alerts")}
-    for topic in topics.values():
-        await create_topic(servers.kafka, topic, partitions=3)
     dsn = await create_database(servers.postgres, f"cdc_{mark}")
     try:
+        for topic in topics.values():
+            await create_topic(servers.kafka, topic, partitions=3)
         await send(servers.kafka, topics["cdc"], story.messages)
         say(f"{len(story.messages):,} row changes of {count:,} transactions are in Kafka, in any order")
         with tempfile.TemporaryDirectory(prefix="cdc-") as checkpoint:

@@ -43,8 +43,8 @@ async def main() -> int:
 
 
 async def _with_topics(settings: Settings) -> int:
-    await make_topics(settings)
     try:
+        await make_topics(settings)
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         system = asyncio.create_task(run(settings, url.set_result))
         try:

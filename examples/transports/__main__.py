@@ -37,6 +37,7 @@ def main() -> int:
     """Run it; the exit code."""
     options = _options()
     logging.basicConfig(level=logging.ERROR)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored by what it starts with `&`
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # the same orderly end
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(INTRODUCTION.format(transports=options.transports), highlight=False, soft_wrap=True)
