@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pydantic import Field, SecretStr
 
 from ..errors import ConfigurationError
-from ..schema import valid_schema_name
+from ..schema import check_dsn, valid_schema_name
 from ..settings import Settings
 
 __all__ = ["ExecutorSettings", "PostgresSettings"]
@@ -36,10 +36,7 @@ class PostgresSettings(Settings):
     def check(self) -> None:
         """The schema's name, the DSN's scheme, the kind of function. Raises `ConfigurationError`."""
         valid_schema_name(self.schema_name)
-        scheme, colon, _ = self.dsn.partition("://")
-        if not colon or scheme not in ("postgresql", "postgres"):  # the rest may hold a password: it is not shown
-            given = f"it begins with {scheme + colon!r}" if colon else "it begins with no scheme"
-            raise ConfigurationError(f"PostgresSettings: dsn: {given}: give postgresql://user:password@host/database")
+        check_dsn(self.dsn, "PostgresSettings: dsn")
         if inspect.iscoroutinefunction(self.password):
             raise ConfigurationError(
                 "PostgresSettings: password: an async function: give a plain one, which several event loops may call"

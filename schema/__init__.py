@@ -6,7 +6,7 @@ other packages.
 """
 
 from .migrate import Migration, check, migrate, migrations
-from .refusals import REFUSED, refusal
+from .refusals import REFUSED, check_dsn, refusal
 from .servers import connect_any
 from .sql import check_service_name, load_sql, valid_schema_name
 
@@ -15,6 +15,7 @@ __all__ = [
     "Migration",
     "check",
     "check_service_name",
+    "check_dsn",
     "connect_any",
     "load_sql",
     "migrate",

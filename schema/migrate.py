@@ -23,7 +23,7 @@ from ..errors import (
     SchemaTooOld,
 )
 from .blockers import Connect, watch_blockers
-from .refusals import NOT_CONNECTED, refusal, refused_migration
+from .refusals import NOT_CONNECTED, check_dsn, refusal, refused_migration
 from .servers import connect_any
 from .sql import check_service_name, load_sql, rename_schema, valid_schema_name
 
@@ -99,6 +99,7 @@ async def migrate(
     """
     valid_schema_name(schema)
     check_service_name(service)
+    check_dsn(dsn, "dsn")
     connect = partial(
         connect_any,
         dsn,

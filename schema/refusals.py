@@ -6,7 +6,7 @@ import asyncpg
 
 from ..errors import ConfigurationError, PostgresUnavailable, SchemaError, SidingsError
 
-__all__ = ["NOT_CONNECTED", "REFUSED", "refusal", "refused_migration"]
+__all__ = ["NOT_CONNECTED", "REFUSED", "check_dsn", "refusal", "refused_migration"]
 
 REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -20,6 +20,19 @@ NOT_CONNECTED = (
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,  # asyncpg 0.32, when the last message of a session that was ended has reached it idle
 )
+
+
+def check_dsn(dsn: str, name: str) -> None:
+    """Refuse what does not begin as a DSN does. asyncpg takes all behind ``postgres:`` for the name of a database on
+    this machine, the password included, and connects there.
+
+    Raises:
+        ConfigurationError: It shows nothing of the rest, which may hold a password.
+    """
+    scheme, colon, _ = dsn.partition("://")
+    if not colon or scheme not in ("postgresql", "postgres"):
+        given = f"it begins with {scheme + colon!r}" if colon else "it begins with no scheme"
+        raise ConfigurationError(f"{name}: {given}: give postgresql://user:password@host/database")
 
 
 def refusal(dsn: str, error: BaseException) -> SidingsError:

@@ -623,6 +623,20 @@ async def test_the_command_takes_the_services_schema_from_the_environment(empty_
     await checked(empty_database, "freight", "rail")
 
 
+async def test_the_command_refuses_what_is_no_dsn_without_showing_a_password(empty_database: str):
+    """A slash was missing: it migrated the database that the environment names, or one on this machine, or said that
+    there is none of this name, the password in it."""
+    parts = urlsplit(empty_database)
+    here = {"PGHOST": str(parts.hostname), "PGPORT": str(parts.port), "PGUSER": str(parts.username)}
+    here |= {"PGPASSWORD": str(parts.password), "PGDATABASE": parts.path[1:]}
+    for dsn in ("postgresql:/me:secret@db1/tracker", "postgres:me:secret@db1/tracker", "postgresql:"):
+        refused = await asyncio.to_thread(run_command, "--service", "freight", dsn, **here)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        told = "error: dsn: it begins with no scheme: give postgresql://user:password@host/database\n"
+        assert refused.stderr == told
+    assert not await value(empty_database, "SELECT count(*) FROM pg_namespace WHERE nspname = 'sidings'")
+
+
 def test_the_command_without_a_database_says_how_to_give_one():
     done = run_command("--service", "freight")
     assert done.returncode == 2
