@@ -260,6 +260,28 @@ async def test_names_in_camel_case_columns_left_out_added_later_and_dropped(db: 
     assert await sent(db) == [("t1", first), ("t1", second)]
 
 
+@pytest.mark.parametrize("change", ["ADD acquirer__id text DEFAULT 'x'", "RENAME updated_date TO acquirer__id"])
+async def test_a_column_that_gets_the_name_of_another_one_in_camel_case_is_refused(db: asyncpg.Connection, change: str):
+    """Its value was published for that of the other one, whose changes were not published any more."""
+    set_up = SET_UP.replace("'is_active')", "'is_active', camel_case => true, left_out => '{%s}')")
+    await db.execute(set_up % "id")
+    await insert(db, ("t1", "a"))
+    assert [key for key, _ in await sent(db)] == ["t1"]
+    await db.execute(f"ALTER TABLE terminal_acquirer {change}")
+    for statement in (
+        "UPDATE terminal_acquirer SET acquirer_id = 'b'",
+        "SELECT sidings.directory_republish('terminal_acquirer')",
+        "SELECT sidings.directory_repeat('terminals', '{t1}')",
+    ):
+        with pytest.raises(asyncpg.DuplicateColumnError, match="would get the same name"):
+            await db.execute(statement)
+    assert await sent(db) == []
+    await db.execute(set_up % "id,acquirer__id")
+    await sent(db)
+    await db.execute("UPDATE terminal_acquirer SET acquirer_id = 'b'")
+    assert [(key, value["acquirerId"]) for key, value in await sent(db)] == [("t1", "b")]
+
+
 @pytest.mark.parametrize("change", ["RENAME pin TO pin_code", "DROP pin"])
 async def test_a_column_left_out_that_is_renamed_is_not_published_by_its_new_name(db: asyncpg.Connection, change: str):
     await db.execute("ALTER TABLE terminal_acquirer ADD pin text NOT NULL DEFAULT '1234'")
