@@ -71,11 +71,14 @@ async def main(count: int) -> int:
         await send(servers.kafka, topics["cdc"], story.messages)
         say(f"{len(story.messages):,} row changes of {count:,} transactions are in Kafka, in any order")
         with tempfile.TemporaryDirectory(prefix="cdc-") as checkpoint:
-            spark, query = await asyncio.to_thread(start, configured(servers.kafka, topics, checkpoint))
-            say("Spark runs")
+            config = configured(servers.kafka, topics, checkpoint)
+            starting = asyncio.create_task(asyncio.to_thread(start, config))
             try:
+                _, query = await asyncio.shield(starting)
+                say("Spark runs")
                 wrong = await watch(query, servers.kafka, topics, story)
             finally:
+                spark, query = await starting  # its thread goes on where we are interrupted, and writes the checkpoint
                 await asyncio.to_thread(query.stop)
                 await asyncio.to_thread(spark.stop)
         wrong += await read_once(dsn, servers.kafka, topics["customers"])
