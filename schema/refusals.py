@@ -73,7 +73,7 @@ def refused_migration(dsn: str, schema: str, error: BaseException) -> SidingsErr
                 f"the schema {schema!r} in {where} holds something that is not Sidings': {error}: choose a schema of "
                 "its own (schema=..., SIDINGS_SCHEMA)"
             )
-        case asyncpg.InvalidParameterValueError():
+        case asyncpg.InvalidParameterValueError() | asyncpg.DuplicateColumnError():  # of a directory table
             return SchemaError(f"the schema {schema!r} in {where} cannot be migrated, nothing has changed: {error}")
         case (
             OSError()

@@ -320,6 +320,22 @@ async def test_a_column_left_out_that_was_gone_before_the_migration_stops_nothin
         assert [(key, sorted(value)) for key, value in await sent(db)] == [("t1", ["id", "is_active", "terminal_id"])]
 
 
+async def test_a_schema_with_two_columns_of_one_name_is_not_upgraded(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.import_module("sidings.schema.migrate"), "migrations", lambda: migrations()[:46])
+        await migrate(empty_database, service="test")
+    async with connected(empty_database) as db:
+        await db.execute(block(PAGE, "The table", "sql"))
+        await db.execute(SET_UP.replace("'is_active')", "'is_active', camel_case => true)"))
+        await db.execute("ALTER TABLE terminal_acquirer ADD acquirer__id text")
+        with pytest.raises(SchemaError, match="nothing has changed: camel_case: two columns of terminal_acquirer"):
+            await migrate(empty_database, service="test")
+        await db.execute("ALTER TABLE terminal_acquirer DROP acquirer__id")
+    assert (await migrate(empty_database, service="test"))[0].version == 47
+
+
 @pytest.mark.parametrize("kind", ["STORED", "VIRTUAL"])
 async def test_columns_that_are_computed_are_published_and_can_be_the_flag(db: asyncpg.Connection, kind: str):
     """Those of Postgres 18 are virtual unless said otherwise, and no transition table computes them."""

@@ -1,7 +1,15 @@
--- Of a directory table in camel case two columns that would get the same name are refused also where one came later.
+-- No column of a directory table is published under another name: neither one that is left out, when it is renamed, nor, in camel case, one that
+-- comes later and gets the name of another one.
 -- runs with 0019
 
--- As in 0047, and the names are counted: of two values of one name JSON has the last, in what is published and in what tells a change.
+-- What had been renamed or dropped before is published already, or is no more: its name goes.
+UPDATE sidings.directory d SET left_out = ARRAY(
+    SELECT l FROM unnest(d.left_out) WITH ORDINALITY u (l, n)
+    WHERE EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = d.relation AND a.attname = l AND a.attnum > 0 AND NOT a.attisdropped)
+    ORDER BY n);
+
+-- As in 0029, and each name of a column to leave out has to be one, as those of the key and the flag; and the names of the messages are
+-- counted: of two values of one name JSON has the last, in what is published and in what tells a change.
 CREATE OR REPLACE FUNCTION sidings.directory_statement(d sidings.directory, event text) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -76,3 +84,6 @@ BEGIN
                   'FROM (%2$s) c LEFT JOIN LATERAL (%3$s AND %4$s AND %5$s = c.key AND age(r.xmin) <= 0) t ON true',
                   d.topic, touched, stored, same, key);
 END $$;
+
+-- Better here, with nothing changed, than at the next edit.
+SELECT sidings.directory_statement(x, 'ALL') FROM sidings.directory x JOIN pg_class c ON c.oid = x.relation;
