@@ -391,7 +391,6 @@ class CycleLoop:
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                 await self._leave_out_locked(batch, backoff)
             except asyncpg.PostgresError as error:
-                self._metrics.database_errors.inc()
                 if batch.finished and isinstance(error, _REFUSED):
                     self._bisect(batch, error)
                 else:  # perhaps a full disk, or a trigger that somebody has put on the executor's row

@@ -69,7 +69,7 @@ class Executor:
         self._loop: asyncio.AbstractEventLoop | None = None
         schema = postgres.schema_name
         self._links = {
-            name: Link(postgres, self._link_failed)
+            name: Link(postgres, self._link_failed, self.metrics.database_errors.inc)
             for name in ("cycle", "second cycle", "read", "control", "promote", "upkeep", "notify", "periodic")
         }
         self.scheduler = Scheduler(lambda name: registry.get(name) is not None)

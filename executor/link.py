@@ -166,12 +166,18 @@ def rest_after(took: float) -> float:
 
 class Link:
     """A connection of our own for one loop. Every call has a timeout; after a failure the connection is thrown away
-    and the next call opens another one. `on_error` counts failures. patience: how many times `call_seconds` a call may
-    take, from the next connection on."""
+    and the next call opens another one. `on_error` counts failures, `on_refused` errors that Postgres reports for the
+    statement itself. patience: how many times `call_seconds` a call may take, from the next connection on."""
 
-    def __init__(self, settings: PostgresSettings, on_error: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        settings: PostgresSettings,
+        on_error: Callable[[], None] | None = None,
+        on_refused: Callable[[], None] | None = None,
+    ) -> None:
         self._settings = settings
         self._on_error = on_error
+        self._on_refused = on_refused
         self._connection: asyncpg.Connection | None = None
         self._outdated = False
         self.patience = 1
@@ -204,6 +210,10 @@ class Link:
         except PostgresUnavailable:
             if self._on_error is not None:
                 self._on_error()
+            raise
+        except asyncpg.PostgresError:
+            if self._on_refused is not None:
+                self._on_refused()
             raise
         except asyncio.CancelledError:
             self.drop()  # a statement may be under way

@@ -365,6 +365,16 @@ async def test_a_row_locked_by_another_transaction_stalls_only_itself(database: 
     assert await outcomes(database) == ["succeeded"] * 122
 
 
+async def test_statements_that_postgres_refuses_are_counted(database: str, monkeypatch: pytest.MonkeyPatch):
+    """Somebody has locked the table, say: the alert asks this counter whether Postgres fails."""
+    monkeypatch.setitem(_server_settings(), "lock_timeout", "50")
+    async with running(database, Registry()) as executor, connected(database) as locker:
+        assert executor.metrics.database_errors._value.get() == 0
+        async with locker.transaction():
+            await locker.execute("LOCK TABLE sidings.job")
+            await eventually(lambda: executor.metrics.database_errors._value.get() > 1, "reads and promotions fail")
+
+
 def _server_settings() -> dict[str, str]:
     from sidings.executor import link
 
