@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Session", "open_session", "postgres_settings", "whoever_runs_this"]
 
 _STATEMENT_SECONDS = 60.0
+_LOCK_TIMEOUT = "SET lock_timeout = '5s'"  # then it is told of, and not that Postgres did not answer
 _CLOCK = "SELECT clock_timestamp(), pg_is_in_recovery(), pg_last_xact_replay_timestamp()"
 
 
@@ -166,6 +167,8 @@ async def open_session(settings: "PostgresSettings", *, checked: bool = True) ->
     try:
         try:
             async with asyncio.timeout(_STATEMENT_SECONDS):
+                if not settings.pgbouncer:
+                    await connection.execute(_LOCK_TIMEOUT)
                 service = await _owner(connection, settings)
                 if checked:
                     await check(connection, service=service, schema=settings.schema_name)

@@ -127,6 +127,15 @@ async def test_a_watch_ends_where_the_server_ceases_to_answer(
             await asyncio.wait_for(shows, 15)
 
 
+async def test_a_table_that_somebody_has_locked_is_told_of(database: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sidings.cli.session._STATEMENT_SECONDS", 4.0)
+    monkeypatch.setattr("sidings.cli.session._LOCK_TIMEOUT", "SET lock_timeout = '100ms'", raising=False)
+    async with connected(database) as other, other.transaction():
+        await other.execute("LOCK TABLE sidings.job")
+        for command in (["status"], ["groups", "list"], ["jobs", "list"]):
+            assert "has a table locked" in await refused(database, *command)
+
+
 async def test_a_watch_ends_where_the_server_closes_its_connection(database: str):
     process = await watching(database, every=0.6)
     assert process.stdout is not None

@@ -105,7 +105,10 @@ class Calls:
                 connection = self._database
                 yield connection
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
-            raise Busy("somebody else is changing the same rows just now; nothing has changed: try again") from error
+            raise Busy(
+                "somebody else is changing the same rows, or has a table locked, just now; nothing has changed: try "
+                "again, or see whose transaction it is (pg_blocking_pids, pg_stat_activity)"
+            ) from error
         except (*_GONE, asyncpg.InterfaceError) as error:
             if isinstance(error, asyncpg.InterfaceError) and (connection is None or not _is_closed(connection)):
                 raise  # a mistake in its use
