@@ -40,7 +40,10 @@ async def list_groups(
         print_json(session, groups=found)
         return
     if not found:
-        note("no group is blocked")
+        note(
+            "no group waits for a head that fails, is blocked or paused. Others may stand still behind a job that runs "
+            "for long (`sidings jobs list --state running`), or whose type has a handler in no instance (see the log)"
+        )
         return
     table(*groups_table(found, session.now))
     if len(found) == limit:
