@@ -38,6 +38,7 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
     for_code,
 )
+from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.group import HeartbeatRequest
@@ -181,6 +182,9 @@ class _Client(AIOKafkaClient):
         """As `AIOKafkaClient.send`."""
         if isinstance(request, FetchRequest):
             return await self._fetch(node_id, request, group)
+        if isinstance(request, OffsetCommitRequest) and (task := asyncio.current_task()) is not None:
+            # A task of its own: aiokafka goes on with a commit that was given up, and nobody asks how it has ended.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await self._send(node_id, request, group)
 
     async def _send(self, node_id: Any, request: Any, group: Any) -> Any:

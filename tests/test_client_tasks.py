@@ -1,9 +1,15 @@
 """A client whose tasks have ended, over an error that aiokafka does not expect, is made anew."""
 
+import asyncio
+
 import aiokafka.client
 import pytest
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.protocol.commit import OffsetCommitRequest
 
 from .consumer_support import Number, a_service, as_json, offset_reaches, produce, producing, record
+from .outbox_support import never_retrieved
 from .support import eventually
 
 
@@ -26,6 +32,29 @@ async def test_a_consumer(effects, sidings_kafka, topic, which):
         await eventually(lambda: service._life.consumer._client not in (client, None), service.problems, seconds=15)
         await produce(sidings_kafka, name, [1])
         await eventually(offset_reaches(effects, name, 2), service.problems)
+
+
+async def test_a_commit_that_was_given_up_leaves_no_traceback_when_it_fails(
+    effects, sidings_kafka, topic, monkeypatch, caplog
+):
+    monkeypatch.setattr("sidings.kafka.lag._COMMIT_SECONDS", 0.1)
+    name, failed = await topic(), []
+    service = a_service(effects, sidings_kafka, settings={"group": name})
+    service.consumer(name, model=Number)(record)
+    send = AIOKafkaClient.send
+
+    async def hang(self, node_id, request, **options):
+        if not isinstance(request, OffsetCommitRequest):
+            return await send(self, node_id, request, **options)
+        await asyncio.sleep(0.3)
+        failed.append(request)
+        raise KafkaConnectionError("closed")
+
+    monkeypatch.setattr(AIOKafkaClient, "send", hang)
+    await produce(sidings_kafka, name, [0])
+    async with service:
+        await eventually(lambda: len(failed) > 2)
+    assert never_retrieved(caplog) == []
 
 
 async def test_a_directory(effects, sidings_kafka, topic, monkeypatch):
