@@ -201,6 +201,8 @@ class Reading(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "database"):
             return
+        if self.answer is not None:  # it was asked for by the limits that are taken back now
+            self.deliver_the_read()
         self.patch.undo()
         for xid in sorted(self.database.open):
             self.database.open.discard(xid)
