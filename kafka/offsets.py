@@ -40,7 +40,7 @@ class OffsetStore:
     client before, too."""
 
     how_to_set = "insert the row into consumer_offset"
-    how_to_delete = "delete the partition's row from consumer_offset"
+    how_to_delete = "`sidings consumers reset TOPIC --to earliest`, or delete the partition's row from consumer_offset"
 
     def __init__(
         self, link: Link, settings: PostgresSettings, epochs: LeaderEpochs, timelines: dict[TopicPartition, str]
