@@ -232,18 +232,19 @@ async def test_a_savepoint_that_could_not_be_undone_commits_nothing(database: st
         assert await numbers(database) == []
 
 
+async def store_many(pool: Transactions) -> None:
+    """More than Postgres takes while the first of it waits for a lock."""
+    async with pool.open() as tx:
+        rows = ((1, "x" * 10_000) for _ in range(5_000))
+        await tx.executemany("UPDATE once SET n = n WHERE n = $1 AND $2 <> ''", rows)
+
+
 async def test_many_rows_that_are_given_up_while_they_are_sent_end_at_once(database: str) -> None:
     """asyncpg passed over the cancellation, and waited for the answer to what it had not sent to its end."""
 
-    async def work(pool: Transactions) -> None:
-        async with pool.open() as tx:
-            await tx.executemany(
-                "UPDATE once SET n = n WHERE n = $1 AND $2 <> ''", ((1, "x" * 10_000) for _ in range(5_000))
-            )
-
     async with a_pool(database, []) as pool, connected(database) as other:
         await other.execute("BEGIN; SELECT FROM once FOR UPDATE")
-        working = asyncio.create_task(work(pool))
+        working = asyncio.create_task(store_many(pool))
         blocked = "SELECT count(*) FROM pg_locks WHERE NOT granted"
         await eventually(lambda: value(database, blocked), "the server takes no more")
         working.cancel()
@@ -262,15 +263,9 @@ async def test_a_connection_that_breaks_while_many_rows_are_given_up_hides_no_ca
 ) -> None:
     monkeypatch.setattr("sidings.jobs.transaction._GIVE_UP_SECONDS", 1.0)
 
-    async def work(pool: Transactions) -> None:
-        async with pool.open() as tx:
-            await tx.executemany(
-                "UPDATE once SET n = n WHERE n = $1 AND $2 <> ''", ((1, "x" * 10_000) for _ in range(5_000))
-            )
-
     async with a_pool(database, []) as pool, connected(database) as other:
         await other.execute("BEGIN; SELECT FROM once FOR UPDATE")
-        working = asyncio.create_task(work(pool))
+        working = asyncio.create_task(store_many(pool))
         blocked = "SELECT pid FROM pg_locks WHERE NOT granted"
         pid = await eventually(lambda: value(database, blocked), "the server takes no more")
         working.cancel()
@@ -287,15 +282,9 @@ async def test_a_connection_that_breaks_while_many_rows_are_given_up_hides_no_ca
 async def test_many_rows_end_when_the_connection_breaks_while_they_are_sent(database: str) -> None:
     """asyncpg waited for it to take more: a transactional job for ever, anything else for a minute."""
 
-    async def work(pool: Transactions) -> None:
-        async with pool.open() as tx:
-            await tx.executemany(
-                "UPDATE once SET n = n WHERE n = $1 AND $2 <> ''", ((1, "x" * 10_000) for _ in range(5_000))
-            )
-
     async with a_pool(database, []) as pool, connected(database) as other:
         await other.execute("BEGIN; SELECT FROM once FOR UPDATE")
-        working = asyncio.create_task(work(pool))
+        working = asyncio.create_task(store_many(pool))
         blocked = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         await eventually(lambda: value(database, f"SELECT count(*) {blocked}"), "the server takes no more")
         assert await value(database, f"SELECT count(pg_terminate_backend(pid)) {blocked}") == 1

@@ -44,6 +44,13 @@ async def directory(db: asyncpg.Connection) -> asyncpg.Connection:
     return db
 
 
+async def migrate_to(version: int, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a former release does, of which that was the last migration."""
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.import_module("sidings.schema.migrate"), "migrations", lambda: migrations()[:version])
+        await migrate(dsn, service="test")
+
+
 async def sent(db: asyncpg.Connection) -> Sent:
     """Key and value of what waits in the outbox, in order, taken out of it."""
     rows = await db.fetch("DELETE FROM sidings.outbox RETURNING id, key, value")
@@ -308,9 +315,7 @@ async def test_a_column_left_out_that_was_gone_before_the_migration_stops_nothin
     empty_database: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Its name was allowed to stay."""
-    with monkeypatch.context() as patched:
-        patched.setattr(importlib.import_module("sidings.schema.migrate"), "migrations", lambda: migrations()[:46])
-        await migrate(empty_database, service="test")
+    await migrate_to(46, empty_database, monkeypatch)
     async with connected(empty_database) as db:
         await db.execute(block(PAGE, "The table", "sql"))
         await db.execute(SET_UP.replace("'is_active')", "'is_active', left_out => '{updated_date,acquirer_id}')"))
@@ -323,9 +328,7 @@ async def test_a_column_left_out_that_was_gone_before_the_migration_stops_nothin
 async def test_a_schema_with_two_columns_of_one_name_is_not_upgraded(
     empty_database: str, monkeypatch: pytest.MonkeyPatch
 ):
-    with monkeypatch.context() as patched:
-        patched.setattr(importlib.import_module("sidings.schema.migrate"), "migrations", lambda: migrations()[:46])
-        await migrate(empty_database, service="test")
+    await migrate_to(46, empty_database, monkeypatch)
     async with connected(empty_database) as db:
         await db.execute(block(PAGE, "The table", "sql"))
         await db.execute(SET_UP.replace("'is_active')", "'is_active', camel_case => true)"))
@@ -858,10 +861,7 @@ async def test_where_a_superuser_owns_the_schema_the_triggers_work_with_the_righ
 async def test_a_schema_with_a_directory_of_somebody_elses_is_not_upgraded(
     empty_database: str, role: str, monkeypatch: pytest.MonkeyPatch, former: int, whose: str
 ):
-    module = importlib.import_module("sidings.schema.migrate")
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "migrations", lambda: migrations()[:former])
-        await migrate(empty_database, service="test")
+    await migrate_to(former, empty_database, monkeypatch)
     async with connected(empty_database) as db:
         await db.execute(
             f"""{block(PAGE, "The table", "sql")}; {SET_UP}; CREATE TABLE a_child () INHERITS (terminal_acquirer);

@@ -237,35 +237,48 @@ async def test_what_ends_before_a_record_that_cannot_be_read_does_not_make_it_be
         assert len(looks) == 1
 
 
+async def produce_one_by_one(kafka: str, topic: str) -> None:
+    """In a batch each, so that not all of them are fetched together."""
+    for n in range(10):
+        await produce(kafka, topic, [n])
+
+
+class Held:
+    """A service of which some handlers wait: the first two for `go_on`, which makes room for more, all others for
+    `gone`."""
+
+    def __init__(self, kafka: str, topic: str) -> None:
+        self.started, self.done = list[int](), list[int]()
+        self.go_on, self.gone = asyncio.Event(), asyncio.Event()
+        self.service = a_service(kafka, partition_fetch_bytes=1, max_records=4)
+
+        @self.service.consumer(topic, stateless=True, dead_letter=f"{topic}.dlq")
+        async def handle(message: Message[Number]) -> None:
+            self.started.append(message.value.n)
+            await (self.go_on if message.value.n < 2 else self.gone).wait()
+            self.done.append(message.value.n)
+
+
 async def test_what_was_read_before_retention_went_past_it_is_handled(topic, sidings_kafka, caplog):
     """Nobody could read it again. Of other partitions nothing is cancelled, either."""
     name = await topic(partitions=2)
-    for n in range(10):  # in a batch each, so that not all of them have been fetched before
-        await produce(sidings_kafka, name, [n])
+    await produce_one_by_one(sidings_kafka, name)
     await produce(sidings_kafka, name, [20], partition=1)
-    started, done, go_on, gone = [], [], asyncio.Event(), asyncio.Event()
-    service = a_service(sidings_kafka, partition_fetch_bytes=1, max_records=4)
-
-    @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq")
-    async def handle(message: Message[Number]) -> None:
-        started.append(message.value.n)
-        await (go_on if message.value.n < 2 else gone).wait()  # there is room for more when 0 and 1 are done
-        done.append(message.value.n)
-
-    async with service:
+    held = Held(sidings_kafka, name)
+    async with held.service as service:
         partitions = await eventually(lambda: service._life.consumer._stateless.partitions)
-        await eventually(lambda: len(partitions[TopicPartition(name, 0)].window) == 4 and 20 in started)
+        await eventually(lambda: len(partitions[TopicPartition(name, 0)].window) == 4 and 20 in held.started)
         async with administering(sidings_kafka) as admin:
             await admin.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=-1)})
-        go_on.set()
+        held.go_on.set()
         await eventually(lambda: "out of the log's range" in caplog.text)
-        gone.set()
+        held.gone.set()
         await produce(sidings_kafka, name, [10])
-        await eventually(lambda: {10, 20} <= {*done})
-        assert done[:2] == [0, 1]
-        assert {2, 3} <= {*done}
-        assert len(started) == len({*started}), "none was cancelled"
-        assert sample(service, "sidings_consumer_missed_total") == 12 - len(done)
+        await eventually(lambda: {10, 20} <= {*held.done})
+        assert held.done[:2] == [0, 1]
+        assert {2, 3} <= {*held.done}
+        assert len(held.started) == len({*held.started}), "none was cancelled"
+        assert sample(service, "sidings_consumer_missed_total") == 12 - len(held.done)
 
 
 async def test_what_runs_when_retention_has_gone_past_it_has_its_time_when_the_service_stops(
@@ -273,25 +286,16 @@ async def test_what_runs_when_retention_has_gone_past_it_has_its_time_when_the_s
 ):
     """It was cancelled at once, and nobody could read it again."""
     name = await topic()
-    for n in range(10):  # in a batch each, so that not all of them have been fetched before
-        await produce(sidings_kafka, name, [n])
-    started, done, go_on, gone = [], [], asyncio.Event(), asyncio.Event()
-    service = a_service(sidings_kafka, partition_fetch_bytes=1, max_records=4)
-
-    @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq")
-    async def handle(message: Message[Number]) -> None:
-        started.append(message.value.n)
-        await (go_on if message.value.n < 2 else gone).wait()  # there is room for more when 0 and 1 are done
-        done.append(message.value.n)
-
-    async with service:
+    await produce_one_by_one(sidings_kafka, name)
+    held = Held(sidings_kafka, name)
+    async with held.service as service:
         partitions = await eventually(lambda: service._life.consumer._stateless.partitions)
         await eventually(lambda: len(partitions[TopicPartition(name, 0)].window) == 4)
         await delete_records(sidings_kafka, name, -1)
-        go_on.set()
-        await eventually(lambda: "out of the log's range" in caplog.text and 2 in started)
-        asyncio.get_running_loop().call_later(0.5, gone.set)
-    assert done == started
+        held.go_on.set()
+        await eventually(lambda: "out of the log's range" in caplog.text and 2 in held.started)
+        asyncio.get_running_loop().call_later(0.5, held.gone.set)
+    assert held.done == held.started
 
 
 # -- offsets: a client that fails at will ------------------------------------------------------------------------------
