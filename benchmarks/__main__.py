@@ -83,6 +83,11 @@ def _run(chosen: argparse.Namespace) -> int:
             picked = [scenario for scenario in picked if not scenario.kafka]
     if chosen.no_peers:
         scenarios.without_peers()
+    for scenario in picked:
+        there = [variant.name for variant in scenario.variants(size)]
+        if chosen.names and chosen.only and not {*there} & {*chosen.only}:
+            print(f"--only: {scenario.name} has none of these; it has: {'; '.join(there)}", file=sys.stderr)
+            return 2
     peers.prepare([scenario.name for scenario in picked])
     report = asyncio.run(_measure(picked, size, chosen.only, chosen.json))
     print(text(report))

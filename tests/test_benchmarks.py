@@ -109,6 +109,13 @@ def test_the_tables_of_the_documentation_are_replaced_and_nothing_else(report: R
         put_into(ROOT / "README.md", report)
 
 
+def test_a_scenario_that_has_none_of_the_variants_asked_for_is_refused():
+    """It started its servers, measured nothing, and said nothing."""
+    done = benchmarks("run", "drain", "consumer", "--no-peers", "--only", "sidings")
+    assert done.returncode == 2
+    assert done.stderr.startswith("--only: consumer has none of these; it has: floor: aiokafka alone; sidings, no job")
+
+
 def test_every_comparison_is_of_variants_that_exist():
     for scenario in SCENARIOS.values():
         names = {v.name for size in SIZES.values() for v in scenario.variants(size)}
