@@ -7,7 +7,7 @@ from copy import copy
 from datetime import datetime, timedelta
 from enum import IntEnum
 from functools import cached_property, partial
-from typing import Any, Generic, Literal, NoReturn, Protocol, cast
+from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -34,7 +34,7 @@ from .lossy import (
     may_become_another,
     may_change,
     may_have_keys,
-    may_hold_floats,
+    may_lose_values,
     not_finite,
     runs_again,
     same_but_for_order,
@@ -47,6 +47,7 @@ __all__ = ["GroupOf", "Handler", "JobType", "Policy", "PolicyName"]
 
 Handler = Callable[[Job[P]], Awaitable[object] | object] | Callable[[list[Job[P]]], Awaitable[object] | object]
 PolicyName = Literal["serial", "latest", "parallel"]
+T = TypeVar("T")
 GroupOf = str | Callable[[P], str | None] | None
 
 _LONG = 400  # bytes: what is shorter is nested by 200 at most
@@ -288,8 +289,8 @@ class JobType(Generic[P]):
         priority: int,
         headers: Mapping[str, str] | None,
     ) -> Statement:
-        checked, texts = self._all_prepared(payloads)
-        groups = self._groups_of(checked) if self.grouped else None
+        values, texts = self._all_prepared(payloads, self._group_value)
+        groups = self._groups_of(values) if self.grouped else None
         return _enqueue.many_jobs(
             self._destination.schema,
             self.name,
@@ -329,9 +330,9 @@ class JobType(Generic[P]):
         """The group of a job with this payload; None where the type has no groups. Raises `MissingGroup`."""
         return None if self._group is None else self._text_of_group(self._group_value(payload))
 
-    def _groups_of(self, payloads: list[P]) -> list[str]:
-        """`group_of` for each, of a type with groups: checked as a whole; one by one only where that does not do."""
-        values = list(map(self._group_value, payloads))
+    def _groups_of(self, values: list[object]) -> list[str]:
+        """The groups that `values` name, of a type with groups: checked as a whole; one by one only where that does not
+        do."""
         if set(map(type, values)) <= {str} and "" not in values:
             return cast(list[str], values)
         return cast(list[str], [self._text_of_group(value) for value in values])  # which refuses what is empty
@@ -349,14 +350,15 @@ class JobType(Generic[P]):
 
     def _prepared(self, payload: P) -> tuple[P, bytes]:
         """The payload as its model makes it, which also decides its group, and as JSON that `load` can read back."""
-        [checked], [text] = self._all_prepared([payload])
+        [checked], [text] = self._all_prepared([payload], lambda checked: checked)
         return checked, text
 
-    def _all_prepared(self, payloads: Iterable[P]) -> tuple[list[P], list[bytes]]:
-        """`_prepared` for each, without a call for each."""
+    def _all_prepared(self, payloads: Iterable[P], note: Callable[[P], T]) -> tuple[list[T], list[bytes]]:
+        """`_prepared` for each, without a call for each; of what its model makes, what `note` takes from it at once: a
+        generator may use its object again."""
         validate, to_json = self._validate, self._to_json
-        models, texts = list[P](), list[bytes]()
-        may_run_again, may_have_keys = self._may_run_again, self._may_have_keys
+        notes, texts = list[T](), list[bytes]()
+        may_lose, may_run_again, may_have_keys = self._may_lose_values, self._may_run_again, self._may_have_keys
         may_be_other = self._may_become_another or self._may_change
         for payload in payloads:  # outside of the try: what a generator raises is its caller's
             try:
@@ -370,12 +372,12 @@ class JobType(Generic[P]):
                         "its model changes numbers or texts of it again when it is enqueued: let validators leave as "
                         "it is what they have made before, or make it anew of what was changed in it"
                     )
-                if MASK in text and masks_secret(self._dump(checked)):
+                if may_lose and MASK in text and masks_secret(self._dump(checked)):
                     raise ValueError(
                         "it holds a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that "
                         "reveals it, or a name by which the handler finds it"
                     )
-                if b"null" in text and self._may_hold_floats and self._loses_numbers(checked, text):
+                if may_lose and b"null" in text and self._loses_numbers(checked, text):
                     raise ValueError(
                         "it holds a float that is NaN or infinite, of which JSON gets null: give its model "
                         "ConfigDict(ser_json_inf_nan='strings'), or None in its place"
@@ -389,12 +391,12 @@ class JobType(Generic[P]):
                 texts.append(text)
             except (ValidationError, ValueError, TypeError) as error:
                 raise InvalidPayload(f"the payload of {self.name!r} does not fit its model: {error}") from error
-            models.append(checked)
-        return models, texts
+            notes.append(note(checked))
+        return notes, texts
 
     @cached_property
-    def _may_hold_floats(self) -> bool:
-        return may_hold_floats(self._adapter.core_schema)
+    def _may_lose_values(self) -> bool:
+        return may_lose_values(self._adapter.core_schema)
 
     @cached_property
     def _may_become_another(self) -> bool:

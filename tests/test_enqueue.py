@@ -142,15 +142,17 @@ async def test_enqueue_many_keeps_the_order_of_the_payloads(database: str):
 
 async def test_enqueue_many_takes_each_payload_as_it_is_when_it_is_yielded(database: str):
     def reused():
-        payload: dict[str, Any] = {}
+        ride = Ride(transport="", number=0)
         for number in range(3):
-            payload.update(transport=f"t{number}", number=number)
-            yield payload
+            ride.transport, ride.number = f"t{number}", number
+            yield ride
 
     async with connected(database) as connection, connection.transaction():
-        await declare(payload=dict[str, Any]).enqueue_many(connection, reused(), origin=ORIGIN)
+        await declare().enqueue_many(connection, reused(), origin=ORIGIN)
+        await declare(payload=dict[str, Any]).enqueue_many(connection, map(vars, reused()), origin=ORIGIN)
     rows = await fetch(database, ROWS)
-    assert [json.loads(row["payload"])["number"] for row in rows] == [0, 1, 2]
+    assert [json.loads(row["payload"])["number"] for row in rows] == 2 * [0, 1, 2]
+    assert [row["group"] for row in rows] == 2 * ["t0", "t1", "t2"]
 
 
 async def test_enqueue_many_stores_what_enqueue_stores(database: str):
