@@ -115,7 +115,7 @@ def odd_history() -> list[Attempt]:
     def after(seconds: float) -> datetime:
         return at + timedelta(seconds=seconds)
 
-    nasty = "_日本語 <b>&\"'\\ %s {x} $a_b$"
+    nasty = "_日本語 <b>&\"'\\ %s {x} $a_b$\x1b\u202e"
     return [
         Attempt(
             90_001, 1, "succeeded", after(5), after(3), after(4), None, "early", "t/0", "g" * 3_000

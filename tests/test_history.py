@@ -498,6 +498,8 @@ def test_the_report_is_one_page_that_needs_nothing_else(out: Path):
     assert page.seen["script"] == 0, "names and messages are escaped"
     assert "message &lt;script&gt;" in html
     assert "_日本語 &lt;b&gt;&amp;" in html
+    assert {c for c in html if not c.isprintable()} == {"\n"}
+    assert r"$a_b$\x1b\u202e</td>" in html
     assert "<b>&" not in html
     assert f"{len(ROWS):,} attempts" in html
     assert "times as much as before" in html

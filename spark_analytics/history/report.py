@@ -50,7 +50,7 @@ def report(folder: Path, facts: Facts) -> str:
     filters |= {"duration": duration, "measured": measured, "count": _count, "percent": _percent}
     filters |= {"time": _time, "text": _text}
     heaviest = tables["heaviest"].query("dimension == 'group'").head(15)
-    return environment.get_template("report.html.j2").render(
+    page = environment.get_template("report.html.j2").render(
         facts=facts,
         findings=findings(tables, sizes["still_failing"]),
         attempts=int(tables["types"]["attempts"].sum()),
@@ -63,6 +63,8 @@ def report(folder: Path, facts: Facts) -> str:
         groups=heaviest.to_dict("records"),
         origins=tables["heaviest"].query("dimension == 'origin'").head(15).to_dict("records"),
     )
+    # Names and messages come from elsewhere: some of what is not printable reverses or hides what stands beside it.
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in page)
 
 
 def _first(table: Path) -> tuple[pd.DataFrame, int]:
