@@ -6,7 +6,7 @@ import shutil
 import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Generator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -626,6 +626,17 @@ def test_a_plot_shows_a_standstill_as_one():
     assert "</svg>" in nothing
     with_zeros = lines(some, "bucket", "value", "type", "jobs/s", times, missing=0.0)
     assert with_zeros.count("<use") - lines(some, "bucket", "value", "type", "jobs/s", times).count("<use") == 3
+
+
+@pytest.mark.parametrize("hours", [-14, 0, 14])
+def test_a_window_of_all_times_is_one_that_can_be_shown(hours: int):
+    zone = timezone(timedelta(hours=hours))
+    window = Selection(datetime.min.replace(tzinfo=zone), datetime.max.replace(tzinfo=zone))
+    assert window.since == datetime(1970, 1, 1, tzinfo=UTC)
+    assert window.until <= datetime.now(UTC)
+    times = pd.to_datetime([window.first_bucket_us], unit="us", utc=True)
+    table = pd.DataFrame({"bucket": times, "type": "a", "value": 1})
+    assert "</svg>" in lines(table, "bucket", "value", "type", "s", times)
 
 
 def test_a_window_without_sense_is_refused():

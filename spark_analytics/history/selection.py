@@ -9,12 +9,14 @@ __all__ = ["Selection"]
 
 _STEPS = (1, 5, 15, 60, 300, 900, 3_600, 21_600, 86_400)  # seconds
 _MOST_BUCKETS = 200
+_FIRST = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class Selection:
     """Attempts that ended at or after `since` and before `until` (aware datetimes). types, origins: only these; empty:
-    all. `until` in the future means now: the later part of the window would look like a standstill.
+    all. `until` in the future means now: the later part of the window would look like a standstill. `since` before 1970
+    means 1970.
 
     Raises `ConfigurationError` for a window that is empty or has no time zone.
     """
@@ -29,8 +31,9 @@ class Selection:
         for name in ("since", "until"):
             if getattr(self, name).tzinfo is None:
                 raise ConfigurationError(f"{name}={getattr(self, name)} has no time zone: write e.g. 2026-03-01T00:00Z")
-            object.__setattr__(self, name, getattr(self, name).astimezone(UTC))
-        object.__setattr__(self, "until", min(self.until, datetime.now(UTC)))
+        # Before they are put into UTC, where the first and the last times of Python's have none of another zone.
+        object.__setattr__(self, "since", max(self.since, _FIRST).astimezone(UTC))
+        object.__setattr__(self, "until", min(self.until, datetime.now(UTC)).astimezone(UTC))
         if self.since >= self.until:
             raise ConfigurationError(
                 f"the window is empty: it begins at {self.since:%Y-%m-%d %H:%M:%S}Z and ends at "
@@ -72,4 +75,4 @@ class Selection:
 
 def microseconds(time: datetime) -> int:
     """Since 1970, exactly."""
-    return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return (time - _FIRST) // timedelta(microseconds=1)
