@@ -148,6 +148,10 @@ def odd_history() -> list[Attempt]:
         Attempt(90_019, 1, "retried", after(720), after(900), after(721), None, "type 1", "t/1", "long", "fp2"),
         Attempt(90_019, 2, "succeeded", after(720), after(915), after(910), after(905), "type 1", "t/1", "long"),
         Attempt(90_020, 1, "succeeded", after(730), after(917), after(916), None, "type 1", "t/1", "long"),
+        # The clock was set back: enqueued by the former one, it has failed before that time came again.
+        Attempt(90_023, 1, "retried", after(1_210), after(1_202), after(1_201), None, "type 1", "t/1", "back", "fp2"),
+        Attempt(90_023, 2, "succeeded", after(1_210), after(1_221), after(1_220), None, "type 1", "t/1", "back"),
+        Attempt(90_024, 1, "succeeded", after(1_205), after(1_223), after(1_222), None, "type 1", "t/1", "back"),
         # Lost at first, it fails from its second attempt on.
         Attempt(90_021, 1, "lost", after(1_000), after(1_010), None, None, "type 1", "t/1", "new"),
         Attempt(90_021, 2, "retried", after(1_000), after(1_030), after(1_020), None, "type 1", "t/1", "new", "fp2"),

@@ -67,12 +67,13 @@ def pieces(attempts: DataFrame) -> DataFrame:
     """All stops, whether somebody waits or not. `stops` goes over them four times: keep them."""
     again = _keyed(attempts).where(f.col("outcome").isin(*_FAILED) | (f.col("attempt") > 1))
     order = Window.partitionBy("job_id").orderBy("attempt", "finished")
+
+    def within(time: Column) -> Column:
+        return f.coalesce(((time >= f.col("finished")) & (time < f.col("end"))).cast("int"), f.lit(0))
+
     # Of the starts from a stop's begin to before its end, those of the job itself: its next one, and one that took
-    # no time.
-    own = (f.col("next") >= f.col("finished")) & (f.col("next") < f.col("end"))
-    own = f.coalesce(own.cast("int"), f.lit(0)) + f.coalesce((_left() == f.col("finished")).cast("int"), f.lit(0)) * (
-        f.col("started").isNotNull().cast("int")
-    )
+    # no time, or that was ready after its end only, for the clock was set back.
+    own = within(f.col("next")) + within(f.when(f.col("started").isNotNull(), _left()))
     # A job that was moved meanwhile goes on at another origin, and who waits for it does too.
     there = {column: f.lead(column).over(order) for column in ("key", "origin", "group")}
     return (
