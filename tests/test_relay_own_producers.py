@@ -9,6 +9,7 @@ import pytest
 from aiokafka.errors import KafkaError
 from sidings.devstack.topics import create_topic
 from sidings.kafka.outbox import senders
+from sidings.kafka.outbox.lane_senders import LaneSenders
 
 from .consumer_support import administering
 from .outbox_support import arrived, emptied, publish, relaying
@@ -63,3 +64,26 @@ async def test_what_a_topics_own_producer_has_under_way_is_not_sent_after_its_sl
         await eventually(lambda: in_sync(2))
         await eventually(handed_over[0].done)
         assert await arrived(kafka.bootstrap, "etas") == 0
+
+
+async def test_a_slot_that_is_lost_while_a_topics_own_producer_asks_for_the_topic_stops_the_topic_for_a_moment_only(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The producer was ended, and who waited for its metadata waited for ever: of the topic nothing more was sent."""
+    small = await topic("small", config={"max.message.bytes": "10000"})
+    own, lost = LaneSenders.own, list[str]()
+
+    async def own_and_lost(of_topic: LaneSenders) -> senders.Sender:
+        sender = await own(of_topic)
+        if not lost:  # the message was refused, and is to be sent alone
+            [slot] = [slot for slot in relay.backlog.slots.values() if slot.under_way]
+            lost.append(slot.name)
+            asyncio.get_running_loop().call_soon(relay._lose, slot)  # once somebody waits
+        return sender
+
+    monkeypatch.setattr(LaneSenders, "own", own_and_lost)
+    async with relaying(database, sidings_kafka, lease_seconds=1.0, metadata_seconds=0.5) as relay:
+        await publish(database, small, [("k", b"x" * 20_000), ("k", b"x")])
+        await emptied(database)
+    assert len(lost) == 1
+    assert await arrived(sidings_kafka, small) == 1

@@ -295,6 +295,7 @@ class Rounds:
         if not rows:
             return None
         sender = await self._senders.own()
+        await self._partitions(sender)  # it asks for them otherwise when it sends, for ever where it is ended meanwhile
         _, future = await self._hand_over(sender, partition, rows, as_of_now=as_of_now)
         if future is None:
             return None
