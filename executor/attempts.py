@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from ..errors import PostgresUnavailable
+from ..errors import PostgresUnavailable, UndecodableMessage
 from ..jobs import SUCCEEDED, Again, Discard, End, ErrorInfo, Hold, Job, JobType, Outcome, OutcomeName, Snooze
 from ..jobs.middleware import is_error
 from ..jobs.outcome import legible
@@ -91,6 +91,8 @@ def _meaning(
             return End(OutcomeName.DISCARDED, ErrorInfo.of(error))
         case Snooze():
             return Again(OutcomeName.SNOOZED, error.seconds, ErrorInfo.of(error))
+        case UndecodableMessage():  # of a stored message: no policy gives it up, or tries it for ever
+            return invalid(job_type, entry, error)
         case PostgresUnavailable() if error.blameless or not outages.is_cause(entry):
             return _put_off(job_type, entry, error, started, outages.met(entry))
         case Exception():

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from tenacity import retry_if_not_exception_type, stop_after_attempt, wait_exponential, wait_random
+from tenacity import stop_after_attempt, wait_exponential, wait_random
 
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
@@ -90,10 +90,7 @@ class Subscription(Generic[T]):
         self.retry = Retry.given(retry, topic) or Retry(
             wait=wait_exponential(multiplier=0.2, max=10) + wait_random(0, 0.2), stop=stop_after_attempt(5)
         )
-        # A stored message is never given up; one that still cannot be decoded goes back to waiting for a person.
-        self.job_retry = (isolate and retry) or Retry(
-            retry=retry_if_not_exception_type(UndecodableMessage), on_exhausted="hold"
-        )
+        self.job_retry = (isolate and retry) or Retry()  # a stored message is never given up
         self.job_type_name = MESSAGE_PREFIX + topic
         self._decoder = decoder
         model = _model_of(handler, topic, batch is not None) if model is None and decoder is None else model

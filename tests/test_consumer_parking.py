@@ -8,7 +8,7 @@ import logging
 import pytest
 from pydantic import BaseModel
 from sidings import Message, Retry, Transaction
-from tenacity import wait_fixed
+from tenacity import stop_after_attempt, wait_fixed
 
 from .consumer_support import (
     TWICE_AND_PARK,
@@ -270,12 +270,31 @@ async def test_a_held_message_runs_when_it_is_released_and_can_be_decoded_now(ef
             await connection.execute(release)
         # Still not: it goes back to waiting for a person, and is not tried again and again.
         await eventually(lambda: sample(service, "sidings_jobs_total", outcome="held") == 1)
-        assert "UndecodableMessage" in await value(effects, "SELECT held FROM sidings.job")
+        assert await value(effects, "SELECT held FROM sidings.job") == "the payload does not validate"
+        assert "UndecodableMessage" in await value(effects, "SELECT error_class FROM sidings.job_history")
     async with another(Number):
         async with connected(effects) as connection:
             await connection.execute(release)
         await drained(effects)
     assert await numbers(effects) == [5]
+
+
+async def test_an_isolated_message_that_still_cannot_be_decoded_is_held_whatever_its_policy_says(
+    effects, topic, sidings_kafka, admin
+):
+    """So with one that a newer release has stored, as while a deployment rolls."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    once = Retry(wait=wait_fixed(0), stop=stop_after_attempt(1))
+    service.consumer(name, model=Number, isolate=True, retry=once)(record)
+    await produce_raw(sidings_kafka, name, b"no number", key=b"k")
+    async with service:
+        await eventually(offset_reaches(effects, name, 1))
+        [held] = await admin.jobs(state="held")
+        await admin.release(held.id)
+        await eventually(lambda: outcomes(effects))
+        assert await outcomes(effects) == ["held"]
+        assert [job.id for job in await admin.jobs(state="held")] == [held.id]
 
 
 async def test_a_decoder_replaces_json_and_may_look_at_headers(effects, topic, sidings_kafka):
