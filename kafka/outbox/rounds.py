@@ -277,11 +277,12 @@ class Rounds:
     async def _isolate(self, partition: int, rows: list[Row]) -> None:
         """Find the messages that Kafka refuses by halving, in order, and park them; all others are sent. Those that
         have waited for longer than their topic takes get the time of now."""
-        error = await self._try(partition, rows)
+        error, rest = await self._try(partition, rows)
         if isinstance(error, InvalidTimestampError):
-            error = await self._try(partition, rows, as_of_now=True)
+            error, rest = await self._try(partition, rows, as_of_now=True)
         if error is None:
-            self.ledger.accept(self.ledger.unsettled(rows))
+            if rest:
+                await self._isolate(partition, rest)
         elif len(rows) == 1:
             self.ledger.refuse(rows[0], text_of(error))
         else:
@@ -289,22 +290,27 @@ class Rounds:
             await self._isolate(partition, rows[:middle])
             await self._isolate(partition, rows[middle:])
 
-    async def _try(self, partition: int, rows: list[Row], *, as_of_now: bool = False) -> BaseException | None:
-        """Send these alone. Returns the refusal; raises `Failed` for anything else."""
+    async def _try(
+        self, partition: int, rows: list[Row], *, as_of_now: bool = False
+    ) -> tuple[BaseException | None, list[Row]]:
+        """Send these alone. Returns the refusal, and what had no room: a batch has the first timestamp, and how far the
+        others are from it, so that other ones may need more. Raises `Failed` for anything else."""
         rows = self.ledger.still_ours(rows)
         if not rows:
-            return None
+            return None, []
         sender = await self._senders.own()
         await self._partitions(sender)  # it asks for them otherwise when it sends, for ever where it is ended meanwhile
-        _, future = await self._hand_over(sender, partition, rows, as_of_now=as_of_now)
+        packed, future = await self._hand_over(sender, partition, rows, as_of_now=as_of_now)
         if future is None:
-            return None
+            return None, packed.rest
         if await self._answers({future}):
             raise self._senders.failure(sender, sender.late(), unreachable=True)
         error = future.exception()
-        if error is None or self._is_refusal(error):
-            return error
-        raise self._senders.failure(sender, error)
+        if error is None:
+            self.ledger.accept(packed.rows)
+        elif not self._is_refusal(error):
+            raise self._senders.failure(sender, error)
+        return error, packed.rest
 
     def _is_refusal(self, error: BaseException) -> bool:
         return isinstance(error, NEVER) or (isinstance(error, UnknownError) and self._failures >= _DOUBTS)
