@@ -74,7 +74,8 @@ class Partition:
     outside: an offset that Kafka has just refused to read from;
     beyond: a stored offset that lay beyond the end of the log, and how often it had been reset: a person has to decide;
     suspect: it may have a record that cannot be read, and is read alone; careful: so many records of it one by one;
-    unreadable: what is to be told of what cannot be read; deaf: offsets whose handlers go on after their timeout."""
+    unreadable: what is to be told of what cannot be read; deaf: offsets whose handlers go on after their timeout.
+    idle_at: when the client was last asked for more and had nothing of it."""
 
     __slots__ = (
         "began",
@@ -85,6 +86,7 @@ class Partition:
         "end",
         "failures",
         "first_failure",
+        "idle_at",
         "items",
         "left",
         "next_offset",
@@ -116,6 +118,7 @@ class Partition:
         self.careful = 0
         self.unreadable: str | None = None
         self.deaf: set[int] = set()
+        self.idle_at = self.since
         # Of the message that stands first; they outlive rebalances that leave the partition here.
         self.failures = 0
         self.first_failure = 0.0

@@ -191,6 +191,8 @@ class FetchLoop(ABC):
         self._served.update(partition for partition in ready if partition.tp in polled)
         if sum(map(len, polled.values())) < self._max_records:
             self._served.clear()  # there was nothing else
+            for partition in ready:
+                partition.idle_at = time.monotonic()
         for tp, records in polled.items():
             partition = self._partitions.get(tp)
             if partition is None:
@@ -406,6 +408,7 @@ class TopicLoop(FetchLoop):
     async def _split_until_done(self, items: list[Item], failing: list[Partition]) -> None:
         """`failing` takes up the partitions whose next message has failed."""
         while items and not self._roof.paused:
+            self.turned_at = time.monotonic()
             try:
                 done = await self.handling.handle(items)
                 items = items[done:]
@@ -424,6 +427,7 @@ class TopicLoop(FetchLoop):
 
     async def _one_by_one(self, items: Sequence[Item], failing: list[Partition]) -> None:
         for item in items:
+            self.turned_at = time.monotonic()
             if item.partition not in failing and not self._roof.paused:
                 try:
                     await self.handling.handle([item])

@@ -191,13 +191,15 @@ class Vitals:
         yield "sidings_consumer_lag", "Messages between the stored offset and the end of the log.", lag
 
     def _silence(self, partition: Partition) -> float:
-        """Seconds since Kafka has said anything about a partition that is being read."""
+        """For how long Kafka had said nothing about a partition that is being read, when it was last asked for more and
+        nothing was at hand: while something is, the client does not ask Kafka."""
         try:
             answered = None if self._client is None else self._client.last_poll_timestamp(partition.tp)
         except (AssertionError, AttributeError):
             return 0.0  # revoked between two looks
         ready = _age(partition.since)
-        return ready if answered is None else min(ready, time.time() - answered / 1000)
+        silent = ready if answered is None else min(ready, time.time() - answered / 1000)
+        return silent - _age(partition.idle_at)
 
     def _highwater(self, tp: TopicPartition) -> int | None:
         try:

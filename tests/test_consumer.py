@@ -563,6 +563,29 @@ async def test_a_group_that_refuses_a_member_for_a_while_is_asked_again(effects,
         await former.stop()
 
 
+async def test_health_is_good_while_slow_handlers_have_much_to_read(effects, topic, sidings_kafka, monkeypatch):
+    """Of a partition that it has messages of the client asks for no more, and a batch of a thousand is one turn of the
+    loop: Kafka had not answered, then, or the consumer was stuck."""
+    monkeypatch.setattr("sidings.kafka.vitals._STUCK_SECONDS", 2.0)
+    name, count = await topic(partitions=2), 40
+    for partition in (0, 1):
+        await produce(sidings_kafka, name, range(count), partition=partition)
+    settings = {"fetch_seconds": 0.05, "max_records": count, "batch_seconds": 0.1}
+    service = a_service(effects, sidings_kafka, settings=settings)
+    handled: list[int] = []
+    told = set[str]()
+
+    @service.consumer(name)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await asyncio.sleep(0.1)
+        handled.append(message.partition)
+        told.update(service.problems())
+
+    async with service:
+        await eventually(lambda: len(handled) >= 2 * count, lambda: handled)
+    assert not told
+
+
 async def test_a_session_that_brokers_do_not_take_is_told_by_its_setting(effects, topic, sidings_kafka, monkeypatch):
     monkeypatch.setattr("sidings.kafka.vitals._STUCK_SECONDS", 1.0)
     name = await topic("positions")
