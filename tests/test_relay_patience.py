@@ -62,6 +62,8 @@ async def test_a_missing_topic_for_which_nothing_waits_any_more_does_not_fail(
         await eventually(outbox.parked)
         await eventually(works)
         assert not relay.metrics.failing
+        [worker] = relay._workers.values()
+        assert worker._rounds._senders._own is None, "nor has it a producer of its own"
         failed = relay.metrics.count("failed", missing)
         await publish(database, missing, [("a", b"2")])
         await eventually(lambda: outbox.parked(missing, after=1))

@@ -122,6 +122,7 @@ class LaneWorker:
                     self._on_join(lane)
                     return False
             if pause <= 0 and lane.failing and not (lane.behind or lane.unaccounted):
+                self._rounds.cut()  # with nothing under way: there may never be a next message, which would end it
                 await self._works()  # nothing waits for it that could show whether it does
             await set_within(lane.event, pause if pause > 0 else None)
 
