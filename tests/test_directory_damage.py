@@ -127,3 +127,47 @@ async def test_a_store_that_was_damaged_is_as_good_as_new_when_it_is_opened_agai
         await asyncio.wait_for(life, SECONDS)
     async with a_directory(name, sidings_kafka, storage=store) as terminals:
         assert (len(terminals), terminals["T-5"].acquirer_id) == (200, "x" * 200)
+
+
+def mislead(path: Path) -> None:
+    """The entry of T-105 in the index of the rows leads nowhere."""
+    data = bytearray(path.read_bytes())
+    for start in range(PAGE, len(data), PAGE):
+        if data[start] == 0x0A and (place := data.find(b"T-105", start, start + PAGE)) >= 0:  # a leaf of an index
+            data[place + 5] = 0x7F  # the number of the row; there are fewer
+    path.write_bytes(data)
+
+
+def misspell(path: Path) -> None:
+    """The name of the row T-100, where the row itself is, is no UTF-8."""
+    path.write_bytes(path.read_bytes().replace(b"T-100T-100", b"T-\xff00T-100"))
+
+
+@pytest.mark.parametrize("meet", ["read", "write", "go through all"])
+async def test_damage_that_only_its_use_shows_is_met_once(tmp_path: Path, meet: str) -> None:
+    """The check at the start does not see it. The service ended whenever it met it, started with the same file, and
+    ended again; where Python could not read a text, it did not even end."""
+    rows, path = rows_by(), tmp_path / "terminals.db"
+    first = SQLite[Any](path)
+    await begin(first, rows)
+    await first.apply(a_batch(rows, *((f"T-{n}", row(f"T-{n}", "x")) for n in range(100, 120))))
+    await first.close()
+    (misspell if meet == "go through all" else mislead)(path)
+    second = SQLite[Any](path)
+    assert (await second.open(plan_of(rows))).identity is not None
+    if meet == "read":
+        with pytest.raises(StorageError, match="malformed"):
+            second.get("T-105")
+    elif meet == "go through all":
+        with pytest.raises(StorageError, match="UTF-8"):
+            second.items()
+    else:
+        with pytest.raises(StorageError, match="malformed"):
+            await second.apply(a_batch(rows, ("T-105", row("T-105", "y"))))
+    with pytest.raises(StorageError):
+        await second.apply(Batch())
+    await second.close()
+    third = SQLite[Any](path)
+    assert (await third.open(plan_of(rows))).identity is None
+    await third.close()
+    assert path.with_name("terminals.db.damaged").exists()

@@ -46,7 +46,7 @@ _FORMAT = 3  # of the file; one of another format is built anew
 _BUSY_SECONDS = 10.0
 _BATCH_PAGES = 4  # that a batch writes, beside those of its rows, or so
 _PAGE = 4_096  # bytes
-_DAMAGES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
+_DAMAGES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _PIECE = 1_000  # rows that are read at once, while other threads wait
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)  # Decimals of any length
@@ -199,7 +199,7 @@ class SQLite(Generic[T]):
             try:
                 yield self._plan, self._reader
             except sqlite3.Error as error:
-                if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGES or not self._path.exists():
+                if _code(error) in (*_DAMAGES, sqlite3.SQLITE_IOERR) or not self._path.exists():
                     self._damage = error
                 raise self._unusable(error) from error
 
@@ -226,6 +226,8 @@ class SQLite(Generic[T]):
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except (sqlite3.Error, OSError) as error:
+            if isinstance(error, sqlite3.Error) and _code(error) in _DAMAGES:
+                self._damage = error
             raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> StorageError:
@@ -356,9 +358,18 @@ class SQLite(Generic[T]):
         if self._writer is not None:
             self._writer.close()
         self._writer = None
+        if self._damage is not None and _code(self._damage) in _DAMAGES:
+            with suppress(OSError):  # it is gone, or may not be moved
+                self._put_aside(self._damage)  # the check at the next start does not see all damage
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's, or that of damage where Python itself raises it: a text of the file is no UTF-8."""
+    of_pythons = sqlite3.SQLITE_CORRUPT if isinstance(error, sqlite3.OperationalError) else sqlite3.SQLITE_OK
+    return getattr(error, "sqlite_errorcode", of_pythons) & 0xFF
 
 
 @contextmanager
