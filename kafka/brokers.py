@@ -238,8 +238,8 @@ class _Client(AIOKafkaClient):
             some = ", ".join(f"{origin} ({error})" for origin, error in list(refused.items())[:5])
             self.refusals.setdefault(node_id, Outage(log, what)).failed(some)
             await asyncio.sleep(_AGAIN_SECONDS)
-        elif node_id in self.refusals:
-            self.refusals.pop(node_id).over()
+        elif self.refusals.pop(node_id, None) is not None:  # it may be asked for less
+            log.warning("broker %s lets all be read that it is asked for; the rest may have no leader now", node_id)
 
     @property
     def throttled(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
+from aiokafka.cluster import ClusterMetadata
 from aiokafka.errors import KafkaStorageError
 from aiokafka.protocol.fetch import FetchRequest
 from sidings import Message
@@ -69,6 +70,36 @@ async def test_what_was_on_a_disk_that_has_failed_is_read_from_its_next_leader(
     assert len(disk.refused) < 20, "it is not asked again and again at once"
     assert "Unexpected error" not in caplog.text
     assert f"lets nothing be read of some partitions, trying again: {name}/0 ([Error 56] Kafka" in caplog.text
+
+
+async def test_what_nobody_leads_once_a_disk_has_failed_is_not_said_to_work_again(
+    topic, sidings_kafka, monkeypatch, caplog
+):
+    """There was one replica: the broker is not asked for it any more, and all that it is asked for can be read."""
+    name = await topic(partitions=2)
+    disk = Disk(monkeypatch)
+    leader = ClusterMetadata.leader_for_partition
+    monkeypatch.setattr(
+        ClusterMetadata,
+        "leader_for_partition",
+        lambda cluster, tp: -1 if disk.refused and tp.partition == 0 else leader(cluster, tp),
+    )
+    service, handled = a_service(sidings_kafka), list[int]()
+
+    @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        handled.append(message.value.n)
+
+    async with service:
+        await produce(sidings_kafka, name, [0], partition=1)
+        await eventually(lambda: handled == [0])
+        disk.failed = True
+        await eventually(lambda: disk.refused)
+        await produce(sidings_kafka, name, [1], partition=1)
+        await eventually(lambda: handled == [0, 1])
+    assert f"{name}/0 ([Error 56] Kafka" in caplog.text
+    assert "works again" not in caplog.text
+    assert "may have no leader now" in caplog.text
 
 
 @pytest.mark.chaos
