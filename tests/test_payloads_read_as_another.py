@@ -518,6 +518,38 @@ def test_values_of_which_the_handler_gets_the_same_in_another_form_are_not_refus
         assert arrives is ... or read == arrives
 
 
+@dataclass
+class Bill:
+    number: str
+    price: Decimal = Decimal(1)
+
+
+class Bills(BaseModel):
+    of: list[Bill] = []
+    due: datetime | None = None
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [
+        (Bill(cast(str, 17)), "number"),
+        (Bill("17", cast(Decimal, "1,50")), "price"),
+        (Bills(of=[Bill(cast(str, 17))]), "of.0.number"),
+        (Bills(of=[Bill("17")]).model_copy(update={"due": "tomorrow"}), "due"),
+    ],
+)
+def test_what_is_not_of_the_types_of_its_model_and_cannot_be_read_is_refused(payload: Any, field: str) -> None:
+    """Of a dataclass nobody looks when it is made: the job was stored, and held when it came to run."""
+    registry = Registry()
+
+    @registry.job(payload=type(payload))
+    async def keep(job: Job[Any]) -> None: ...
+
+    with pytest.raises(InvalidPayload, match=f"(?m)^{field}$"):
+        keep.dump(payload)
+
+
 def test_what_a_serializer_rounds_arrives_so_beside_a_set() -> None:
     """It was refused now and then, as sets come in any order."""
     registry = Registry()
