@@ -388,8 +388,10 @@ class CycleLoop:
                 # Whether it has committed is unknown. The same number goes out again: only one of the two can apply.
                 self.outage.failed(error)
                 await backoff.sleep()
-            except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
-                await self._leave_out_locked(batch, backoff)
+            except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
+                if not await self._leave_out_locked(batch):  # a whole table, say
+                    self.outage.failed(f"{type(error).__name__}: {error}")
+                    await backoff.sleep()
             except asyncpg.PostgresError as error:
                 if batch.finished and isinstance(error, _REFUSED):
                     self._bisect(batch, error)
@@ -423,14 +425,14 @@ class CycleLoop:
             batch.timeline,
         )
 
-    async def _leave_out_locked(self, batch: Batch, backoff: Backoff) -> None:
-        """Somebody else's transaction holds a row: record the rest, and that row a little later."""
+    async def _leave_out_locked(self, batch: Batch) -> bool:
+        """Somebody else's transaction holds a row: record the rest, and that row a little later. False: there is no
+        such row."""
         locked = await self._deferral.locked(batch.finished)
-        if not locked:
-            await backoff.sleep()
-        else:
+        if locked:
             log.warning("jobs %s are locked by another transaction; their outcomes wait", sorted(locked)[:5])
             self._leave_out(batch, [f for f in batch.finished if f[0].id in locked], self._deferral.locked_seconds)
+        return bool(locked)
 
     def _bisect(self, batch: Batch, error: Exception) -> None:
         """Postgres refuses a value: halve the batch until the culprit stands alone, then record it without its texts.

@@ -430,7 +430,8 @@ class Executor:
                 found.append(f"{name} cannot be fired, for {failing:.1f} s: {outage.error}")
         unread = now() - self.reader.last_answer  # where nothing wakes it, it reads at the next poll
         if self._registered.is_set() and unread > limit + 1.2 * self.settings.poll_seconds:
-            found.append(f"the last read was answered {unread:.1f} s ago")
+            error = self.reader.outage.error
+            found.append(f"the last read was answered {unread:.1f} s ago" + (f": {error}" if error is not None else ""))
         return found
 
     def _gauges(self) -> Iterator[Metric]:

@@ -82,6 +82,7 @@ class Reader:
         self._renumber_sql = load_sql(__package__, "renumber", schema)
         self._supersede_sql = load_sql(__package__, "supersede", schema)
         self._glance = Glance(link, schema)
+        self.outage = Outage(log, "jobs could not be read")
         self.thinning = Outage(log, "superseded jobs could not be ended")
         self._behind = Outage(log, "jobs stand beyond the sequence of positions, and that could not be put right")
         self._woken = asyncio.Event()
@@ -120,7 +121,7 @@ class Reader:
 
     async def run(self) -> None:
         """Read for ever."""
-        backoff, outage = Backoff(), Outage(log, "jobs could not be read")
+        backoff = Backoff()
         while True:
             await self._wait()
             polled = not self._woken.is_set()
@@ -142,10 +143,10 @@ class Reader:
                 rows = await self._link.fetch(self._sql, *self._arguments(plan))
                 self._metrics.read_seconds.observe(now() - sent)
                 backoff.reset()
-                outage.over()
+                self.outage.over()
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
                 # The previous snapshot stays: only a delivered result replaces it.
-                outage.failed(f"{type(error).__name__}: {error}")
+                self.outage.failed(f"{type(error).__name__}: {error}")
                 self._give_up(plan)
                 self._woken.set()
                 if now() - sent >= _LONG_READ:

@@ -375,6 +375,40 @@ async def test_statements_that_postgres_refuses_are_counted(database: str, monke
             await eventually(lambda: executor.metrics.database_errors._value.get() > 1, "reads and promotions fail")
 
 
+async def test_the_log_and_health_name_a_locked_table_that_keeps_outcomes_from_being_recorded(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Both said nothing of a reason, as of a partition of the history that an open ALTER TABLE keeps locked."""
+    monkeypatch.setitem(_server_settings(), "lock_timeout", "50")
+    registry = Registry()
+
+    @registry.job()
+    async def ride(job: Job[Ride]) -> None: ...
+
+    async with running(database, registry) as executor, connected(database) as locker:
+        async with locker.transaction():
+            await locker.execute("LOCK TABLE sidings.job_history")
+            await enqueue(database, ride, rides(1))
+            told = "what became of jobs could not be recorded, trying again: LockNotAvailableError: canceling statement"
+            await eventually(lambda: told in caplog.text, "the log says why")
+            with monkeypatch.context() as later:
+                later.setattr(executor.cycles, "busy_seconds", lambda: 20.0)
+                [problem] = executor.problems()
+            assert problem.startswith("a cycle has been under way for 20.0 s: LockNotAvailableError: canceling")
+        await drained(database)
+        await eventually(lambda: "what became of jobs could not be recorded for" in caplog.text, "it works again")
+
+
+async def test_health_names_what_keeps_jobs_from_being_read(database: str, monkeypatch: pytest.MonkeyPatch):
+    """As where somebody has locked what each read looks at: how long it lasts was all that it said."""
+    monkeypatch.setitem(_server_settings(), "lock_timeout", "50")
+    async with running(database, Registry()) as executor, connected(database) as locker, locker.transaction():
+        await locker.execute("LOCK TABLE sidings.pause")
+        executor.reader.last_answer -= 60
+        told = "s ago: LockNotAvailableError: canceling statement due to lock timeout"
+        await eventually(lambda: any(told in problem for problem in executor.problems()), executor.problems, 5)
+
+
 def _server_settings() -> dict[str, str]:
     from sidings.executor import link
 
