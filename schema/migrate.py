@@ -239,8 +239,8 @@ async def check(connection: asyncpg.Connection, *, service: str | None, schema: 
     """Refuse a schema that this process must not touch. Called by every service at start. service: None: of any.
 
     Raises `SchemaMissing`, `SchemaTooOld`, `SchemaTooNew`, `SchemaChanged` or `ForeignSchema`; `SchemaError` where
-    somebody has given its sequences a cache, or where the server is too old or set up so that SQL means something else,
-    or the database's encoding is not UTF8.
+    somebody has given its sequences a cache, where row-level security hides its rows, or where the server is too old or
+    set up so that SQL means something else, or the database's encoding is not UTF8.
     """
     valid_schema_name(schema)
     _verify_server(connection)
@@ -338,7 +338,22 @@ async def _missing(connection: asyncpg.Connection, service: str, schema: str) ->
     return [m for m in migrations() if m.version not in applied]
 
 
+async def _verify_rows(connection: asyncpg.Connection, schema: str) -> None:
+    """Row-level security without a policy, as an event trigger may put on each table that is made, shows who does not
+    own the tables no rows, and Postgres says nothing: all migrations were missing, or no job was there."""
+    query = """SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+               WHERE n.nspname = $1 AND c.relrowsecurity AND row_security_active(c.oid)
+               AND NOT EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = c.oid) ORDER BY 1"""
+    if hidden := [row[0] for row in await connection.fetch(query, schema)]:
+        raise SchemaError(
+            f"row-level security hides all rows of {schema}.{hidden[0]} ({len(hidden)} tables in all) from this role: "
+            f"run ALTER TABLE {schema}.{hidden[0]} DISABLE ROW LEVEL SECURITY, and so on, as their owner, or connect "
+            "as that role"
+        )
+
+
 async def _applied(connection: asyncpg.Connection, schema: str) -> dict[int, asyncpg.Record]:
+    await _verify_rows(connection, schema)
     # By way of JSON: before 0019 the column is not there.
     query = f"SELECT version, checksum, (to_jsonb(m) ->> 'runs_with')::integer AS runs_with FROM {schema}.migration m"
     try:

@@ -30,7 +30,7 @@ from sidings.jobs import Job, OutcomeName, Registry
 from sidings.schema import Migration, check, load_sql, migrate, migrations, valid_schema_name
 from sidings.schema.sql import rename_schema
 
-from .support import SECONDS, Ride, connected, enqueue, eventually, fetch, running, value
+from .support import SECONDS, Ride, a_role, connected, enqueue, eventually, fetch, running, value
 
 LAST = len(migrations())
 migrate_module = importlib.import_module("sidings.schema.migrate")  # the package's `migrate` is the function
@@ -415,6 +415,28 @@ async def test_a_database_that_cannot_hold_every_character_is_refused(empty_data
                 await migrate(url._replace(path=f"/{name}").geturl(), service="test")
         finally:
             await connection.execute(f"DROP DATABASE {name}")
+
+
+async def test_row_level_security_that_hides_all_rows_is_refused_for_what_it_is(database: str):
+    """An event trigger may put it on each new table. All migrations were missing then, and `migrate` named an owner."""
+    async with a_role(database) as (_, of_role), connected(database) as owner:
+        await owner.execute(
+            "ALTER TABLE sidings.job ENABLE ROW LEVEL SECURITY; ALTER TABLE sidings.migration ENABLE ROW LEVEL SECURITY"
+        )
+        told = (
+            r"hides all rows of sidings\.job \(2 tables in all\) from this role: "
+            r"run ALTER TABLE sidings\.job DISABLE ROW LEVEL SECURITY, and so on"
+        )
+        with pytest.raises(SchemaError, match=told):
+            await checked(of_role)
+        with pytest.raises(SchemaError, match=told):
+            await migrate(of_role, service="test")
+        await checked(database)  # the owner sees them
+        await owner.execute(
+            "CREATE POLICY everything ON sidings.job USING (true); "
+            "CREATE POLICY everything ON sidings.migration USING (true)"
+        )
+        await checked(of_role)
 
 
 async def test_an_operating_system_that_sorts_in_another_way_is_told_of(
