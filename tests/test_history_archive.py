@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pyarrow.parquet as pq
@@ -20,7 +21,7 @@ from sidings.spark_analytics.history.archive import _archive, _verify
 from sidings.spark_analytics.history.files import archived_parts
 
 from .history_support import Attempt, stored
-from .support import connected, eventually, running
+from .support import connected, eventually, fetch, running
 
 MODULE = sys.modules[_archive.__module__]  # the package's `archive` is the function
 OLD = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=9)
@@ -171,11 +172,15 @@ async def test_a_large_day_is_written_in_groups_of_rows(database: str, tmp_path:
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [4, 4, 3]
 
 
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
 async def test_a_row_that_comes_as_its_day_is_counted_is_noted_or_the_day_is_not_entered(
-    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
 ):
-    """Not noted: as a row may come that was restored or replicated, without triggers."""
+    """Not noted: as a row may come that was restored or replicated, without triggers. level: the database's default."""
     setting = "origin"
+    await fetch(
+        database, f'ALTER DATABASE "{urlsplit(database).path[1:]}" SET default_transaction_isolation TO "{level}"'
+    )
 
     async def verify(*arguments: Any) -> None:
         async with connected(database) as connection:

@@ -93,7 +93,8 @@ async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str
                         detached.append(row["day"])
                         continue
                 await connection.execute(f"SELECT {schema}.watch_history_day($1)", row["day"])
-                async with connection.transaction():
+                # Whatever the default: what is counted has to have what has come since the day was read.
+                async with connection.transaction(isolation="read_committed"):
                     rows = await _day(connection, directory, schema, row["day"])
             except asyncpg.UndefinedTableError:  # others were quicker, and retention has dropped it
                 continue
