@@ -191,8 +191,9 @@ class FetchLoop(ABC):
         self._served.update(partition for partition in ready if partition.tp in polled)
         if sum(map(len, polled.values())) < self._max_records:
             self._served.clear()  # there was nothing else
+            idle_at = time.monotonic()
             for partition in ready:
-                partition.idle_at = time.monotonic()
+                partition.idle_at = idle_at
         for tp, records in polled.items():
             partition = self._partitions.get(tp)
             if partition is None:
