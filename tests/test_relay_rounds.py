@@ -333,3 +333,31 @@ def test_hashes_are_remembered_of_short_keys_and_of_the_last_long_one() -> None:
 @pytest.mark.parametrize("key", [b"", b"a", b"transport-1" * 100])
 def test_the_first_message_goes_where_any_other_of_its_key_does(key: bytes) -> None:
     assert packing.Packer("test").partition_of(key, range(64)) == (murmur2(key) & 0x7FFFFFFF) % 64
+
+
+async def test_a_topic_that_takes_smaller_batches_than_the_relay_makes_soon_gets_no_others(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each full batch was refused and halved, down to what the topic takes: 280 requests, where 133 will do."""
+    small = await topic("small", config={"max.message.bytes": "20000"})
+    watch = Watch(monkeypatch, 1)
+    await publish(database, small, [(f"k{n % 10}", b"%d " % n + b"x" * 500) for n in range(4_000)])
+    async with relaying(database, sidings_kafka), publishing(database) as (outbox, _):
+        await emptied(database)
+        assert await outbox.parked(small) == []
+    assert len(watch.sizes) < 200
+    for key, values in firsts(await records(sidings_kafka, small)).items():
+        assert [int(v.split()[0]) for v in values] == list(range(int(key[1:]), 4_000, 10))
+
+
+async def test_one_message_that_is_too_large_makes_no_batch_smaller(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = await topic("small", config={"max.message.bytes": "100000"})
+    watch = Watch(monkeypatch, 1)
+    rows = [("k", b"%d " % n + b"x" * (200_000 if n == 300 else 20)) for n in range(4_000)]
+    await publish(database, small, rows)
+    async with relaying(database, sidings_kafka), publishing(database) as (outbox, _):
+        await emptied(database)
+        assert [p.value for p in await outbox.parked(small)] == [rows[300][1]]
+    assert 1_000 in watch.sizes[-3:]  # in full again

@@ -12,7 +12,7 @@ from aiokafka.errors import (
     kafka_errors,
 )
 
-__all__ = ["NEVER", "NO_TOPIC", "Failed", "InvalidRecordError", "text_of"]
+__all__ = ["NEVER", "NO_TOPIC", "TOO_LARGE", "Failed", "InvalidRecordError", "text_of"]
 
 
 class InvalidRecordError(BrokerResponseError):
@@ -28,11 +28,10 @@ class InvalidRecordError(BrokerResponseError):
 
 kafka_errors[InvalidRecordError.errno] = InvalidRecordError
 
-# What the broker says of a batch that holds a message which it will never take.
-NEVER = (
-    *(MessageSizeTooLargeError, RecordListTooLargeError, InvalidTimestampError, UnsupportedForMessageFormatError),
-    InvalidRecordError,
-)
+# What the broker says of a batch that is too large, by one of its messages or by all of them together.
+TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+# What it says of a batch that holds a message which it will never take.
+NEVER = (*TOO_LARGE, InvalidTimestampError, UnsupportedForMessageFormatError, InvalidRecordError)
 # What it says of a topic to which no message can be sent until somebody does something about it.
 NO_TOPIC = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError, InvalidTopicError)
 

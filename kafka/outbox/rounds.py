@@ -12,7 +12,7 @@ from aiokafka.errors import InvalidTimestampError, InvalidTopicError, KafkaError
 
 from ...executor import now
 from .backlog import Backlog, Lane, Row, repeat
-from .failures import NEVER, NO_TOPIC, Failed, text_of
+from .failures import NEVER, NO_TOPIC, TOO_LARGE, Failed, text_of
 from .lane_senders import LaneSenders
 from .ledger import Ledger
 from .message import possible_topic
@@ -276,19 +276,25 @@ class Rounds:
 
     async def _isolate(self, partition: int, rows: list[Row]) -> None:
         """Find the messages that Kafka refuses by halving, in order, and park them; all others are sent. Those that
-        have waited for longer than their topic takes get the time of now."""
-        error, rest = await self._try(partition, rows)
-        if isinstance(error, InvalidTimestampError):
-            error, rest = await self._try(partition, rows, as_of_now=True)
-        if error is None:
-            if rest:
-                await self._isolate(partition, rest)
-        elif len(rows) == 1:
-            self.ledger.refuse(rows[0], text_of(error))
-        else:
-            middle = len(rows) // 2
+        have waited for longer than their topic takes get the time of now. Where only all together are too large, the
+        next batches are smaller."""
+        while rows:
+            error, rest = await self._try(partition, rows)
+            if isinstance(error, InvalidTimestampError):
+                error, rest = await self._try(partition, rows, as_of_now=True)
+            if error is None:
+                rows = rest
+                continue
+            if len(rows) == 1:
+                self.ledger.refuse(rows[0], text_of(error))
+                return
+            own, before, middle = await self._senders.own(), self.ledger.accepted, len(rows) // 2
+            too_many = own.batch_bytes
             await self._isolate(partition, rows[:middle])
             await self._isolate(partition, rows[middle:])
+            if isinstance(error, TOO_LARGE) and self.ledger.accepted - before == len(rows):
+                own.batch_bytes = min(own.batch_bytes, too_many // 2)
+            return
 
     async def _try(
         self, partition: int, rows: list[Row], *, as_of_now: bool = False

@@ -38,8 +38,9 @@ _START_SECONDS = 10.0
 
 class Sender:
     """One producer. `users`: batches under way; `silent_since`: when a direct producer began to wait for an
-    acknowledgement and has had none since. Not idempotent ones serve topics that fail: at most one batch of a
-    partition is under way there, so the order holds without counting."""
+    acknowledgement and has had none since; `batch_bytes`: most of a batch, less where the topic takes no more. Not
+    idempotent ones serve topics that fail: at most one batch of a partition is under way there, so the order holds
+    without counting."""
 
     def __init__(self, kafka: KafkaSettings, settings: OutboxSettings, *, idempotent: bool) -> None:
         request_ms = max(100, round(min(kafka.request_seconds, settings.delivery_seconds / 2) * 1000))
@@ -54,6 +55,7 @@ class Sender:
         )
         go_around_hanging_brokers(self._producer.client)
         self.idempotent = idempotent
+        self.batch_bytes = settings.batch_bytes
         self.users = 0
         self.silent_since: float | None = None
         self.closed = False
@@ -88,6 +90,7 @@ class Sender:
 
     def batch(self) -> Any:
         """An empty batch (aiokafka's ``BatchBuilder``)."""
+        cast(Any, self._producer)._message_accumulator._batch_size = self.batch_bytes
         return self._producer.create_batch()
 
     async def send(self, batch: Any, topic: str, partition: int) -> "asyncio.Future[object]":
