@@ -52,6 +52,10 @@ PolicyName = Literal["serial", "latest", "parallel"]
 T = TypeVar("T")
 GroupOf = str | Callable[[P], str | None] | None
 
+_NO_NUMBER = (
+    "it holds a float that is NaN or infinite, of which JSON gets null: give its model "
+    "ConfigDict(ser_json_inf_nan='strings'), or None in its place"
+)
 _LONG = 400  # bytes: what is shorter is nested by 200 at most
 _MAX_BATCH = 500  # jobs that run are named in one row of the executor, which has to stay small
 
@@ -378,16 +382,13 @@ class JobType(Generic[P]):
                         "its model changes numbers or texts of it again when it is enqueued: let validators leave as "
                         "it is what they have made before, or make it anew of what was changed in it"
                     )
-                if may_lose and MASK in text and masks_secret(self._dump(checked)):
+                if MASK in text and masks_secret(self._dump(checked)):
                     raise ValueError(
                         "it holds a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that "
                         "reveals it, or a name by which the handler finds it"
                     )
                 if may_lose and b"null" in text and self._loses_numbers(checked, text):
-                    raise ValueError(
-                        "it holds a float that is NaN or infinite, of which JSON gets null: give its model "
-                        "ConfigDict(ser_json_inf_nan='strings'), or None in its place"
-                    )
+                    raise ValueError(_NO_NUMBER)
                 if may_have_keys and HALF[:1] in text and HALF in text and self._has_half_characters(checked):
                     raise ValueError("it holds a key with half a character (a lone surrogate): correct its decoding")
                 if len(text) > _LONG and (too_much := too_much_in(checked, text, nested=self._may_be_nested)):
@@ -405,6 +406,8 @@ class JobType(Generic[P]):
         handler can read it (a Decimal that was set as a float)."""
         text = self._to_json(checked, round_trip=True, by_alias=False)
         self.load(text.decode())
+        if self._loses_numbers(checked, text):  # in a field that is declared as something else
+            raise ValueError(_NO_NUMBER)
         return text
 
     @cached_property

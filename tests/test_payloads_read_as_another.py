@@ -18,6 +18,7 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     PrivateAttr,
+    SecretStr,
     TypeAdapter,
     field_validator,
     model_validator,
@@ -547,6 +548,36 @@ def test_what_is_not_of_the_types_of_its_model_and_cannot_be_read_is_refused(pay
     async def keep(job: Job[Any]) -> None: ...
 
     with pytest.raises(InvalidPayload, match=f"(?m)^{field}$"):
+        keep.dump(payload)
+
+
+class Login(BaseModel):
+    token: str
+
+
+@dataclass
+class Offer:
+    note: str
+    price: Decimal | None = None
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        (Login(token="").model_copy(update={"token": SecretStr("4711")}), "it holds a secret"),
+        (Offer(cast(str, SecretStr("4711"))), "it holds a secret"),
+        (Offer("17", cast(Decimal, float("nan"))), "it holds a float that is NaN or infinite"),
+    ],
+)
+def test_what_json_has_no_form_for_is_refused_also_in_a_field_of_another_type(payload: Any, told: str) -> None:
+    """The handler got asterisks, or None."""
+    registry = Registry()
+
+    @registry.job(payload=type(payload))
+    async def keep(job: Job[Any]) -> None: ...
+
+    with pytest.raises(InvalidPayload, match=told):
         keep.dump(payload)
 
 
