@@ -171,3 +171,16 @@ async def test_damage_that_only_its_use_shows_is_met_once(tmp_path: Path, meet: 
     assert (await third.open(plan_of(rows))).identity is None
     await third.close()
     assert path.with_name("terminals.db.damaged").exists()
+
+
+async def test_a_note_that_is_no_utf8_is_damage_when_the_store_is_opened(tmp_path: Path) -> None:
+    """The error is Python's own and has no code of SQLite's: each start ended with an AttributeError."""
+    rows, path = rows_by(), tmp_path / "terminals.db"
+    first = SQLite[Any](path)
+    await begin(first, rows)
+    await first.close()
+    path.write_bytes(path.read_bytes().replace(b"reading", b"readin\xff"))
+    second = SQLite[Any](path)
+    assert (await second.open(plan_of(rows))).identity is None
+    await second.close()
+    assert path.with_name("terminals.db.damaged").exists()

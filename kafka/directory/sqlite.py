@@ -252,7 +252,7 @@ class SQLite(Generic[T]):
         try:
             return self._connect()
         except (sqlite3.DatabaseError, ValueError) as error:
-            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            if isinstance(error, sqlite3.OperationalError) and _code(error) not in (*_DAMAGES, sqlite3.SQLITE_ERROR):
                 raise  # the disk is full, the file is locked: that is no damage
             self._put_aside(error)
             return self._connect()
