@@ -439,6 +439,24 @@ async def test_row_level_security_that_hides_all_rows_is_refused_for_what_it_is(
         await checked(of_role)
 
 
+async def test_row_level_security_of_a_days_table_or_of_anothers_table_is_no_reason_to_refuse_a_role(database: str):
+    """A day is read by way of its parent. An event trigger may put it on each table that is made since."""
+    async with a_role(database) as (_, of_role), connected(database) as owner, connected(of_role) as other:
+        await owner.execute(
+            "CREATE TABLE sidings.job_history_20260301 PARTITION OF sidings.job_history "
+            "FOR VALUES FROM ('2026-03-01 00:00Z') TO ('2026-03-02 00:00Z'); "
+            "ALTER TABLE sidings.job_history_20260301 ENABLE ROW LEVEL SECURITY; "
+            "CREATE TABLE sidings.notes (); ALTER TABLE sidings.notes ENABLE ROW LEVEL SECURITY"
+        )
+        await checked(of_role)
+        await owner.execute(
+            "INSERT INTO sidings.job_history "
+            "(job_id, enqueued_at, finished_at, attempt, outcome, priority, type, origin) VALUES "
+            "(1, '2026-03-01', '2026-03-01 12:00Z', 1, 'succeeded', 0, 'a', 'b')"
+        )
+        assert await other.fetchval("SELECT count(*) FROM sidings.job_history") == 1
+
+
 async def test_an_operating_system_that_sorts_in_another_way_is_told_of(
     database: str, caplog: pytest.LogCaptureFixture
 ):
