@@ -36,7 +36,7 @@ from .lossy import (
     may_become_another,
     may_change,
     may_have_keys,
-    may_lose_values,
+    may_hold_floats,
     not_finite,
     runs_again,
     same_but_for_order,
@@ -364,7 +364,7 @@ class JobType(Generic[P]):
         generator may use its object again."""
         validate, to_json = self._validate, self._to_json
         notes, texts = list[T](), list[bytes]()
-        may_lose, may_run_again, may_have_keys = self._may_lose_values, self._may_run_again, self._may_have_keys
+        may_hold_nan, may_run_again, may_have_keys = self._may_hold_floats, self._may_run_again, self._may_have_keys
         may_be_other = self._may_become_another or self._may_change
         warn = self._warn
         for payload in payloads:  # outside of the try: what a generator raises is its caller's
@@ -387,7 +387,7 @@ class JobType(Generic[P]):
                         "it holds a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that "
                         "reveals it, or a name by which the handler finds it"
                     )
-                if may_lose and b"null" in text and self._loses_numbers(checked, text):
+                if may_hold_nan and b"null" in text and self._loses_numbers(checked, text):
                     raise ValueError(_NO_NUMBER)
                 if may_have_keys and HALF[:1] in text and HALF in text and self._has_half_characters(checked):
                     raise ValueError("it holds a key with half a character (a lone surrogate): correct its decoding")
@@ -415,8 +415,8 @@ class JobType(Generic[P]):
         return "error" if any(map(is_dataclass, self._classes)) else True  # which takes a microsecond less
 
     @cached_property
-    def _may_lose_values(self) -> bool:
-        return may_lose_values(self._adapter.core_schema)
+    def _may_hold_floats(self) -> bool:
+        return may_hold_floats(self._adapter.core_schema)
 
     @cached_property
     def _may_become_another(self) -> bool:

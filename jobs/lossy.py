@@ -32,7 +32,7 @@ __all__ = [
     "may_become_another",
     "may_change",
     "may_have_keys",
-    "may_lose_values",
+    "may_hold_floats",
     "not_finite",
     "runs_again",
     "same_but_for_order",
@@ -41,8 +41,8 @@ __all__ = [
 MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
 HALF = "\ufffd".encode()  # for half a character, in a key
 
-# Types of pydantic's core schemas that hold no float or secret themselves; a Decimal that is no number becomes text.
-_KEPT = frozenset(
+# Types of pydantic's core schemas that hold no float themselves; a Decimal that is no number is written as text.
+_WITHOUT_FLOATS = frozenset(
     (
         *("bool", "bytes", "date", "datetime", "decimal", "int", "literal", "none", "str", "time", "timedelta", "uuid"),
         *("model", "model-field", "model-fields", "dataclass", "dataclass-args", "dataclass-field"),
@@ -105,21 +105,20 @@ def may_have_keys(schema: object) -> bool:
     return any(part.get("type") == "dict" for part in parts_of(schema))
 
 
-def may_lose_values(schema: object) -> bool:
-    """Whether a value of this core schema of pydantic's may have a float or a secret in it: most payloads cannot, and
-    need no look at each of their values. True also where that does not tell, as of `Any` or a serializer that is
-    the author's."""
-    return any(map(_may_lose_value, parts_of(schema)))
+def may_hold_floats(schema: object) -> bool:
+    """Whether a value of this core schema of pydantic's may have a float in it: most payloads cannot, and need no look
+    at each of their values. True also where that does not tell, as of `Any` or a serializer of the author's."""
+    return any(map(_may_hold_floats, parts_of(schema)))
 
 
-def _may_lose_value(part: Schema) -> bool:
+def _may_hold_floats(part: Schema) -> bool:
     match part:
         case {"type": "enum"}:
             return any(isinstance(member.value, float) for member in cast(list[Enum], part["members"]))
         case {"extra_behavior": "allow"} | {"extra_fields_behavior": "allow"}:
             return True
         case _:
-            return isinstance(kind := part.get("type"), str) and kind not in _KEPT
+            return isinstance(kind := part.get("type"), str) and kind not in _WITHOUT_FLOATS
 
 
 def not_finite(value: object) -> int:

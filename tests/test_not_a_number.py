@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, creat
 from sidings import InvalidMessage, InvalidPayload
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry
-from sidings.jobs.lossy import may_lose_values
+from sidings.jobs.lossy import may_hold_floats
 from sidings.kafka import Outbox
 from sidings.testing import drain
 
@@ -136,25 +136,13 @@ class Tariff(BaseModel):
         *((kind, False) for kind in (str, int | None, Decimal, datetime, UUID, Colour, Node, dict[str, list[int]])),
         *(
             (kind, True)
-            for kind in (
-                float,
-                float | None,
-                SecretStr,
-                Any,
-                list,
-                dict,
-                object,
-                Half,
-                Open,
-                dict[str, Any],
-                list[Price],
-            )
+            for kind in (float, float | None, Any, list, dict, object, Half, Open, dict[str, Any], list[Price])
         ),
         # Names that mean something else in a schema of pydantic's.
         *((kind, True) for kind in (Shipment, Column, Tariff)),
     ],
     ids=str,
 )
-def test_only_payloads_that_may_lose_values_are_looked_through(kind: Any, may: bool) -> None:
+def test_only_payloads_that_may_hold_floats_are_looked_through(kind: Any, may: bool) -> None:
     """To look at each value takes more time than all else that is done to a payload, and most have a None somewhere."""
-    assert may_lose_values(TypeAdapter(create_model("Payload", held=(kind, ...))).core_schema) is may
+    assert may_hold_floats(TypeAdapter(create_model("Payload", held=(kind, ...))).core_schema) is may

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from ...jobs.context import CORRELATION_ID, missing_headers
-from ...jobs.lossy import HALF, MASK, has_half_characters, held_by, loses_numbers, masks_secret, may_lose_values
+from ...jobs.lossy import HALF, MASK, has_half_characters, held_by, loses_numbers, masks_secret, may_hold_floats
 from .errors import InvalidMessage
 
 __all__ = [
@@ -150,8 +150,8 @@ def _serialise(value: object) -> bytes | None:
 
 
 @lru_cache(1_000)
-def _may_lose_values(model: type[BaseModel]) -> bool:
-    return may_lose_values(model.__pydantic_core_schema__)
+def _may_hold_floats(model: type[BaseModel]) -> bool:
+    return may_hold_floats(model.__pydantic_core_schema__)
 
 
 def _lost(value: BaseModel, data: bytes) -> str:
@@ -160,7 +160,7 @@ def _lost(value: BaseModel, data: bytes) -> str:
         return "a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that reveals it"
     if HALF[:1] in data and HALF in data and has_half_characters(held_by(value.model_dump)):
         return "a key with half a character (a lone surrogate), of which JSON gets another one: correct its decoding"
-    looked_at = b"null" in data and _may_lose_values(type(value))
+    looked_at = b"null" in data and _may_hold_floats(type(value))
     if looked_at and loses_numbers(held_by(value.model_dump), from_json(data)):
         return "a float that is NaN or infinite, of which JSON gets null: ConfigDict(ser_json_inf_nan='strings')"
     return ""
