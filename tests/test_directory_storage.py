@@ -444,6 +444,25 @@ async def test_a_file_has_one_user(tmp_path: Path):
     await second.close()
 
 
+async def test_a_link_to_a_file_is_that_file(tmp_path: Path):
+    """Two processes that came to it by two names shared it, each with a lock of its own."""
+    path, link = tmp_path / "volume" / "terminals.db", tmp_path / "link.db"
+    path.parent.mkdir()
+    link.symlink_to(path)  # which is not there yet
+    first: SQLite[Any] = SQLite(link)
+    await begin(first, rows_by())
+    assert path.stat().st_mode & 0o007 == 0, "it is made as any other"
+    with pytest.raises(StorageError, match="in use"):
+        await SQLite(path).open(plan_of(rows_by()))
+    await first.close()
+    path.write_bytes(b"no database")
+    second: SQLite[Any] = SQLite(link)
+    assert (await second.open(plan_of(rows_by()))).identity is None
+    await second.close()
+    assert link.is_symlink(), "what is put aside is the file, not the link"
+    assert (tmp_path / "volume" / "terminals.db.damaged").read_bytes() == b"no database"
+
+
 async def test_a_forked_process_does_not_use_the_file(tmp_path: Path):
     """It kept the file from the next service, where this one was killed."""
     first: SQLite[Any] = SQLite(tmp_path / "terminals.db")

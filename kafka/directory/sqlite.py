@@ -237,6 +237,7 @@ class SQLite(Generic[T]):
         return StorageError(told)
 
     def _open(self) -> Kept:
+        self._path = Path(os.path.realpath(self._path))  # by a link, too, the lock is found
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = self._path.with_name(self._path.name + ".lock").open("wb", buffering=0)
         _locks.add(self._lock)
