@@ -12,7 +12,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from prometheus_client import CollectorRegistry
-from sidings import DirectoryBehind, DirectoryNotReady, SQLite, StorageError
+from sidings import DirectoryBehind, DirectoryNotReady, Message, SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
 from sidings.kafka.directory.faults import Faults
 from sidings.kafka.directory.memory import Memory
@@ -279,6 +279,26 @@ async def test_a_clock_that_was_ahead_hides_no_absence(topic, sidings_kafka, tmp
         noted = terminals._follower._noted_at
         await eventually(lambda: terminals._follower._noted_at > noted, "the file to say so")
     await a_life(0)
+
+
+async def test_a_load_that_takes_longer_than_tombstones_stay_is_not_repeated(topic, sidings_kafka, monkeypatch, caplog):
+    """Each further one would take as long: it was read again and again, for ever."""
+    monkeypatch.setattr("sidings.kafka.directory.follower._ABSENT_SECONDS", 0.2)
+    name = await topic("terminals", partitions=2, config=COMPACTED | {"delete.retention.ms": "100"})
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(4)})
+
+    def decode(message: Message[bytes]) -> bytes:
+        time.sleep(0.1)
+        return message.value
+
+    async with a_directory(name, sidings_kafka, decoder=decode) as terminals:
+        follower = terminals._follower
+        await eventually(lambda: "may have missed deletions" in caplog.text)
+        assert (follower.rebuilds, len(terminals)) == (0, 4)
+        follower._complete_at -= 10
+        await eventually(lambda: follower.rebuilds == 1, "an absence to be none of the load's")
+        await eventually(lambda: follower._again is None and not follower._read_anew)
+        assert (follower.rebuilds, len(terminals)) == (1, 4)
 
 
 async def test_completeness_is_of_the_partition_that_kafka_has_told_of_least_lately():

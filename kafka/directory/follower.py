@@ -84,6 +84,7 @@ class Follower(Generic[T]):
         self._last_barrier = False  # it was taken when the first one had been reached
         self._complete: dict[int, float] = {}  # when nothing of a partition was missing, seconds since 1970
         self._complete_at = 0.0  # the same of all; while all is read for the first time, when that began
+        self._read_anew = False  # and since then something has been missing at any time
         self._noted_at = 0.0
         self._refused: set[tuple[int, int]] = set()  # records of the store that cannot be read any more
         self._tombstone_seconds = _TOMBSTONE_SECONDS
@@ -302,13 +303,17 @@ class Follower(Generic[T]):
         return positions
 
     async def _remember_completeness(self, reader: Reader) -> None:
-        """Who was away for too long has missed deletions."""
+        """Who was away for too long has missed deletions. Where reading all took so long, so would reading again."""
         now = min((self._complete.get(partition, 0.0) for partition in self.progress.positions), default=0.0)
         away = now - self._complete_at
-        if away > max(self._tombstone_seconds, _ABSENT_SECONDS):
+        missed = away > max(self._tombstone_seconds, _ABSENT_SECONDS)
+        if missed and not self._read_anew:
             await self._start_over(reader, _tombstones_missed(away, self._tombstone_seconds))
         elif now:  # it may lie before: somebody has put the clock back
-            self._complete_at = now
+            if missed:
+                told = _tombstones_missed(away, self._tombstone_seconds)
+                log.warning("directory %r takes too long to be read: %s; raise that", self.topic, told)
+            self._complete_at, self._read_anew = now, False
 
     async def _take_up_new_partitions(self, reader: Reader) -> None:
         there = reader.there()
@@ -347,7 +352,7 @@ class Follower(Generic[T]):
             self.faults.replace(kept.bad)
         if former is None:
             await self._storage.reset(self._identity)
-            self._complete_at = time.time()
+            self._complete_at, self._read_anew = time.time(), True
         elif reason := _other(former, self._identity) or self._log.another() or self._why_not(begins, ends):
             await self._begin_again(reader, begins, ends, reason)
         elif kept is not None:
@@ -422,8 +427,7 @@ class Follower(Generic[T]):
             await self._storage.reset(self._identity)
         self.faults.replace({})
         self._log.read_anew()
-        self._complete.clear()
-        self._complete_at = time.time()
+        self._complete_at, self._read_anew = time.time(), True
         reader.assign(reader.partitions)  # the client knows the ends of before until a fetch is answered
         self.progress.positions = dict(begins)
         self.progress.barrier, self.progress.ends = dict(ends), dict(ends)
@@ -431,6 +435,7 @@ class Follower(Generic[T]):
 
     async def _finish(self) -> None:
         """The barrier is reached."""
+        self._complete.clear()  # what was at its end once, earlier, may have deletions since
         if (again := self._again) is not None:
             gone: list[Row] = []
             for number, row in enumerate(self._storage.rows(), 1):
