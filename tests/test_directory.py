@@ -8,7 +8,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from prometheus_client import CollectorRegistry
-from sidings import Changed, ConfigurationError, DirectoryBehind, DirectoryNotReady
+from sidings import Changed, ConfigurationError, Directory, DirectoryBehind, DirectoryNotReady
 from sidings.devstack.topics import create_topic
 from sidings.kafka.directory import follower
 from sidings.kafka.directory.reader import Reader
@@ -50,6 +50,11 @@ async def test_ready_means_that_all_of_every_partition_is_applied(topic, sidings
         assert terminals.errors() == []
 
 
+def lag(directory: Directory[Any]) -> float | None:
+    labels = {"service": "", "topic": directory.topic, "partition": "0"}
+    return directory._prometheus.get_sample_value("sidings_directory_lag", labels)
+
+
 async def test_an_open_transaction_is_not_waited_for(topic, sidings_kafka):
     name = await topic("terminals", config=COMPACTED)
     producer = AIOKafkaProducer(bootstrap_servers=sidings_kafka, transactional_id=name)
@@ -61,9 +66,11 @@ async def test_an_open_transaction_is_not_waited_for(topic, sidings_kafka):
         await put(sidings_kafka, name, {"T-3": row("T-3")})
         async with a_directory(name, sidings_kafka) as terminals:
             assert terminals.keys() == ["T-1"], "T-3 may not be seen before the transaction of T-2 ends"
+            await eventually(lambda: lag(terminals) == 2, "somebody to be told of what is held up")
             await producer.commit_transaction()
             await terminals.wait_until(timeout=SECONDS)
             assert terminals.keys() == ["T-1", "T-2", "T-3"]
+            await eventually(lambda: lag(terminals) == 0)
     finally:
         await producer.stop()
 

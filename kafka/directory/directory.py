@@ -311,7 +311,7 @@ class Directory(Generic[T]):
             follower.rebuilds,
             self._callbacks.failures,
             self.positions(),
-            dict(follower.progress.ends),
+            dict(follower.progress.tails),
         )
 
     def _not_ready(self) -> DirectoryNotReady:

@@ -297,6 +297,7 @@ class Follower(Generic[T]):
             position = positions[partition] = max(standing.position, positions.get(partition, 0))
             if standing.end is not None and standing.answered is not None:
                 self.progress.ends[partition] = standing.end
+                self.progress.tails[partition] = standing.tail or standing.end
                 if position >= standing.end:
                     self._complete[partition] = standing.answered
                     self._log.at_end(partition)
@@ -358,7 +359,7 @@ class Follower(Generic[T]):
         elif kept is not None:
             self._look_again_at(kept.bad, begins)
         self.progress.positions = dict(begins) | self.progress.positions
-        self.progress.ends = dict(ends)
+        self.progress.ends, self.progress.tails = dict(ends), dict(ends)
         self._last_barrier = False
         if self.progress.barrier is None:
             self.progress.barrier = dict(ends)
@@ -430,7 +431,7 @@ class Follower(Generic[T]):
         self._complete_at, self._read_anew = time.time(), True
         reader.assign(reader.partitions)  # the client knows the ends of before until a fetch is answered
         self.progress.positions = dict(begins)
-        self.progress.barrier, self.progress.ends = dict(ends), dict(ends)
+        self.progress.barrier, self.progress.ends, self.progress.tails = dict(ends), dict(ends), dict(ends)
         self._last_barrier = False
 
     async def _finish(self) -> None:

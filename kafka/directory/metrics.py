@@ -45,7 +45,7 @@ _COUNTED: list[tuple[str, str, Callable[[Figures], float]]] = [
 ]
 _BY_PARTITION: list[tuple[str, str, Callable[[Figures], Mapping[int, float]]]] = [
     ("offset", "The next offset: what is before has been applied.", lambda f: f.positions),
-    ("end_offset", "The end of what is committed.", lambda f: f.ends),
+    ("end_offset", "The end of the log.", lambda f: f.ends),
     (
         "lag",
         "Offsets between the two.",

@@ -8,12 +8,14 @@ _SHOWN = 10  # partitions named in a message
 
 
 class Progress:
-    """positions: the next offset of each partition; what is before has been applied. ends: as Kafka last told them.
-    barrier: what the positions have to reach, once it is known."""
+    """positions: the next offset of each partition; what is before has been applied. ends: of what is committed, as
+    Kafka last told them; tails: of the log, also behind transactions that are open. barrier: what the positions have to
+    reach, once it is known."""
 
     def __init__(self) -> None:
         self.positions: dict[int, int] = {}
         self.ends: dict[int, int] = {}
+        self.tails: dict[int, int] = {}
         self.barrier: dict[int, int] | None = None
 
     @property
@@ -52,7 +54,3 @@ class Progress:
         if whole == 0:
             return 1.0
         return sum(min(self.positions.get(p, 0), end) for p, end in self.barrier.items()) / whole
-
-    def lag(self) -> dict[int, int]:
-        """Offsets between each position and the end."""
-        return {p: max(0, end - self.positions.get(p, 0)) for p, end in list(self.ends.items())}

@@ -32,11 +32,13 @@ _Ask = Callable[[list[TopicPartition]], Coroutine[Any, Any, Mapping[TopicPartiti
 
 class Standing(NamedTuple):
     """Where reading of a partition stands. position: what is read next. end: of what is committed, as Kafka has told
-    with its last answer, at `answered` (seconds since 1970); None before the first."""
+    with its last answer, at `answered` (seconds since 1970); None before the first. tail: the end of the log, with what
+    is not committed, and all that stands behind that."""
 
     position: int
     end: int | None
     answered: float | None
+    tail: int | None = None
 
 
 class Reader:
@@ -201,7 +203,8 @@ class Reader:
             position: int = await self._client.position(tp)
             answered = self._client.last_poll_timestamp(tp)
             end = self._client.last_stable_offset(tp)
-            found[tp.partition] = Standing(position, end, None if answered is None else answered / 1000)
+            tail = self._client.highwater(tp)
+            found[tp.partition] = Standing(position, end, None if answered is None else answered / 1000, tail)
         return found
 
     def there(self) -> set[int]:
