@@ -185,6 +185,9 @@ class _Client(AIOKafkaClient):
         if isinstance(request, OffsetCommitRequest) and (task := asyncio.current_task()) is not None:
             # A task of its own: aiokafka goes on with a commit that was given up, and nobody asks how it has ended.
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            # Put out of the group it sends -1, which an empty group takes from anybody, and 0 from no such member.
+            own = cast(Any, request)
+            own._consumer_group_generation_id = max(0, own._consumer_group_generation_id)
         return await self._send(node_id, request, group)
 
     async def _send(self, node_id: Any, request: Any, group: Any) -> Any:

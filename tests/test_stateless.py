@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.protocol.group import LeaveGroupRequest
 from prometheus_client import CollectorRegistry
 from sidings import ConfigurationError, Discard, KafkaSettings, Message, OffsetUnknown, Retry, Service, Snooze
 from tenacity import stop_after_attempt, wait_none
@@ -486,6 +487,39 @@ async def test_a_position_that_somebody_moved_starts_over_and_loses_nothing(topi
         await eventually(lambda: done == {0, 1, 2, 3, 4, 5})
     assert overlaps == []
     assert await committed(sidings_kafka, name) == 6
+
+
+async def test_offsets_that_are_reset_while_an_instance_hangs_are_not_overwritten_by_it(topic, sidings_kafka):
+    """The group has put it out, and is empty, as a tool that resets offsets demands."""
+    name = await topic()
+    await produce(sidings_kafka, name, range(5))
+    done, go_on = list[int](), asyncio.Event()
+    service = a_service(sidings_kafka, name=name)
+
+    @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        if message.value.n == 4:
+            await go_on.wait()
+        done.append(message.value.n)
+
+    person = AIOKafkaConsumer(bootstrap_servers=sidings_kafka, group_id=name, enable_auto_commit=False)
+    person.assign([TopicPartition(name, 0)])
+    await person.start()
+    try:
+        async with service:
+            await eventually(lambda: done == [0, 1, 2, 3])
+            member: Any = service._life.consumer._client._coordinator
+            former = member.member_id
+            answer: Any = await person._client.send(member.coordinator_id, LeaveGroupRequest(name, former))
+            assert answer.error_code == 0
+            await person.commit({TopicPartition(name, 0): 2})
+            go_on.set()  # what it does before it knows, it wants to commit
+            await eventually(lambda: member.member_id not in ("", former))
+            await produce(sidings_kafka, name, [5])
+            await eventually(lambda: 5 in done)
+    finally:
+        await person.stop()
+    assert done == [0, 1, 2, 3, 4, 2, 3, 4, 5]
 
 
 def test_wrong_declarations_are_refused_with_the_remedy(sidings_kafka):
