@@ -16,7 +16,7 @@ from ..schema import load_sql
 from ..waiting import set_within
 from .clock import now
 from .glance import GLANCE_FROM, Glance
-from .link import Backoff, Link
+from .link import Backoff, Link, rest_after
 from .scheduler import Scheduler
 
 __all__ = ["Promoter"]
@@ -26,7 +26,6 @@ log = logging.getLogger("sidings.executor")
 _POLL_SECONDS = 0.25
 _MOST_PER_ORIGIN = 1_000
 _QUICK_LOOK = 0.05  # seconds; a whole look that takes longer is followed by shorter ones
-_REST = 20.0  # times what it took, before the next one
 _LONG_LOOK = 3.0  # seconds: one that failed after so long is given more time
 
 
@@ -54,6 +53,7 @@ class Promoter:
         self._glance = Glance(link, schema)
         self._done: tuple[str, dict[str, int]] | None = None  # the snapshot and the origins of the last whole look
         self._whole_at = 0.0  # when the next whole look is due
+        self._whole_took = 0.0  # the last one
         self._whole_of: dict[str, int] | None = None  # the origins of the last one
         self._looked_at: datetime | None = None  # the server's time of the last look; nothing was left of what was due
         self._following = inf  # when the next job was due then
@@ -99,7 +99,7 @@ class Promoter:
                 except (PostgresUnavailable, asyncpg.PostgresError) as error:
                     outage.failed(error)
                     if whole and not isinstance(error, asyncpg.LockNotAvailableError):
-                        await self._rest(now() - began)
+                        await self._failed(now() - began)
                     await self.backoff.sleep(error)
                     continue
                 assert row is not None
@@ -113,7 +113,7 @@ class Promoter:
                 self._looked_at = row["looked_at"]
                 if whole:
                     self._whole_of = epochs
-                    self._whole_at = now() + _REST * took if took > _QUICK_LOOK else 0.0
+                    self._rest(took)
                     if took < _LONG_LOOK:
                         self._link.patience = 1
                 self.expect(self._following)
@@ -121,12 +121,18 @@ class Promoter:
                 self.backoff.reset()
             await self._pause()
 
-    async def _rest(self, took: float) -> None:
-        """A whole look has failed, perhaps since it took too long; unless the server hangs, it gets more time."""
+    def _rest(self, took: float) -> None:
+        """Where two whole looks in a row took long. One alone may have waited for a lock, for Postgres, or while this
+        process stood still, and what is due before it is committed would wait for the next."""
+        both, self._whole_took = min(took, self._whole_took), took
+        self._whole_at = now() + rest_after(both) if both > _QUICK_LOOK else 0.0
+
+    async def _failed(self, took: float) -> None:
+        """A whole look has, perhaps since it took too long; unless the server hangs, it gets more time."""
         if took >= _LONG_LOOK:
             await self._link.be_patient()
             if self._link.patience > 1:
-                self._whole_at = now() + _REST * took
+                self._rest(took)
 
     async def _pause(self) -> None:
         while (left := self._next - now()) > 0:

@@ -8,8 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
-from sidings import Admin, Retry
-from sidings.executor import Executor, ExecutorSettings, PostgresSettings, planning, promoter, reader
+from sidings import Admin, PostgresUnavailable, Retry
+from sidings.executor import Executor, ExecutorSettings, PostgresSettings, now, planning, promoter, reader
 from sidings.jobs import Job, OutcomeName, Registry
 from tenacity import wait_fixed
 
@@ -216,7 +216,7 @@ async def test_delayed_jobs_behind_too_many_that_have_been_promoted_are_promoted
 ):
     """The same, of the index of delayed jobs."""
     monkeypatch.setattr(promoter, "_LONG_LOOK", 0.25)
-    monkeypatch.setattr(promoter, "_REST", 0.1)
+    monkeypatch.setattr("sidings.executor.link._REST", 0.1)
     registry, started = Registry(), list[int]()
 
     @registry.job()
@@ -240,7 +240,7 @@ async def test_where_a_look_for_what_is_due_takes_long_others_begin_where_it_end
     """Beside a million jobs that had been promoted, and could not be removed, each look took 0.2 s of Postgres' CPU,
     four times a second."""
     monkeypatch.setattr(promoter, "_QUICK_LOOK", -1.0)
-    monkeypatch.setattr(promoter, "_REST", 1e9)
+    monkeypatch.setattr("sidings.executor.link._REST", 1e9)
     registry, started, begins = Registry(), list[int](), list[object]()
 
     @registry.job()
@@ -250,6 +250,7 @@ async def test_where_a_look_for_what_is_due_takes_long_others_begin_where_it_end
     await enqueue(database, quick, [Ride(number=1)], run_at=datetime.now(UTC) - timedelta(hours=1))
     async with running(database, registry) as executor:
         await eventually(lambda: started)
+        await eventually(lambda: executor._promoter._whole_at > now() + SECONDS, "two whole looks have taken long")
         fetchrow = executor._promoter._link.fetchrow
 
         async def noting(query: str, *arguments: object) -> object:
@@ -264,6 +265,37 @@ async def test_where_a_look_for_what_is_due_takes_long_others_begin_where_it_end
         assert None not in begins
         executor._promoter._whole_at = 0.0
         await eventually(lambda: started == [1, 3, 2], "what was due before it was committed")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_one_look_for_what_is_due_that_took_long_leaves_no_job_waiting(
+    database: str, monkeypatch: pytest.MonkeyPatch, fails: bool
+):
+    """As behind a lock of the table, or where the process stood still: what was due before it was committed then, as
+    with a `run_at` that has passed, waited for twenty times as long."""
+    monkeypatch.setattr(promoter, "_QUICK_LOOK", SECONDS)
+    registry, started, later = Registry(), list[int](), [0.0, 3_600.0]
+    monkeypatch.setattr(promoter, "now", lambda: now() + later[0])
+
+    @registry.job()
+    async def quick(job: Job[Ride]) -> None:
+        started.append(job.payload.number)
+
+    async with running(database, registry) as executor:
+        await eventually(lambda: executor._promoter._looked_at, "its first look, which is a whole one anyway")
+        fetchrow = executor._promoter._link.fetchrow
+
+        async def slow(query: str, *arguments: object) -> object:
+            if len(later) > 1:
+                later.pop(0)
+                if fails:
+                    raise PostgresUnavailable("it did not answer")
+            return await fetchrow(query, *arguments)
+
+        monkeypatch.setattr(executor._promoter._link, "fetchrow", slow)
+        await eventually(lambda: len(later) == 1)
+        await enqueue(database, quick, [Ride()], run_at=datetime.now(UTC) - timedelta(hours=1))
+        await eventually(lambda: started)
 
 
 async def test_late_rows_among_too_many_to_be_looked_through_in_time_are_found_by_reading_anew(
