@@ -84,8 +84,14 @@ def in_transaction(connection: Connection) -> bool:
 
 
 async def _clean(connection: asyncpg.Connection) -> None:
-    """asyncpg's own would leave the role that a block has taken, and its temporary tables, to the next one."""
-    await connection.execute(CLEAN)
+    """asyncpg's own would leave the role that a block has taken, and its temporary tables, to the next one. Its task
+    runs this, of which nobody fetches an error where the block is cancelled meanwhile: so it is told of here."""
+    try:
+        async with asyncio.timeout(_ROLLBACK_SECONDS):
+            await connection.execute(CLEAN)
+    except _NO_ANSWER as error:
+        log.warning("a connection could not be given back: %r", error)
+        connection.terminate()
 
 
 class Transactions:
@@ -318,6 +324,7 @@ class Transactions:
             terminate(connection)
             return
         try:
-            await self._pool.release(connection, timeout=_ROLLBACK_SECONDS)  # pyright: ignore[reportArgumentType]
+            most = 2 * _ROLLBACK_SECONDS  # `_clean` gives up before
+            await self._pool.release(connection, timeout=most)  # pyright: ignore[reportArgumentType]
         except _NO_ANSWER as error:
             log.warning("a connection could not be given back: %r", error)

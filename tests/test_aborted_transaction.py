@@ -13,6 +13,7 @@ from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry, Transaction
 from sidings.kafka import Transactions
 
+from .outbox_support import never_retrieved
 from .support import ORIGIN, SECONDS, Ride, connected, eventually, fetch, value
 
 registry = Registry()
@@ -298,3 +299,29 @@ async def numbers(database: str) -> list[int]:
     """Of the jobs that are stored."""
     rows = await fetch(database, "SELECT (payload ->> 'number')::int AS number FROM sidings.job ORDER BY id")
     return [row["number"] for row in rows]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_a_connection_that_fails_while_it_is_given_back_leaves_no_traceback_where_its_block_is_cancelled(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, breaks: bool
+) -> None:
+    """asyncpg cleans it in a task of its own: "Task exception was never retrieved" stood in the log."""
+
+    async def work(pool: Transactions) -> None:
+        async with pool.open() as tx:
+            await tx.execute("SELECT")
+
+    async with a_pool(database, []) as pool:
+        monkeypatch.setattr("sidings.kafka.transactions.CLEAN", "SELECT pg_sleep(60)")
+        working = asyncio.create_task(work(pool))
+        cleaned = "FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND state = 'active'"
+        await eventually(lambda: value(database, f"SELECT count(*) {cleaned}"), "it is being given back")
+        working.cancel()
+        await asyncio.wait([working])
+        assert working.cancelled()
+        if breaks:
+            assert await value(database, f"SELECT count(pg_terminate_backend(pid)) {cleaned}") == 1
+        monkeypatch.undo()
+        await work(pool)  # pool_size is 1: the place is free, with another connection
+        assert never_retrieved(caplog) == []
+        assert "a connection could not be given back" in caplog.text
