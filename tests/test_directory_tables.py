@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from itertools import count, groupby
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -265,6 +266,23 @@ async def test_names_in_camel_case_columns_left_out_added_later_and_dropped(db: 
     first = {"id": 1, "terminalId": "t1", "acquirerId": "a", "address2Line": None}
     second = {"id": 1, "terminalId": "t1", "acquirerId": "b", "addedLater": 3}
     assert await sent(db) == [("t1", first), ("t1", second)]
+
+
+async def test_a_turkish_database_has_the_names_of_others_in_camel_case(sidings_postgres: str, empty_database: str):
+    """Where the capital of i has a dot, and the small one of I none."""
+    name = urlsplit(empty_database).path.removeprefix("/")
+    async with connected(sidings_postgres) as admin:
+        await admin.execute(f'DROP DATABASE "{name}"')
+        try:
+            await admin.execute(
+                f"""CREATE DATABASE "{name}" TEMPLATE template0 LOCALE 'C' LOCALE_PROVIDER icu ICU_LOCALE 'tr'"""
+            )
+        except asyncpg.FeatureNotSupportedError:
+            pytest.skip("this Postgres is built without ICU; SIDINGS_POSTGRES may name another")
+    await migrate(empty_database, service="test")
+    async with connected(empty_database) as db:
+        named = "SELECT sidings.camel_case(column1) FROM (VALUES ('terminal_id'), ('IS_OPEN_IN'), ('şehir_ılık'))"
+        assert [row[0] for row in await db.fetch(f"{named} _")] == ["terminalId", "isOpenIn", "şehirIlık"]
 
 
 @pytest.mark.parametrize("change", ["ADD acquirer__id text DEFAULT 'x'", "RENAME updated_date TO acquirer__id"])
