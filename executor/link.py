@@ -36,6 +36,9 @@ _REST, _MOST_REST_SECONDS = 20.0, 300.0
 _ASK_SECONDS = 2.0
 _OF_A_QUERY = ("pgsql_tmp", "/PostgreSQL.", "pg_dynshmem")  # of shared memory a container has little
 
+# It welcomes clients for which it has none. Whatever else hangs does so when a connection is opened, as a rule.
+_OF_A_POOLER = " (right after it was connected: a PgBouncer in between may have no more connections to the server)"
+
 BROKEN = (
     OSError,
     TimeoutError,
@@ -191,6 +194,7 @@ class Link:
         if self._outdated:
             self.drop()
         connection = self._connection
+        new = connection is None or connection.is_closed()
         seconds = self._settings.call_seconds * self.patience
         try:
             if connection is None or connection.is_closed():
@@ -206,7 +210,8 @@ class Link:
             if self._on_error is not None:
                 self._on_error()
             what = "takes no writes" if isinstance(error, asyncpg.ReadOnlySQLTransactionError) else "did not answer"
-            raise PostgresUnavailable(f"Postgres {what}: {_text(error)}") from error
+            hint = _OF_A_POOLER if new and isinstance(error, TimeoutError) else ""
+            raise PostgresUnavailable(f"Postgres {what}: {_text(error)}{hint}") from error
         except PostgresUnavailable:
             if self._on_error is not None:
                 self._on_error()

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
-from sidings import ConfigurationError, Service
+from sidings import ConfigurationError, PostgresUnavailable, Service
 from sidings.devstack.fixtures import TopicFactory
 from sidings.devstack.locations import free_port
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
+from sidings.executor.link import Link
 from sidings.jobs import Job, Registry, Retry
 from sidings.jobs.admin import Admin
 from sidings.kafka.outbox import Relay
@@ -47,8 +48,8 @@ def find_pgbouncer() -> str:
 
 
 @pytest.fixture
-def bouncer(database: str, tmp_path: Path) -> Iterator[str]:
-    """DSN of the test's database through a PgBouncer with two server connections in transaction mode."""
+def bouncer(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """DSN of the test's database through a PgBouncer with two server connections, in transaction mode if not said."""
     binary = find_pgbouncer()
     server = urlsplit(database)
     port = free_port()
@@ -61,7 +62,7 @@ def bouncer(database: str, tmp_path: Path) -> Iterator[str]:
         f"password={server.password}\n"
         "[pgbouncer]\n"
         f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        "pool_mode = transaction\ndefault_pool_size = 2\nmax_client_conn = 100\n"
+        f"pool_mode = {getattr(request, 'param', 'transaction')}\ndefault_pool_size = 2\nmax_client_conn = 100\n"
     )
     account = ["-u", "nobody"] if os.geteuid() == 0 else []
     with (tmp_path / "pgbouncer.log").open("w") as log:
@@ -133,6 +134,20 @@ async def test_a_service_that_does_not_know_of_pgbouncer_is_told(bouncer: str) -
             pass
     async with Service("test", postgres=PostgresSettings(dsn=bouncer, pgbouncer=True), prometheus=CollectorRegistry()):
         pass
+
+
+@pytest.mark.parametrize("bouncer", ["session"], indirect=True)
+async def test_a_pool_that_has_no_connection_left_is_thought_of(bouncer: str) -> None:
+    """In session mode each of an instance's has one for good; from the third on there was "TimeoutError" alone."""
+    await reachable(bouncer)
+    link = Link(PostgresSettings(dsn=bouncer, pgbouncer=True, call_seconds=0.5))
+    async with connected(bouncer) as one, connected(bouncer) as other:
+        for connection in (one, other):
+            await connection.execute("SELECT")
+        with pytest.raises(PostgresUnavailable, match="PgBouncer in between may have no more connections"):
+            await link.fetch("SELECT")
+    assert await link.fetch("SELECT")
+    await link.close()
 
 
 async def test_administration_works_through_pgbouncer(bouncer: str) -> None:
