@@ -103,7 +103,11 @@ class StatelessHandling:
         forks, task = forks_so_far(), asyncio.current_task()
         try:
             async with asyncio.timeout(timeout):
-                await self._subscription.run(item.message)
+                try:
+                    await self._subscription.run(item.message)
+                finally:
+                    if task is not None and task.cancelling() and not isinstance(sys.exception(), GeneratorExit):
+                        await asyncio.sleep(0)  # it may have cancelled itself, and have awaited nothing since
         except asyncio.CancelledError as error:
             if partition.leaving.is_set():
                 raise

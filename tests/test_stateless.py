@@ -329,6 +329,30 @@ async def test_a_handler_that_cancels_its_own_task_has_failed(topic, sidings_kaf
     assert [record.value for record in await everything(sidings_kafka, dead)] == [b'{"n":0}']
 
 
+@pytest.mark.parametrize("how", ["returns", "raises"])
+async def test_a_handler_that_cancels_its_own_task_and_awaits_nothing_more_has_failed(topic, sidings_kafka, how):
+    """All consumers of the service began anew with another client, again and again: with that message, too."""
+    name, dead = await topic(), await topic("dead")
+    tried: list[int] = []
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, retry=TWICE, dead_letter=dead)
+    async def handle(message: Message[Number]) -> None:
+        tried.append(message.value.n)
+        if message.value.n == 0:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            if how == "raises":
+                raise ValueError
+
+    async with service:
+        await produce(sidings_kafka, name, range(2))
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 2 or len(tried) > 3)
+    assert tried == [0, 0, 1]
+    assert [record.value for record in await everything(sidings_kafka, dead)] == [b'{"n":0}']
+
+
 async def test_a_window_that_is_full_reads_no_more_and_goes_on_when_it_empties(topic, sidings_kafka):
     name = await topic()
     go_on = asyncio.Event()
