@@ -2,6 +2,7 @@
 which costs a batch as much as its messages' decoding."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
@@ -54,6 +55,8 @@ class Patience:
         finally:
             self._began = None
             self._take_back()  # it may have swallowed the cancellation
+            if self._task is not None and self._task.cancelling() and not isinstance(sys.exception(), GeneratorExit):
+                await asyncio.sleep(0)  # it may have cancelled itself, and have awaited nothing since
 
     def _look(self) -> None:
         """Cancel the call under way if its time is over, and look again when it could be."""

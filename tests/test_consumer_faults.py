@@ -29,6 +29,30 @@ from .support import connected, eventually
 TP = TopicPartition("positions", 0)
 
 
+@pytest.mark.parametrize("how", ["returns", "raises"])
+async def test_a_handler_that_cancels_its_own_task_and_awaits_nothing_more_has_failed(
+    effects, topic, sidings_kafka, how
+):
+    """All consumers of the service began anew with another client, again and again: with that message, too."""
+    name, tried = await topic(), list[int]()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        tried.append(message.value.n)
+        task = asyncio.current_task()
+        assert task is not None
+        if message.value.n == 0 and len(tried) < 6:
+            task.cancel()
+            if how == "raises":
+                raise ValueError
+
+    await produce(sidings_kafka, name, [0])
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="parked") or len(tried) > 5)
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 1
+
+
 async def test_a_connection_that_breaks_under_a_message_that_stands_aside_ends_nothing(effects, topic, sidings_kafka):
     name, tried = await topic(), list[int]()
     service = a_service(effects, sidings_kafka)
