@@ -471,10 +471,15 @@ class SimLeases:
         world.later(LEASE / 3, self._turn)
 
 
+_BATCH = 20  # records
+
+
 class SimBatch:
-    def __init__(self) -> None:
+    """A record counts as a byte."""
+
+    def __init__(self, most: int) -> None:
         self.records: list[tuple[bytes | None, bytes | None]] = []
-        self._most = 20
+        self._most = max(1, most)
 
     def append(self, *, timestamp: int, key: bytes | None, value: bytes | None, headers: object) -> object:
         if len(self.records) >= self._most:
@@ -490,6 +495,7 @@ class SimSender:
         self.world = World.current
         self.node = self.world.nodes[int(kafka.bootstrap.partition(":")[0])]
         self.idempotent = idempotent
+        self.batch_bytes = _BATCH
         self.users = 0
         self.closed = False
         self.retired = False
@@ -511,7 +517,7 @@ class SimSender:
         return list(range(self.world.partitions))
 
     def batch(self) -> SimBatch:
-        return SimBatch()
+        return SimBatch(self.batch_bytes)
 
     def late(self) -> TimeoutError:
         return TimeoutError("Kafka did not acknowledge in time")
@@ -554,7 +560,9 @@ class SimSender:
                 if choose.random() < 0.2:
                     world.append(topic, partition, batch.records)  # it is there, and nobody knows
                 tell(NotEnoughReplicasError())
-            elif any(value is not None and value.startswith(b"large") for _, value in batch.records):
+            elif len(batch.records) > world.takes or any(
+                v is not None and v.startswith(b"large") for _, v in batch.records
+            ):
                 tell(MessageSizeTooLargeError())
             else:
                 world.append(topic, partition, batch.records)
@@ -678,6 +686,7 @@ class World:
         self.failing: set[str] = set()
         self.stuck: set[tuple[str, int]] = set()  # partitions
         self.partitions = PARTITIONS
+        self.takes = _BATCH  # records of a batch, that Kafka takes
         self.topics = ["a", "b", "c"]
         self.kafka: defaultdict[tuple[str, int], list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
         self.tokens = count()
@@ -704,13 +713,15 @@ class World:
         monkeypatch.setattr(relay, "check_schema", fits)
 
     def vary(self) -> None:
-        """Messages are locked now and then; refills look at few, and some messages are large for a read."""
+        """Messages are locked now and then; refills look at few, and some messages are large for a read. Kafka may take
+        smaller batches than are made."""
         self.faults.append("lock")
         self._monkeypatch.setattr(reader, "_LOOKED_AT", self.choose.choice([20, 100, 5_000]))
         if self.choose.random() < 0.3:
             for name, size in (("_BYTES", 64_000), ("_MOST_BYTES", 128_000), ("_HELD_BYTES", 256_000)):
                 self._monkeypatch.setattr(reader, name, size)
             self.wide = 0.02
+        self.takes = self.choose.choice([_BATCH, _BATCH, 6])
 
     def make(self, node: Node) -> None:
         """A relay in this process."""
