@@ -445,7 +445,11 @@ async def _prove(kind: type[Chaos], own_postgres: OwnPostgres, tmp_path: Path) -
         chaos = kind(fleet, server, seed)
         try:
             await chaos.run(seconds)
-            await fleet.finish(timeout=120)
+            restarting = asyncio.create_task(chaos.restart_the_dead())  # a handler may yet outlast a lease
+            try:
+                await fleet.finish(timeout=120)
+            finally:
+                restarting.cancel()
             for member in fleet.members:
                 if member in chaos.members:
                     await member.stop()
