@@ -193,12 +193,12 @@ class Link:
         """
         if self._outdated:
             self.drop()
-        connection = self._connection
-        new = connection is None or connection.is_closed()
+        connection, new = self._connection, False
         seconds = self._settings.call_seconds * self.patience
         try:
             if connection is None or connection.is_closed():
                 connection = self._connection = await connect(self._settings, statement_seconds=seconds)
+                new = True
             if not self._settings.pgbouncer:
                 return await connection.fetch(query, *args, timeout=seconds)
             # PgBouncer hands out a server connection per transaction: parse and execute have to share one.

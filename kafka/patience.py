@@ -7,9 +7,16 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
-__all__ = ["DEAF_SECONDS", "Patience"]
+__all__ = ["DEAF_SECONDS", "Patience", "cancellation"]
 
 DEAF_SECONDS = 15.0  # after its cancellation: a call that goes on for so long is told of
+
+
+async def cancellation() -> None:
+    """Let it come now, to the handler's account, where a handler has cancelled its own task and has awaited nothing
+    since: else it comes to what its caller awaits next."""
+    if not isinstance(sys.exception(), GeneratorExit):
+        await asyncio.sleep(0)
 
 
 class Patience:
@@ -55,8 +62,8 @@ class Patience:
         finally:
             self._began = None
             self._take_back()  # it may have swallowed the cancellation
-            if self._task is not None and self._task.cancelling() and not isinstance(sys.exception(), GeneratorExit):
-                await asyncio.sleep(0)  # it may have cancelled itself, and have awaited nothing since
+            if self._task is not None and self._task.cancelling():
+                await cancellation()
 
     def _look(self) -> None:
         """Cancel the call under way if its time is over, and look again when it could be."""

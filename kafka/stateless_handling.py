@@ -16,7 +16,7 @@ from .dead_letters import DeadLetters
 from .metrics import ConsumerMetrics
 from .outbox import InvalidMessage, NotPublished
 from .partition import Item
-from .patience import DEAF_SECONDS
+from .patience import DEAF_SECONDS, cancellation
 from .stateless_partition import Failing, StatelessPartition
 from .stateless_subscription import StatelessSubscription
 
@@ -106,8 +106,8 @@ class StatelessHandling:
                 try:
                     await self._subscription.run(item.message)
                 finally:
-                    if task is not None and task.cancelling() and not isinstance(sys.exception(), GeneratorExit):
-                        await asyncio.sleep(0)  # it may have cancelled itself, and have awaited nothing since
+                    if task is not None and task.cancelling():
+                        await cancellation()
         except asyncio.CancelledError as error:
             if partition.leaving.is_set():
                 raise
