@@ -586,6 +586,25 @@ async def test_health_is_good_while_slow_handlers_have_much_to_read(effects, top
     assert not told
 
 
+async def test_health_tells_of_a_broker_that_hangs_under_a_consumer_that_has_caught_up(effects, own_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.vitals._STUCK_SECONDS", 2.0)
+    kafka = await asyncio.to_thread(own_kafka)
+    await create_topic(kafka.bootstrap, "positions", partitions=1)
+    service = a_service(effects, kafka.bootstrap, settings={"fetch_seconds": 0.2})
+    service.consumer("positions", model=Number)(record)
+    async with service:
+        await produce(kafka.bootstrap, "positions", [0])
+        await eventually(lambda: numbers(effects))
+        assert service.problems() == []
+        await asyncio.to_thread(kafka.pause)
+        try:
+            told = "Kafka has not answered for 2 s about positions/0"
+            await eventually(lambda: told in service.problems(), service.problems)
+        finally:
+            await asyncio.to_thread(kafka.resume)
+        await eventually(lambda: service.problems() == [], service.problems)
+
+
 async def test_a_session_that_brokers_do_not_take_is_told_by_its_setting(effects, topic, sidings_kafka, monkeypatch):
     monkeypatch.setattr("sidings.kafka.vitals._STUCK_SECONDS", 1.0)
     name = await topic("positions")

@@ -342,7 +342,16 @@ async def test_completeness_is_of_the_partition_that_kafka_has_told_of_least_lat
         await follower._remember_completeness(told)
         assert follower.rebuilds == rebuilds
         assert complete_at is None or follower._complete_at == complete_at
-    follower._again, follower._tombstone_seconds, follower._complete_at = None, 10.0, 1_000.0
+    follower.progress.positions = await follower._look_at_positions(
+        Told(Standing(5, 5, 1_400.0), Standing(9, 9, 1_500.0))
+    )
+    follower._again = None
+    await follower._finish()
+    told = Told(Standing(5, 6, 1_600.0), Standing(9, 10, 1_600.0))
+    follower.progress.positions = await follower._look_at_positions(told)
+    await follower._remember_completeness(told)
+    assert follower._read_anew, "partitions that were at their ends while others were read are not all at them now"
+    follower._tombstone_seconds, follower._complete_at, follower._read_anew = 10.0, 1_000.0, False
     follower._complete = {0: 1_050.0, 1: 1_050.0}
     await follower._remember_completeness(told)
     assert follower.rebuilds == 1, "a moment is no absence, whatever delete.retention.ms says"

@@ -353,11 +353,17 @@ async def test_a_topic_that_takes_smaller_batches_than_the_relay_makes_soon_gets
 async def test_one_message_that_is_too_large_makes_no_batch_smaller(
     database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = await topic("small", config={"max.message.bytes": "100000"})
+    """It is refused together with others; a batch has room for 500 of these, and half of one has not."""
+    small = await topic("small", config={"max.message.bytes": "50000"})
     watch = Watch(monkeypatch, 1)
-    rows = [("k", b"%d " % n + b"x" * (200_000 if n == 300 else 20)) for n in range(4_000)]
-    await publish(database, small, rows)
-    async with relaying(database, sidings_kafka), publishing(database) as (outbox, _):
+    rows = [(f"k{n % 50}", b"%d " % n + b"x" * (60_000 if n == 100 else 20)) for n in range(4_000)]
+    few = {"batch_size": 500, "batch_bytes": 70_000}
+    async with relaying(database, sidings_kafka, **few), publishing(database) as (outbox, _):
+        await publish(database, small, rows[:200])
         await emptied(database)
-        assert [p.value for p in await outbox.parked(small)] == [rows[300][1]]
-    assert 1_000 in watch.sizes[-3:]  # in full again
+        assert [p.value for p in await outbox.parked(small)] == [rows[100][1]]
+        assert 1 in watch.sizes, "the others were taken apart from it"
+        watch.sizes.clear()
+        await publish(database, small, rows[200:])
+        await emptied(database)
+    assert max(watch.sizes) == 500
