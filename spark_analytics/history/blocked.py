@@ -1,11 +1,11 @@
 """How long groups stood still behind a head that failed, and by what error.
 
 A *stop* is the time from the end of an attempt that failed (retried, held or lost) to the end of the same job's next
-attempt, where the job has a group. It counts as blocked while at least one other job of the group waits in it:
-ready, and
-not started yet. A stop in which another job of the group started blocked nothing and is left out: the group's policy is
-``parallel``, or the failed job was held and had left the order. The stop belongs to the error that began it; the stops
-of a job follow each other without a gap, so together they reach from its first failure to its end.
+attempt, where the job has a group. It counts as blocked while at least one other job of the group waits in it: ready,
+and not started yet. A stop in which another job of the group started blocked nothing and is left out: the group's
+policy is ``parallel``, or the failed job was held and had left the order. (So may be one in which the clock went back
+by more than an attempt of the job.) The stop belongs to the error that began it; the stops of a job follow each other
+without a gap, so together they reach from its first failure to its end.
 
 Of a group all is put in order of time and swept once: with q(t), the jobs that wait at t, the integrals of [q > 0] and
 of q are kept as running sums, and a stop is the difference of these sums at its two ends.
@@ -37,9 +37,8 @@ def _keyed(attempts: DataFrame) -> DataFrame:
 
 
 def stops(attempts: DataFrame, pieces: DataFrame) -> DataFrame:
-    """A row for each stop that blocked: job_id, attempt, origin, group, type, the error; `begin`, `end` and
-    `blocked` in
-    microseconds; `delayed`, microseconds of all waiting jobs together."""
+    """A row for each stop that blocked: job_id, attempt, origin, group, type, the error; `begin`, `end` and `blocked`,
+    in microseconds; `delayed`, microseconds of all waiting jobs together."""
     events = _events(_near(_keyed(attempts), pieces), pieces)
     order = Window.partitionBy("key").orderBy("at", "kind")
     swept = (
