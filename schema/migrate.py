@@ -95,7 +95,7 @@ async def migrate(
     this one cannot run with, `SchemaChanged` if an applied file was edited, `ConfigurationError` if the name cannot
     stand in SQL without quotes, the role lacks a right or the DSN cannot be right, `SchemaError` if somebody else's
     tables are in the way, the server is older than Postgres 15 or reads SQL in another way (it says which),
-    `PostgresUnavailable` also where Postgres may only be read (a standby).
+    `PostgresUnavailable` also where Postgres may only be read (a standby), or a person ends it.
     """
     valid_schema_name(schema)
     check_service_name(service)

@@ -78,6 +78,7 @@ def refused_migration(dsn: str, schema: str, error: BaseException) -> SidingsErr
         case (
             OSError()
             | asyncpg.PostgresConnectionError()
+            | asyncpg.OperatorInterventionError()  # a person has cancelled it, the server stops, a limit was reached
             | asyncpg.IdleInTransactionSessionTimeoutError()
             | asyncpg.InterfaceError()
             | asyncpg.InternalClientError()

@@ -327,6 +327,23 @@ async def test_a_migration_whose_process_stands_still_gives_its_locks_back(
     assert [m.name for m in await migrate(database, service="test")] == ["later"]
 
 
+@pytest.mark.parametrize("ended_by", ["pg_cancel_backend", "pg_terminate_backend"])
+async def test_a_migration_that_a_person_ends_is_said_to_be_done_as_a_whole_or_not_at_all(
+    database: str, monkeypatch: pytest.MonkeyPatch, ended_by: str
+):
+    later = later_migration(ALTER)
+    monkeypatch.setattr(migrate_module, "migrations", lambda: later)
+    waiting = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"
+    turn = "SELECT pg_advisory_xact_lock(hashtextextended('sidings.migrate:sidings', 0))"
+    async with a_long_transaction(database, turn):
+        migrating = asyncio.create_task(migrate(database, service="test"))
+        await eventually(lambda: value(database, waiting), "the migration waits for its turn")
+        await fetch(database, f"SELECT {ended_by}(({waiting}))")
+        with pytest.raises(PostgresUnavailable, match=r"was migrated .*: migrate again; it is done as a whole"):
+            await migrating
+    assert [m.name for m in await migrate(database, service="test")] == ["later"]
+
+
 # -- rights, servers ----------------------------------------------------------------------------------------------
 
 
