@@ -576,6 +576,22 @@ async def test_keys_are_counted_without_sorting_them(tmp_path: Path):
     assert "TEMP B-TREE" not in plan
 
 
+@pytest.mark.parametrize("key", [None, "acquirer_id"])
+async def test_all_keys_are_gone_through_without_sorting_them(tmp_path: Path, key: str | None):
+    """More than 2 MB are sorted in a temporary file, for which a container that can write on its volume only has no
+    place: the service ended with an I/O error. And all who read wait until a sort is done, the event loop too."""
+    storage, rows, statements = SQLite[Any](tmp_path / "terminals.db"), rows_by(key), list[str]()
+    await begin(storage, rows)
+    await storage.apply(a_batch(rows, ("T-1", row("T-1", "b")), ("T-2", row("T-2", "a")), ("T-3", row("T-3", "c"))))
+    assert storage._reader is not None
+    storage._reader.set_trace_callback(statements.append)
+    assert len(storage.items()) == 3
+    assert statements
+    plan = str([storage._reader.execute(f"EXPLAIN QUERY PLAN {each}").fetchall() for each in statements[:]])
+    await storage.close()
+    assert "TEMP B-TREE" not in plan
+
+
 @pytest.mark.parametrize("damage", [b"this is no database, and long enough to be read as one" * 20, None])
 async def test_a_damaged_file_is_put_aside(tmp_path: Path, damage: bytes | None, caplog: pytest.LogCaptureFixture):
     path, rows = tmp_path / "terminals.db", rows_by()

@@ -156,7 +156,7 @@ class SQLite(Generic[T]):
         with self._reads() as (plan, reader):
             if apart := threading.get_ident() != self._home:
                 reader = self._connect_reader()
-            cursor = reader.execute(load_sql(__package__, "list_entries"))
+            cursor = reader.execute(load_sql(__package__, "list_keys" if plan.derived else "list_rows"))
         try:
             yield plan, cursor
         finally:
