@@ -470,6 +470,17 @@ async def test_a_connection_is_taken_for_sound_when_it_has_lasted(topic, sidings
         await eventually(lambda: not terminals.problems())
 
 
+async def test_a_directory_that_was_declared_long_before_its_start_is_well(topic, sidings_kafka, monkeypatch):
+    """As where the process has had much to do between its imports and the service's start."""
+    name = await topic("terminals", config=COMPACTED)
+    with monkeypatch.context() as long_ago:
+        now = time.monotonic
+        long_ago.setattr("time.monotonic", lambda: now() - 60.0)
+        terminals = a_directory(name, sidings_kafka)
+    async with terminals:
+        assert terminals.problems() == []
+
+
 async def test_a_directory_that_cannot_follow_says_how_stale_it_is(topic, sidings_kafka, monkeypatch):
     """With Kafka away it is ready, and as far as it knows nothing is behind."""
     name = await topic("terminals", partitions=2, config=COMPACTED)

@@ -65,7 +65,7 @@ class Follower(Generic[T]):
         self.trouble: str | None = "it has not reached Kafka yet"
         self.failure = self.trouble  # the last trouble
         self.reader: Reader | None = None
-        self.failing_since: float | None = time.monotonic()  # without a connection that lasts
+        self.failing_since: float | None = None  # without a connection that lasts
         self.ended = False
         self._settings = settings
         self._rows = rows
@@ -101,6 +101,7 @@ class Follower(Generic[T]):
 
     async def run(self) -> None:
         """Follow until `stop`; Kafka may come and go. Raises `StorageError`."""
+        self.failing_since = time.monotonic()
         try:
             plan = Plan(self.topic, self._rows.derived, self._kept_value, self._rows.key_of)
             self._kept = await self._storage.open(plan)
