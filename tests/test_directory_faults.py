@@ -504,6 +504,33 @@ async def test_a_directory_that_cannot_follow_says_how_stale_it_is(topic, siding
         await eventually(lambda: stale() < 1.0)
 
 
+async def test_a_directory_that_reads_all_again_is_as_stale_as_what_it_serves(topic, sidings_kafka, monkeypatch):
+    monkeypatch.setattr("sidings.kafka.directory.follower._ABSENT_SECONDS", 1.0)
+    name = await topic("terminals", config=COMPACTED | {"delete.retention.ms": "0"})
+    await put(sidings_kafka, name, {"T-1": row("T-1")})
+    fetch, go = Reader.fetch, asyncio.Event()
+
+    async def refused(*_: Any, **__: Any) -> None:
+        raise KafkaError("no answer")
+
+    async def held(reader: Reader, *args: Any, **options: Any) -> Any:
+        await go.wait()
+        return await fetch(reader, *args, **options)
+
+    async with a_directory(name, sidings_kafka) as terminals:
+        follower = terminals._follower
+        with monkeypatch.context() as away:
+            away.setattr(Reader, "connect", refused)
+            away.setattr(Reader, "fetch", refused)
+            await eventually(lambda: follower.stale_seconds > 1.5)
+        monkeypatch.setattr(Reader, "fetch", held)
+        await eventually(lambda: follower.rebuilds == 1)
+        assert follower.stale_seconds > 1.5
+        go.set()
+        await eventually(lambda: follower.stale_seconds < 1.0)
+        assert follower.rebuilds == 1
+
+
 async def test_a_partition_of_which_nothing_has_ever_come_counts_as_silent():
     """As where its broker hangs between the question for its end and the first fetch."""
     reader = Reader(quick("127.0.0.1:1"), "terminals")

@@ -83,7 +83,8 @@ class Follower(Generic[T]):
         self._unreadable: set[Row] = set()  # the same: rows that stay as they are
         self._last_barrier = False  # it was taken when the first one had been reached
         self._complete: dict[int, float] = {}  # when nothing of a partition was missing, seconds since 1970
-        self._complete_at = 0.0  # the same of all; while all is read for the first time, when that began
+        self._complete_at = 0.0  # the same of all; while all is read, for the first time or again, when that began
+        self._served_at = 0.0  # the same of the rows that are in use
         self._read_anew = False  # and since then something has been missing at any time
         self._noted_at = 0.0
         self._refused: set[tuple[int, int]] = set()  # records of the store that cannot be read any more
@@ -97,7 +98,7 @@ class Follower(Generic[T]):
     @property
     def stale_seconds(self) -> float:
         """How long ago Kafka last said that nothing was missing; 0 until the load has ended."""
-        return max(0.0, time.time() - self._complete_at) if self._loaded else 0.0
+        return max(0.0, time.time() - self._served_at) if self._loaded else 0.0
 
     async def run(self) -> None:
         """Follow until `stop`; Kafka may come and go. Raises `StorageError`."""
@@ -315,7 +316,8 @@ class Follower(Generic[T]):
             if missed:
                 told = _tombstones_missed(away, self._tombstone_seconds)
                 log.warning("directory %r takes too long to be read: %s; raise that", self.topic, told)
-            self._complete_at, self._read_anew = now, False
+            self._complete_at = self._served_at = now
+            self._read_anew = False
 
     async def _take_up_new_partitions(self, reader: Reader) -> None:
         there = reader.there()
@@ -457,7 +459,7 @@ class Follower(Generic[T]):
             log.info("directory %r has been built anew: %s rows were gone", self.topic, len(gone))
         self._collector.resume()
         if not self._loaded:
-            self._loaded = True
+            self._loaded, self._served_at = True, self._complete_at
             self._on_loaded()
 
 
