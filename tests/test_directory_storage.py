@@ -434,6 +434,8 @@ async def test_a_file_has_one_user(tmp_path: Path):
     await begin(first, rows_by())
     with pytest.raises(StorageError, match="in use"):
         await SQLite(path).open(plan_of(rows_by()))
+    with pytest.raises(StorageError, match="in use"):  # given to two directories, it had the rows of the last one
+        await first.open(plan_of(rows_by()))
     code = "import fcntl, sys; fcntl.flock(open(sys.argv[1] + '.lock', 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     other = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(path), stderr=asyncio.subprocess.PIPE)
     _, told = await asyncio.wait_for(other.communicate(), SECONDS)

@@ -92,6 +92,8 @@ class SQLite(Generic[T]):
 
     async def open(self, plan: Plan[T]) -> Kept:
         """Begin, with what is in the file. Raises `StorageError`."""
+        if self._thread is not None:
+            raise self._in_use()
         self._plan = plan
         self._damage = None  # was that of a file which is put aside now
         self._home = threading.get_ident()
@@ -236,6 +238,12 @@ class SQLite(Generic[T]):
             told += ": the disk is full"
         return StorageError(told)
 
+    def _in_use(self) -> StorageError:
+        return StorageError(
+            f"the store {str(self._path)!r} is in use: by another process, or by another directory of this one. "
+            "Give each of them a file of its own"
+        )
+
     def _open(self) -> Kept:
         self._path = Path(os.path.realpath(self._path))  # by a link, too, the lock is found
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -246,10 +254,7 @@ class SQLite(Generic[T]):
         except BlockingIOError:
             self._lock.close()
             self._lock = None
-            raise StorageError(
-                f"the store {str(self._path)!r} is in use: by another process, or by another directory of this one. "
-                "Give each of them a file of its own"
-            ) from None
+            raise self._in_use() from None
         try:
             return self._connect()
         except (sqlite3.DatabaseError, ValueError) as error:
