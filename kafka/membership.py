@@ -11,6 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import (
     BrokerResponseError,
     CorruptRecordException,
+    GroupAuthorizationFailedError,
     InconsistentGroupProtocolError,
     InvalidSessionTimeoutError,
     KafkaConnectionError,
@@ -33,6 +34,7 @@ log = logging.getLogger("sidings.consumer")
 UNREADABLE = (CorruptRecordException, UnsupportedCodecError, UnicodeDecodeError)
 
 _REFUSALS: dict[type[BaseException], str] = {
+    GroupAuthorizationFailedError: "there is no right to read this consumer group: grant READ on it",
     InconsistentGroupProtocolError: "the group has a member whose assignor is not 'sticky', such as a consumer that "
     "this service takes over from: end it, or give KafkaSettings.group another name",
     InvalidSessionTimeoutError: "KafkaSettings.session_seconds must lie between the brokers' "
@@ -95,7 +97,8 @@ async def connect(client: AIOKafkaConsumer, stopping: asyncio.Event, seconds: fl
 
 def explained(error: BaseException) -> BaseException:
     """The same, with what to do about it where the group refuses its member: aiokafka tells the error's name alone."""
-    return type(error)(_REFUSALS[type(error)]) if type(error) in _REFUSALS else error
+    what = _REFUSALS.get(type(error))
+    return error if what is None else type(error)(": ".join([*map(str, error.args), what]))
 
 
 class AnyOf(TopicPartition):

@@ -20,13 +20,13 @@ AUTHORIZER = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
 }
-_TOPIC, _LITERAL, _ALL, _READ, _DENY, _ALLOW = 2, 3, 2, 3, 2, 3
+_TOPIC, _GROUP, _LITERAL, _ALL, _READ, _DENY, _ALLOW = 2, 3, 3, 2, 3, 2, 3
 
 
 @asynccontextmanager
-async def forbidden(bootstrap: str, topic: str, operation: int):
-    """Nobody has the right to do this with the topic."""
-    rules = [(_TOPIC, topic, _LITERAL, "User:ANONYMOUS", "*", *what) for what in ((_ALL, _ALLOW), (operation, _DENY))]
+async def forbidden(bootstrap: str, name: str, operation: int, kind: int = _TOPIC):
+    """Nobody has the right to do this with the topic, or with the group."""
+    rules = [(kind, name, _LITERAL, "User:ANONYMOUS", "*", *what) for what in ((_ALL, _ALLOW), (operation, _DENY))]
     async with administering(bootstrap) as admin:
         for rule in rules:
             assert (await admin._send_to_controller(CreateAclsRequest(*rule))).creation_responses[0][0] == 0
@@ -149,3 +149,35 @@ async def test_a_topic_that_was_stateless_and_may_not_be_read_any_more_stops_no_
     assert [(kind, n) for kind, topic, n in handled if topic == "refused"] == [
         ("tables", 0), ("stateless", 1), ("tables", 3)
     ]  # fmt: skip
+
+
+@pytest.mark.timeout(90)
+async def test_who_may_not_read_a_group_or_a_directorys_topic_any_more_is_told_to_grant_it(own_kafka, monkeypatch):
+    """Of the group `/health` told aiokafka's name of the error alone; of the topic, that Kafka did not answer."""
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 1.0)
+    monkeypatch.setattr("sidings.kafka.directory.directory._UNREACHABLE_SECONDS", 1.0)
+    kafka = await asyncio.to_thread(lambda: own_kafka(settings=AUTHORIZER))
+    for topic in ("events", "terminals"):
+        await create_topic(kafka.bootstrap, topic, partitions=1)
+    service = a_service(None, kafka.bootstrap, settings={"group": "readers"})
+    service.directory("terminals", model=Number)
+    seen = list[int]()
+
+    @service.consumer("events", stateless=True, dead_letter="dead")
+    async def handle(message: Message[Number]) -> None:
+        seen.append(message.value.n)
+
+    def told(*words: str) -> bool:
+        return all(word in str(service.problems()) for word in words)
+
+    async with service:
+        await produce(kafka.bootstrap, "events", [1])
+        await eventually(lambda: seen == [1])
+        async with (
+            forbidden(kafka.bootstrap, "readers", _READ, _GROUP),
+            forbidden(kafka.bootstrap, "terminals", _READ),
+        ):
+            await eventually(lambda: told("readers: there is no right to read this consumer group: grant READ on it"))
+            await eventually(lambda: told("directory 'terminals': there is no right to read the topic: grant READ"))
+            assert not told("Kafka does not answer")
+        await eventually(lambda: service.problems() == [], service.problems)

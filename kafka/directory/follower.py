@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from ...errors import DirectoryBehind
 from ...outage import Outage
@@ -111,7 +111,7 @@ class Follower(Generic[T]):
                 try:
                     await self._connect()
                 except (KafkaError, OSError) as error:  # TimeoutError is an OSError
-                    self.failure = self.trouble = f"Kafka does not answer: {error!r}"
+                    self.failure = self.trouble = _why(error)
                     self._outage.failed(repr(error))
                     self._failures = min(self._failures + 1, 10)
                     self.failing_since = self.failing_since or time.monotonic()
@@ -187,7 +187,7 @@ class Follower(Generic[T]):
                 self._wake()
                 await self._follow(reader)
         except (KafkaError, OSError) as error:  # told before the reader is closed, which may take seconds
-            self.failure = f"Kafka does not answer: {error!r}"
+            self.failure = _why(error)
             self.failing_since = self.failing_since or reader.lost_since
             raise
         finally:
@@ -477,3 +477,9 @@ def _tombstones_missed(away: float, tombstone_seconds: float) -> str:
         f"its rows are {away:.0f} s old, and Kafka keeps tombstones for {tombstone_seconds:.0f} s "
         "(delete.retention.ms): it may have missed deletions"
     )
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TopicAuthorizationFailedError):
+        return "there is no right to read the topic: grant READ on it"
+    return f"Kafka does not answer: {error!r}"
