@@ -72,10 +72,12 @@ _OF_A_CONNECTION = (
 )
 
 
-def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = None) -> None:
+def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = None, makes_topics: bool = True) -> None:
     """Let `client`, one of aiokafka's own inner ones that has not connected yet, do so. session_seconds: without an
-    answer to a heartbeat for so long, the group's coordinator is looked for anew."""
+    answer to a heartbeat for so long, the group's coordinator is looked for anew. makes_topics: whether brokers that
+    make topics which are asked for do so for this client."""
     client.__class__ = _Client
+    client.makes_topics = makes_topics
     client._get_conn_lock_value = nullcontext()  # one for each broker stands in its place
     client.session_seconds = session_seconds
     client.patience = defaultdict(lambda: _CONNECT_SECONDS)
@@ -97,6 +99,7 @@ class _Client(AIOKafkaClient):
     was last told who leads what, and updated_of: of which topics."""
 
     session_seconds: float | None
+    makes_topics: bool
     patience: defaultdict[Any, float]
     locks: defaultdict[Any, asyncio.Lock]
     connecting: dict[Any, float]
@@ -321,10 +324,11 @@ class _Client(AIOKafkaClient):
             self.updated_at = time.monotonic()
 
     async def _update_metadata(self, cluster_metadata: Any, topics: Any) -> bool:
-        """As aiokafka's `_metadata_update`, which waits for one broker before it asks the next one."""
-        request = MetadataRequest(list(topics) if topics else None)
+        """As aiokafka's `_metadata_update`, which waits for one broker before it asks the next one, and always lets
+        brokers make topics."""
+        request = MetadataRequest(list(topics) if topics else None, self.makes_topics)
         nodes = self._nodes()
-        if ("bootstrap", ConnectionGroup.DEFAULT) in self._conns or len(nodes) < 2:
+        if ("bootstrap", ConnectionGroup.DEFAULT) in self._conns or (self.makes_topics and len(nodes) < 2):
             await self._let_through(next(iter(nodes), None))
             return await super()._metadata_update(cluster_metadata, topics)
         try:

@@ -14,6 +14,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from sidings import Message
 from sidings.devstack.broker import Broker, kafka_id
 from sidings.devstack.topics import create_topic
+from sidings.kafka.brokers import _Client
 
 from .consumer_support import Number, produce
 from .support import eventually
@@ -27,7 +28,7 @@ class Disk:
         self.failed = False
         self.refused: list[AIOKafkaClient] = []
         self._moved: set[AIOKafkaClient] = set()
-        self._send, self._update = AIOKafkaClient.send, AIOKafkaClient._metadata_update
+        self._send, self._update = AIOKafkaClient.send, _Client._metadata_update
         disk = self
 
         async def send(client: AIOKafkaClient, node: Any, request: Any, **options: Any) -> Any:
@@ -38,13 +39,13 @@ class Disk:
                     partitions[:] = [(one[0], KafkaStorageError.errno, *one[2:-1], b"") for one in partitions]
             return answer
 
-        async def update(client: AIOKafkaClient, *arguments: Any) -> bool:
+        async def update(client: _Client, *arguments: Any) -> bool:
             if client in disk.refused:
                 disk._moved.add(client)
             return await disk._update(client, *arguments)
 
         monkeypatch.setattr(AIOKafkaClient, "send", send)
-        monkeypatch.setattr(AIOKafkaClient, "_metadata_update", update)
+        monkeypatch.setattr(_Client, "_metadata_update", update)
 
 
 async def test_what_was_on_a_disk_that_has_failed_is_read_from_its_next_leader(
