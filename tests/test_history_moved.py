@@ -28,6 +28,10 @@ ROWS = [
     # This one was moved and fails still.
     attempt(3, 1, "gone/1", 0, 0, 10, "retried"),
     attempt(3, 2, "new/1", 20, 50, 60, "retried"),
+    # This one has failed in no time, as where the clock was set back.
+    attempt(4, 1, "gone/2", 0, 10, 10, "retried"),
+    attempt(4, 2, "new/2", 20, 60, 70, "succeeded"),
+    attempt(5, 1, "new/2", 15, 71, 72, "succeeded"),
 ]
 
 
@@ -39,5 +43,6 @@ def test_a_job_that_was_moved_is_one_job(spark: SparkSession, database: str, tmp
     assert [(row["job_id"], row["origin"], row["failures"]) for row in failing] == [(3, "new/1", 2)]
     assert failing[0]["seconds"] == (timedelta(hours=16) - timedelta(seconds=10)).total_seconds()
     assert [(row["origin"], row["group"], row["stops"], row["blocked_seconds"]) for row in stood] == [
-        ("new/0", "g", 1, 3_600.0)
+        ("new/0", "g", 1, 3_600.0),
+        ("new/2", "g", 1, 55.0),
     ]

@@ -70,14 +70,16 @@ def pieces(attempts: DataFrame) -> DataFrame:
     def within(time: Column) -> Column:
         return f.coalesce(((time >= f.col("finished")) & (time < f.col("end"))).cast("int"), f.lit(0))
 
-    # Of the starts from a stop's begin to before its end, those of the job itself: its next one, and one that took
-    # no time, or that was ready after its end only, for the clock was set back.
-    own = within(f.col("next")) + within(f.when(f.col("started").isNotNull(), _left()))
     # A job that was moved meanwhile goes on at another origin, and who waits for it does too.
     there = {column: f.lead(column).over(order) for column in ("key", "origin", "group")}
+    # Of the starts from a stop's begin to before its end, those of the job itself there: its next one, and, if it was
+    # not moved, one that took no time, or that was ready after its end only, for the clock was set back.
+    own = within(f.col("next")) + within(f.col("failed"))
+    stayed = f.col("started").isNotNull() & (f.col("key") == there["key"])
     return (
         again.withColumn("end", f.lead("finished").over(order))
         .withColumn("next", f.lead(f.when(f.col("started").isNotNull(), _left())).over(order))
+        .withColumn("failed", f.when(stayed, _left()))
         .withColumns(there)
         .where(f.col("outcome").isin(*_FAILED) & f.col("end").isNotNull())
         .select(
