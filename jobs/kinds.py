@@ -1,6 +1,7 @@
 """Of which values JSON does not tell the kind, so that pydantic may read another one than was written: of a union of,
 say, Decimals and texts, and of the keys of a dict. What a schema tells of that is found out once."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
@@ -155,11 +156,13 @@ def other_kind(value: object, read: object, declared: bool) -> str:
             held, its = list(some), list(there)
             if declared:
                 held, its = [*held, *some.values()], [*its, *there.values()]
-        case (list() | tuple(), list() | tuple()) if declared:
+        case (list() | tuple() | set() | frozenset() | deque(), list() | tuple() | deque()) if declared:
             held, its = list(cast(Iterable[object], value)), list(cast(Iterable[object], read))
         case (set() | frozenset(), set() | frozenset()) if declared:
-            held = [item for item in cast(Iterable[object], value) if item not in cast(set[object], read)]
-            its = [item for item in cast(Iterable[object], read) if item not in cast(set[object], value)]
+            given, got = cast(frozenset[object], value), cast(frozenset[object], read)
+            if len(given) != len(got):
+                return f"items that JSON writes alike, of which the handler would get one: {ONE_KIND}"
+            held, its = list(given - got), list(got - given)
         case _:
             kind, its_kind = cast(type, type(value)), cast(type, type(read))
             arrives = not declared or issubclass(kind, its_kind) or value == read or its_kind in _ARRAYS

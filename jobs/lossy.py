@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime, time, timedelta
@@ -77,8 +78,9 @@ def _holds_secret(value: object) -> bool:
         case SecretStr() | SecretBytes() | Secret():
             return bool(cast(object, value.get_secret_value()))
         case Mapping():
-            return any(map(_holds_secret, cast(Mapping[object, object], value).values()))
-        case list() | tuple() | set() | frozenset():
+            pairs = cast(Mapping[object, object], value)
+            return any(map(_holds_secret, (*pairs, *pairs.values())))
+        case list() | tuple() | set() | frozenset() | deque():
             return any(map(_holds_secret, cast(Iterable[object], value)))
         case _:
             return False
@@ -94,7 +96,7 @@ def has_half_characters(value: object) -> bool:
             return keys.encode(errors="replace") != keys.encode(errors="surrogatepass") or any(
                 map(has_half_characters, pairs.values())
             )
-        case list() | tuple():
+        case list() | tuple() | deque():
             return any(map(has_half_characters, cast(Iterable[object], value)))
         case _:
             return False
@@ -128,7 +130,7 @@ def not_finite(value: object) -> int:
             return not math.isfinite(value)
         case Mapping():
             return sum(map(not_finite, cast(Mapping[object, object], value).values()))
-        case list() | tuple() | set() | frozenset():
+        case list() | tuple() | set() | frozenset() | deque():
             return sum(map(not_finite, cast(Iterable[object], value)))
         case _:
             return 0
@@ -142,7 +144,7 @@ def loses_numbers(value: object, read: object) -> bool:
         case Mapping(), Mapping():
             some: Iterable[object] = cast(Mapping[object, object], value).values()
             there: Iterable[object] = cast(Mapping[object, object], read).values()
-        case list() | tuple() | set() | frozenset(), list():
+        case list() | tuple() | set() | frozenset() | deque(), list():
             some, there = cast(Iterable[object], value), cast(Iterable[object], read)
         case _:
             return False
@@ -263,11 +265,15 @@ def becomes_another(
         case Mapping(), Mapping():
             some += cast(Mapping[object, object], value).values()
             there += cast(Mapping[object, object], read).values()
-        case list() | tuple(), list() | tuple():
+        case list() | tuple() | deque(), list() | tuple() | deque():
             some += cast(Iterable[object], value)
             there += cast(Iterable[object], read)
+        case set() | frozenset(), set() | frozenset():  # what has not arrived, which may stand in any order, by kinds
+            given, got = cast(frozenset[object], value), cast(frozenset[object], read)
+            some += sorted(given - got, key=lambda item: id(_kind_of(item, classes)))
+            there += sorted(got - given or got, key=lambda item: id(_kind_of(item, classes)))
         case _:
-            kind = next((kind for kind in type(value).__mro__ if kind in classes), None)
+            kind = _kind_of(value, classes)
             if kind is not None and kind is not type(read):
                 return (
                     f"a {kind.__name__} of which the handler would get a {type(read).__name__}: give the models "
@@ -287,6 +293,10 @@ def becomes_another(
     return ""
 
 
+def _kind_of(value: object, classes: frozenset[type]) -> type | None:
+    return next((kind for kind in type(value).__mro__ if kind in classes), None)
+
+
 def is_changed(value: object, read: object, classes: frozenset[type], *, tidied: bool = False) -> bool:
     """Whether what was `read` of the JSON of `value` has other values in it. What arrives in another type, as where the
     schema says `Any`, is not looked into. classes: as of `becomes_another`. tidied: texts with the same letters and
@@ -299,7 +309,7 @@ def is_changed(value: object, read: object, classes: frozenset[type], *, tidied:
                 its_pairs = {key: its_pairs[key] for key in pairs}
             some += [*pairs, *pairs.values()]
             there += [*its_pairs, *its_pairs.values()]
-        case list() | tuple(), list() | tuple():
+        case list() | tuple() | deque(), list() | tuple() | deque():
             some += cast(Iterable[object], value)
             there += cast(Iterable[object], read)
         case _:

@@ -1,6 +1,7 @@
 """Payloads of whose values JSON does not tell the kind, or that nobody can read again."""
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -84,6 +85,10 @@ AT, ID = datetime(2030, 1, 2, tzinfo=UTC), UUID(int=7)
         (str | Size, Size.LARGE, None),  # it equals the text
         (set[Decimal | str], {Decimal("1.5"), "x"}, None),
         (set[Decimal | str], {"1.5", "x"}, "a str of which the handler would get a Decimal"),
+        (set[Decimal | str], {"1.5", Decimal("1.50")}, "items that JSON writes alike"),  # one was lost
+        (list[str] | frozenset[UUID], frozenset((ID,)), "a UUID of which the handler would get a str"),
+        (deque[Decimal | str], deque((Decimal("1.5"), "x")), None),
+        (deque[Decimal | str], deque(("1.5", "x")), "a str of which the handler would get a Decimal"),
         (Paid | dict[str, str], {"amount": "1"}, "a dict of which the handler would get a Paid"),
         (dict[Mixed, int], {Mixed.NUMBER: 1, Mixed.TEXT: 2}, "keys that JSON writes alike"),  # one was lost
         (dict[int, int] | dict[str, int], {"a": 1}, None),

@@ -1,5 +1,6 @@
 """Payloads of which the handler would get another model, or other bytes or values, than were enqueued."""
 
+from collections import deque
 from cProfile import Profile
 from dataclasses import InitVar, dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -71,6 +72,22 @@ class Written(BaseModel):
     pages: list[bytes] = []
 
 
+@dataclass(frozen=True)
+class Taken:
+    row: int
+
+
+@dataclass(frozen=True)
+class Freed:
+    row: int
+
+
+@dataclass(frozen=True)
+class Moved:
+    row: int
+    by: int
+
+
 class Both(Written):
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
@@ -85,6 +102,11 @@ class Both(Written):
         (Changes, Changes(all=[Delay(transport="T", minutes=3), Cancel(transport="T")]), False),
         (Changes, Changes(by={"a": Change(Delay(transport="T", minutes=3))}), True),
         (Changes, Changes(by={"a": Change(Cancel(transport="T"))}), False),
+        (deque[Confirm | Delay], deque([Delay(transport="T", minutes=3)]), True),
+        (deque[Confirm | Cancel], deque([Cancel(transport="T")]), False),
+        (set[Taken | Freed], {Taken(1)}, True),
+        (set[Taken | Freed], {Freed(1)}, False),
+        (frozenset[Taken | Freed], frozenset((Taken(1), Freed(1))), False),  # one arrived
         (Annotated[Book | Drop, Field(discriminator="kind")], Drop(transport="T"), True),
         (Book | Drop, Drop(transport="T"), True),
         (Written, Written(document=b"bill"), False),  # was base64 of it
@@ -141,6 +163,18 @@ class StoredKept(Kept):
     row: int = 1
 
 
+class StoredTaken(Taken):
+    pass
+
+
+class AddedMoved(Moved):
+    pass
+
+
+class Rows(BaseModel):
+    all: set[Taken | Moved]
+
+
 @dataclass
 class Other:
     n: int
@@ -156,6 +190,7 @@ WHAT = Confirm(transport="T")
         (StoredKept(what=WHAT), Kept(what=WHAT)),
         (Kept(what=WHAT, more=[Other(1)]), Kept(what=WHAT, more=[{"n": 1}])),
         (Kept(what=WHAT, loaded=Confirm(transport="here"), image=b"png"), Kept(what=WHAT)),
+        (Rows(all={StoredTaken(1), AddedMoved(2, 1)}), Rows(all={Taken(1), Moved(2, 1)})),
         (Kept(what=WHAT, by=Change(StoredCancel(transport="T"))), None),  # was confirmed
         (StoredKept(what=WHAT, by=Change(Cancel(transport="T"))), None),
     ],
@@ -167,8 +202,8 @@ async def test_what_arrives_as_the_class_that_was_declared_is_not_refused(
     """It was, where another field was a union of models; as were fields that are not to be stored."""
     registry, got = Registry(), list[Any]()
 
-    @registry.job(payload=Kept)
-    async def keep(job: Job[Kept]) -> None:
+    @registry.job(payload=Rows if isinstance(payload, Rows) else Kept)
+    async def keep(job: Job[Any]) -> None:
         got.append(job.payload)
 
     async with connected(database) as connection, connection.transaction():
@@ -561,16 +596,27 @@ class Offer:
     price: Decimal | None = None
 
 
+class Queued(BaseModel):
+    tokens: deque[SecretStr] = deque()
+    prices: deque[float | None] = deque()
+    by: dict[SecretStr, int] = {}
+    sizes: deque[dict[str, int]] = deque()
+
+
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize(
     ("payload", "told"),
     [
+        (Queued(tokens=deque([SecretStr("4711")])), "it holds a secret"),
+        (Queued(by={SecretStr("4711"): 1}), "it holds a secret"),
+        (Queued(prices=deque([1.5, float("nan")])), "it holds a float that is NaN or infinite"),
+        (Queued(sizes=deque([{"\ud800": 1}])), "it holds a key with half a character"),
         (Login(token="").model_copy(update={"token": SecretStr("4711")}), "it holds a secret"),
         (Offer(cast(str, SecretStr("4711"))), "it holds a secret"),
         (Offer("17", cast(Decimal, float("nan"))), "it holds a float that is NaN or infinite"),
     ],
 )
-def test_what_json_has_no_form_for_is_refused_also_in_a_field_of_another_type(payload: Any, told: str) -> None:
+def test_what_json_has_no_form_for_is_refused_wherever_it_is(payload: Any, told: str) -> None:
     """The handler got asterisks, or None."""
     registry = Registry()
 
