@@ -36,8 +36,8 @@ _REST, _MOST_REST_SECONDS = 20.0, 300.0
 _ASK_SECONDS = 2.0
 _OF_A_QUERY = ("pgsql_tmp", "/PostgreSQL.", "pg_dynshmem")  # of shared memory a container has little
 
-# It welcomes clients for which it has none. Whatever else hangs does so when a connection is opened, as a rule.
-_OF_A_POOLER = " (right after it was connected: a PgBouncer in between may have no more connections to the server)"
+# It welcomes clients for which it has none.
+_OF_A_POOLER = " (right after it was connected: PgBouncer may have no more connections to the server)"
 
 BROKEN = (
     OSError,
@@ -193,24 +193,25 @@ class Link:
         """
         if self._outdated:
             self.drop()
-        connection, new = self._connection, False
+        connection, unanswered = self._connection, False
         seconds = self._settings.call_seconds * self.patience
         try:
             if connection is None or connection.is_closed():
                 connection = self._connection = await connect(self._settings, statement_seconds=seconds)
-                new = True
+                unanswered = self._settings.pgbouncer
             if not self._settings.pgbouncer:
                 return await connection.fetch(query, *args, timeout=seconds)
             # PgBouncer hands out a server connection per transaction: parse and execute have to share one.
             async with asyncio.timeout(seconds), connection.transaction(isolation="read_committed"):
                 await connection.execute(_limits(seconds))
+                unanswered = False
                 return await connection.fetch(query, *args)
         except BROKEN as error:
             self.drop()
             if self._on_error is not None:
                 self._on_error()
             what = "takes no writes" if isinstance(error, asyncpg.ReadOnlySQLTransactionError) else "did not answer"
-            hint = _OF_A_POOLER if new and isinstance(error, TimeoutError) else ""
+            hint = _OF_A_POOLER if unanswered and isinstance(error, TimeoutError) else ""
             raise PostgresUnavailable(f"Postgres {what}: {_text(error)}{hint}") from error
         except PostgresUnavailable:
             if self._on_error is not None:

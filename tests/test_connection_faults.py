@@ -230,6 +230,17 @@ async def test_a_statement_that_is_given_up_ends_in_the_server(database: str, pg
     await link.close()
 
 
+async def test_a_statement_that_is_not_answered_is_no_want_of_connections_where_there_is_no_pgbouncer(database: str):
+    """Each try is the first statement of a connection. While Postgres was slow, the log thought of a PgBouncer."""
+    async with proxied(database) as proxy:
+        link = Link(PostgresSettings(dsn=proxy.dsn, call_seconds=2.0))
+        fault = proxy.arm("standing", Moment.SILENT_BEFORE)
+        with pytest.raises(PostgresUnavailable) as raised:
+            await link.fetch("SELECT e.cycle, e.fence FROM sidings.executor e")
+        assert (fault.hits, str(raised.value)) == (1, "Postgres did not answer: TimeoutError")
+        link.drop()
+
+
 async def test_a_statement_that_nobody_gives_up_may_take_longer(database: str):
     """As a reset of offsets does, which may have to cancel a million jobs."""
     connection = await connect(PostgresSettings(dsn=database, call_seconds=0.1))
