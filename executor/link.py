@@ -202,10 +202,18 @@ class Link:
             if not self._settings.pgbouncer:
                 return await connection.fetch(query, *args, timeout=seconds)
             # PgBouncer hands out a server connection per transaction: parse and execute have to share one.
-            async with asyncio.timeout(seconds), connection.transaction(isolation="read_committed"):
-                await connection.execute(_limits(seconds))
-                unanswered = False
-                return await connection.fetch(query, *args)
+            transaction = connection.transaction(isolation="read_committed")
+            async with asyncio.timeout(seconds):
+                await transaction.start()
+                try:
+                    await connection.execute(_limits(seconds))
+                    unanswered = False
+                    rows = await connection.fetch(query, *args)
+                except Exception:  # where it is given up, a ROLLBACK would wait for its answer, for as long as it takes
+                    await transaction.rollback()
+                    raise
+                await transaction.commit()
+                return rows
         except BROKEN as error:
             self.drop()
             if self._on_error is not None:

@@ -241,6 +241,20 @@ async def test_a_statement_that_is_not_answered_is_no_want_of_connections_where_
         link.drop()
 
 
+@pytest.mark.parametrize("pgbouncer", [False, True])
+async def test_a_statement_is_given_up_in_time_where_nothing_passes_any_more(database: str, pgbouncer: bool):
+    """Through PgBouncer it is a transaction, whose ROLLBACK waited for its answer: no lease was renewed, for ever."""
+    async with proxied(database) as proxy:
+        link = Link(PostgresSettings(dsn=proxy.dsn, call_seconds=2.0, pgbouncer=pgbouncer))
+        proxy.arm("standing", Moment.SILENT_BEFORE)
+        fetching = asyncio.create_task(link.fetch("SELECT e.cycle, e.fence FROM sidings.executor e"))
+        await asyncio.wait([fetching], timeout=12)
+        assert fetching.done()
+        assert isinstance(fetching.exception(), PostgresUnavailable)
+        assert await link.fetch("SELECT")
+        await link.close()
+
+
 async def test_a_statement_that_nobody_gives_up_may_take_longer(database: str):
     """As a reset of offsets does, which may have to cancel a million jobs."""
     connection = await connect(PostgresSettings(dsn=database, call_seconds=0.1))
