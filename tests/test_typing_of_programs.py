@@ -6,10 +6,13 @@ import json
 import sys
 import sysconfig
 import venv
+from inspect import signature
 from pathlib import Path
+from typing import get_overloads, get_type_hints
 
 import pytest
 import sidings
+from sidings import Directory
 
 from .support import SECONDS
 
@@ -80,3 +83,12 @@ async def test_what_the_readme_writes_is_right_in_strict_mode(bare: Path) -> Non
     ]
     lines = [number for number, line in enumerate(PROGRAM.splitlines()) if ".enqueue_sync(" in line]
     assert found == [(line, "reportArgumentType") for line in lines], output.decode()
+
+
+def test_a_row_that_a_directory_may_not_have_may_be_none_for_each_checker() -> None:
+    """mypy made nothing of a default for what a TypeVar annotates: `get(key)` was a row, and never None."""
+    forms = get_overloads(Directory.get)
+    returned = [getattr(get_type_hints(form)["return"], "__args__", ()) for form in forms]
+    parameters = [list(signature(form).parameters)[2:] for form in forms]
+    given = [(names, type(None) in kinds) for names, kinds in zip(parameters, returned, strict=True)]
+    assert given == [([], True), (["default"], False)]

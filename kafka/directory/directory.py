@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -94,7 +94,11 @@ class Directory(Generic[T]):
             raise KeyError(key)
         return value
 
-    def get(self, key: Hashable, default: D = None) -> T | D:
+    @overload
+    def get(self, key: Hashable) -> T | None: ...
+    @overload
+    def get(self, key: Hashable, default: D) -> T | D: ...
+    def get(self, key: Hashable, default: object = None) -> object:
         """The value of `key`, or `default`. Raises `DirectoryNotReady`."""
         if self._load_took is None:
             raise self._not_ready()
