@@ -178,8 +178,9 @@ class Service:
 
         model: of the JSON value; default: X of the handler's ``Message[X]``; `bytes` leaves the value as it is.
         batch: the handler gets lists of up to so many messages, each list of one partition.
-        decoder: makes the value from the raw message, instead of JSON. A message that cannot be decoded is kept as a
-            held job with its bytes and its error, and does not delay the others, not even those of its key.
+        decoder: makes the value from the raw message, whose own is None for a tombstone, instead of JSON. A message
+            that cannot be decoded is kept as a held job with its bytes and its error, and does not delay the others,
+            not even those of its key.
         retry: for a failing message before it is parked; default: 5 attempts, 0.2 s to 10 s apart. With `isolate`, for
             its job; default: for ever. A parked message is tried for ever, as jobs are by default.
         isolate: store each message as a job of its key's group, and run the handler from there.

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -13,7 +14,7 @@ from pydantic import BaseModel
 from sidings import Service
 from sidings.executor import Executor, ExecutorSettings, PostgresSettings
 from sidings.jobs import Job, Registry
-from sidings.kafka import KafkaSettings, OutboxSettings
+from sidings.kafka import Decoder, KafkaSettings, OutboxSettings
 from sidings.kafka.metrics import ConsumerMetrics
 from sidings.kafka.outbox.metrics import OutboxMetrics
 
@@ -226,6 +227,15 @@ def configured(title: str) -> set[str]:
     section = re.search(rf"## {title}.*?(?=\n## |\Z)", text, re.DOTALL)
     assert section is not None
     return {name for row in rows(section[0]) for name in re.findall(r"`(\w+)`", row[0])}
+
+
+@pytest.mark.parametrize("page", ["consumer.md", "directories.md"])
+def test_a_decoder_is_given_what_its_page_says(page: str) -> None:
+    """As they had it, type checkers refused it, and it failed at a tombstone."""
+    documented = re.search(r"`decoder\(message: (.+?)\)", (ROOT / "docs" / page).read_text())
+    assert documented is not None
+    [[taken], _] = get_args(Decoder)
+    assert str(taken).rpartition(".")[2] == documented[1].replace("\\", "")
 
 
 def test_every_link_inside_the_documentation_leads_somewhere() -> None:
