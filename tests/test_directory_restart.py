@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 from pydantic import field_validator
-from sidings import SQLite
+from sidings import SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
 
 from .consumer_support import delete_records
@@ -156,6 +156,21 @@ async def test_records_that_were_deleted_before_they_were_read(topic, sidings_ka
     await delete_records(sidings_kafka, name, 3)
     assert await load(name, sidings_kafka, path) == ({"T-3": "a"}, 1, 1)
     assert "begins at 3, after 1" in caplog.text
+
+
+async def test_who_is_refused_a_file_that_is_in_use_leaves_it_to_its_user(topic, sidings_kafka, tmp_path):
+    """A second directory with the same object closed what was the first one's, which ended with it."""
+    name, path = await topic("terminals", config=COMPACTED), tmp_path / "terminals.db"
+    storage: SQLite[Acquirer] = SQLite(path)
+    async with a_directory(name, sidings_kafka, storage=storage) as terminals:
+        for same in (storage, SQLite[Acquirer](path)):
+            with pytest.raises(StorageError, match="in use"):
+                await a_directory(name, sidings_kafka, storage=same).run()
+            assert terminals.get("T-1") is None
+        await put(sidings_kafka, name, {"T-1": row("T-1")})
+        await eventually(lambda: "T-1" in terminals, terminals.problems)
+    await storage.close()
+    assert (await load(name, sidings_kafka, path))[0] == {"T-1": "a"}
 
 
 WORKER = """

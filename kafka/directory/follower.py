@@ -102,10 +102,11 @@ class Follower(Generic[T]):
 
     async def run(self) -> None:
         """Follow until `stop`; Kafka may come and go. Raises `StorageError`."""
-        self.failing_since = time.monotonic()
+        self.failing_since, opened = time.monotonic(), False
         try:
             plan = Plan(self.topic, self._rows.derived, self._kept_value, self._rows.key_of)
             self._kept = await self._storage.open(plan)
+            opened = True
             self._log.topic_id = self._kept.topic_id
             while not self._stopping.is_set():
                 try:
@@ -120,7 +121,8 @@ class Follower(Generic[T]):
         finally:
             self.ended = True
             self._wake()
-            await self._storage.close()
+            if opened:  # else it may be another directory's
+                await self._storage.close()
 
     def stop(self) -> None:
         """`run` returns soon."""

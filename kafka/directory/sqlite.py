@@ -98,7 +98,11 @@ class SQLite(Generic[T]):
         self._damage = None  # was that of a file which is put aside now
         self._home = threading.get_ident()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sidings-directory-{plan.topic}")
-        return await self._work(self._open)
+        try:
+            return await self._work(self._open)
+        except BaseException:
+            await self.close()
+            raise
 
     async def reset(self, identity: Identity) -> None:
         """Forget everything. Raises `StorageError`."""

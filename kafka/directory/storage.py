@@ -77,7 +77,7 @@ class Storage(Protocol[T]):
     """
 
     async def open(self, plan: Plan[T]) -> Kept:
-        """Begin, with what is there. Raises `StorageError`."""
+        """Begin, with what is there. Raises `StorageError`, and has let go of its files then."""
         ...
 
     async def reset(self, identity: Identity) -> None:
