@@ -11,11 +11,11 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
-from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 from sidings import KafkaSettings, KafkaUnavailable, Message, Transaction
 from sidings.devstack.topics import create_topic
 from sidings.kafka import Producer, membership
+from sidings.kafka.brokers import _Client
 from sidings.kafka.directory.reader import Reader
 from sidings.kafka.outbox import NotPublished, OutboxSettings
 from sidings.kafka.outbox.senders import Sender
@@ -179,13 +179,13 @@ async def test_who_leads_a_partition_that_nobody_leads_is_not_asked_without_a_pa
 ) -> None:
     """Hundreds of times a second, by each client, of the brokers that are left in an outage."""
     asked = list[float]()
-    update = AIOKafkaClient._metadata_update
+    update = _Client._update_metadata
 
-    async def noted(client: AIOKafkaClient, *arguments: Any) -> bool:
+    async def noted(client: _Client, *arguments: Any) -> bool:
         asked.append(time.monotonic())
         return await update(client, *arguments)
 
-    monkeypatch.setattr(AIOKafkaClient, "_metadata_update", noted)
+    monkeypatch.setattr(_Client, "_update_metadata", noted)
     reader = Reader(KafkaSettings(bootstrap=sidings_kafka), await topic())
     await reader.connect(asyncio.Event())
     reader.assign([7])  # it has one partition
