@@ -1,9 +1,12 @@
 """Producers that are ended with batches in them."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.errors import NotLeaderForPartitionError
+from aiokafka.protocol.produce import ProduceRequest
 from sidings.devstack.topics import create_topic
 from sidings.kafka.outbox import OutboxSettings
 from sidings.kafka.outbox.senders import Sender
@@ -77,3 +80,40 @@ async def test_a_producer_that_is_ended_while_it_connects_sends_nothing_when_bro
     requests = "Sender._send_produce_req"  # aiokafka's: they have connected, and sent something or nothing
     await eventually(lambda: not any(task.get_coro().__qualname__ == requests for task in asyncio.all_tasks()))
     assert await arrived(kafka.bootstrap, "etas") == 0
+
+
+async def test_requests_that_wait_for_the_brokers_of_now_end_with_their_producer(
+    sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but one waited for ever, since nobody asked any more who leads what: for each, "Task was destroyed but it is
+    pending" stood in the log."""
+    name, asked = await topic(partitions=2), asyncio.Event()
+    sender = Sender(KafkaSettings(bootstrap=sidings_kafka), OutboxSettings(), idempotent=True)
+    await sender.start()
+    await sender.partitions(name, SECONDS)
+    client, send = sender._producer.client, sender._producer.client.send
+
+    async def refuse(node: Any, request: Any, **options: Any) -> Any:
+        if isinstance(request, ProduceRequest):
+            raise NotLeaderForPartitionError
+        return await send(node, request, **options)
+
+    async def hang(*_: Any) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(client, "send", refuse)
+    monkeypatch.setattr(client, "_metadata_update", hang)
+    monkeypatch.setattr(client.cluster, "leader_for_partition", lambda tp: tp.partition)  # two of them
+    for number in range(2):
+        batch = sender.batch()
+        batch.append(timestamp=None, key=None, value=b"1")
+        await sender.send(batch, name, number)
+    await asked.wait()
+    waiting = sender._producer._message_accumulator._batches
+    await eventually(lambda: sum(map(len, waiting.values())) == 2)  # to be tried again, as soon as that is told
+    requests = [task for task in asyncio.all_tasks() if "_send_produce_req" in repr(task)]
+    assert len(requests) == 2
+    await sender.kill()
+    await asyncio.sleep(0)
+    assert [task for task in requests if not task.done()] == []

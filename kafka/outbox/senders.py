@@ -153,6 +153,10 @@ class Sender:
                 current = asyncio.current_task()
                 if current is None or current.cancelling():
                     raise
+            # Requests that wait for who leads what, or come to that now, would for ever: nobody asks any more.
+            producer.client.force_metadata_update()
+            if not producer.client._md_update_fut.done():
+                producer.client._md_update_fut.set_result(False)
         if task is not None and not task.done():
             task.cancel()
 
