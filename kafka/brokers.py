@@ -88,6 +88,7 @@ def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = No
     client.fetch_bytes = {}
     client.throttled_until = {}
     client.refusals = {}
+    client.unanswered = Outage(log, "no broker could be asked who leads what")
     client.updated_at, client.updated_of = 0.0, None
 
 
@@ -95,8 +96,8 @@ class _Client(AIOKafkaClient):
     """patience: of the next try to connect to a broker; connecting: since when; failed_at: the last one. late: how many
     requests to a broker have been without an answer for long. fetch_bytes: most of one fetch from a broker, where the
     network to it is too narrow for as many as are asked for. throttled_until: nothing is sent on a connection before
-    (`time.monotonic`). refusals: of brokers that let nothing be read of some partitions. updated_at: when it
-    was last told who leads what, and updated_of: of which topics."""
+    (`time.monotonic`). refusals: of brokers that let nothing be read of some partitions. unanswered: while none tells
+    who leads what. updated_at: when it was last told who leads what, and updated_of: of which topics."""
 
     session_seconds: float | None
     makes_topics: bool
@@ -108,6 +109,7 @@ class _Client(AIOKafkaClient):
     fetch_bytes: dict[Any, int]
     throttled_until: dict[Any, float]
     refusals: dict[Any, Outage]
+    unanswered: Outage
     updated_at: float
     updated_of: frozenset[str] | None
 
@@ -334,9 +336,10 @@ class _Client(AIOKafkaClient):
         try:
             metadata = await _first([partial(self._ask, node, request) for node in nodes])
         except (KafkaError, TimeoutError) as error:
-            log.warning("none of the brokers %s tells who leads what: %r", nodes, error)
+            self.unanswered.failed(f"{error!r}, of brokers {nodes}")
             cluster_metadata.failed_update(None)
             return False
+        self.unanswered.over()
         if not metadata.brokers:
             return False
         cluster_metadata.update_metadata(metadata)

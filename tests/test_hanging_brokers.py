@@ -193,3 +193,21 @@ async def test_who_leads_a_partition_that_nobody_leads_is_not_asked_without_a_pa
     await eventually(lambda: len(asked) > 8)
     await reader.close()
     assert asked[8] - asked[3] >= 0.4
+
+
+async def test_that_no_broker_tells_who_leads_what_is_told_ever_more_rarely(
+    sidings_kafka: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten times a second, by each client, for as long as all brokers were away."""
+    reader = Reader(KafkaSettings(bootstrap=sidings_kafka), "any")
+    await reader.connect(asyncio.Event())
+    client: Any = reader._client._client
+    with monkeypatch.context() as away:
+        away.setattr(client, "_get_conn", lambda *_, **__: asyncio.sleep(0))
+        for _ in range(3):
+            assert await client.force_metadata_update() is False
+    assert await client.force_metadata_update()
+    await reader.close()
+    told = [record.getMessage() for record in caplog.records if "who leads what" in record.getMessage()]
+    assert len(told) == 2
+    assert "works again" in told[1]
