@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, Never, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Never, get_args, get_origin, get_type_hints
 from weakref import WeakSet
 
 from ..errors import ConfigurationError, UnknownJobType
@@ -15,7 +15,7 @@ from .periodic import Missed, Per, Tick, periodic_of
 from .retry import Retry
 from .transaction import Transaction, noted
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "bare"]
 
 
 class Registry:
@@ -267,6 +267,11 @@ def _check_ticks(handler: Callable[..., object], label: str) -> None:
         raise ConfigurationError(f"{label}: the payload of a periodic job is a Tick: annotate its handler: Job[Tick]")
 
 
+def bare(hint: Any) -> Any:
+    """Without what `Annotated` says of it as a whole; within it that is the model's, as a discriminator."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
 def _payload_model(handler: Callable[..., object], label: str, batch: bool) -> Any:
     """X of the handler's ``Job[X]`` annotation, or ``list[Job[X]]`` of a batch."""
     parameters = list(inspect.signature(handler).parameters.values())
@@ -275,7 +280,7 @@ def _payload_model(handler: Callable[..., object], label: str, batch: bool) -> A
     if not parameters:
         raise ConfigurationError(f"{label}: the handler takes no parameter; {remedy}")
     try:
-        hint = get_type_hints(handler).get(parameters[0].name)
+        hint = bare(get_type_hints(handler, include_extras=True).get(parameters[0].name))
     except NameError as error:  # a model defined inside a function, under `from __future__ import annotations`
         raise ConfigurationError(f"{label}: the annotation cannot be resolved ({error}); {remedy}") from None
     except TypeError:  # functools.partial, or an object that can be called, has none
@@ -285,7 +290,7 @@ def _payload_model(handler: Callable[..., object], label: str, batch: bool) -> A
     if batch:
         if get_origin(hint) is not list:
             raise ConfigurationError(f"{label}: with batch= the handler takes a list of jobs; {remedy}")
-        hint = get_args(hint)[0]
+        hint = bare(get_args(hint)[0])
     if hint is Job:
         return Any
     if get_origin(hint) is not Job:

@@ -11,6 +11,7 @@ from tenacity import stop_after_attempt, wait_exponential, wait_random
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
 from ..jobs.middleware import Call, Middleware, call_through, completed, is_error
+from ..jobs.registry import bare
 from .calling import shown, told_of, working_on
 from .checks import adapter_of, can_be_called, check_count, check_function, check_seconds
 from .message import Message, Record, StoredMessage
@@ -94,7 +95,7 @@ class Subscription(Generic[T]):
         self.job_type_name = MESSAGE_PREFIX + topic
         self._decoder = decoder
         model = _model_of(handler, topic, batch is not None) if model is None and decoder is None else model
-        self._raw = decoder is None and model in (bytes, bytes | None)
+        self._raw = decoder is None and bare(model) in (bytes, bytes | None)
         adapter = None if self._raw or model is None else adapter_of(model, topic)
         # As `validate_json` and `validate_python`, in less time.
         self._validate_json = adapter and adapter.validator.validate_json
@@ -221,7 +222,7 @@ def _model_of(handler: Callable[..., object], topic: str, listed: bool) -> Any:
     )
     parameters = list(inspect.signature(handler).parameters.values())
     try:
-        hint = get_type_hints(handler).get(parameters[0].name)
+        hint = bare(get_type_hints(handler, include_extras=True).get(parameters[0].name))
     except NameError as error:
         raise ConfigurationError(f"{topic}: the annotation cannot be resolved ({error}); {remedy}") from None
     except TypeError:  # functools.partial, or an object that can be called, has none
@@ -229,7 +230,7 @@ def _model_of(handler: Callable[..., object], topic: str, listed: bool) -> Any:
     if listed:
         if get_origin(hint) is not list:
             raise ConfigurationError(f"{topic}: with batch= the handler takes a list of messages; {remedy}")
-        hint = get_args(hint)[0]
+        hint = bare(get_args(hint)[0])
     if get_origin(hint) is not Message:
         raise ConfigurationError(f"{topic}: the model of its messages is unknown; {remedy}")
     return get_args(hint)[0]

@@ -6,10 +6,10 @@ import json
 import logging
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from sidings import ConfigurationError, Message, Retry, Transaction, UndecodableMessage
 from sidings.kafka.subscription import Subscription
 from sidings.kafka.typed_subscription import TypedSubscription
@@ -262,6 +262,34 @@ async def test_wrong_declarations_are_refused_with_the_remedy(database):
     events.on("a", model=Number)(record)
     with pytest.raises(ConfigurationError, match="two handlers are declared for the type 'a'"):
         events.on("a", model=Number)(record)
+
+
+class Book(BaseModel):
+    kind: Literal["book"] = "book"
+
+
+class Drop(BaseModel):
+    kind: Literal["drop"] = "drop"
+
+
+def test_what_an_annotation_says_of_a_model_holds_as_of_model():
+    """`Annotated` was taken off: a message that did not say its kind passed for the first model that fits."""
+    kinds = Annotated[Book | Drop, Field(discriminator="kind")]
+
+    async def one(message: Annotated[Message[kinds], "a message"], tx: Transaction) -> None: ...
+
+    async def several(messages: list[Message[kinds]], tx: Transaction) -> None: ...
+
+    async def raw(message: Message[Annotated[bytes, "no JSON"]], tx: Transaction) -> None: ...
+
+    def of(value: bytes) -> Any:
+        return SimpleNamespace(topic="t", partition=0, offset=1, timestamp=0, key=None, value=value, headers=())
+
+    for subscription in (Subscription[Any]("t", one), Subscription[Any]("t", several, batch=2)):
+        assert subscription.decode(of(b'{"kind": "drop"}')).value == Drop()
+        with pytest.raises(UndecodableMessage, match="discriminator"):
+            subscription.decode(of(b"{}"))
+    assert Subscription[Any]("t", raw).decode(of(b"\xff")).value == b"\xff"
 
 
 def test_what_stands_in_a_message_is_told_of_briefly():

@@ -21,6 +21,7 @@ from pydantic import (
     PrivateAttr,
     SecretStr,
     TypeAdapter,
+    ValidationError,
     field_validator,
     model_validator,
 )
@@ -133,6 +134,24 @@ async def test_a_handler_gets_what_was_enqueued_or_it_is_refused(
                 await change.enqueue(connection, payload, origin=ORIGIN)
     await drain(database, registry)
     assert got == ([payload] if arrives else [])
+
+
+async def test_what_an_annotation_says_of_a_model_holds_as_of_payload():
+    """`Annotated` was taken off: what did not say its kind passed for the first model that fits; limits were none."""
+    kinds = Annotated[Book | Drop, Field(discriminator="kind")]
+    registry = Registry()
+
+    @registry.job()
+    async def change(job: Job[kinds]) -> None: ...
+
+    @registry.job(batch=2)
+    async def pay(jobs: Annotated[list[Annotated[Job[Annotated[int, Field(gt=0)]], "a job"]], "all"]) -> None: ...
+
+    assert change.load('{"kind": "drop", "transport": "T"}') == Drop(transport="T")
+    with pytest.raises(ValidationError, match="discriminator"):
+        change.load('{"transport": "T"}')
+    with pytest.raises(ValidationError, match="greater than 0"):
+        pay.load("-5")
 
 
 class Kept(BaseModel):
