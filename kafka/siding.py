@@ -49,6 +49,7 @@ class Siding:
         self._slots = slots
         self._own = asyncio.Semaphore(1)
         self._settled = settled
+        self.unsettled: Item | None = None  # that `outage` has told of last
         self.outage = Outage(log, f"{subscription.topic}: messages that stand aside could not be settled")
 
     async def settle(self, partition: Partition) -> None:
@@ -59,20 +60,24 @@ class Siding:
                 try:
                     await self._attempt(partition, item)
                 except BatchFailed as failure:  # not by the handler, but by what parks or discards
-                    self.outage.failed(f"{partition.origin} offset {item.record.offset}: {failure}")
+                    self._not_settled(item, failure)
                     await set_within(partition.left, _PARK_AGAIN_SECONDS)
         except OffsetsMoved as moved:
             log.warning("%s; undone", moved)
             self._metrics.conflict(self._subscription.topic)
             _displace(item)
         except PostgresUnavailable as error:
-            self.outage.failed(f"{partition.origin} offset {item.record.offset}: {error}")
+            self._not_settled(item, error)
             self._metrics.postgres_error()
             await Backoff().sleep()
             _displace(item)
         if not item.void:  # else it may stand aside by now for another message
             partition.enter(State.READY)
         self._settled(partition)
+
+    def _not_settled(self, item: Item, error: object) -> None:
+        self.unsettled = item
+        self.outage.failed(f"{item.partition.origin} offset {item.record.offset}: {error}")
 
     async def _attempt(self, partition: Partition, item: Item) -> None:
         """One attempt, and what follows from its failure."""
@@ -94,7 +99,7 @@ class Siding:
         elif isinstance(error, Snooze) and (seconds := snoozed(error)) is not None:
             await set_within(partition.left, seconds)
         elif isinstance(error, PostgresUnavailable) and error.blameless:  # as of a `service.transaction()` of its own
-            self.outage.failed(f"{where}: {text_of(error)}")
+            self._not_settled(item, text_of(error))
             self._metrics.postgres_error()
             await set_within(partition.left, _POSTGRES_SECONDS)
         else:

@@ -394,6 +394,7 @@ class TopicLoop(FetchLoop):
             await self._split_until_done(items, failing)
             self._backoff.reset()
             self._outage.over()
+            self._look_at_unsettled()
         except OffsetsMoved as moved:
             log.warning("%s; undone", moved)
             self._metrics.conflict(self.topic)
@@ -446,6 +447,15 @@ class TopicLoop(FetchLoop):
             except IllegalStateError:
                 return  # revoked; it will be placed anew or is gone
             self._roof.spawn(self._siding.settle(partition))
+
+    def _look_at_unsettled(self) -> None:
+        """A message whose transaction broke while it stood aside may have been handled in the main line since, or be
+        another process's by now: nothing else would end that outage."""
+        if (item := self._siding.unsettled) is not None:
+            partition = self._partitions.get(item.partition.tp)
+            if partition is None or partition.next_offset > item.record.offset:
+                self._siding.unsettled = None
+                self._siding.outage.over()
 
     def _rejoin(self, partition: Partition) -> None:
         if self._partitions.get(partition.tp) is not partition:

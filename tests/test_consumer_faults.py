@@ -79,6 +79,30 @@ async def test_a_connection_that_breaks_under_a_message_that_stands_aside_ends_n
     assert await numbers(effects) == [0, 1]
 
 
+async def test_health_does_not_tell_of_a_message_that_the_main_line_has_handled_since(
+    effects, topic, sidings_kafka, monkeypatch
+):
+    """It stood aside when its connection broke. That nobody got further was told for a minute, when all was done."""
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.0)
+    name, tried = await topic(), list[int]()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        tried.append(message.value.n)
+        if len(tried) == 1:
+            raise ValueError("it fails in the main line")
+        await record(message, tx)
+        if len(tried) == 2:
+            await tx.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    async with service:
+        await produce(sidings_kafka, name, [0])
+        await eventually(offset_reaches(effects, name, 1))
+        assert len(tried) == 3
+        await eventually(lambda: service.problems() == [], service.problems, seconds=5.0)
+
+
 async def take_no_writes(dsn: str) -> None:
     """What the handlers' next sessions find; that is how a server is kept from filling its disk."""
     async with connected(dsn) as connection:
