@@ -42,8 +42,8 @@ WITH s AS MATERIALIZED (
 )
 SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id,
        CASE WHEN pg_is_in_recovery() THEN 'standby'
-            ELSE concat(pg_postmaster_start_time(), ' crash ', pg_stat_get_bgwriter_stat_reset_time(),
-                        ' timeline ', sidings.timeline()) END AS type,
+            ELSE concat(extract(epoch FROM pg_postmaster_start_time()),  -- as text, a time would depend on the session
+                        ' crash ', extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()), ' timeline ', sidings.timeline()) END AS type,
        NULL::text AS "group", (SELECT q.last_value - (NOT q.is_called)::int FROM sidings.job_position q) AS position,
        NULL::int[] AS numbers,
        date_part('epoch', clock_timestamp()) AS run_at, NULL::float8 AS enqueued_at, NULL::float8 AS first_started_at,

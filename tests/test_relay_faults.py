@@ -138,6 +138,27 @@ async def test_postgres_restarts_under_the_relay(own_postgres, sidings_kafka: st
     assert_complete(await records(sidings_kafka, etas), 4_400)
 
 
+async def test_another_time_zone_or_date_style_of_the_database_is_no_restart(
+    database: str, sidings_kafka: str, topic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the next connection the start of the server, by which a restart is told, was another text: the relay gave
+    its slots up, and waited for their leases, a minute here."""
+    etas = await topic("etas")
+    async with relaying(database, sidings_kafka, lease_seconds=60.0), connected(database) as connection:
+        await publish(database, etas, numbered(0, 1))
+        await emptied(database)
+        name = await connection.fetchval("SELECT current_database()")
+        await connection.execute(f"ALTER DATABASE \"{name}\" SET timezone = 'Asia/Kathmandu'")
+        await connection.execute(f"ALTER DATABASE \"{name}\" SET datestyle = 'German'")
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        await publish(database, etas, numbered(1, 1))
+        await emptied(database, seconds=10.0)
+    assert "was restarted" not in caplog.text
+
+
 async def test_a_lost_answer_to_a_deletion_is_asked_again(
     database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

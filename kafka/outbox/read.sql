@@ -38,8 +38,8 @@ WITH s AS MATERIALIZED (
 SELECT 0::smallint AS part, 0 AS ref, s.next_xid AS id, s.snapshot::text AS topic, NULL::bytea AS key,
        NULL::bytea AS partition_key, NULL::bytea AS value,
        CASE WHEN pg_is_in_recovery() THEN 'standby'
-            ELSE concat(pg_postmaster_start_time(), ' crash ', pg_stat_get_bgwriter_stat_reset_time(),
-                        ' timeline ', sidings.timeline()) END AS headers,
+            ELSE concat(extract(epoch FROM pg_postmaster_start_time()),  -- as text, a time would depend on the session
+                        ' crash ', extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()), ' timeline ', sidings.timeline()) END AS headers,
        (SELECT q.last_value - (NOT q.is_called)::int FROM sidings.outbox_id q) AS timestamp_ms, NULL::bigint AS published_us
 FROM s, late
 UNION ALL
