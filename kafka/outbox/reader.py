@@ -73,6 +73,7 @@ class Reader:
         on_new_server: Callable[[], None],
     ) -> None:
         self.last_answer = now()
+        self.outage = Outage(log, "the outbox could not be read")
         self.server: str | None = None
         self._link = link
         self._backlog = backlog
@@ -96,7 +97,7 @@ class Reader:
 
     async def run(self) -> None:
         """Read for ever."""
-        backlog, backoff, outage = self._backlog, Backoff(), Outage(log, "the outbox could not be read")
+        backlog, backoff, outage = self._backlog, Backoff(), self.outage
         while True:
             await self._wait()
             self._woken.clear()

@@ -128,7 +128,8 @@ class Relay:
             found.append("the relay does not run")
         unread = now() - self.reader.last_answer  # where nothing wakes it, it reads at the next poll
         if unread > max(5.0, self.settings.lease_seconds) + 1.2 * self.settings.poll_seconds:
-            found.append(f"the outbox was last read {unread:.1f} s ago")
+            error = self.reader.outage.error
+            found.append(f"the outbox was last read {unread:.1f} s ago" + (f": {error}" if error is not None else ""))
         return found
 
     def held_up(self) -> list[str]:
