@@ -516,6 +516,24 @@ def test_a_read_from_the_beginning_gets_past_crowds_of_groups_that_have_failed()
     assert [lane.group for lane in rig.scheduler.hungry] == ["group 11"]
 
 
+def test_a_group_that_is_gone_while_it_waits_for_room_takes_none_when_there_is_some():
+    """It would never give it back, and in time no group that has failed would run again."""
+    rig = Rig(window=4)
+    for number in (1, 2):
+        rig.put(number, group=f"group {number}", attempt=2)
+    rig.wait(0.0)  # the second one's time has come
+    [first] = rig.choose()
+    rig.put(9, group="group 9", attempt=2)
+    rig.scheduler.forget([("t/0", "group 2")], [2])
+    rig.refill(group="group 2")
+    assert set(rig.queue.lanes) == {"group 1", "group 9"}
+    rig.scheduler.ended(first, 0)
+    assert rig.run() == [9]
+    rig.wait(0.0)
+    rig.put(10, group="group 10", attempt=2)
+    assert rig.run() == [10]
+
+
 # -- suspects -----------------------------------------------------------------------------------------------------
 
 
@@ -889,6 +907,19 @@ def test_the_next_attempt_may_be_read_before_the_outcome_of_the_last_one_is_ackn
     assert (entry.position, entry.attempt) == (5, 2)
     rig.scheduler.ended(entry, 0)
     assert rig.in_memory == 0
+
+
+def test_a_next_attempt_that_was_read_too_early_is_forgotten_with_all_that_waits():
+    """Somebody may have ended it since."""
+    rig = Rig()
+    rig.put(1, group=None)
+    [entry] = rig.choose()
+    rig.put(5, group=None, id=1, attempt=2)
+    rig.scheduler.forget_waiting(rig.queue)
+    rig.scheduler.again(entry, due=0.0)
+    assert rig.choose() == []
+    rig.put(5, group=None, id=1, attempt=2)
+    assert rig.run() == [5]
 
 
 def test_a_held_job_that_is_released_may_be_read_before_its_outcome_is_acknowledged():
