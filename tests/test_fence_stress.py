@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from uuid import UUID, uuid4
 
@@ -23,6 +23,7 @@ ACQUIRE = f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '{
 CYCLE = load_sql("sidings.executor", "cycle")
 PROMOTE = load_sql("sidings.executor", "promote")
 RENEW = load_sql("sidings.executor", "renew")
+SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 FENCE = " AND e.fence = its_fence"
 
 
@@ -178,6 +179,73 @@ async def test_after_a_takeover_the_former_owner_neither_renews_nor_promotes(dat
         assert await owner.fetchval("SELECT lease_until FROM sidings.origin") == leased
         [promoted] = await owner.fetch(PROMOTE, UUID(int=0), [ORIGIN], [epoch], 10, [], None)
         assert promoted["promoted"] == 0
+
+
+STATEMENTS: dict[
+    str, tuple[object, ...]
+] = {  # of whoever holds an origin: what follows the executor, origins and epochs
+    "promote": (10, [], None),
+    "supersede": (["a"], ["latest"], [], 10),
+    "renumber": (2**62, 10),
+    "fire_origins": ([SINCE], [None], [SINCE], True, 0, [ORIGIN], ["{}"]),
+}
+
+
+async def do(statement: str, connection: asyncpg.Connection, executor: int, epoch: int) -> None:
+    whose = ("sweep", "daily") if statement == "fire_origins" else ()
+    query = load_sql("sidings.executor", statement)
+    await connection.fetch(query, UUID(int=executor), *whose, [ORIGIN], [epoch], *STATEMENTS[statement])
+
+
+async def give_work(connection: asyncpg.Connection) -> None:
+    """Something for each of these statements: a job that is due, one that a newer one has followed, one beyond the
+    sequence of positions, and a tick."""
+    await connection.execute(
+        f"""INSERT INTO sidings.job (type, origin, "group", policy, payload, position, run_at) VALUES
+                ('step', '{ORIGIN}', NULL, 0, '{{}}', NULL, now()),
+                ('latest', '{ORIGIN}', 'a', 1, '{{}}', nextval('sidings.job_position'), NULL),
+                ('latest', '{ORIGIN}', 'a', 1, '{{}}', nextval('sidings.job_position'), NULL),
+                ('step', '{ORIGIN}', NULL, 0, '{{}}', 2::numeric ^ 62 + 1, NULL)"""
+    )
+    await connection.execute(
+        "INSERT INTO sidings.periodic (name, origin, schedule, since) VALUES ('sweep', $1, 'daily', $2)", ORIGIN, SINCE
+    )
+
+
+async def state(connection: asyncpg.Connection) -> list[list[asyncpg.Record]]:
+    tables = ("job", "job_history", "periodic")
+    return [await connection.fetch(f"SELECT * FROM sidings.{table} ORDER BY 1, 2") for table in tables]
+
+
+@pytest.mark.parametrize("epoch", [1, 2], ids=["its own epoch", "the successor's epoch"])
+@pytest.mark.parametrize("statement", STATEMENTS)
+async def test_after_a_takeover_the_former_owner_changes_nothing_of_what_waits(
+    database: str, statement: str, epoch: int
+):
+    """What it takes for superseded may run by now, and what it gives another place its successor has read."""
+    async with an_owner_and_a_successor(database) as (owner, successor, _):
+        await give_work(owner)
+        assert await take_over(successor) == 2
+        before = await state(owner)
+        await do(statement, owner, 0, epoch)
+        assert await state(owner) == before
+        await do(statement, successor, 1, 1)  # nor does it itself, under the epoch of an owner before it
+        assert await state(owner) == before
+        await do(statement, successor, 1, 2)
+        assert await state(owner) != before
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+async def test_an_origin_is_not_taken_over_while_its_owner_changes_what_waits(database: str, statement: str):
+    """Whoever looks at the lease without a lock may have seen that of a moment ago."""
+    async with an_owner_and_a_successor(database) as (owner, successor, _):
+        await give_work(owner)
+        async with owner.transaction():
+            await do(statement, owner, 0, 1)
+            over = "SELECT lease_until < clock_timestamp() FROM sidings.origin"
+            await eventually(lambda: successor.fetchval(over), "the lease has run out")
+            assert await successor.fetchval(ACQUIRE, UUID(int=1)) is None
+        assert await take_over(successor) == 2
 
 
 async def test_a_lease_that_its_owner_has_taken_anew_is_not_renewed_under_the_former_epoch(database: str):

@@ -14,6 +14,7 @@ from sidings.errors import ConfigurationError, EnqueueError
 from sidings.executor import reader
 from sidings.executor.clock import now
 from sidings.jobs import Discard, Job, JobId, OutcomeName, Registry, Retry, Snooze
+from sidings.schema import load_sql
 from tenacity import retry_if_result, stop_after_attempt, wait_fixed, wait_none
 
 from .support import (
@@ -119,6 +120,47 @@ async def test_a_latest_job_that_commits_late_is_not_lost_and_supersedes_nothing
         await drained(database)
     assert seen == [0, 2]
     assert await ended(database) == {head: "succeeded", first: "superseded", newest: "succeeded"}
+
+
+async def test_only_what_waits_is_superseded_and_only_by_what_waits(database: str):
+    """Not what a person holds back, nor what is delayed or was enqueued under another policy; and none of these
+    supersedes anything. The newest inherits how long those before it back off, also where that is for ever."""
+    columns = "type, policy, held, position, run_at, failures, error"
+    next_position = "nextval('sidings.job_position')"
+    left = [
+        "'locate', 1, 'a person', NULL, NULL, 0, NULL",
+        "'locate', 1, NULL, NULL, now() + interval '1 hour', 0, NULL",
+        f"'locate', 0, NULL, {next_position}, NULL, 0, NULL",
+        f"'locate', 2, NULL, {next_position}, NULL, 0, NULL",
+        f"'others', 1, NULL, {next_position}, NULL, 0, NULL",
+    ]
+    older = [
+        f"'locate', 1, NULL, {next_position}, NULL, 0, NULL",
+        f"'locate', 1, NULL, {next_position}, 'infinity', 3, 'no map'",
+    ]
+    newest = f"'locate', 1, NULL, {next_position}, NULL, 0, NULL"
+    async with connected(database) as connection:
+        ids = [
+            await connection.fetchval(
+                f"""INSERT INTO sidings.job (origin, "group", payload, {columns})
+                    VALUES ('{ORIGIN}', 'a', '{{}}', {values}) RETURNING id"""
+            )
+            for values in (*left, *older, newest, *left)
+        ]
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        epoch = await connection.fetchval(
+            f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '1 hour', true)", me
+        )
+        rows = await connection.fetch(
+            load_sql("sidings.executor", "supersede"), me, [ORIGIN], [epoch], ["a"], ["locate"], [], 100
+        )
+        assert [tuple(row) for row in rows] == [(1, ids[7], 2)]
+        stand = [row["id"] for row in await connection.fetch("SELECT id FROM sidings.job ORDER BY id")]
+        assert stand == [id for id in ids if id not in ids[5:7]]
+        inherited = await connection.fetchrow(
+            "SELECT run_at = 'infinity' AS blocked, failures, error FROM sidings.job WHERE id = $1", ids[7]
+        )
+        assert tuple(inherited) == (True, 3, "no map")
 
 
 async def test_other_types_of_the_group_keep_their_places_between_latest_jobs(database: str):
