@@ -5,6 +5,8 @@
 -- The key-share lock on (origin, epoch) keeps a superseded owner out. Returns how many, and when the next one is due.
 -- A job that somebody else has locked is left for another time, as are those of its group that are due after it: to wait for
 -- it would hold up all others. The next look begins there.
+-- Of jobs that are due at the same moment the first by id: else what the LIMIT leaves for the next time might stand before others of
+-- its group. All of these are sorted then.
 -- Plan: job_due, one probe per origin, then job_pkey; job_group for those of policy latest. statement_timestamp(), because
 -- a volatile clock_timestamp() cannot end an index scan: every later job of the origin would be read. num_nonnulls(),
 -- because "IS NULL AND IS NULL" would let the planner join by a scan of all of job_due. What is due at
@@ -23,7 +25,7 @@ WITH mine AS MATERIALIZED (
          LATERAL (SELECT * FROM sidings.job j
                   WHERE j.origin = mine.origin AND j.position IS NULL AND j.held IS NULL AND j.run_at <= statement_timestamp()
                     AND j.run_at >= coalesce($6::timestamptz, '-infinity')
-                  ORDER BY j.run_at LIMIT $4) j
+                  ORDER BY j.run_at, j.id LIMIT $4) j
 ), due AS MATERIALIZED (
     SELECT f.* FROM first f,
          LATERAL (SELECT FROM sidings.job j

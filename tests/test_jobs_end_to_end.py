@@ -5,6 +5,7 @@ import logging
 import threading
 from collections import Counter
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,26 @@ async def test_delayed_jobs_that_are_overdue_together_run_in_due_order_too(datab
     async with running(database, registry):
         await drained(database)
     assert order == sorted(numbers)
+
+
+async def test_delayed_jobs_that_are_due_at_once_keep_their_order_however_many_statements_promote_them(database: str):
+    """Rows take whatever place in the table is free: where one statement promoted no more of them, those of a group
+    that stood further back were promoted later, and ran out of their order."""
+    async with connected(database) as connection:
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        acquire = f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '1 hour', true)"
+        epoch = await connection.fetchval(acquire, me)
+        for number in range(30, 0, -1):  # the last ten are due before the others
+            await connection.execute(
+                """INSERT INTO sidings.job (id, type, origin, "group", position, run_at, payload)
+                   OVERRIDING SYSTEM VALUE VALUES ($2, 'ride', $1, 'a', NULL, $3, '{}')""",
+                *(ORIGIN, number, datetime(2026, 1, 1 if number > 20 else 2, tzinfo=UTC)),
+            )
+        for _ in range(4):
+            promote = load_sql("sidings.executor", "promote")
+            await connection.fetchrow(promote, me, [ORIGIN], [epoch], 8, [], None)
+        rows = await connection.fetch("SELECT id FROM sidings.job ORDER BY position")
+    assert [row["id"] for row in rows] == [*range(21, 31), *range(1, 21)]
 
 
 async def test_a_promotion_that_commits_behind_later_jobs_is_found(database: str):

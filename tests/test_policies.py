@@ -355,6 +355,33 @@ async def test_a_delayed_job_that_somebody_has_locked_keeps_its_place_in_its_gro
     assert seen == ([4, 1, 2, 3] if policy == "serial" else [4, 3])
 
 
+async def test_a_delayed_job_waits_for_no_other_but_a_locked_one_that_is_before_it_in_the_order(database: str):
+    """Jobs of policy parallel are in none, and what is held has left it, so that it supersedes nothing either."""
+    async with connected(database) as connection, connected(database) as person:
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        acquire = f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '1 hour', true)"
+        epoch = await connection.fetchval(acquire, me)
+        await connection.execute(
+            f"""INSERT INTO sidings.job (origin, payload, position, type, "group", policy, run_at, held)
+                SELECT '{ORIGIN}', '{{}}', NULL, v.type, v.its_group, v.policy, now() - v.ago * interval '1 s', v.held
+                FROM (VALUES ('locked serial', 'a', 0, 4, NULL), ('behind it', 'a', 0, 3, NULL),
+                             ('before it', 'a', 0, 5, NULL), ('parallel to it', 'a', 2, 3, NULL),
+                             ('locked parallel', 'b', 2, 4, NULL), ('serial', 'b', 0, 3, NULL),
+                             ('latest', 'c', 1, 3, NULL), ('latest', 'c', 1, 3, 'a person'))
+                     v (type, its_group, policy, ago, held)"""
+        )
+        async with person.transaction():
+            await person.fetch("SELECT FROM sidings.job WHERE type LIKE 'locked%' FOR UPDATE")
+            promote = load_sql("sidings.executor", "promote")
+            row = await connection.fetchrow(promote, me, [ORIGIN], [epoch], 10, [], None)
+        assert row is not None
+        promoted = await connection.fetch("SELECT type FROM sidings.job WHERE position IS NOT NULL ORDER BY position")
+        assert [job["type"] for job in promoted] == ["before it", "parallel to it", "serial", "latest"]
+        assert row["promoted"] == 4
+        begin = "SELECT run_at FROM sidings.job WHERE type = 'locked serial'"
+        assert row["looked_at"] == await connection.fetchval(begin), "the next look begins there"
+
+
 async def test_a_latest_group_under_a_steady_stream_still_runs(database: str):
     registry = Registry()
     seen: list[int] = []
