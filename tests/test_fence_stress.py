@@ -248,6 +248,55 @@ async def test_an_origin_is_not_taken_over_while_its_owner_changes_what_waits(da
         assert await take_over(successor) == 2
 
 
+RELAYS = {  # what follows the relay, slots, origins and epochs: the first message was sent, the second one refused
+    "record": ([1], [1], "{1}", [3], [2], ["too large"], "00000001"),
+    "park_topic": ("etas", "no such topic", 10, []),
+}
+ACQUIRE_SLOT = ACQUIRE.replace(ORIGIN, "outbox/3")
+
+
+async def relay(statement: str, connection: asyncpg.Connection, number: int, epoch: int) -> None:
+    query = load_sql("sidings.kafka.outbox", statement)
+    await connection.fetch(query, UUID(int=number), [3], ["outbox/3"], [epoch], *RELAYS[statement])
+
+
+@asynccontextmanager
+async def two_relays(dsn: str) -> AsyncIterator[tuple[asyncpg.Connection, asyncpg.Connection]]:
+    """Connections of two; the first has leased the slot for a moment, in which two messages wait."""
+    async with connected(dsn) as owner, connected(dsn) as successor:
+        await owner.execute("INSERT INTO sidings.outbox (slot, topic, value) VALUES (3, 'etas', ''), (3, 'etas', '')")
+        assert await owner.fetchval(ACQUIRE_SLOT, UUID(int=0)) == 1
+        over = "SELECT lease_until < clock_timestamp() FROM sidings.origin"
+        await eventually(lambda: successor.fetchval(over), "the lease has run out")
+        yield owner, successor
+
+
+async def messages(connection: asyncpg.Connection) -> list[int]:
+    """How many wait, and how many are parked."""
+    return [await connection.fetchval(f"SELECT count(*) FROM sidings.{table}") for table in ("outbox", "outbox_parked")]
+
+
+@pytest.mark.parametrize("statement", RELAYS)
+async def test_a_relay_changes_nothing_of_a_slot_that_was_taken_over(database: str, statement: str):
+    """What it refuses its successor may have sent, and what it takes for sent may be another's attempt."""
+    async with two_relays(database) as (owner, successor):
+        await eventually(lambda: successor.fetchval(ACQUIRE_SLOT, UUID(int=1)), "the takeover")
+        for connection, number, epoch in ((owner, 0, 1), (owner, 0, 2), (successor, 1, 1)):
+            await relay(statement, connection, number, epoch)
+            assert await messages(owner) == [2, 0]
+        await relay(statement, successor, 1, 2)
+        assert await messages(owner) == ([0, 1] if statement == "record" else [0, 2])
+
+
+@pytest.mark.parametrize("statement", RELAYS)
+async def test_a_slot_is_not_taken_over_while_its_relay_records_what_it_has_sent(database: str, statement: str):
+    async with two_relays(database) as (owner, successor):
+        async with owner.transaction():
+            await relay(statement, owner, 0, 1)
+            assert await successor.fetchval(ACQUIRE_SLOT, UUID(int=1)) is None
+        await eventually(lambda: successor.fetchval(ACQUIRE_SLOT, UUID(int=1)), "the takeover")
+
+
 async def test_a_lease_that_its_owner_has_taken_anew_is_not_renewed_under_the_former_epoch(database: str):
     """As where the first asking arrives behind its repetition. With that one no delayed job would be promoted."""
     async with an_owner_and_a_successor(database) as (owner, _, _):

@@ -557,6 +557,21 @@ def test_one_suspect_runs_at_a_time_beside_the_innocent():
     assert ran == [1, 2, 3, 4, 5]  # 5 comes after 4, which is of its group
 
 
+def test_a_list_is_filled_up_with_nothing_that_has_failed_or_may_have_killed_an_executor():
+    """Each of these is tried alone, so that it fails no other."""
+    rig = Rig()
+    rig.put(1, group=None)
+    [first] = rig.choose()
+    rig.put(2, group=None, losses=1)
+    rig.put(3, group=None, failures=1, attempt=2)
+    rig.put(4, losses=1)
+    rig.put(5, group="b", failures=1, attempt=2)
+    rig.put(6, group=None)
+    more = rig.scheduler.choose_more({(rig.queue, first.type): 10}, 10, rig.now)
+    assert positions(more) == [6]
+    assert sorted(positions(rig.choose())) == [2, 3, 5], "one suspect at a time"
+
+
 def test_a_suspect_that_fails_or_is_put_back_makes_room_for_the_next():
     rig = Rig()
     rig.put([1, 2], group=None, losses=1)
