@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sidings import PostgresSettings
 from sidings.kafka.seen import SeenUpkeep
+from sidings.schema import load_sql
 
 from .support import SECONDS, a_role, connected, eventually, fetch, value
 
@@ -188,3 +189,11 @@ async def test_ids_are_looked_up_and_recorded_through_the_index(database, rows):
 async def sequential_scans(connection) -> int:
     await connection.execute("SELECT pg_stat_force_next_flush()")
     return await connection.fetchval("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'message_seen_20260310'")
+
+
+@pytest.mark.parametrize("former", ["0", "7s"])
+async def test_only_ids_are_waited_for_shortly_and_a_handlers_own_statements_as_long_as_before(database, former):
+    async with connected(database) as connection, connection.transaction():
+        await connection.execute(f"SET LOCAL lock_timeout = '{former}'")
+        assert await connection.fetchval(load_sql("sidings.kafka", "record_seen"), [b"a"], [0], [1]) == []
+        assert await connection.fetchval("SHOW lock_timeout") == former

@@ -534,6 +534,16 @@ def test_a_group_that_is_gone_while_it_waits_for_room_takes_none_when_there_is_s
     assert rig.run() == [10]
 
 
+def test_a_job_that_has_been_followed_runs_where_somebody_keeps_it_locked():
+    """It cannot be ended as superseded then; to ask again and again would keep its group waiting."""
+    rig = Rig()
+    rig.put([1, 2], policy=Policy.LATEST.value)
+    assert rig.choose() == []
+    [lane] = rig.scheduler.crowded
+    rig.scheduler.thinned(lane, newest=2, superseded=0, now=rig.now)
+    assert rig.run() == [1, 2]
+
+
 # -- suspects -----------------------------------------------------------------------------------------------------
 
 
