@@ -398,10 +398,11 @@ async def test_a_tick_waits_until_an_earlier_ones_job_has_ended(database: str) -
         assert_one_row_of_ticks(await ticks.ran("piling", 5))
 
 
-async def test_a_held_job_keeps_no_tick_waiting(database: str) -> None:
+@pytest.mark.parametrize("per", ["service", "origin"])
+async def test_a_held_job_keeps_no_tick_waiting(database: str, per: str) -> None:
     ticks = Ticks()
-    ticks.declare("often", every=0.2)
-    await remember(database, "often", "every 0.2 s", None, job_origin="t/0")
+    ticks.declare("often", every=0.2, per=per)
+    await remember(database, "often", "every 0.2 s", None, "t/0" if per == "origin" else "", job_origin="t/0")
     async with connected(database) as connection:
         await connection.execute(
             """INSERT INTO sidings.job (type, origin, "group", held, position)
