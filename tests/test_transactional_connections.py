@@ -10,11 +10,14 @@ import asyncpg
 import psycopg
 import pytest
 from sidings.executor import spare, transactional
+from sidings.executor.clock import now
+from sidings.executor.queues import OriginQueue
+from sidings.executor.spare import Room
 from sidings.jobs import Job, Registry, Retry
 from tenacity import retry_if_result, stop_after_attempt, wait_fixed
 
 from .faulty_proxy import Moment, proxied
-from .support import ORIGIN, a_role, connected, drained, enqueue, eventually, outcomes, running
+from .support import ORIGIN, SECONDS, a_role, connected, drained, enqueue, eventually, outcomes, running
 
 ONCE = Retry(stop=stop_after_attempt(1))  # what counts as a failure ends the job
 
@@ -428,3 +431,16 @@ async def test_where_the_server_gives_no_more_connections_the_executor_gets_one_
         assert "cannot be renewed" not in caplog.text
         assert executor.held
         await eventually(lambda: len(started) > 20, "handlers run")
+
+
+async def test_a_place_that_is_handed_to_a_job_that_is_cancelled_goes_to_the_next() -> None:
+    """Else there would be one less each time, until no transactional job began any more."""
+    room, origin = Room(), OriginQueue("t/0", 1)
+    room._most, room._changed_at = 1, now()
+    assert await room.enter(origin)
+    waiting = [asyncio.create_task(room.enter(origin)) for _ in range(2)]
+    await asyncio.sleep(0)
+    room.leave()
+    waiting[0].cancel()
+    assert await asyncio.wait_for(waiting[1], SECONDS)
+    assert waiting[0].cancelled()
