@@ -512,3 +512,18 @@ def test_a_long_key_is_hashed_once_however_many_parts_there_are(monkeypatch: pyt
     backlog.forward("a", slot, [(n, slot, key, None, None, None, 0, 0) for n, key in enumerate(keys)])
     assert hashed == keys
     assert 0 < len(lane.queue) < 50
+
+
+def test_a_late_message_just_before_what_a_refill_will_bring_is_not_left_to_that():
+    """It would be passed over for good: the refill begins behind it."""
+    backlog, slot = Backlog(10), Slot(0, "outbox/0", 1)
+    backlog.add_slot(slot)
+    slot.high = 8
+    rows: list[Row] = [(id, slot, b"k", None, b"v", None, None, 0) for id in (6, 7, 8)]
+    lane = backlog.lane("a")
+    lane.put(rows[1])
+    lane.shelve()
+    backlog.late("a", rows[0])
+    backlog.late("a", rows[2])
+    assert list(lane.queue) == [rows[0]]
+    assert lane.behind == {slot: 6}
