@@ -98,6 +98,7 @@ class CycleLoop:
         self._uncounted: list[list[Finished]] = []
         self.outage = Outage(log, "what became of jobs could not be recorded")
         self._named: dict[int, Entry] = {}
+        self._refused: dict[Entry, str] = {}  # outcomes that Postgres refuses in any form, and why
         self._expected = Expected(scheduler)
         self._barriers: list[asyncio.Future[None]] = []
         self._signal = workers.changed
@@ -121,6 +122,7 @@ class CycleLoop:
         self.executor_id, self._cycle = executor_id, 0
         self.standing.begin(executor_id)
         self._named.clear()
+        self._refused.clear()
         self._expected = Expected(self._scheduler)
         self._deferral.clear()
         self._flights.clear()
@@ -142,6 +144,11 @@ class CycleLoop:
     def stuck(self) -> bool:
         """Whether nothing starts, because too many outcomes cannot be recorded."""
         return len(self._deferral) + self._tried_again >= _MOST_PUT_OFF
+
+    def refused(self) -> dict[int, str]:
+        """Ids of jobs whose outcomes Postgres refuses in any form, each with the reason. Any thread may ask."""
+        holds = self._scheduler.holds  # an origin may go while a cycle with such an outcome is under way
+        return {entry.id: error for entry, error in list(self._refused.items()) if holds(entry)}
 
     def under_way(self) -> set[str]:
         """Origins of the cycles whose fate is not known yet."""
@@ -292,6 +299,8 @@ class CycleLoop:
         """The origin is not ours any more: name none of its jobs."""
         for entry in [e for e in self._named.values() if e.origin.name == origin]:
             del self._named[entry.id]
+        for entry in [e for e in self._refused if e.origin.name == origin]:
+            del self._refused[entry]
 
     # -- sending it -----------------------------------------------------------------------------------------------
 
@@ -446,6 +455,7 @@ class CycleLoop:
             return
         without_texts = plain(batch.finished[0])
         if without_texts[1] == batch.finished[0][1]:
+            self._refused[without_texts[0]] = f"{type(error).__name__}: {error.args[0]}"  # its DETAIL has the row
             self._leave_out(batch, batch.finished, _REFUSED_RETRY_SECONDS)
         else:
             batch.finished = [without_texts]
@@ -472,6 +482,9 @@ class CycleLoop:
         head is to run again is read once more."""
         scheduler, time = self._scheduler, now()
         self._uncounted.append(batch.finished)
+        if self._refused:
+            for f in batch.finished:
+                self._refused.pop(f[0], None)
         succeeded = [f[0] for f in batch.finished if f[1] is SUCCEEDED]
         scheduler.all_ended(succeeded, time)
         for entry, outcome, _, _ in batch.finished if len(succeeded) < len(batch.finished) else ():

@@ -411,6 +411,8 @@ class Executor:
                 "no job starts, since the outcomes of thousands cannot be recorded: a transaction keeps their rows "
                 "locked, or Postgres refuses them, for which the log has the reason"
             )
+        elif refused := self.cycles.refused():
+            found.append(f"the outcomes of jobs {[*refused][:5]} cannot be recorded: {next(iter(refused.values()))}")
         found += [str(handler) for handler in self._watchdog.deaf(limit)]
         for what, backoff in (
             ("origins cannot be acquired or released", self._reconciler.backoff),

@@ -77,7 +77,7 @@ def _record(entry: Entry, outcome: End | Again | Hold, started: float, finished:
         "outcome": outcome.name.value,
         "started": started,
         "finished": finished,
-        "due": None if entry.due is None else sent - entry.due,
+        "due": None if entry.due is None else str(sent - entry.due),  # a text: JSON has no number for '-infinity'
     }
     if outcome.error is not None:
         record["error_class"] = outcome.error.error_class
