@@ -10,7 +10,7 @@ from .connections import Statement
 from .context import current_key, missing_headers, work_origin
 from .outcome import MAX_DELAY_SECONDS
 
-__all__ = ["UNSET", "Unset", "When", "many_jobs", "one_job", "when"]
+__all__ = ["UNSET", "Unset", "When", "many_jobs", "one_job", "short", "when"]
 
 _MAX_NAME_BYTES = 1_000  # an index entry must fit (2,704 bytes): origin and group stand in one
 _SEPARATOR = "\x1f"  # stands in no name, and in no JSON: there control characters are escaped
@@ -74,7 +74,7 @@ def one_job(
     arguments = (
         type_name,
         home if at_home else chosen,
-        _short("group", group),
+        short("group", group),
         _priority(priority),
         when.run_at,
         when.delay_seconds,
@@ -90,7 +90,7 @@ def one_job(
         return Statement(f"insert_{where}job", schema, arguments, 1, chosen)
     if not unique_key:
         raise EnqueueError("unique_key is empty: give what must not be there twice, or None")
-    arguments = (*arguments, _short("unique_key", unique_key))
+    arguments = (*arguments, short("unique_key", unique_key))
     return Statement(f"insert_unique_{where}job", schema, arguments, 1, chosen)
 
 
@@ -152,11 +152,12 @@ def _origin(type_name: str, origin: str | None) -> str:
             f"the job {type_name!r} needs an origin: give origin='topic/partition', or enqueue from a consumer's or a "
             "job's handler, whose origin it then shares"
         )
-    _short("origin", chosen)
+    short("origin", chosen)
     return chosen
 
 
-def _short(field: str, text: str | None) -> str | None:
+def short(field: str, text: str | None) -> str | None:
+    """`text`, where it can be stored as a name. Raises `EnqueueError`."""
     if text is not None:
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
             raise EnqueueError(f"{field}={text!r} is no text: give a str")
@@ -180,7 +181,7 @@ def _joined(groups: Sequence[str]) -> str:
         or not _encodable(text)
     ):
         for group in groups:
-            _short("group", group)
+            short("group", group)
     return text
 
 

@@ -361,8 +361,8 @@ def _group_value(group: GroupOf[P], payload: Any) -> Callable[[P], object]:
     )
 
 
-def _policy(name: str, policy: str, group: object) -> int:
-    if policy.upper() not in Policy.__members__:
+def _policy(name: str, policy: object, group: object) -> int:
+    if not isinstance(policy, str) or policy.upper() not in Policy.__members__:
         raise ConfigurationError(f"{name}: policy={policy!r}: give 'serial', 'latest' or 'parallel'")
     if policy != "serial" and group is None:
         raise ConfigurationError(f"{name}: policy={policy!r} needs group=: it says how the jobs of a group relate")
@@ -370,7 +370,7 @@ def _policy(name: str, policy: str, group: object) -> int:
 
 
 def _check_batch(name: str, batch: int, transactional: bool, retry: Retry) -> None:
-    if not 1 < batch <= _MAX_BATCH:
+    if not isinstance(batch, int) or not 1 < batch <= _MAX_BATCH:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"{name}: batch={batch!r}: give 2 to {_MAX_BATCH}, or leave it out")
     if transactional:
         raise ConfigurationError(f"{name}: batch= and transactional=True exclude each other: leave one of them out")

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from ..errors import InvalidPayload
+from ..errors import ConfigurationError, InvalidPayload
 from .job import P
 from .kinds import ROOT, fields_in_doubt, other_kind
 from .limits import may_be_nested, too_much_in
@@ -34,7 +34,7 @@ from .lossy import (
     same_but_for_order,
 )
 
-__all__ = ["Payloads"]
+__all__ = ["Payloads", "adapter_of"]
 
 T = TypeVar("T")
 
@@ -45,12 +45,24 @@ _NO_NUMBER = (
 _LONG = 400  # bytes: what is shorter is nested by 200 at most
 
 
+def adapter_of(model: Any, what: str, argument: str = "model") -> TypeAdapter[Any]:
+    """What validates a `model`. Raises `ConfigurationError` where pydantic can make nothing of it."""
+    try:
+        adapter = TypeAdapter[Any](model)
+        adapter.rebuild(raise_errors=True)
+    except Exception as error:  # of what is no type pydantic raises KeyError and SyntaxError as well
+        why = str(error).split("\n")[0]
+        remedy = f"give a type that pydantic can validate: {why}"
+        raise ConfigurationError(f"{what}: {argument}={model!r}: {remedy}") from error
+    return adapter
+
+
 class Payloads(Generic[P]):
     """Those of one job type. model: what pydantic makes a `TypeAdapter` of."""
 
     def __init__(self, type_name: str, model: Any) -> None:
         self._type_name = type_name
-        self._adapter: TypeAdapter[P] = TypeAdapter(model)
+        self._adapter: TypeAdapter[P] = adapter_of(model, type_name, "payload")
         # As `validate_json`, `validate_python` and `dump_json`, in less time.
         self._parse = self._adapter.validator.validate_json
         self._validate = self._adapter.validator.validate_python

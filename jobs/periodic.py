@@ -37,8 +37,8 @@ LATE_SECONDS = 60.0  # with missed="skip": how late a tick may be and still beco
 MOST_MISSED = 1_000  # with missed="all": how many ticks are made up for; older ones are passed over
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SHORTEST = timedelta(milliseconds=100)
-_LONGEST = timedelta(days=366)
+_SHORTEST_SECONDS = 0.1
+_LONGEST_SECONDS = 366 * 86_400
 
 
 class Tick(BaseModel):
@@ -89,7 +89,7 @@ class Cron:
             )
         try:
             self._zone = ZoneInfo(timezone)
-        except (KeyError, ValueError, OSError) as error:
+        except (KeyError, ValueError, TypeError, OSError) as error:
             raise ConfigurationError(
                 f"timezone={timezone!r} is unknown on this machine ({error}): give a name such as 'Europe/Tallinn'; "
                 "where the system has no time zones, install the package tzdata"
@@ -141,9 +141,10 @@ class Every:
     def __init__(self, period: timedelta | float) -> None:
         if not isinstance(period, timedelta | int | float):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
             raise ConfigurationError(f"every={period!r}: give seconds, or a timedelta")
-        self._period = period if isinstance(period, timedelta) else timedelta(seconds=period)
-        if not _SHORTEST <= self._period <= _LONGEST:
+        seconds = period.total_seconds() if isinstance(period, timedelta) else period
+        if not _SHORTEST_SECONDS <= seconds <= _LONGEST_SECONDS:
             raise ConfigurationError(f"every={period!r}: give 0.1 seconds to 366 days")
+        self._period = timedelta(seconds=seconds)
         self.text = f"every {self._period.total_seconds():.6f}".rstrip("0").rstrip(".") + " s"
 
     def after(self, time: datetime) -> datetime:

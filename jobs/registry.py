@@ -6,8 +6,9 @@ from datetime import timedelta
 from typing import Annotated, Any, Never, get_args, get_origin, get_type_hints
 from weakref import WeakSet
 
-from ..errors import ConfigurationError, UnknownJobType
+from ..errors import ConfigurationError, EnqueueError, UnknownJobType
 from .connections import AnyConnection, AnySyncConnection
+from .enqueue import short
 from .job import Job, JobId, P
 from .job_type import GroupOf, Handler, JobType, PolicyName
 from .middleware import Middleware
@@ -101,6 +102,10 @@ class Registry:
                 raise ConfigurationError(f"name={label!r}: give a text")
             if not label:
                 raise ConfigurationError(f"{handler!r} has no __name__: give name=...")
+            try:
+                short("name", label)
+            except EnqueueError as error:
+                raise ConfigurationError(str(error)) from None
             model = _payload_model(handler, label, batch is not None) if payload is None else payload
             _check_handler(handler, label)
             return self.add(
@@ -191,6 +196,8 @@ class Registry:
         """Take over the types of `other`, also those that it declares or includes later. From now on they enqueue into
         this registry's schema, so it serves one service of a process at a time: another one, with another schema, that
         has included it before does not start any more. Raises `ConfigurationError` where `other` includes this one."""
+        if not isinstance(other, Registry):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+            raise ConfigurationError(f"include({_named(other)}): give a Registry, such as a module's `jobs`")
         if other._leads_to(self):
             raise ConfigurationError("a registry cannot include itself, nor one that includes it: include each once")
         for job_type in other:

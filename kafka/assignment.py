@@ -41,8 +41,9 @@ class StaticAssignment:
     def __init__(self, origins: Iterable[str]) -> None:
         if isinstance(origins, str):
             raise ConfigurationError(f"StaticAssignment({origins!r}): give a list of origins: [{origins!r}]")
-        names = tuple(origins)
-        if not names or not all(names) or len(set(names)) != len(names):
+        names = tuple(origins) if isinstance(origins, Iterable) else ()  # pyright: ignore[reportUnnecessaryIsInstance]
+        texts = all(isinstance(name, str) and name for name in names)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not names or not texts or len(set(names)) != len(names):
             raise ConfigurationError(f"StaticAssignment({list(names)!r}): give at least one origin, each once")
         if reserved := [name for name in names if _SLOT.fullmatch(name)]:
             raise ConfigurationError(

@@ -8,14 +8,10 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
-
-from pydantic import TypeAdapter
-from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from ..errors import ConfigurationError
 
-__all__ = ["adapter_of", "can_be_called", "check_count", "check_function", "check_loop", "check_seconds"]
+__all__ = ["can_be_called", "check_count", "check_function", "check_loop", "check_seconds"]
 
 
 def check_loop(own: asyncio.AbstractEventLoop | None, where: str, instead: str = "") -> None:
@@ -62,14 +58,3 @@ def can_be_called(handler: Callable[..., object], count: int) -> bool:
     except TypeError:
         return False
     return True
-
-
-def adapter_of(model: Any, what: str) -> TypeAdapter[Any]:
-    """What validates a `model`. Raises `ConfigurationError` where pydantic can make nothing of it."""
-    try:
-        adapter = TypeAdapter[Any](model)
-        adapter.rebuild(raise_errors=True)
-    except (PydanticSchemaGenerationError, PydanticUserError, NameError) as error:
-        why = str(error).split("\n")[0]
-        raise ConfigurationError(f"{what}: model={model!r}: give a type that pydantic can validate: {why}") from error
-    return adapter

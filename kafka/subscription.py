@@ -11,9 +11,10 @@ from tenacity import stop_after_attempt, wait_exponential, wait_random
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
 from ..jobs.middleware import Call, Middleware, call_through, completed, is_error
+from ..jobs.payloads import adapter_of
 from ..jobs.registry import bare
 from .calling import shown, told_of, working_on
-from .checks import adapter_of, can_be_called, check_count, check_function, check_seconds
+from .checks import can_be_called, check_count, check_function, check_seconds
 from .message import Message, Record, StoredMessage
 from .outbox import MESSAGE_ID
 from .seen import short_id

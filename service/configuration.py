@@ -1,6 +1,6 @@
 """What a service was given, checked."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -40,10 +40,11 @@ class Configuration:
             assignment=(assignment, StaticAssignment, "StaticAssignment([...])"),
             executor=(executor, ExecutorSettings, "ExecutorSettings(...)"),
             outbox=(outbox, OutboxSettings, "OutboxSettings(...)"),
+            prometheus=(prometheus, CollectorRegistry, "a CollectorRegistry of prometheus_client, or None"),
         )
         if kafka is not None and assignment is not None:
             raise ConfigurationError("kafka= and assignment= exclude each other: either Kafka assigns, or you do")
-        if isinstance(topics, str):
+        if isinstance(topics, str) or not isinstance(topics, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"topics={topics!r}: give a list of topics")
         if topics and kafka is None:
             raise ConfigurationError("topics= needs kafka=: it is Kafka that assigns their partitions")

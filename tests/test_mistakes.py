@@ -53,6 +53,9 @@ def a_declaration() -> Any:
 async def a_job(job: Job[Ride]) -> None: ...
 
 
+async def a_batch(jobs: list[Job[Ride]]) -> None: ...
+
+
 async def a_message(message: Message[Number], tx: Transaction) -> None: ...
 
 
@@ -140,6 +143,38 @@ async def takes_a_transaction(job: Job[Ride], tx: Transaction) -> None: ...
 def test_a_job_type_that_could_only_fail_is_refused(handler, options, text):
     with pytest.raises(ConfigurationError, match=text):
         Registry().job(**options)(handler)
+
+
+async def a_tick(job: Job[Tick]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("declare", "text"),
+    [
+        (lambda service: service.periodic(every=math.inf)(a_tick), "a_tick: every=inf: give 0.1 seconds to 366 days"),
+        (lambda service: service.periodic(every=math.nan)(a_tick), "a_tick: every=nan: give 0.1 seconds to 366 days"),
+        (lambda service: service.job(policy=None)(a_job), "a_job: policy=None: give 'serial', 'latest' or 'parallel'"),
+        (lambda service: service.job(payload=a_declaration())(a_job), "a_job: payload=.*: give a type that pydantic"),
+        (lambda service: service.job(payload="a Ride")(a_job), "a_job: payload='a Ride': give a type that pydantic"),
+        (lambda service: service.consumer("a", model="a Ride")(a_message), "a: model='a Ride': give a type that"),
+        (lambda service: service.include(None), r"include\(None\): give a Registry"),
+        (lambda _: Service("test", topics=None, prometheus=None), "topics=None: give a list of topics"),  # type: ignore[arg-type]
+        (lambda service: service.job(batch="9")(a_batch), "a_batch: batch='9': give 2 to 500"),
+        (lambda service: service.job(batch=2.5)(a_batch), "a_batch: batch=2.5: give 2 to 500"),
+        (lambda service: service.periodic("0 6 * * *", timezone=2)(a_tick), "a_tick: timezone=2 is unknown"),
+        (lambda _: Service("test", prometheus="9090"), "prometheus= is a str: give a CollectorRegistry"),  # type: ignore[arg-type]
+        (lambda _: StaticAssignment(None), "give at least one origin"),  # type: ignore[arg-type]
+        (lambda _: StaticAssignment([0]), "give at least one origin"),  # type: ignore[list-item]
+        (lambda service: service.job(name="a\0b")(a_job), r"name='a\\x00b' holds a control character"),
+        (lambda service: service.job(name="a\x1fb")(a_job), r"name='a\\x1fb' holds a control character"),
+        (lambda service: service.job(name="a\ud800")(a_job), r"name='a\\ud800' holds half a character"),
+        (lambda service: service.periodic(every=1, name="a\0b")(a_tick), r"name='a\\x00b' holds a control character"),
+    ],
+)
+def test_what_a_declaration_cannot_use_is_named_there(declare, text):
+    """Python's and pydantic's own errors told of it, or only those of Postgres, at the first enqueue."""
+    with pytest.raises(ConfigurationError, match=text):
+        declare(a_declaration())
 
 
 def test_partial_functions_are_handlers_and_without_a_model_they_are_refused_with_a_word():

@@ -18,8 +18,9 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import from_json
 
 from ...errors import ConfigurationError
+from ...jobs.payloads import adapter_of
 from ..calling import told_of
-from ..checks import adapter_of, check_function
+from ..checks import check_function
 from ..message import Message, Record
 from ..subscription import Decoder
 
