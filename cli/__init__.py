@@ -9,7 +9,9 @@ done is `sidings.jobs.admin`'s and the outbox's; the few ``.sql`` files here onl
 import codecs
 import io
 import json
+import os
 import sys
+from typing import NoReturn
 
 __all__ = ["main"]
 
@@ -21,6 +23,8 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 def main() -> None:
     """Run the command that the process' arguments name, and exit with its code (docs/cli.md lists them)."""
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] - closed, as by `>&-`
+        _fail("the standard output is closed")
     codecs.register_error("sidings.escaped", _escaped)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # its encoding may lack what a key or an error has
@@ -30,6 +34,14 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
-        print(f"error: the command line needs {error.name}: pip install 'sidings[cli]'", file=sys.stderr)
-        sys.exit(1)
-    app(prog_name="sidings")
+        _fail(f"the command line needs {error.name}: pip install 'sidings[cli]'")
+    try:
+        app(prog_name="sidings")
+    except OSError as error:  # as of a disk that is full; a broken pipe has ended it already
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails once more, with what is left of the output
+        _fail(error)
+
+
+def _fail(error: object) -> NoReturn:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(1)

@@ -12,7 +12,20 @@ from ..errors import ConfigurationError, KafkaUnavailable, PostgresUnavailable, 
 from .output import note, plain
 from .session import open_session, postgres_settings
 
-__all__ = ["LAST_ID", "Because", "By", "Code", "Json", "Limit", "Yes", "command", "fail", "group", "run_guarded"]
+__all__ = [
+    "LAST_ID",
+    "Because",
+    "By",
+    "Code",
+    "Json",
+    "Limit",
+    "Yes",
+    "command",
+    "fail",
+    "group",
+    "once",
+    "run_guarded",
+]
 
 P = ParamSpec("P")
 
@@ -55,6 +68,11 @@ _Schema = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+
+
+def once(ids: list[int] | None) -> list[int] | None:
+    """Each of the numbers once, in their order: what is done to many is asked about, with their count."""
+    return ids and list(dict.fromkeys(ids))
 
 
 def group(help: str) -> typer.Typer:

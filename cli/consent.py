@@ -17,7 +17,7 @@ def ask(what: str, *, yes: bool) -> None:
     """
     if yes:
         return
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():  # pyright: ignore[reportUnnecessaryComparison] - closed: `<&-`
         fail(f"this would {what}; nothing was done: give --yes where nobody can be asked")
     if not typer.confirm(f"{what[0].upper()}{what[1:]}?", err=True):
         note("nothing was done")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from ..errors import AdministrationError, Busy, ConfigurationError
-from .command import LAST_ID, Because, By, Limit, Yes, command, fail
+from .command import LAST_ID, Because, By, Limit, Yes, command, fail, once
 from .consent import ask
 from .filters import NAMES, a_state, check_group
 from .jobs import Group, Origin, Outcomes, Since, State, Type, app, ended_filter, print_ended, print_jobs
@@ -18,7 +18,8 @@ __all__ = ["app"]
 
 Action = Literal["cancel", "discard", "retry now", "release"]
 Ids = Annotated[
-    list[int] | None, typer.Argument(help="Their numbers; or give a filter.", show_default=False, max=LAST_ID)
+    list[int] | None,
+    typer.Argument(help="Their numbers; or give a filter.", show_default=False, max=LAST_ID, callback=once),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigurationError
-from .command import LAST_ID, Because, By, Json, Limit, Yes, command, fail, group
+from .command import LAST_ID, Because, By, Json, Limit, Yes, command, fail, group, once
 from .consent import ask
 from .output import Table, age, counted, document, note, print_json, table, until
 from .session import Session, whoever_runs_this
@@ -21,7 +21,7 @@ __all__ = ["OutboxTopic", "app", "parked_table", "print_topics", "topics", "topi
 app = group("The outbox: what waits, fails or is parked, by topic; retry, release, discard.")
 
 Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Of this topic.", metavar="TOPIC")]
-Ids = Annotated[list[int] | None, typer.Argument(help="Their numbers.", show_default=False, max=LAST_ID)]
+Ids = Annotated[list[int] | None, typer.Argument(help="Their numbers.", show_default=False, max=LAST_ID, callback=once)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,16 @@ async def test_what_a_filter_finds_is_asked_about_also_where_it_is_one_job(datab
     assert await jobs_left(database) == 0
 
 
+@pytest.mark.parametrize("verb", ["cancel", "requeue"])
+async def test_a_number_that_is_given_twice_is_one_job(database: str, verb: str):
+    """It was asked about as if there were more, and left as it was the second time."""
+    id = await a_job(database)
+    if verb == "requeue":
+        await cli(database, "jobs", "cancel", id)
+    result = await cli(database, "jobs", verb, id, id, id)
+    assert result.output.count(f"job {id}: {verb}") == 1
+
+
 async def test_which_jobs_are_meant_must_be_clear(database: str):
     id = await a_job(database)
     for verb in ("cancel", "discard", "retry", "release", "requeue"):

@@ -162,6 +162,32 @@ async def test_whoever_reads_only_the_beginning_ends_it_without_a_word(database:
         assert await process.wait() == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("status >/dev/full", "No space left on device"),
+        ("jobs list --json >/dev/full", "No space left on device"),
+        ("--version >/dev/full", "No space left on device"),
+        ("jobs list >&-", "the standard output is closed"),
+        ("jobs cancel --type ride <&-", "give --yes where nobody can be asked"),
+    ],
+)
+async def test_where_nothing_can_be_written_or_asked_one_line_says_so(database: str, command: str, told: str):
+    """It was a traceback."""
+    await a_job(database)
+    process = await asyncio.create_subprocess_shell(
+        f"exec {EXECUTABLE} {command}",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"SIDINGS_POSTGRES": database},
+    )
+    _, errors = await asyncio.wait_for(process.communicate(), SECONDS)
+    assert "Traceback" not in errors.decode()
+    assert errors.decode().splitlines()[-1].startswith("error: ")
+    assert (told in errors.decode(), process.returncode) == (True, 1)
+
+
 @pytest.mark.parametrize("encoding", ["cp1252", "iso8859-1"])
 async def test_what_an_encoding_lacks_is_escaped_and_changes_no_exit_code(database: str, encoding: str):
     """As that of a Windows console, or of a locale without UTF-8: one key in a list was a traceback, and the code 1."""
