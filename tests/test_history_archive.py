@@ -110,6 +110,15 @@ async def test_a_due_time_that_python_does_not_know_keeps_no_day_out_of_the_arch
     assert jobs(tmp_path) == [1, 2]
 
 
+def test_a_folder_of_a_day_that_is_none_is_told_of(tmp_path: Path):
+    """As of somebody's script: the command ended with Python's traceback."""
+    file = tmp_path / "day=2026-02-30" / "part-1.parquet"
+    file.parent.mkdir()
+    file.touch()
+    with pytest.raises(ConfigurationError, match=r"day=2026-02-30.* is of no day"):
+        archived_parts(tmp_path)
+
+
 async def test_a_file_that_is_gone_is_written_again_as_long_as_postgres_has_its_rows(database: str, tmp_path: Path):
     await stored(database, [an_attempt(1)])
     await archived(database, tmp_path)

@@ -45,11 +45,15 @@ def claim_archive(directory: Path, service: str) -> None:
 
 
 def archived_parts(directory: Path) -> dict[tuple[date, int], Path]:
-    """The files that it has, by day and part, in order."""
+    """The files that it has, by day and part, in order. Raises `ConfigurationError` for a day that is none."""
     found: dict[tuple[date, int], Path] = {}
     for path in directory.glob("day=*/part-*.parquet"):
         if match := re.fullmatch(r"day=(\d{4}-\d\d-\d\d)/part-(\d+)\.parquet", path.relative_to(directory).as_posix()):
-            found[date.fromisoformat(match[1]), int(match[2])] = path
+            try:
+                day = date.fromisoformat(match[1])
+            except ValueError as error:
+                raise ConfigurationError(f"{path} is of no day ({error}): take its folder out of the archive") from None
+            found[day, int(match[2])] = path
     return dict(sorted(found.items()))
 
 
