@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ _THREAD_SECONDS = 0.05  # how often to see whether a plain function has returned
 _PATIENCE_SECONDS = 60.0  # how long to wait for that
 _RENEW_SECONDS = 10.0
 _MOST_DUE = 1_000
+_LONGEST_SECONDS = 1_000 * 365.25 * 86_400  # each jump moves what is stored, and before 4713 BC no time is known
 
 
 class NotDrained(SidingsError):
@@ -91,7 +93,8 @@ async def drain(
     database: a service that does not run, whose `transaction()` and `origin_for` work in its handlers meanwhile, or a
     DSN together with the `registry` of the handlers.
     until: seconds of simulated time to pass: whenever nothing is due, the clock jumps to the next delayed job or retry,
-    as long as that lies within. `math.inf`: until nothing waits any more. limit: most attempts.
+    as long as that lies within. `math.inf`: until nothing waits any more, but what is due in a thousand years or never.
+    limit: most attempts.
 
     Jobs run one at a time, those of a handler that takes lists as many as there are, by priority and position, and as
     an executor runs them: payloads, timeouts, retry policies, transactional handlers, history. Held and paused jobs,
@@ -100,6 +103,9 @@ async def drain(
     Raises `NotDrained` when an executor that runs has the jobs' origin, or after `limit` attempts; `SchemaError` where
     Sidings' tables are missing or old. What handlers raise stands in the attempts.
     """
+    left = min(seconds_of(until), _LONGEST_SECONDS)
+    if math.isnan(left):
+        raise ValueError(f"drain(until={until!r}): give seconds, or math.inf")
     if isinstance(database, str):
         if registry is None:
             raise ValueError("drain(dsn) needs the handlers as well: drain(dsn, registry)")
@@ -110,7 +116,6 @@ async def drain(
         poison_after = database.executor.settings.poison_after
     attempts: list[Attempt] = []
     async with connected, _opened(settings, registry, poison_after) as drainer:
-        left = seconds_of(until)
         while True:
             while entries := await drainer.next(limit - len(attempts)):
                 if len(attempts) >= limit:

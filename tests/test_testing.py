@@ -178,6 +178,17 @@ async def test_plain_functions_and_transactional_handlers_run(database: str):
     assert await jobs_left(database) == 0
 
 
+async def test_what_is_due_in_thousands_of_years_is_left_alone_as_what_never_is(database: str):
+    """Postgres could not move what is stored so far into the past."""
+    registry, ride = declare(lambda job: None)
+    ids = await enqueue(database, ride, [Ride(transport="a"), Ride(transport="b")], delay=60)
+    async with connected(database) as connection:
+        await connection.execute("UPDATE sidings.job SET run_at = '9999-12-30Z' WHERE id = $1", ids[1])
+    assert [attempt.job_id for attempt in await drain(database, registry, until=math.inf)] == ids[:1]
+    with pytest.raises(ValueError, match="until=nan"):
+        await drain(database, registry, until=math.nan)
+
+
 async def test_time_jumps_to_what_becomes_due_and_not_beyond_until(database: str):
     async def handler(job: Job[Ride]) -> None:
         if job.payload.transport == "fail":
