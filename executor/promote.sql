@@ -6,7 +6,7 @@
 -- A job that somebody else has locked is left for another time, as are those of its group that are due after it: to wait for
 -- it would hold up all others. The next look begins there.
 -- Of jobs that are due at the same moment the first by id: else what the LIMIT leaves for the next time might stand before others of
--- its group. All of these are sorted then.
+-- its group.
 -- Plan: job_due, one probe per origin, then job_pkey; job_group for those of policy latest. statement_timestamp(), because
 -- a volatile clock_timestamp() cannot end an index scan: every later job of the origin would be read. num_nonnulls(),
 -- because "IS NULL AND IS NULL" would let the planner join by a scan of all of job_due. What is due at

@@ -1,8 +1,8 @@
 -- Delayed jobs, in the order in which their origins' owners will promote them.
 -- A time that no datetime of Python's can be, as SQL may give, is shown as the nearest one that can; the cursor has it exactly, for which
 -- days and microseconds are multiplied apart: the product is computed in floating point.
--- Plan: job_due walked in its own order from the last page on (ids decide between equal times: a sort of these alone). Those
--- of one group through job_group, sorted: no index has them by time. Of the three parts only the one that fits is run.
+-- Plan: job_due walked in its own order from the last page on. Those of one group through job_group, sorted: no index has them by time. Of the
+-- three parts only the one that fits is run.
 -- $1 after this origin, $2 due at (microseconds since 1970), $3 id; $4 origin or null, $5 group or null, $6 type or null, $7 most
 (
     SELECT v.id, v.type, v.origin, v."group", v.state, v.priority, v.attempt, v.failures, v.losses, v.enqueued_at,
