@@ -5,18 +5,23 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 __all__ = ["DEAF_SECONDS", "Patience", "cancellation"]
 
 DEAF_SECONDS = 15.0  # after its cancellation: a call that goes on for so long is told of
 
 
-async def cancellation() -> None:
+async def cancellation(task: asyncio.Task[Any]) -> None:
     """Let it come now, to the handler's account, where a handler has cancelled its own task and has awaited nothing
-    since: else it comes to what its caller awaits next."""
-    if not isinstance(sys.exception(), GeneratorExit):
-        await asyncio.sleep(0)
+    since: else it comes to what its caller awaits next. None of it stays with the task: of early Pythons 3.11
+    `asyncio.timeout` cancels what runs out of time in a task that has once been cancelled."""
+    try:
+        if not isinstance(sys.exception(), GeneratorExit):
+            await asyncio.sleep(0)
+    finally:
+        while task.cancelling():
+            task.uncancel()
 
 
 class Patience:
@@ -63,7 +68,7 @@ class Patience:
             self._began = None
             self._take_back()  # it may have swallowed the cancellation
             if self._task is not None and self._task.cancelling():
-                await cancellation()
+                await cancellation(self._task)
 
     def _look(self) -> None:
         """Cancel the call under way if its time is over, and look again when it could be."""

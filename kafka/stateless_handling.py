@@ -107,7 +107,7 @@ class StatelessHandling:
                     await self._subscription.run(item.message)
                 finally:
                     if task is not None and task.cancelling():
-                        await cancellation()
+                        await cancellation(task)
         except asyncio.CancelledError as error:
             if partition.leaving.is_set():
                 raise

@@ -312,15 +312,16 @@ async def test_a_handler_that_cancels_its_own_task_has_failed(topic, sidings_kaf
     """Its worker was gone, and the partition waited for ever for a message that nobody handled. Where it awaits nothing
     more, all consumers of the service began anew with another client, again and again: with that message, too."""
     name, dead = await topic(), await topic("dead")
-    tried: list[int] = []
+    tried, left_over = list[int](), list[int]()
     service = a_service(sidings_kafka)
 
     @service.consumer(name, stateless=True, retry=TWICE, dead_letter=dead)
     async def handle(message: Message[Number]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         tried.append(message.value.n)
+        left_over.append(task.cancelling())
         if message.value.n == 0:
-            task = asyncio.current_task()
-            assert task is not None
             task.cancel()
             if then == "waits":
                 await asyncio.sleep(0)
@@ -330,7 +331,7 @@ async def test_a_handler_that_cancels_its_own_task_has_failed(topic, sidings_kaf
     async with service:
         await produce(sidings_kafka, name, range(2))
         await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 2 or len(tried) > 3)
-    assert tried == [0, 0, 1]
+    assert (tried, left_over) == ([0, 0, 1], [0, 0, 0])
     assert [record.value for record in await everything(sidings_kafka, dead)] == [b'{"n":0}']
 
 
