@@ -181,9 +181,8 @@ async def test_after_a_takeover_the_former_owner_neither_renews_nor_promotes(dat
         assert promoted["promoted"] == 0
 
 
-STATEMENTS: dict[
-    str, tuple[object, ...]
-] = {  # of whoever holds an origin: what follows the executor, origins and epochs
+# Of whoever holds an origin: what follows the executor, origins and epochs.
+STATEMENTS: dict[str, tuple[object, ...]] = {
     "promote": (10, [], None),
     "supersede": (["a"], ["latest"], [], 10),
     "renumber": (2**62, 10),
