@@ -3,6 +3,7 @@ snapshots, the real reader and backlog deliver every committed message, none twi
 comes late in between."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
@@ -512,6 +513,68 @@ def test_a_long_key_is_hashed_once_however_many_parts_there_are(monkeypatch: pyt
     backlog.forward("a", slot, [(n, slot, key, None, None, None, 0, 0) for n, key in enumerate(keys)])
     assert hashed == keys
     assert 0 < len(lane.queue) < 50
+
+
+def test_what_was_locked_is_not_sent_again_by_a_refill_that_was_under_way_when_it_was_recorded() -> None:
+    """A message before it has failed, so that the refill begins there. That read had still seen it in the database."""
+    database, backlog, reader = a_reader(window=20, slots=1)
+    fill(database, "a", 3, slots=1)
+    read(database, reader)
+    lane = backlog.lane("a")
+    failed, locked, other = lane.take(3)
+    backlog.locked[locked[:2]] = lane
+    lane.give_back([failed, other])
+    plan = reader._plan()
+    rows = database.read(reader._arguments(plan))
+    del database.rows[id_of(locked)]
+    lane.account([locked])
+    backlog.unlocked("a", [locked])
+    reader._deliver(plan, rows, passing=True)
+    read(database, reader)
+    assert list(map(id_of, lane.queue)) == [id_of(failed), id_of(other)]
+
+
+def fails(lane: Lane, rows: list[Row]) -> None:
+    lane.give_back(rows)
+
+
+def begins_to_fail_and_a_late_message_comes(lane: Lane, rows: list[Row]) -> None:
+    lane.paused = True
+    lane.put(rows[0])
+
+
+@pytest.mark.parametrize("happens", [fails, begins_to_fail_and_a_late_message_comes])
+def test_a_refill_that_was_asked_for_behind_what_now_waits_before_it_is_void(
+    happens: Callable[[Lane, list[Row]], None],
+) -> None:
+    """Else the share would be taken for read up to the end of that refill, and what waits before it never be sent."""
+    backlog, slot = Backlog(10), Slot(0, "outbox/0", 1)
+    backlog.add_slot(slot)
+    first, second = [(id, slot, b"k", None, b"v", None, None, 0) for id in (3, 7)]
+    lane = backlog.lane("a")
+    if happens is fails:
+        lane.put(first)
+        lane.take(1)
+    lane.behind[slot] = 5
+    version = lane.version
+    happens(lane, [first])
+    backlog.refilled(lane, version, slot, [second], more=False, upto=7, left_out=False)
+    assert lane.behind == {slot: 2}
+    assert not lane.queue
+
+
+def test_a_late_message_of_a_topic_that_hangs_brings_nothing_again_that_is_under_way() -> None:
+    backlog, slot = Backlog(10), Slot(0, "outbox/0", 1)
+    backlog.add_slot(slot)
+    late, under_way = [(id, slot, b"k", None, b"v", None, None, 0) for id in (3, 7)]
+    lane = backlog.lane("a")
+    lane.put(under_way)
+    lane.take(1)
+    lane.paused = True
+    lane.shelve()
+    backlog.late("a", late)
+    assert list(lane.queue) == [late]
+    assert not lane.behind, "a refill from 2 on would bring 7 again"
 
 
 def test_a_late_message_just_before_what_a_refill_will_bring_is_not_left_to_that():

@@ -824,6 +824,17 @@ def test_a_job_that_was_chosen_but_not_started_runs_later(group: str | None):
     assert rig.in_memory == 0
 
 
+@pytest.mark.parametrize("group", [None, "a"])
+def test_a_job_that_is_put_back_after_its_type_was_paused_and_all_was_read_anew_does_not_run(group: str | None):
+    rig = Rig()
+    rig.put(1, group)
+    [job] = rig.choose()
+    rig.scheduler.pause(Pauses(frozenset({"x"}), frozenset(), frozenset()))
+    rig.put(1, group)  # what has been chosen is not taken in again
+    rig.scheduler.put_back(job, rig.now)
+    assert not rig.choose()
+
+
 def test_a_job_that_is_put_back_goes_behind_late_rows_that_have_come_before_it():
     rig = Rig()
     rig.put([10, 11])
