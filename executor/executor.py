@@ -122,6 +122,7 @@ class Executor:
         self._promoter = Promoter(
             self._links["promote"],
             self.scheduler,
+            self.metrics,
             schema=schema,
             silent=registry.silent,
             on_promoted=self.reader.wake,

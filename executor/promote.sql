@@ -2,7 +2,8 @@
 -- transaction id is taken first (CASE). They get a new txid as well, or the reader would take them for rows it has seen.
 -- One of policy latest (1) that a newer one of its group and type has followed ends as superseded instead, also when the
 -- newer one is not due yet: so a delay debounces.
--- The key-share lock on (origin, epoch) keeps a superseded owner out. Returns how many, and when the next one is due.
+-- The key-share lock on (origin, epoch) keeps a superseded owner out. Returns how many, the types of those that ended, and when
+-- the next one is due.
 -- A job that somebody else has locked is left for another time, as are those of its group that are due after it: to wait for
 -- it would hold up all others. The next look begins there.
 -- Of jobs that are due at the same moment the first by id: else what the LIMIT leaves for the next time might stand before others of
@@ -63,6 +64,7 @@ WITH mine AS MATERIALIZED (
 )
 SELECT coalesce((SELECT min(run_at) FROM locked), statement_timestamp()) AS looked_at,
        (SELECT count(*) FROM promoted) + (SELECT count(*) FROM superseded) AS promoted,
+       ARRAY(SELECT u.type FROM superseded u) AS superseded,
        (SELECT date_part('epoch', min(d.due) - statement_timestamp())
         FROM unnest($2::text[]) m (origin),
              LATERAL (SELECT min(j.run_at) AS due FROM sidings.job j

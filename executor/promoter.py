@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from math import inf
@@ -17,6 +18,7 @@ from ..waiting import set_within
 from .clock import now
 from .glance import GLANCE_FROM, Glance
 from .link import Backoff, Link, rest_after
+from .metrics import ExecutorMetrics
 from .scheduler import Scheduler
 
 __all__ = ["Promoter"]
@@ -41,6 +43,7 @@ class Promoter:
         self,
         link: Link,
         scheduler: Scheduler,
+        metrics: ExecutorMetrics,
         *,
         schema: str,
         silent: Callable[[], list[str]],
@@ -49,6 +52,7 @@ class Promoter:
         self.executor_id: UUID | None = None
         self._link = link
         self._scheduler = scheduler
+        self._metrics = metrics
         self._sql = load_sql(__package__, "promote", schema)
         self._glance = Glance(link, schema)
         self._done: tuple[str, dict[str, int]] | None = None  # the snapshot and the origins of the last whole look
@@ -106,6 +110,8 @@ class Promoter:
                 took = now() - began
                 self._done = (snapshot, epochs) if whole and snapshot is not None else None
                 self._following = inf if row["next_due_in"] is None else now() + max(0.0, row["next_due_in"])
+                for kind, count in Counter[str](row["superseded"]).items():
+                    self._metrics.superseded(kind, count)
                 if row["promoted"]:
                     self._on_promoted()
                     if row["promoted"] >= _MOST_PER_ORIGIN:

@@ -234,10 +234,11 @@ async def test_a_delay_of_a_latest_type_debounces(database: str):
         database,
         "UPDATE sidings.job SET run_at = now() WHERE id <> (SELECT id FROM sidings.job ORDER BY id OFFSET 2 LIMIT 1)",
     )
-    async with running(database, registry):
+    async with running(database, registry) as executor:
         await eventually(lambda: seen == [9])
         await eventually(partial(has_ended, database, 3))
         assert Counter((await ended(database)).values()) == {"superseded": 2, "succeeded": 1}
+        await eventually(lambda: executor.metrics.count(OutcomeName.SUPERSEDED) == 2, "the metrics count them")
         await fetch(database, "UPDATE sidings.job SET run_at = now()")
         await drained(database)
     assert seen == [9, 2]
