@@ -10,7 +10,7 @@ from typing import cast
 
 from pydantic import BaseModel
 
-from .schemas import Schema, named_parts
+from .schemas import DICTS, Schema, named_parts
 
 __all__ = ["ONE_KIND", "ROOT", "fields_in_doubt", "other_kind"]
 
@@ -18,7 +18,7 @@ ROOT = type(None)  # stands for a payload that is no model
 _TOLD_APART = frozenset(  # in a union: JSON has a form for each, or `lossy` tells of what is of another class
     ("any", "bool", "float", "int", "none", "model", "dataclass", "typed-dict", "generator")
 )
-_CONTAINERS = frozenset(("deque", "dict", "frozenset", "list", "set", "tuple"))
+_CONTAINERS = DICTS | {"deque", "frozenset", "list", "set", "tuple"}
 _INNER = ("choices", "items_schema", "keys_schema", "schema", "values_schema")
 _KEYS = frozenset(
     (
@@ -47,8 +47,8 @@ def fields_in_doubt(schema: object) -> dict[type, dict[str, bool]]:
             return
         parts = cast(Schema, part)
         match parts.get("type"):
-            case "lax-or-strict":  # a single class, as Path
-                return
+            case "lax-or-strict":
+                collect(_held(parts), owner, field)
             case "definition-ref":
                 if (key := (parts["schema_ref"], owner, field)) not in seen:
                     seen.add(key)
@@ -88,7 +88,7 @@ def _is_in_doubt(parts: Schema, refs: Mapping[object, object]) -> bool:
             scalars = [_scalar(kind) for kind in kinds if kind.get("type") not in _CONTAINERS]
             keys = {_resolved(kind["keys_schema"], refs).get("type") for kind in containers if "keys_schema" in kind}
             return len(keys) > 1 or _are_alike(scalars) or _are_alike(list(dict.fromkeys(held)))
-        case "dict" if "keys_schema" in parts:
+        case _ if "keys_schema" in parts:
             keys = _resolved(parts["keys_schema"], refs)
             match keys.get("type"):
                 case "enum":
@@ -140,9 +140,18 @@ def _resolved(schema: object, refs: Mapping[object, object]) -> Schema:
             schema = refs.get(parts["schema_ref"])
         elif parts.get("type") in ("default", "function-after", "function-before", "function-wrap"):
             schema = parts["schema"]
+        elif parts.get("type") == "lax-or-strict" and (held := _held(parts)):
+            schema = held
         else:
             return parts
     return {}
+
+
+def _held(parts: Schema) -> object:
+    """The list or dict in this schema that is "lax-or-strict", which pydantic before 2.14 has for a deque, a Mapping
+    and an OrderedDict; None of a single class, as Path."""
+    lax = cast(Schema, parts["lax_schema"])
+    return lax if lax.get("type") in ("function-after", "function-wrap") else None
 
 
 def other_kind(value: object, read: object, declared: bool) -> str:

@@ -14,7 +14,7 @@ from typing import cast
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 from .kinds import ONE_KIND, other_kind
-from .schemas import Schema, parts_of
+from .schemas import DICTS, Schema, parts_of
 
 __all__ = [
     "HALF",
@@ -104,7 +104,7 @@ def has_half_characters(value: object) -> bool:
 
 def may_have_keys(schema: object) -> bool:
     """Whether a value of this core schema of pydantic's may have texts as keys that its model does not name."""
-    return any(part.get("type") == "dict" for part in parts_of(schema))
+    return any(part.get("type") in DICTS for part in parts_of(schema))
 
 
 def may_hold_floats(schema: object) -> bool:

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
-__all__ = ["Schema", "named_parts", "parts_of"]
+__all__ = ["DICTS", "Schema", "named_parts", "parts_of"]
 
 Schema = Mapping[str, object]
+
+DICTS = frozenset(("counter", "dict", "frozendict", "ordered-dict"))  # the types of those that have keys of their own
 
 _VALUES = ("default", "metadata")  # of a schema, which are none themselves
 
