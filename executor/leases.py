@@ -84,6 +84,7 @@ class LeaseThread:
         self._ending: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._locked = frozenset[str]()  # whose rows somebody had locked at the last turn
 
     def start(self) -> None:
         """Start the thread. Call it in the event loop that is to get the events."""
@@ -156,7 +157,7 @@ class LeaseThread:
                 continue
             try:
                 answer = await unless_set(self._ending, self._renew(link))
-                if answer is not None:
+                if answer:
                     self.outage.over()
                 complete = answer is not False
             except (PostgresUnavailable, asyncpg.PostgresError) as error:
@@ -169,7 +170,8 @@ class LeaseThread:
         await link.close()
 
     async def _renew(self, link: Link) -> bool | None:
-        """Whether all leases were renewed. None: there are none, so Postgres was not asked, and may still be away."""
+        """Whether all leases were renewed: those whose rows are locked are tried again soon. None: there are none, so
+        Postgres was not asked, and may still be away."""
         held, me = self.held(), self.executor_id
         if not held or me is None:
             self.last_renewed = now()
@@ -180,7 +182,7 @@ class LeaseThread:
         deadline = sent + self._settings.lease_seconds - self._settings.margin_seconds
         lease = timedelta(seconds=self._settings.lease_seconds)
         rows = await link.fetch(self._sql, me, names, [by_name[name].epoch for name in names], lease)
-        complete = True
+        locked = set[str]()
         timeline: str = rows[0]["timeline"]
         elsewhere = [queue.timeline for queue in held if queue.timeline not in (None, timeline)]
         if elsewhere:  # what it has done to leases of the same names and epochs says nothing about ours
@@ -195,7 +197,7 @@ class LeaseThread:
             if row["renewed"]:
                 queue.deadline = deadline
             elif row["held"]:
-                complete = False  # its row was locked; again soon
+                locked.add(queue.name)
             else:
                 lost[queue.name] = queue.epoch
             if row["wanted_generation"] is not None and self._home is not None:
@@ -204,9 +206,13 @@ class LeaseThread:
             if self._home is not None:
                 tell_loop(self._home, self._events.lost, lost)
             link.drop()  # it may lead to a former primary that the others have left
-        if complete:
+        if not locked:
             self.last_renewed = sent
-        return complete
+        elif still := locked & self._locked:  # not of a takeover that has just met this one
+            names = ", ".join(sorted(still)[:5])
+            self.outage.failed(f"another transaction keeps rows of {self._postgres.schema_name}.origin locked: {names}")
+        self._locked = frozenset(locked)
+        return not locked
 
 
 def tell_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:

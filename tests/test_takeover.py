@@ -8,7 +8,7 @@ import pytest
 from sidings.jobs import Job, Registry
 
 from .fleet import Fleet, Run, until
-from .support import SECONDS, Ride, connected, enqueue, eventually, running
+from .support import ORIGIN, SECONDS, Ride, connected, enqueue, eventually, running
 
 ORIGINS = [f"t/{number}" for number in range(6)]
 
@@ -265,3 +265,17 @@ async def test_a_row_that_somebody_has_locked_holds_up_its_own_origin_only(datab
             await person.execute("ROLLBACK; BEGIN")
             await executor.settled(SECONDS)
             assert executor.problems() == []
+
+
+async def test_who_keeps_a_lease_from_being_renewed_is_told(database: str, caplog: pytest.LogCaptureFixture):
+    """As does a commit that waits for a standby that is gone. Nothing said why the origin's jobs did not run."""
+    async with connected(database) as person, running(database, Registry(), lease_seconds=3.0) as executor:
+        why = f"another transaction keeps rows of sidings.origin locked: {ORIGIN}"
+        async with person.transaction():
+            await person.fetch("SELECT FROM sidings.origin FOR SHARE")
+            await eventually(lambda: f"leases could not be renewed, trying again: {why}" in caplog.text, "the log")
+            [problem] = await eventually(executor.problems, "the health check")
+            assert problem.startswith("leases were last renewed")
+            assert problem.endswith(why)
+            assert "works again" not in caplog.text
+        await eventually(lambda: "works again" in caplog.text and not executor.problems(), "it is over")
