@@ -334,6 +334,30 @@ async def test_jobs_that_are_named_before_they_are_read_run_and_end_once(
     assert len(early) > LIVES
 
 
+async def test_cycles_that_were_under_way_when_the_executors_row_was_gone_do_not_end_its_next_life():
+    """They are cancelled with the loop: a new one that asked for their answers came to its end, and the service too."""
+    service = Service(seed=0, faults=0.0)
+    loop, server, scheduler = service.loop, service.server, service.scheduler
+    service.read()
+    async with server.row:  # held by somebody: no cycle comes to its end
+        former = asyncio.create_task(loop.run())
+        await eventually(lambda: loop.under_way(), "a cycle under way")
+        former.cancel()
+        await asyncio.wait([former])
+    scheduler.remove_origin(*list(scheduler.origins))
+    service.queues = [scheduler.add_origin(name, 1) for name in ("t/0", "t/1")]
+    loop.begin(uuid4())
+    service.read()
+    running = asyncio.create_task(loop.run())
+    async with asyncio.timeout(20):
+        while server.jobs and not running.done():
+            await service.step()
+            await asyncio.sleep(0)
+    assert not running.done(), "it has come to its end"
+    running.cancel()
+    await asyncio.wait([running])
+
+
 @pytest.mark.parametrize("bumped", [False, True], ids=["", "and a person changes something"])
 async def test_a_cycle_that_is_sent_while_the_one_before_is_at_work_waits_for_it(database: str, bumped: bool):
     first, second = await asyncpg.connect(database), await asyncpg.connect(database)
