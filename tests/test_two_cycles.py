@@ -98,11 +98,12 @@ class Server:
         return {"cycle": self.cycle, "fence": self.fence, "timeline": None, "gone": gone, "actions": None, **origins}
 
     async def cancel(self) -> None:
-        """A person cancels a job: what was planned before is void."""
+        """A person cancels a job: what was planned before is void. One of few, lest it be one that stands still."""
         async with self.row:
-            if not self.jobs:
+            ids = [id for id in sorted(self.jobs) if id % 7 == 0]
+            if not ids:
                 return
-            id = self.random.choice(sorted(self.jobs))
+            id = self.random.choice(ids)
             self.jobs.remove(id)
             self.alive.discard(id)
             self.cancelled.add(id)
