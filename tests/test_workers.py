@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from sidings.executor import PostgresSettings
 from sidings.executor.queues import Entry, OriginQueue
 from sidings.executor.transactional import Transactional
+from sidings.executor.worker import CancelReason
 from sidings.executor.workers import Workers
 from sidings.jobs import SUCCEEDED, Job, Registry
 
@@ -212,6 +213,10 @@ class Given:
             raise KeyboardInterrupt
 
         @self.registry.job(batch=2)
+        async def interrupted_many(jobs: list[Job[Empty]]) -> None:
+            raise KeyboardInterrupt
+
+        @self.registry.job(batch=2)
         async def give_up_many(jobs: list[Job[Empty]]) -> None:
             cast(asyncio.Task[None], asyncio.current_task()).cancel()
 
@@ -281,10 +286,22 @@ async def test_workers_that_are_told_to_end_do_so_while_they_are_idle():
         assert a.workers.all[0].task.cancelled()  # type: ignore[union-attr]
 
 
-def test_the_interrupt_of_a_person_ends_the_loop():
+async def test_each_job_of_a_worker_has_its_own_cancellation():
+    """One for a reason that the job before it was cancelled for, as when each takes too long, is one all the same."""
+    async with given() as a:
+        for number in (1, 2):
+            a.claim("wait")
+            while not a.workers.running():
+                await asyncio.sleep(0)
+            a.workers.cancel(None, CancelReason.TIMEOUT)
+            assert await a.outcomes(number) == ["wait: retried"] * number
+
+
+@pytest.mark.parametrize("type", ["interrupted", "interrupted_many"])
+def test_the_interrupt_of_a_person_ends_the_loop(type: str):
     async def interrupt() -> None:
         async with given() as a:
-            a.claim("interrupted")
+            a.claim(type)
             await a.outcomes(1)
 
     with pytest.raises(KeyboardInterrupt), asyncio.Runner() as runner:
