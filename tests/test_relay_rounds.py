@@ -222,9 +222,10 @@ async def test_messages_that_are_refused_in_one_round_of_many_are_parked_and_no_
     giants = {100, 101, 2_500, 5_999}
     sizes = [50_000 if n in giants else 20 for n in range(6_000)]
     await publish(database, small, [(f"k{n % 10}", b"%d " % n + b"x" * size) for n, size in enumerate(sizes)])
-    async with relaying(database, sidings_kafka, window=4_000), publishing(database) as (outbox, _):
+    async with relaying(database, sidings_kafka, window=4_000) as relay, publishing(database) as (outbox, _):
         await emptied(database)
         assert {int(p.value.split()[0]) for p in await outbox.parked(small) if p.value} == giants
+        await eventually(lambda: not relay._senders._retired, "the producer that was refused something is closed")
     for key, values in firsts(await records(sidings_kafka, small)).items():
         assert [int(v.split()[0]) for v in values] == [n for n in range(int(key[1:]), 6_000, 10) if n not in giants]
 
