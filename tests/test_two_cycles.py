@@ -359,6 +359,32 @@ async def test_cycles_that_were_under_way_when_the_executors_row_was_gone_do_not
     await asyncio.wait([running])
 
 
+async def test_of_two_cycles_that_are_sent_as_one_both_are_under_way_until_that_has_ended():
+    """Else an origin of the second one's could be taken again, under the lease of which the cycle yet ends its jobs."""
+    service = Service(seed=0, faults=0.0)
+    loop, server, handlers = service.loop, service.server, service.handlers
+    one, two = (Entry(id, service.queues[id], "known", None, id) for id in (0, 1))
+    for entry in (one, two):
+        service.scheduler.insert(entry, 0.0)
+        entry.origin.high = entry.position
+    assert {*service.scheduler.choose(2, 0.0)} == {one, two}
+    running = asyncio.create_task(loop.run())
+    async with server.row:
+        for number, entry in enumerate((one, two), start=1):
+            handlers.finished.append((entry, SUCCEEDED, 0.0, 0.0))
+            loop.signal()
+            await eventually(lambda: len(loop._flights) == number, "a cycle under way")  # noqa: B023
+        server.fence += 1  # by a person: both are void
+    await server.row.acquire()
+    try:
+        await eventually(lambda: len(loop._flights) == 1, "one in place of both")
+        assert loop.under_way() == {"t/0", "t/1"}
+    finally:
+        server.row.release()
+        running.cancel()
+        await asyncio.wait([running])
+
+
 @pytest.mark.parametrize("where", ["claimed", "expired"])
 @pytest.mark.parametrize("together", [False, True], ids=["", "as two cycles are disowned"])
 async def test_a_job_that_a_person_ends_before_it_has_started_does_not_start(where: str, together: bool):
