@@ -61,7 +61,8 @@ class Retry:
     on_exhausted: ``"skip"`` ends the job as discarded (the history keeps its payload), ``"hold"`` keeps it for a
         person while its group goes on, ``"block"`` keeps it at the head of its group, which waits for a person.
 
-    Raises `ConfigurationError` for coroutine functions: a decision about a retry must not wait for anything.
+    Raises `ConfigurationError` for what is no such object, as a class, and for coroutine functions: a decision about a
+    retry must not wait for anything.
     """
 
     wait: wait_base = field(default_factory=lambda: wait_exponential_jitter(initial=1, max=300))
@@ -77,9 +78,10 @@ class Retry:
         return value
 
     def __post_init__(self) -> None:
-        for name in ("wait", "stop", "retry"):
+        for name, kind in _KINDS.items():
             value = getattr(self, name)
-            if not callable(value):
+            another = isinstance(value, (type, *_KINDS.values())) and not isinstance(value, kind)
+            if another or not callable(value):  # a class would be called: all that it makes of an attempt means yes
                 raise ConfigurationError(f"Retry({name}={value!r}): give one of tenacity's {name}_... objects")
             if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__):
                 raise ConfigurationError(f"Retry({name}=...): asynchronous strategies are not supported")
@@ -163,4 +165,5 @@ def _seconds(what: str, seconds: float) -> float:
 
 
 _RETRYING = Retrying(reraise=True)
+_KINDS = {"wait": wait_base, "stop": stop_base, "retry": retry_base}
 _EXCEPTIONS_ONLY = (retry_if_exception_type, retry_if_exception, retry_if_not_exception_type)

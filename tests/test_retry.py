@@ -252,6 +252,33 @@ def test_a_policy_that_makes_no_sense_is_refused_when_it_is_declared(options: di
         Retry(**options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"retry": ConnectionError},  # a success asked for another attempt as well, again and again, without a word
+        {"retry": retry_if_exception_type},
+        {"retry": stop_after_attempt(3)},
+        {"stop": stop_after_attempt},  # the first failure was the last one: the job was discarded
+        {"stop": wait_fixed(3)},
+        {"wait": wait_fixed},
+        {"wait": stop_after_attempt(3)},
+    ],
+    ids=[
+        "an error",
+        "retry's class",
+        "a stop to retry",
+        "stop's class",
+        "a wait to stop",
+        "wait's class",
+        "a stop to wait",
+    ],
+)
+def test_a_class_or_another_kind_of_strategy_is_refused_when_it_is_declared(options: dict[str, Any]):
+    [what] = options
+    with pytest.raises(ConfigurationError, match=f"give one of tenacity's {what}_... objects"):
+        Retry(**options)
+
+
 @pytest.mark.parametrize("seconds", [-1, MOST_SECONDS + 1, math.inf, math.nan])
 @pytest.mark.parametrize("make", [Snooze, Retry.after], ids=["Snooze", "Retry.after"])
 def test_a_delay_out_of_range_is_refused_where_it_is_asked_for(make: Any, seconds: float):
