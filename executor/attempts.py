@@ -130,6 +130,11 @@ def failed(job_type: JobType[Any], entry: Entry, error: Exception, started: floa
         )
     except Exception as broken:  # noqa: BLE001 - a user's own strategy
         return _undecided(entry, broken)
+    _tell_failed(entry, outcome, outcome.error or ErrorInfo.of(error))
+    return outcome
+
+
+def _tell_failed(entry: Entry, outcome: Outcome, info: ErrorInfo) -> None:
     match outcome:
         case Again():
             what = f"failed, again in {outcome.delay:.1f} s"
@@ -137,8 +142,7 @@ def failed(job_type: JobType[Any], entry: Entry, error: Exception, started: floa
             what = "failed, held, and its group blocked"
         case _:
             what = f"failed, {outcome.name.value}"
-    _tell(entry, what, outcome.error or ErrorInfo.of(error))
-    return outcome
+    _tell(entry, what, info)
 
 
 def _put_off(job_type: JobType[Any], entry: Entry, error: PostgresUnavailable, started: float, times: int) -> Outcome:
@@ -169,9 +173,13 @@ def judged(job_type: JobType[Any], entry: Entry, result: object, started: float)
         rejected = job_type.retry.judge_result(result, failures=entry.failures, elapsed=_elapsed(entry, started))
     except Exception as broken:  # noqa: BLE001 - a user's own strategy
         return _undecided(entry, broken)
-    if rejected is None and is_error(result):
-        raise result
-    return SUCCEEDED if rejected is None else _fitting(entry, rejected)
+    if rejected is None:
+        if is_error(result):
+            raise result
+        return SUCCEEDED
+    outcome = _fitting(entry, rejected)
+    _tell_failed(entry, outcome, outcome.error or ErrorInfo.from_text("ResultRejected", ""))
+    return outcome
 
 
 def _fitting(entry: Entry, outcome: Outcome) -> Outcome:

@@ -81,6 +81,27 @@ async def test_what_a_transactional_handler_returns_is_judged_and_its_effects_ar
     assert [row["number"] for row in await fetch(database, "SELECT number FROM effect")] == [3]
 
 
+@pytest.mark.parametrize("transactional", [False, True])
+async def test_what_the_policy_does_not_take_stands_in_the_log(
+    database: str, caplog: pytest.LogCaptureFixture, transactional: bool
+) -> None:
+    """The job was tried again, and given up, without a word."""
+    registry = Registry()
+
+    async def ride(job: Job[Ride]) -> str:
+        return "busy"
+
+    busy = Retry(wait=wait_none(), stop=stop_after_attempt(2), retry=retry_if_result(lambda result: result == "busy"))
+    job_type = registry.job(name="ride", payload=Ride, transactional=transactional, retry=busy)(ride)
+    [id] = await enqueue(database, job_type, [Ride()])
+    assert [attempt.outcome for attempt in await drain(database, registry)] == ["retried", "discarded"]
+    told = "ResultRejected: the handler returned 'busy'"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"job {id} ride None: attempt 1 failed, again in 0.0 s: {told}",
+        f"job {id} ride None: attempt 2 failed, discarded: {told}",
+    ]
+
+
 async def test_a_transactional_handlers_error_that_the_policy_leaves_alone_is_a_failure(database: str) -> None:
     registry = Registry()
 
