@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import TracebackType
+from typing import cast
 
 __all__ = [
     "MAX_DELAY_SECONDS",
@@ -24,6 +25,7 @@ __all__ = [
 MAX_DELAY_SECONDS = 366 * 86_400.0
 _MESSAGE_CHARACTERS = 4_000
 _PLACE_CHARACTERS = 400
+_OF_A_GROUP = 10  # errors of an exception group that are told
 _VOLATILE = re.compile(  # a UUID first: its parts would match as well, and leave some of its letters
     r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
     r"|0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b|\d+|'[^']*'|\"[^\"]*\""
@@ -93,8 +95,9 @@ class OutcomeName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error as the history keeps it: its class, its message (at most 4,000 characters, no NUL), a fingerprint that
-    is equal for errors which differ only in numbers, ids and quoted values, and where a handler raised it, if known."""
+    """An error as the history keeps it: its class, its message (at most 4,000 characters, no NUL; of an exception group
+    also what is in it), a fingerprint that is equal for errors which differ only in numbers, ids and quoted values, and
+    where a handler raised it, if known."""
 
     error_class: str
     message: str
@@ -114,6 +117,10 @@ class ErrorInfo:
         try:
             # Of a subclass as well, a plain one; without a look at each of millions of characters.
             message = str.__getitem__(str(error), slice(_MESSAGE_CHARACTERS))
+            if isinstance(error, BaseExceptionGroup):  # whose own text only counts them
+                group = cast(BaseExceptionGroup[BaseException], error)
+                parts = [cls.of(each).at(place_of(each)) for each in group.exceptions[:_OF_A_GROUP]]
+                message += ": " + "; ".join(f"{part.error_class}: {part.text}" for part in parts)
         except KeyboardInterrupt:
             raise
         except BaseException as broken:  # noqa: BLE001 - so is one that cannot be shown

@@ -313,6 +313,20 @@ def test_whatever_an_error_says_can_be_stored(name: str, message: str):
         assert len(text) <= 4_000
 
 
+def test_of_an_exception_group_all_is_told_that_went_wrong():
+    inner = ExceptionGroup("two of these", [KeyError("no such carrier"), OSError("busy")])
+    info = ErrorInfo.of(ExceptionGroup("unhandled errors in a TaskGroup", [ValueError("odd"), inner]))
+    assert info.message == (
+        "unhandled errors in a TaskGroup (2 sub-exceptions): ValueError: odd; ExceptionGroup: two of these "
+        "(2 sub-exceptions): KeyError: 'no such carrier'; OSError: busy"
+    )
+    assert (
+        info.fingerprint != ErrorInfo.of(ExceptionGroup("unhandled errors in a TaskGroup", [inner, inner])).fingerprint
+    )
+    many = ErrorInfo.of(ExceptionGroup("many", [ValueError("x" * 1_000)] * 100_000))
+    assert len(many.message) == 4_000
+
+
 def test_a_message_of_a_megabyte_is_cut_and_keeps_its_beginning():
     info = ErrorInfo.of(ValueError("begin " + "\ud800\0" * 500_000))
     assert info.message.startswith("begin ")
