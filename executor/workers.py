@@ -57,7 +57,7 @@ class Workers:
     ) -> None:
         self.changed = asyncio.Event()
         self.claimed: deque[Entry | list[Entry]] = deque()
-        self.batch_sizes: dict[str, int] = {}  # of the types whose handlers take lists
+        self.batch_sizes = registry.batch_sizes
         self.finished: list[Finished] = []
         self.expired: list[Entry] = []  # claimed, but the lease ran out before a worker came to them
         self.all = [Worker() for _ in range(concurrency)]
@@ -77,7 +77,6 @@ class Workers:
     def start(self) -> None:
         """Create the workers' coroutines."""
         self._forks = forks_so_far()
-        self.batch_sizes = {job_type.name: job_type.batch for job_type in self._registry if job_type.batch}
         self.slow.several = sum(1 for _ in self._registry) > 1
         for worker in self.all:
             worker.task = asyncio.create_task(self._work(worker), name="sidings worker")

@@ -36,6 +36,7 @@ class Registry:
         self.schema = "sidings"
         self.has_grown: Callable[[str], bool] = lambda _: False  # the service knows which topics got more partitions
         self.middleware: list[Middleware] = []  # of the service, the outermost first
+        self.batch_sizes: dict[str, int] = {}  # of the types whose handlers take lists
         self._types: dict[str, JobType[Any]] = {}
         self._included: list[Registry] = []
         self._includers: WeakSet[Registry] = WeakSet()  # weak: of a module's registry each test may make a service
@@ -188,6 +189,8 @@ class Registry:
         """Register a type, here and where this is included. Raises `ConfigurationError` if its name is taken."""
         if self._types.setdefault(job_type.name, job_type) is not job_type:
             raise ConfigurationError(f"two job types are called {job_type.name!r}: give one of them name=...")
+        if job_type.batch is not None:
+            self.batch_sizes[job_type.name] = job_type.batch
         for includer in self._includers:
             includer.add(job_type)
         return job_type

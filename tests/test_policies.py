@@ -577,6 +577,22 @@ async def test_a_batch_holds_no_two_jobs_of_a_group_and_keeps_their_order(databa
     assert Counter(await outcomes(database)) == {"succeeded": 140}
 
 
+async def test_a_type_that_takes_lists_gets_them_also_where_it_is_declared_while_the_executor_runs(database: str):
+    """Its handler got single jobs, and failed for ever, as what it goes through is no list."""
+    registry, included = Registry(), Registry()
+    given: list[Any] = []
+    async with running(database, registry):
+
+        @included.job(batch=10, retry=Retry(stop=stop_after_attempt(1)))
+        async def post(jobs: list[Job[Ride]]) -> None:
+            given.append(jobs)
+
+        registry.include(included)
+        await enqueue(database, post, [Ride(number=n) for n in range(3)])
+        await drained(database)
+    assert [job.payload.number for jobs in given for job in jobs] == [0, 1, 2]
+
+
 async def test_each_job_of_a_batch_has_an_outcome_of_its_own(database: str):
     registry = Registry()
     attempts: list[list[int]] = []
