@@ -15,7 +15,7 @@ import asyncpg
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka import partitioner as aiokafka_partitioner
 
-from ..errors import MissingOrigin, PostgresUnavailable
+from ..errors import EnqueueError, MissingOrigin, PostgresUnavailable
 from ..executor import Link, PostgresSettings, now
 from ..outage import Outage
 from ..schema import load_sql
@@ -104,7 +104,8 @@ class Topics:
         return known is not None and bool(known.former) and tp.partition >= known.former[0]
 
     def origin_for(self, key: str | bytes, topic: str) -> str:
-        """The origin of a key, ``topic/partition``. Raises `MissingOrigin` while the topic's partitions are unknown."""
+        """The origin of a key, ``topic/partition``. Raises `MissingOrigin` while the topic's partitions are unknown,
+        `EnqueueError` for what is no key."""
         known = self._known.get(topic)
         if known is None:
             raise MissingOrigin(
@@ -113,6 +114,8 @@ class Topics:
                 "while Kafka was up; or insert its row into sidings.topic"
             )
         raw = key.encode() if isinstance(key, str) else key
+        if not isinstance(raw, bytes):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+            raise EnqueueError(f"origin_for({key!r}): give the key as its messages have it: str or bytes")
         return origin_of(topic, partition_for(raw, known.partitions, known.partitioner))
 
     async def run(self) -> None:

@@ -405,7 +405,8 @@ class Service:
             await send_eta.enqueue(tx, SendEta(...), origin=service.origin_for(transport_id, "positions"))
 
         It hashes as the topic's producers do (`KafkaSettings.partitioners`), over the partition count that Postgres
-        remembers, a few seconds old at most; also while Kafka is down. Raises `MissingOrigin` while that is unknown.
+        remembers, a few seconds old at most; also while Kafka is down. Raises `MissingOrigin` while that is unknown,
+        and `EnqueueError` for a key that is neither text nor bytes, as a number.
         """
         return self._database().topics.origin_for(key, topic)
 

@@ -4,6 +4,7 @@ import asyncio
 import zlib
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from sidings import Job, KafkaSettings, Message, Service, Transaction
 from sidings.devstack.fixtures import TopicFactory
-from sidings.errors import ConfigurationError, MissingOrigin
+from sidings.errors import ConfigurationError, EnqueueError, MissingOrigin
 from sidings.executor import PostgresSettings
 from sidings.jobs import Registry
 from sidings.kafka import Topics, partition_for
@@ -98,6 +99,10 @@ async def test_the_origin_is_that_of_the_topics_partitioner_over_its_partitions(
             expected = f"positions/{partition_for(key.encode(), 12, partitioner)}"
             assert topics.origin_for(key, "positions") == topics.origin_for(key.encode(), "positions") == expected
             assert await connection.fetchval("SELECT sidings.origin_for($1, 'positions')", key) == expected
+    wrong: Any
+    for wrong in (17, UUID(int=17), None):  # the length of a number was asked for
+        with pytest.raises(EnqueueError, match=f"origin_for.*{wrong}.*: give the key as its messages have it: str or"):
+            topics.origin_for(wrong, "positions")
     await topics.close()
 
 

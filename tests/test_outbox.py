@@ -67,6 +67,7 @@ async def test_models_become_json_bytes_stay_and_none_is_a_tombstone(database: s
     [
         ({"topic": "no spaces"}, "topic="),
         ({"topic": ""}, "topic="),
+        ({"topic": None}, "topic=None: give 1 to 249 letters"),
         ({"value": Unserialisable(number=1)}, "Unserialisable"),
         ({"value": {"a": 1}}, "pydantic model, bytes, or None"),
         ({"value": None, "key": None}, "needs a key"),
@@ -76,6 +77,7 @@ async def test_models_become_json_bytes_stay_and_none_is_a_tombstone(database: s
         ({"key": "\ud800"}, "key cannot be encoded"),
         ({"headers": {"n": 5}}, "header 'n'"),
         ({"timestamp": datetime(2026, 1, 1)}, "no time zone"),  # noqa: DTZ001
+        ({"timestamp": 1_800_000_000}, "no time zone: give an aware datetime"),
     ],
 )
 async def test_what_cannot_be_sent_is_refused_before_anything_is_written(database: str, fields, words: str) -> None:

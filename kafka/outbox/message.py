@@ -57,7 +57,7 @@ def outgoing(
 ) -> Outgoing:
     """Check and serialise one message, with the current correlation id and trace. Raises `InvalidMessage`."""
     _check_topic(topic)
-    if timestamp is not None and timestamp.tzinfo is None:
+    if timestamp is not None and getattr(timestamp, "tzinfo", None) is None:
         raise InvalidMessage(
             f"timestamp={timestamp!r} has no time zone: give an aware datetime, e.g. datetime.now(UTC)"
         )
@@ -90,7 +90,7 @@ def possible_topic(topic: str) -> bool:
 
 
 def _check_topic(topic: str) -> None:
-    if not possible_topic(topic):
+    if not (isinstance(topic, str) and possible_topic(topic)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidMessage(f"topic={topic!r}: give 1 to 249 letters, digits, '.', '_' and '-'")
 
 
