@@ -13,7 +13,7 @@ import pytest_asyncio
 from sidings import ActionRefused, Admin, ConfigurationError, JobNotFound, PostgresUnavailable, SchemaTooOld, migrate
 from sidings.devstack.fixtures import OwnPostgres
 from sidings.errors import AdministrationError, Busy
-from sidings.jobs import OutcomeName
+from sidings.jobs import OutcomeName, Transaction
 from sidings.jobs.admin import JobState
 
 from .admin_support import GROUP, STATES, a_holder, a_job, fence, slow_updates, some_jobs, the_job
@@ -1029,6 +1029,13 @@ async def test_a_database_without_the_schema_is_named(empty_database: str):
                 await look
     with pytest.raises(ConfigurationError, match="timeout=0"):
         Admin(None, timeout=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["postgresql://localhost/tracker", None, Transaction(None)])  # type: ignore[arg-type]
+def test_what_is_no_connection_is_refused_at_once(given: Any):
+    """Its first call failed: 'str' object has no attribute 'is_closed'."""
+    with pytest.raises(ConfigurationError, match=rf"Admin\(<{type(given).__name__}>\): give a connection of asyncpg"):
+        Admin(given, actor="alice")
 
 
 async def test_a_schema_of_another_name_is_all_that_is_touched(empty_database: str):

@@ -52,8 +52,7 @@ class Admin:
             await admin.skip_head(group.origin, group.group, head=group.head, reason="no such carrier")
 
     database: a connection of asyncpg without an open transaction, or a pool. actor: who acts, for the audit; not
-    needed to look. timeout: seconds for each statement,
-    but `move`.
+    needed to look. timeout: seconds for each statement, but `move`. Raises `ConfigurationError`.
 
     Each action is one transaction, fenced against the executor that holds the origin: when it has returned, no job
     starts that it cancelled or paused; what it woke starts at the holder's next look, within a second. Each is written

@@ -11,6 +11,7 @@ from ...errors import (
     ActionRefused,
     AdministrationError,
     Busy,
+    ConfigurationError,
     JobNotFound,
     PostgresUnavailable,
     SchemaTooOld,
@@ -56,9 +57,14 @@ _WALK = "SET LOCAL enable_bitmapscan = off; SET LOCAL enable_seqscan = off; SET 
 
 
 class Calls:
-    """The ``.sql`` files of this package on one connection or pool. timeout: seconds for each of them."""
+    """The ``.sql`` files of this package on one connection or pool. timeout: seconds for each of them.
+
+    Raises `ConfigurationError` for anything else.
+    """
 
     def __init__(self, database: Database, schema: str, timeout: float) -> None:
+        if not (isinstance(database, asyncpg.Pool) or hasattr(database, "is_closed")):
+            raise ConfigurationError(f"Admin(<{type(database).__name__}>): give a connection of asyncpg, or a pool")
         self._database = database
         self._schema = valid_schema_name(schema)
         self._timeout = timeout
