@@ -168,6 +168,8 @@ class Life:
         on with its partitions; beside that, for Kafka may hang, the executor lets its handlers end and gives its
         origins back; the connections are closed."""
         self.consumer = self._parts.make_consumer(self._subscriptions)
+        if self.consumer is not None:
+            await _refuse_eager_tasks()
         if (spans := tracing()) is not None:
             self._registry.middleware.insert(0, spans)
         configuration = self._configuration
@@ -294,6 +296,22 @@ class Life:
         if self.consumer is not None:
             self.consumer.cancel()
         asyncio.get_running_loop().call_later(_HURRY_SECONDS, self.hurry)
+
+
+async def _refuse_eager_tasks() -> None:
+    """aiokafka's consumer begins a task before it has made what that uses, and would fail again and again, as if
+    Kafka were away. Raises `ConfigurationError`."""
+
+    async def nothing() -> None: ...
+
+    task = asyncio.create_task(nothing())
+    eager = task.done()
+    await task
+    if eager:
+        raise ConfigurationError(
+            "the event loop begins each task at once (asyncio.eager_task_factory), with which aiokafka's consumer "
+            "fails: leave that factory out"
+        )
 
 
 async def _reaches(postgres: PostgresSettings, service: str) -> bool:

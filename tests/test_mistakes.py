@@ -36,7 +36,7 @@ from sidings import (
 from sidings.devstack.topics import create_topic, delete_topics
 
 from .consumer_support import Number, a_service, offset_reaches, produce
-from .support import ORIGIN, connected, eventually, fetch
+from .support import ORIGIN, SECONDS, connected, eventually, fetch
 
 POSTGRES, KAFKA = "postgresql://localhost/nowhere", "localhost:9092"
 
@@ -57,6 +57,7 @@ async def a_batch(jobs: list[Job[Ride]]) -> None: ...
 
 
 async def a_message(message: Message[Number], tx: Transaction) -> None: ...
+async def a_lone_message(message: Message[Number]) -> None: ...
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
@@ -390,6 +391,25 @@ async def test_a_service_that_could_do_nothing_does_not_start(sidings_kafka):
     with pytest.raises(ConfigurationError, match=r"job types are declared \(a_job\), and there is no Postgres"):
         async with service:
             pass
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.12 has brought them")
+@pytest.mark.parametrize("stateless", [False, True])
+async def test_a_consumer_in_an_event_loop_that_begins_tasks_at_once_is_refused(stateless: bool):
+    """aiokafka failed there again and again; it was told as a connection to Kafka that fails."""
+    service = a_declaration()
+    if stateless:
+        service.consumer("positions", model=Number, stateless=True, dead_letter="positions.dlq")(a_lone_message)
+    else:
+        service.consumer("positions")(a_message)
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(cast(Any, asyncio).eager_task_factory)
+    try:
+        with pytest.raises(ConfigurationError, match=r"eager_task_factory.*: leave that factory out"):
+            async with asyncio.timeout(SECONDS), service:
+                pass
+    finally:
+        loop.set_task_factory(None)
 
 
 async def test_a_database_without_the_schema_is_the_only_complaint(empty_database, sidings_kafka, caplog):
