@@ -306,10 +306,10 @@ class JobType(Generic[P]):
         if value is None or type(value) is str:
             return self.checked_group(value)
         text = str(value)
-        if isinstance(value, set | frozenset) or f"0x{id(value):x}" in text.lower():
+        if isinstance(value, set | frozenset) or f"0x{id(value):x}" in text.lower() or inspect.isroutine(value):
             raise MissingGroup(
                 f"{self.name!r} runs serially by group, but {self._group!r} gave {text}, which reads otherwise each "
-                "time: let it give a text (and be no async function)"
+                "time: let it give a text (call a method, or make it a property; and let it be no async function)"
             )
         return self.checked_group(text)
 

@@ -456,8 +456,14 @@ async def test_what_cannot_be_stored_is_refused_before_anything_is_written(datab
 
 @pytest.mark.parametrize(
     "group",
-    [lambda ride: a_group(ride), lambda ride: frozenset((ride.transport, "b", "c")), lambda ride: object()],
-    ids=["of an async function", "a set", "an object"],
+    [
+        lambda ride: a_group(ride),
+        lambda ride: frozenset((ride.transport, "b", "c")),
+        lambda ride: object(),
+        lambda ride: ride.transport.lower,
+        "model_dump_json",  # whose text has all of the payload's fields
+    ],
+    ids=["of an async function", "a set", "an object", "a method", "a method of the model"],
 )
 @pytest.mark.filterwarnings("ignore:coroutine")
 async def test_a_group_that_reads_otherwise_each_time_is_refused(database: str, group: Any):
