@@ -192,7 +192,8 @@ def correlated(
     headers = travelling(wanted.items())
     for name, text in wanted.items():
         if name not in headers:
-            raise ValueError(f"{name}={text!r} cannot travel")
+            form = "that of W3C's trace context" if name == TRACEPARENT else "a text of 1 to 512 printable characters"
+            raise ValueError(f"{name}={text!r} cannot travel: give {form}")
     work = current_work.get()
     if work is not None and traceparent is None:
         headers = {**shared_headers(work), **headers}

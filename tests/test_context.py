@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sidings import Job, LogContext, Message, Registry, Retry, Transaction, correlated, current_headers
@@ -94,9 +95,16 @@ def test_a_chain_that_is_begun_within_another_stays_in_its_trace() -> None:
         assert current_headers() == HEADERS
 
 
-@pytest.mark.parametrize("arguments", [{"correlation_id": ""}, {"correlation_id": "c", "traceparent": "x"}])
-def test_what_cannot_travel_begins_no_chain(arguments: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="cannot travel"), correlated(**arguments):
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        ({"correlation_id": ""}, "give a text of 1 to 512 printable characters"),
+        ({"correlation_id": UUID(int=7)}, "give a text of 1 to 512 printable characters"),  # it has to be .hex, or str
+        ({"correlation_id": "c", "traceparent": "x"}, "give that of W3C's trace context"),
+    ],
+)
+def test_what_cannot_travel_begins_no_chain(arguments: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ValueError, match=f"cannot travel: {remedy}"), correlated(**arguments):
         pass
 
 
