@@ -41,6 +41,7 @@ class OffsetStore:
 
     how_to_set = "insert the row into consumer_offset"
     how_to_delete = "`sidings consumers reset TOPIC --to earliest`, or delete the partition's row from consumer_offset"
+    how_to_move = "`sidings consumers reset {topic} --partition {partition} --to {offset}`"
 
     def __init__(
         self, link: Link, settings: PostgresSettings, epochs: LeaderEpochs, timelines: dict[TopicPartition, str]

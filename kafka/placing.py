@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, Protocol, cast
 from uuid import UUID
 
@@ -14,7 +15,7 @@ from ..errors import OffsetOutOfRange, OffsetUnknown, PostgresUnavailable
 from ..executor import Backoff
 from ..outage import Outage
 from ..waiting import set_within
-from .leader_epochs import LeaderEpochs
+from .leader_epochs import LeaderEpochs, ask_epoch_ends
 from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved
 from .partition import Partition, State
@@ -41,6 +42,7 @@ class StoredOffsets(Protocol):
 
     how_to_set: str  # what an operator has to do, for messages about offsets that do not fit
     how_to_delete: str
+    how_to_move: str  # with the places {topic}, {partition} and {offset}
 
     async def load(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """The stored offsets; a partition that has none is absent."""
@@ -317,7 +319,7 @@ class Placer:
         # Kafka's word counts, not `end`: there the first open transaction begins, and whoever has committed the offset
         # without regard to transactions, as most clients do, may have read further.
         if place == partition.beyond:
-            self._refuse_beyond(partition, stored, end)
+            await self._refuse_beyond(partition, stored, end)
             return
         if stored < first:
             self._epochs.begin(tp, first, None)
@@ -341,30 +343,42 @@ class Placer:
             *(partition.origin, stored, first - 1, first),
         )
 
-    def _refuse_beyond(self, partition: Partition, stored: int, end: int) -> None:
-        where = "lies beyond the end of the log" if stored > end else "lay beyond the end of the log, which has grown"
-        why = f"the stored offset {stored} {where} ({end}), as after the topic was deleted and made anew"
-        if (cut := self._epochs.cut(partition.tp)) is not None:
-            why = (
-                f"the log was cut off at {cut}, before the stored offset {stored}, as after an unclean leader "
-                f"election, and what it has got since, from {cut} to {end}, was not handled (reset the offset to do so)"
+    async def _refuse_beyond(self, partition: Partition, stored: int, end: int) -> None:
+        tp = partition.tp
+        cut, epoch = self._epochs.cut(tp), self._offsets.epoch(tp)
+        if cut is None and epoch is not None:  # what it has got since begins there, be it longer than before or not
+            with suppress(KafkaError, TimeoutError):
+                async with asyncio.timeout(min(self._request_seconds, _TOGETHER_SECONDS)):
+                    cut = (await ask_epoch_ends(self._client, {tp: epoch})).get(tp)
+        if cut is not None and 0 <= cut < stored:
+            self._refuse(
+                partition,
+                f"the log was cut off at {cut}, before the stored offset {stored}, as after an unclean leader election",
+                f"What it has got since, from {cut} to {end}, was not handled: to do so, "
+                + self._offsets.how_to_move.format(topic=tp.topic, partition=tp.partition, offset=cut),
             )
-        self._refuse(partition, why)
+            return
+        where = "lies beyond the end of the log" if stored > end else "lay beyond the end of the log, which has grown"
+        self._refuse_former(
+            partition, f"the stored offset {stored} {where} ({end}), as after the topic was deleted and made anew"
+        )
 
     def _refuse_another(self, partition: Partition, stored: int) -> None:
-        self._refuse(
+        self._refuse_former(
             partition,
             f"the stored offset {stored} belongs to another topic of this name: it was deleted and made anew, or the "
             "cluster is another one (where all offsets there are the same: docs/operations.md, Another Kafka)",
         )
 
-    def _refuse(self, partition: Partition, why: str) -> None:
+    def _refuse_former(self, partition: Partition, why: str) -> None:
+        """The offset is one of another log."""
+        delete = f"Where that is meant, {self._offsets.how_to_delete}"
+        self._refuse(partition, why, f"{delete}; it then starts as its consumer's start= says")
+
+    def _refuse(self, partition: Partition, why: str, remedy: str) -> None:
         """Until a person has moved the offset: what a new log, or one that was cut off, has got up to it has not been
         handled, so that going on there when it has grown would lose it without a word."""
-        error = OffsetOutOfRange(
-            f"{partition.origin}: {why}: nothing of it is consumed. Where that is meant, "
-            f"{self._offsets.how_to_delete}; it then starts as its consumer's start= says"
-        )
+        error = OffsetOutOfRange(f"{partition.origin}: {why}: nothing of it is consumed. {remedy}")
         if partition.state is not State.REFUSED:
             log.error("%s", error)
         partition.enter(State.REFUSED, str(error))

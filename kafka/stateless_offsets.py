@@ -66,6 +66,10 @@ class GroupOffsets:
 
     how_to_set = "commit one for the group while no instance runs (kafka-consumer-groups --reset-offsets)"
     how_to_delete = "delete the group's offset while no instance runs (kafka-consumer-groups --delete-offsets)"
+    how_to_move = (
+        "set the group's offset while no instance runs "
+        "(kafka-consumer-groups --reset-offsets --topic {topic}:{partition} --to-offset {offset})"
+    )
 
     def __init__(
         self, client: AIOKafkaConsumer, epochs: LeaderEpochs, metrics: ConsumerMetrics, *, seconds: float

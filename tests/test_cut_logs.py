@@ -144,6 +144,34 @@ async def test_what_a_log_has_got_since_it_was_cut_off_is_not_passed_over(effect
     assert after == []
 
 
+@pytest.mark.chaos
+async def test_where_a_log_was_cut_off_under_a_running_consumer_is_told(effects, own_kafka, monkeypatch):
+    """Kafka refuses the offset while the log is still shorter than that. Who begins at the earliest one then, as after
+    the topic was made anew, handles all a second time."""
+    monkeypatch.setattr("sidings.kafka.placing._REFUSED_SECONDS", 0.1)
+    kafka = await asyncio.to_thread(own_kafka)
+    for topic in (CUT, CLEAN):
+        await create_topic(kafka.bootstrap, topic, partitions=1)
+    await send(kafka.bootstrap, CUT, range(10))
+    handled: list[int] = []
+    service, second = ordinary(effects, kafka.bootstrap, CUT), stateless(kafka.bootstrap, "stateless", handled)
+    async with service, second:
+        await eventually(offset_reaches(effects, CUT, 10))
+        await eventually(lambda: len(handled) == 10)
+        await asyncio.to_thread(lose, kafka, CUT, 6)
+        for running, remedy in ((service, "reset cut --partition 0 --to 6`"), (second, "cut:0 --to-offset 6)")):
+            await eventually(refuses(running), running.problems)
+            [problem] = [problem for problem in running.problems() if "cut off" in problem]
+            assert problem.endswith(remedy)
+            assert "earliest" not in problem
+        await send(kafka.bootstrap, CUT, range(100, 110))
+        await eventually(lambda: any("from 6 to 16" in problem for problem in service.problems()), service.problems)
+        await service.reset_offsets(CUT, 6, partitions=[0], actor="alice")
+        await eventually(offset_reaches(effects, CUT, 16))
+        assert service.problems() == []
+    assert await numbers(effects) == [*range(10), *range(100, 110)]
+
+
 async def placement(bootstrap: str, topic: str) -> list[Any]:
     """Where Kafka has the partitions of a topic."""
     async with administering(bootstrap) as admin:
