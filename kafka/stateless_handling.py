@@ -25,7 +25,7 @@ __all__ = ["StatelessHandling"]
 log = logging.getLogger("sidings.consumer")
 
 _DEAD_LETTER_SECONDS = (1.0, 30.0)  # between attempts to get rid of a message: the first pause, and the longest
-_POSTGRES_SECONDS = 1.0  # between attempts of a message whose handler finds Postgres away
+_AWAY_SECONDS = 1.0  # between attempts of a message whose handler finds a server away
 
 
 class StatelessHandling:
@@ -37,7 +37,7 @@ class StatelessHandling:
         self._subscription = subscription
         self._dead_letters = dead_letters
         self._metrics = metrics
-        self.outage = Outage(log, f"{subscription.topic}: handlers found Postgres away")
+        self.outage = Outage(log, f"{subscription.topic}: handlers found Postgres or Kafka away")
 
     async def settle(self, partition: StatelessPartition, item: Item) -> bool:
         """Try until the message is done with. False: it is not, because the partition is being given up."""
@@ -68,10 +68,14 @@ class StatelessHandling:
             except Discard as error:
                 log.warning("%s: discarded: %s", where, text_of(error))
                 return "discarded", None
-            except PostgresUnavailable as error:  # no message's fault: an outage would bury them all
+            except (PostgresUnavailable, KafkaUnavailable) as error:  # no message is to blame
                 self.outage.failed(error)
-                self._metrics.postgres_error()
-                delay = _POSTGRES_SECONDS
+                if isinstance(error, KafkaUnavailable):  # of one partition, perhaps, while other messages go on
+                    self._metrics.kafka_error()
+                else:
+                    self._metrics.postgres_error()
+                partition.failing.setdefault(item.record.offset, Failing(started))
+                delay = _AWAY_SECONDS
             except Exception as error:  # noqa: BLE001 - whatever a handler raises, its attempt has failed
                 if partition.leaving.is_set():  # or that is what it makes of its cancellation
                     log.warning("%s: failed while its partition is given up: %s", where, legible(failure_of(error)))
@@ -83,6 +87,8 @@ class StatelessHandling:
                 self._metrics.failed(topic)
                 told = failure_of(error)
                 failing = partition.failing.setdefault(item.record.offset, Failing(started))
+                if not failing.failures:  # an outage before it is none
+                    failing.since = started
                 outcome = self._subscription.outcome_of(error, failing.failures, time.monotonic() - failing.since)
                 failing.failures += 1
                 if not isinstance(outcome, Again):

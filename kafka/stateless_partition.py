@@ -16,7 +16,8 @@ _COMMIT_SECONDS = 60.0  # without a commit before the health check complains
 
 @dataclass(slots=True)
 class Failing:
-    """A message that has failed. since: the start of its first attempt that failed, on the monotonic clock."""
+    """A message that has failed, or whose handler has found a server away. since: the start of its first attempt that
+    failed, or of that one, on the monotonic clock."""
 
     since: float
     failures: int = 0

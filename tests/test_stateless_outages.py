@@ -4,13 +4,15 @@ import asyncio
 import random
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from sidings import Job, KafkaSettings, Message, Retry, Service, Transaction, migrate
+from sidings import Job, KafkaSettings, Message, OutboxSettings, Retry, Service, Transaction, migrate
 from sidings.devstack.topics import create_topic
+from sidings.kafka.outbox.senders import Sender
 from tenacity import stop_after_attempt
 
 from .consumer_support import Number, as_json, effects_table, numbers, produce, producing, record, sample
@@ -270,8 +272,41 @@ async def test_no_message_is_blamed_where_its_handler_finds_postgres_away(own_po
         await eventually(stored)
         await eventually(lambda: sample(service, "sidings_consumer_messages_total", topic=name, result="handled") == 2)
     assert await everything(sidings_kafka, dead) == []
-    told = [line for line in caplog.messages if "found Postgres away" in line]
+    told = [line for line in caplog.messages if "found Postgres or Kafka away" in line]
     assert len(told) == 2, "at the beginning of the outage, and at its end"
+
+
+async def test_no_message_is_blamed_where_its_handler_finds_kafka_away(topic, sidings_kafka, monkeypatch):
+    """As where the topic of its results has too few replicas in sync, and that of the dead letters has not."""
+    monkeypatch.setattr("sidings.kafka.stateless_handling._AWAY_SECONDS", 0.01)
+    name, results, dead = await topic(), await topic("results"), await topic("dead")
+    kafka, registry = KafkaSettings(bootstrap=sidings_kafka, fetch_seconds=0.05), CollectorRegistry()
+    service: Any = Service("test", kafka=kafka, prometheus=registry, outbox=OutboxSettings(delivery_seconds=0.2))
+    service.samples = registry
+    calls, sent, away, take = Counter[int](), set[int](), True, Sender.append
+
+    async def append(sender: Sender, topic: str, **message: Any) -> "asyncio.Future[object]":
+        return asyncio.Future() if away and topic == results else await take(sender, topic, **message)
+
+    monkeypatch.setattr(Sender, "append", append)
+
+    @service.consumer(name, stateless=True, dead_letter=dead, concurrency=2, retry=Retry(stop=stop_after_attempt(2)))
+    async def handle(message: Message[Number]) -> None:
+        calls[message.value.n] += 1
+        await service.producer.send(results, key=message.key, value=message.value)
+        if message.value.n not in sent:
+            sent.add(message.value.n)
+            raise ValueError("its first failure")
+
+    async with service:
+        await produce(sidings_kafka, name, range(2))
+        await eventually(lambda: calls[0] > 3)
+        assert sample(service, "sidings_consumer_stalled_seconds", topic=name) > 0
+        assert sample(service, "sidings_consumer_failures_total", topic=name) == 0
+        away = False
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", topic=name, result="handled") == 2)
+        assert sample(service, "sidings_consumer_stalled_seconds", topic=name) == 0
+    assert await everything(sidings_kafka, dead) == []
 
 
 async def test_one_topic_is_consumed_stateless_and_is_the_home_of_jobs(database, topic, sidings_kafka):
