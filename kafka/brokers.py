@@ -46,7 +46,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from ..outage import Outage
 
-__all__ = ["go_around_hanging_brokers"]
+__all__ = ["go_around_hanging_brokers", "unreached"]
 
 log = logging.getLogger("sidings.kafka")
 
@@ -90,6 +90,14 @@ def go_around_hanging_brokers(client: Any, *, session_seconds: float | None = No
     client.refusals = {}
     client.unanswered = Outage(log, "no broker could be asked who leads what")
     client.updated_at, client.updated_of = 0.0, None
+
+
+def unreached(client: Any) -> str:
+    """Brokers to which the last try to connect has failed, and where: the end of a sentence, or nothing. The addresses
+    are not those that the client was given, and aiokafka tells them nowhere. Any thread may ask."""
+    known = [client.cluster.broker_metadata(node) for node, _ in list(client.failed_at)]
+    some = ", ".join(f"broker {one.nodeId} at {one.host}:{one.port}" for one in dict.fromkeys(known) if one)
+    return f": no connection to {some}, as brokers tell their clients (advertised.listeners)" if some else ""
 
 
 class _Client(AIOKafkaClient):
@@ -181,6 +189,8 @@ class _Client(AIOKafkaClient):
                 del self.connecting[place]
             if connection is None:
                 self.failed_at[place] = time.monotonic()
+            else:
+                self.failed_at.pop(place, None)
             return connection
 
     async def send(self, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
@@ -204,6 +214,8 @@ class _Client(AIOKafkaClient):
                 answer = cast(Any, await super().send(node_id, request, group=group))
             self._heed(node_id, group, answer)
             return answer
+        except NodeNotReadyError:
+            raise NodeNotReadyError(f"no request can be sent to broker {node_id}{unreached(self)}") from None
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -349,7 +361,7 @@ class _Client(AIOKafkaClient):
         await self._let_through(node_id)
         connection = await self._get_conn(node_id)
         if connection is None:
-            raise NodeNotReadyError(f"node {node_id}")
+            raise NodeNotReadyError(f"no request can be sent to broker {node_id}{unreached(self)}")
         return await connection.send(request)
 
 

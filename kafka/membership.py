@@ -23,7 +23,7 @@ from aiokafka.errors import (
 
 from ..waiting import unless_set
 from .assignor import Assignor
-from .brokers import go_around_hanging_brokers
+from .brokers import go_around_hanging_brokers, unreached
 from .settings import KafkaSettings
 
 __all__ = ["UNREADABLE", "AnyOf", "Contact", "close", "connect", "explained", "make_client", "watch"]
@@ -136,6 +136,11 @@ class Contact:
     def throttling(self) -> str:
         """Why a broker says nothing, where it throttles the client: the end of a sentence. Any thread may ask."""
         return ": it throttles this client (a quota)" if self._client._client.throttled else ""
+
+    @property
+    def unreached(self) -> str:
+        """As `brokers.unreached`."""
+        return unreached(self._client._client)
 
     def check(self) -> None:
         """To be called every second or so. Raises `KafkaError` when the client has to be made anew."""

@@ -15,6 +15,7 @@ from ..errors import OffsetOutOfRange, OffsetUnknown, PostgresUnavailable
 from ..executor import Backoff
 from ..outage import Outage
 from ..waiting import set_within
+from .brokers import unreached
 from .leader_epochs import LeaderEpochs, ask_epoch_ends
 from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved
@@ -197,7 +198,8 @@ class Placer:
                 end = cast(Offsets, await self._client.end_offsets(list(waiting)))
                 ids = await self._ask_topic_ids(waiting)
         except (KafkaError, TimeoutError) as error:
-            raise _NoAnswer(repr(error)) from error
+            inner: Any = self._client
+            raise _NoAnswer(f"{error!r}{unreached(inner._client)}") from error
         stored = await self._offsets.load(waiting.keys())
         failed: Exception | None = None  # of one topic, perhaps: it stops no other
         if missing := waiting.keys() - stored.keys():

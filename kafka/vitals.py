@@ -117,7 +117,8 @@ class Vitals:
         found: list[str] = []
         lost = 0.0 if (contact := self._contact) is None else _age(contact.lost_since)
         if lost > _UNREACHABLE_SECONDS:
-            found.append(f"none of the brokers that the consumer knows has answered for {lost:.0f} s")
+            where = "" if contact is None else contact.unreached
+            found.append(f"none of the brokers that the consumer knows has answered for {lost:.0f} s{where}")
         if not self._steady and _age(self._failing_since) > _UNREACHABLE_SECONDS:
             found.append(f"the connection to Kafka breaks again and again: {self._trouble}")
         if (rebalancing := _age(self.rebalancing_since)) > _STUCK_SECONDS:

@@ -72,6 +72,23 @@ async def test_an_address_that_hangs_keeps_nobody_from_the_next_one(hanging: str
     await asyncio.gather(consumer(), directory(), producer())
 
 
+async def test_the_address_that_a_broker_tells_and_that_leads_nowhere_is_told(own_kafka, monkeypatch) -> None:
+    """As that of a Kafka in a container, which has a name there that nobody else knows."""
+    monkeypatch.setattr("sidings.kafka.outbox.senders._START_SECONDS", 1.0)
+    kafka = await asyncio.to_thread(own_kafka, settings={"advertised.listeners": "PLAINTEXT://127.0.0.1:1"})
+    settings, told = KafkaSettings(bootstrap=kafka.bootstrap), r"broker 1 at 127\.0\.0\.1:1, .*advertised\.listeners"
+    with pytest.raises(KafkaUnavailable, match=told):
+        await Sender(settings, OutboxSettings(), idempotent=True).start()
+    reader = Reader(settings, "terminals")
+    try:
+        await reader.connect(asyncio.Event())
+        with pytest.raises(KafkaError, match=told):
+            await reader.look_at_topic()
+        assert "127.0.0.1:1" in reader._contact.unreached
+    finally:
+        await reader.close()
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
 async def test_what_a_broker_that_hangs_led_is_read_from_its_next_leader(effects: str, own_kafka) -> None:

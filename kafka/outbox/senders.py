@@ -24,7 +24,7 @@ from aiokafka.errors import (
 from ...errors import KafkaUnavailable
 from ...executor import Backoff
 from ...outage import Outage
-from ..brokers import go_around_hanging_brokers
+from ..brokers import go_around_hanging_brokers, unreached
 from ..settings import KafkaSettings
 from .settings import OutboxSettings
 
@@ -67,10 +67,11 @@ class Sender:
             async with asyncio.timeout(_START_SECONDS):  # what it logs for days is not of who sends first
                 await asyncio.get_running_loop().create_task(self._producer.start(), context=Context())
         except (KafkaError, OSError) as error:  # TimeoutError is an OSError
+            where = unreached(self._producer.client)
             await self.kill()
             refused = isinstance(error, ClusterAuthorizationFailedError)  # no id for an idempotent producer
             what = "its user may write to no topic" if refused else "no broker answers"
-            raise KafkaUnavailable(f"{what}: {error!r}") from error
+            raise KafkaUnavailable(f"{what}: {error!r}{where}") from error
         except asyncio.CancelledError:
             await self.kill()
             raise
