@@ -138,7 +138,18 @@ async def idle(database: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("unexplained", ["before", "after", "alone", "by a pause in the same transaction", "forgotten"])
+@pytest.mark.parametrize(
+    "unexplained",
+    [
+        "before",
+        "after",
+        "alone",
+        "by a pause in the same transaction",
+        "forgotten",
+        "erased",
+        "another's of that number",
+    ],
+)
 async def test_where_it_is_not_known_of_each_bump_what_it_concerned_everything_is_read_anew(
     database: str, admin: Admin, rides: Rides, executor: Executor, unexplained: str
 ):
@@ -152,6 +163,11 @@ async def test_where_it_is_not_known_of_each_bump_what_it_concerned_everything_i
         "alone": bump,
         "by a pause in the same transaction": f"BEGIN; {pause_here}; {cancel}; {pause}; COMMIT",
         "forgotten": f"BEGIN; {cancel}; DELETE FROM sidings.audit; COMMIT",
+        "erased": f"BEGIN; {cancel}; UPDATE sidings.audit SET target = target - 'group'; COMMIT",
+        "another's of that number": f"""BEGIN; {bump};
+            INSERT INTO sidings.audit (actor, action, target, executor, fence)
+            SELECT 'alice', 'cancel', '{{"job": 0, "origin": "elsewhere/0", "group": "c"}}', gen_random_uuid(), e.fence
+            FROM sidings.executor e; COMMIT""",
     }
     before, versions = in_memory(executor), [queue.version for queue in executor.scheduler.origins.values()]
     async with connected(database) as connection:

@@ -23,6 +23,7 @@ ACQUIRE = f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '{
 CYCLE = load_sql("sidings.executor", "cycle")
 PROMOTE = load_sql("sidings.executor", "promote")
 RENEW = load_sql("sidings.executor", "renew")
+RELEASE = load_sql("sidings.executor", "release")
 SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 FENCE = " AND e.fence = its_fence"
 
@@ -168,7 +169,7 @@ async def test_after_a_takeover_the_former_owners_cycles_are_void(database: str)
 
 
 @pytest.mark.parametrize("epoch", [1, 2], ids=["its own epoch", "the successor's epoch"])
-async def test_after_a_takeover_the_former_owner_neither_renews_nor_promotes(database: str, epoch: int):
+async def test_after_a_takeover_the_former_owner_neither_renews_nor_releases_nor_promotes(database: str, epoch: int):
     """Nor under an epoch of the same number: after a failover that has lost commits, two owners may have it."""
     async with an_owner_and_a_successor(database) as (owner, successor, _):
         assert await take_over(successor) == 2
@@ -176,6 +177,7 @@ async def test_after_a_takeover_the_former_owner_neither_renews_nor_promotes(dat
         leased = await owner.fetchval("SELECT lease_until FROM sidings.origin")
         [renewed] = await owner.fetch(RENEW, UUID(int=0), [ORIGIN], [epoch], timedelta(minutes=1))
         assert (renewed["renewed"], renewed["held"]) == (False, False)
+        assert await owner.fetch(RELEASE, UUID(int=0), [ORIGIN], [epoch]) == []
         assert await owner.fetchval("SELECT lease_until FROM sidings.origin") == leased
         [promoted] = await owner.fetch(PROMOTE, UUID(int=0), [ORIGIN], [epoch], 10, [], None)
         assert promoted["promoted"] == 0
@@ -296,12 +298,66 @@ async def test_a_slot_is_not_taken_over_while_its_relay_records_what_it_has_sent
         await eventually(lambda: successor.fetchval(ACQUIRE_SLOT, UUID(int=1)), "the takeover")
 
 
-async def test_a_lease_that_its_owner_has_taken_anew_is_not_renewed_under_the_former_epoch(database: str):
+async def test_a_lease_that_somebody_has_locked_keeps_no_other_from_being_renewed(database: str):
+    """As whoever acts on its jobs does. With the others, all that runs would be given up."""
+    both = [ORIGIN, "t/1"]
+    async with connected(database, lock_timeout="1s") as owner, connected(database) as somebody:
+        await owner.execute("INSERT INTO sidings.executor (id) VALUES ($1)", UUID(int=0))
+        await owner.execute("SELECT sidings.acquire($1, $2, 1, '1 hour', true)", UUID(int=0), both)
+        async with somebody.transaction():
+            await somebody.execute("SELECT FROM sidings.origin WHERE origin = $1 FOR UPDATE", ORIGIN)
+            rows = await owner.fetch(RENEW, UUID(int=0), both, [1, 1], timedelta(hours=1))
+    assert {(row["origin"], row["renewed"], row["held"]) for row in rows} == {
+        (ORIGIN, False, True),
+        ("t/1", True, True),
+    }
+
+
+async def test_of_two_that_want_an_origin_its_holder_hears_of_the_newer_generation(database: str):
+    """An older one asks again and again, as it does while its assignment stands: it neither keeps the newer one from
+    being heard, nor takes its place. Whoever asks no more is not heard either: it would be yielded to a dead one, and
+    nobody would have it."""
+    async with connected(database) as connection:
+        for number in range(3):
+            await connection.execute("INSERT INTO sidings.executor (id) VALUES ($1)", UUID(int=number))
+        wish = f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', $2, '1 hour', true)"
+        assert await connection.fetchval(wish, UUID(int=0), 5) == 1
+        assert await connection.fetchval(wish.replace("1 hour", "1 millisecond"), UUID(int=1), 8) is None
+        over = "SELECT wanted_until < clock_timestamp() FROM sidings.origin"
+        await eventually(lambda: connection.fetchval(over), "the wish has run out")
+        [renewed] = await connection.fetch(RENEW, UUID(int=0), [ORIGIN], [1], timedelta(hours=1))
+        assert (renewed["renewed"], renewed["wanted_generation"]) == (True, None)
+        for number, generation, heard in ((1, 6, 6), (2, 7, 7), (1, 6, 7)):
+            assert await connection.fetchval(wish, UUID(int=number), generation) is None
+            [renewed] = await connection.fetch(RENEW, UUID(int=0), [ORIGIN], [1], timedelta(hours=1))
+            assert renewed["wanted_generation"] == heard
+
+
+async def test_a_lease_that_its_owner_has_taken_anew_is_neither_renewed_nor_given_back_under_the_former_epoch(
+    database: str,
+):
     """As where the first asking arrives behind its repetition. With that one no delayed job would be promoted."""
     async with an_owner_and_a_successor(database) as (owner, _, _):
         assert await owner.fetchval(ACQUIRE, UUID(int=0)) == 2
         [renewed] = await owner.fetch(RENEW, UUID(int=0), [ORIGIN], [1], timedelta(minutes=1))
         assert (renewed["renewed"], renewed["held"]) == (False, False)
+        assert await owner.fetch(RELEASE, UUID(int=0), [ORIGIN], [1]) == []
+        assert await owner.fetch(RELEASE, UUID(int=0), [ORIGIN], [2]) == [(ORIGIN,)]
+
+
+async def test_a_release_that_waits_for_a_takeover_leaves_the_successor_its_lease(database: str):
+    """Its snapshot is of before; the successor's jobs would run without a lease, and begin elsewhere as well."""
+    async with an_owner_and_a_successor(database) as (owner, successor, _), connected(database) as observer:
+        over = "SELECT lease_until < clock_timestamp() FROM sidings.origin"
+        await eventually(lambda: successor.fetchval(over), "the lease has run out")
+        async with successor.transaction():
+            assert await successor.fetchval(ACQUIRE, UUID(int=1)) == 2
+            releasing = asyncio.create_task(owner.fetch(RELEASE, UUID(int=0), [ORIGIN], [1]))
+            blocked = "SELECT pg_blocking_pids($1) = ARRAY[$2::int]"
+            pids = owner.get_server_pid(), successor.get_server_pid()
+            await eventually(lambda: observer.fetchval(blocked, *pids), "the release waits")
+        assert await releasing == []
+        assert tuple(await owner.fetchrow("SELECT owner, epoch FROM sidings.origin") or ()) == (UUID(int=1), 2)
 
 
 @pytest.mark.parametrize("action", ["succeeded", "end", "again", "block", "hold"])

@@ -217,6 +217,26 @@ async def test_a_failed_jobs_row_remembers_what_the_policy_needs(database: str):
     assert job["position"] is not None  # it keeps its place, and its group waits
 
 
+async def test_a_failing_jobs_clock_runs_since_its_first_failure(database: str):
+    """Where it is read anew, as behind a takeover, a policy that stops after so long would begin anew each time."""
+
+    async def ride(job: Job[Ride]) -> None:
+        raise ValueError("x")
+
+    rows = await run_one(database, ride, 2, retry=Retry(wait=wait_chain(wait_none(), wait_fixed(3600))))
+    job = await the_job(database)
+    assert job["failures"] == 2
+    assert job["first_started_at"] == rows[0]["started_at"] < rows[1]["started_at"]
+
+
+async def test_a_failed_job_that_snoozes_shows_what_it_failed_with(database: str):
+    async def ride(job: Job[Ride]) -> None:
+        raise ValueError("x") if job.attempt == 1 else Snooze(3600)
+
+    await run_one(database, ride, 2)
+    assert (await the_job(database))["error"].startswith("ValueError: x")
+
+
 async def test_a_failed_job_without_a_group_leaves_the_order_until_it_is_due(database: str):
     async def ride(job: Job[Ride]) -> None:
         raise ValueError("x")

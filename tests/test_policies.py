@@ -163,6 +163,74 @@ async def test_only_what_waits_is_superseded_and_only_by_what_waits(database: st
         assert tuple(inherited) == (True, 3, "no map")
 
 
+@pytest.mark.parametrize(
+    ("policy", "newer"),
+    [
+        (1, f"'locate', '{ORIGIN}', 'a', 1, 'a person'"),
+        (1, f"'others', '{ORIGIN}', 'a', 1, NULL"),
+        (1, f"'locate', '{ORIGIN}', 'b', 1, NULL"),
+        (1, "'locate', 'transports/1', 'a', 1, NULL"),
+        (1, f"'locate', '{ORIGIN}', 'a', 0, NULL"),
+        (0, f"'locate', '{ORIGIN}', 'a', 1, NULL"),
+    ],
+    ids=["a held one", "another type", "another group", "another origin", "another policy", "before it was latest"],
+)
+async def test_a_delayed_job_that_is_due_is_superseded_by_nothing_else(database: str, policy: int, newer: str):
+    """It would have ended although nothing runs in its place."""
+    async with connected(database) as connection:
+        insert = """INSERT INTO sidings.job (type, origin, "group", policy, held, position, run_at, payload)
+                    VALUES ({}, NULL, {}, '{{}}') RETURNING id"""
+        due = await connection.fetchval(insert.format(f"'locate', '{ORIGIN}', 'a', {policy}, NULL", "now()"))
+        await connection.execute(insert.format(newer, "now() + interval '1 hour'"))
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        epoch = await connection.fetchval(
+            f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '1 hour', true)", me
+        )
+        await connection.fetchrow(load_sql("sidings.executor", "promote"), me, [ORIGIN], [epoch], 8, [], None)
+        assert await connection.fetchval("SELECT position FROM sidings.job WHERE id = $1", due) is not None
+
+
+async def test_the_newest_job_keeps_its_own_failures_where_they_are_the_more(database: str):
+    """As where an older one, which had failed, has been released behind it, or was committed late."""
+    async with connected(database) as connection:
+        for run_at, failures, started, error in ((1, 2, 2, "old"), (2, 5, 1, "new")):
+            await connection.execute(
+                """INSERT INTO sidings.job
+                       (type, origin, "group", policy, payload, run_at, failures, first_started_at, error)
+                   VALUES ('locate', $1, 'a', 1, '{}', to_timestamp($2::int), $3, to_timestamp($4::int), $5)""",
+                *(ORIGIN, run_at, failures, started, error),
+            )
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        epoch = await connection.fetchval(
+            f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '1 hour', true)", me
+        )
+        supersede = load_sql("sidings.executor", "supersede")
+        await connection.fetch(supersede, me, [ORIGIN], [epoch], ["a"], ["locate"], [], 100)
+        [left] = await connection.fetch(
+            "SELECT failures, date_part('epoch', run_at), date_part('epoch', first_started_at), error FROM sidings.job"
+        )
+        assert tuple(left) == (5, 2, 1, "new")
+
+
+async def test_a_superseded_job_that_somebody_has_locked_is_left_for_another_time(database: str):
+    """All that is to be read would wait with it."""
+    async with connected(database, lock_timeout="1s") as connection, connected(database) as person:
+        insert = """INSERT INTO sidings.job (type, origin, "group", policy, payload)
+                    VALUES ('locate', $1, 'a', 1, '{}') RETURNING id"""
+        locked, _, newest = [await connection.fetchval(insert, ORIGIN) for _ in range(3)]
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        epoch = await connection.fetchval(
+            f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '1 hour', true)", me
+        )
+        supersede = load_sql("sidings.executor", "supersede")
+        async with person.transaction():
+            await person.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", locked)
+            [row] = await connection.fetch(supersede, me, [ORIGIN], [epoch], ["a"], ["locate"], [], 100)
+            assert (row["id"], row["superseded"]) == (newest, 1)
+        left = await connection.fetch("SELECT id FROM sidings.job ORDER BY id")
+        assert [row["id"] for row in left] == [locked, newest]
+
+
 async def test_other_types_of_the_group_keep_their_places_between_latest_jobs(database: str):
     registry = Registry()
     ledger = Ledger()
