@@ -638,7 +638,11 @@ async def test_an_origin_is_shown_with_its_holder_and_its_jobs_by_state(database
     await some_jobs(database, 4, group="e")
     held = await a_job(database, "held")
     again = await a_job(database, "backing off", group="f")
+    await a_job(database, group="g", policy="2")  # and is nobody's head
+    await a_job(database, "backing off", group="g", failures="0")  # snoozed
+    await a_job(database, "backing off", group="h", run_at="now() - interval '1 hour'")  # due again
     me = await a_holder(database, ORIGIN, running=[running, again, held])  # held by a cycle that still names it
+    await a_holder(database, running=[running])
     await admin.pause(origin=ORIGIN, reason="look")
     [row] = await admin.origins()
     assert (row.origin, row.leased, row.owner, row.host, row.pid, row.epoch) == (
@@ -646,7 +650,7 @@ async def test_an_origin_is_shown_with_its_holder_and_its_jobs_by_state(database
         *("host-of-the-holder", 4711, 7),
     )
     states = (row.waiting, row.running, row.backing_off, row.blocked, row.delayed, row.held)
-    assert states == (6, 2, 4, 1, len(delayed), 1)
+    assert states == (8, 2, 5, 1, len(delayed), 1)
     counts = {count.state: count.jobs for count in await admin.counts(by=["state"])}
     assert states == tuple(
         counts[state]
@@ -662,7 +666,7 @@ async def test_an_origin_is_shown_with_its_holder_and_its_jobs_by_state(database
         )
     )
     assert row.jobs == await jobs_left(database)
-    assert row.blocked_groups == 3
+    assert row.blocked_groups == 4
     assert row.oldest == await value(database, "SELECT enqueued_at FROM sidings.job WHERE id = $1", running)
     assert row.lease_until == await value(database, "SELECT lease_until FROM sidings.origin")
     assert row.pause is not None
@@ -820,6 +824,14 @@ async def test_jobs_are_found_by_their_state(database: str, admin: Admin):
     assert {count.state: count.jobs for count in counted} == dict.fromkeys(JobState, 1)
 
 
+async def test_what_runs_is_listed_once_and_nothing_else(database: str, admin: Admin):
+    """Two executors may name a job for a moment, and one that is held already."""
+    running, held = await a_job(database), await a_job(database, "held")
+    for _ in range(2):
+        await a_holder(database, running=[running, held])
+    assert [row.id for row in await admin.jobs(state="running")] == [running]
+
+
 @pytest.mark.parametrize(
     "filters",
     [{}, {"origin": ORIGIN}, {"origin": ORIGIN, "group": GROUP}, {"type": "ride"}],
@@ -902,6 +914,9 @@ async def test_blocked_groups_come_with_their_cause_and_their_age(database: str,
     ago = "now() - interval '%s hours'"
     backs_off = await group("backs off", "backing off", first_started_at=ago % 2)
     blocked = await group("blocked", "blocked", first_started_at=ago % 3)
+    await a_job(database, group="beside", policy="2")  # parallel: nobody's head
+    beside = await group("beside", "backing off", first_started_at=ago % 4)
+    await a_job(database, group="paused", policy="2")
     paused = await group("paused", "waiting")
     both = await group("both", "backing off", first_started_at=ago % 1)
     snoozed = await group("snoozed", "backing off", error="NULL", failures="0", enqueued_at=ago % 5)
@@ -914,16 +929,20 @@ async def test_blocked_groups_come_with_their_cause_and_their_age(database: str,
         database,
         """INSERT INTO sidings.job_history (job_id, enqueued_at, finished_at, attempt, outcome, priority, type, origin,
                error_class, error_message)
-           SELECT $1, now(), now() + n * interval '1 second', n, 'snoozed', 0, 'ride', 't/0', 'Snooze', 'until ' || n
-           FROM generate_series(1, 3) n""",
+           SELECT $1::bigint, now(), now() + n * interval '1 second', n, 'snoozed'::sidings.outcome, 0, 'ride', 't/0',
+               'Snooze', 'until ' || n
+           FROM generate_series(1, 3) n
+           UNION ALL SELECT $1, now(), now() + interval '4 seconds', 4, 'lost', 0, 'ride', 't/0', NULL, NULL""",
         snoozed,
     )
     for name in ("paused", "both"):
         await admin.pause(origin=ORIGIN, group=name, reason="broken")
-    groups = {group.group: group for group in await admin.blocked_groups()}
-    assert list(groups) == ["snoozed", "blocked", "backs off", "both", "paused"]
+    blocked_groups = await admin.blocked_groups()
+    groups = {group.group: group for group in blocked_groups}
+    assert [g.group for g in blocked_groups] == ["snoozed", "beside", "blocked", "backs off", "both", "paused"]
     assert {name: (g.head, g.state, g.error, g.pause is not None) for name, g in groups.items()} == {
         "snoozed": (snoozed, "backing off", "Snooze: until 3", False),
+        "beside": (beside, "backing off", "ValueError: x", False),
         "blocked": (blocked, "blocked", "ValueError: x", False),
         "backs off": (backs_off, "backing off", "ValueError: x", False),
         "both": (both, "backing off", "ValueError: x", True),
@@ -974,6 +993,10 @@ async def test_what_ended_without_success_is_found_again(database: str, admin: A
     assert [row.job_id for row in await admin.ended(before=newest.finished_at)] == [ids[1]]
     assert await admin.ended(type="other") == await admin.ended(origin="t/9") == []
     assert await admin.ended(since=datetime.now(UTC) + timedelta(hours=1)) == []
+    # What a person has ended comes back like any other; what was brought back, once.
+    assert [row.job_id for row in await admin.requeueable()] == ids[1:]
+    await admin.requeue(ids[2])
+    assert [row.job_id for row in await admin.requeueable()] == [ids[1], ids[3]]
 
 
 async def test_the_audit_is_read_backwards(database: str, admin: Admin):

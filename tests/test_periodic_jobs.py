@@ -17,6 +17,7 @@ from sidings.executor import periodic
 from sidings.executor.periodic import PeriodicLoop
 from sidings.schema import load_sql
 
+from .admin_support import a_holder
 from .support import connected, eventually, fetch, jobs_left, running, value
 
 WORKER = Path(__file__).with_name("periodic_worker.py")
@@ -435,6 +436,16 @@ async def test_ticks_stay_in_the_origin_of_the_last_one_while_it_is_leased(
     await remember(database, "often", "every 0.2 s", None, job_origin="t/7")
     async with running(database, ticks.registry, held):
         assert {job.origin for job in await ticks.ran("often", 3)} == {expected}
+
+
+async def test_ticks_leave_an_origin_whose_lease_has_run_out(database: str) -> None:
+    """Its holder has died, and nobody has taken it over."""
+    ticks = Ticks()
+    ticks.declare("often", every=0.2)
+    await a_holder(database, "t/3", lease="-1 hour")
+    await remember(database, "often", "every 0.2 s", None, job_origin="t/3")
+    async with running(database, ticks.registry, ["t/5"]):
+        assert {job.origin for job in await ticks.ran("often", 3)} == {"t/5"}
 
 
 async def test_ticks_wait_for_a_job_in_an_origin_that_nobody_holds(
