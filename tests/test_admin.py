@@ -249,9 +249,14 @@ async def test_many_jobs_interrupt_their_holder_once(database: str, admin: Admin
 async def test_many_jobs_are_released_in_the_order_in_which_they_are_named(database: str, admin: Admin):
     ids = await some_jobs(database, 5, "held")
     named = [ids[n] for n in (3, 0, 4, 1, 2)]
+    stored = "SELECT id, txid::text::bigint AS txid FROM sidings.job ORDER BY position"
+    before = {row["txid"] for row in await fetch(database, stored)}
     assert [done.job_id async for done in admin.each("release", [*named, ids[3]])] == named
-    rows = await fetch(database, "SELECT id, txid, pg_current_xact_id() AS now FROM sidings.job ORDER BY position")
+    rows = await fetch(database, stored)
     assert [row["id"] for row in rows] == named
+    assert before.isdisjoint(
+        {row["txid"] for row in rows}
+    )  # or a read that has passed their places would not look there
     assert [action.target["job"] for action in reversed(await admin.audit())] == named
 
 
@@ -485,6 +490,10 @@ async def test_the_head_is_skipped_and_only_the_one_that_was_meant(database: str
 
 async def test_a_head_that_has_done_no_harm_is_not_skipped_unless_its_group_is_paused(database: str, admin: Admin):
     head = await a_job(database)
+    with pytest.raises(ActionRefused, match="is waiting: Discard that job by its id"):
+        await admin.skip_head(ORIGIN, GROUP)
+    for elsewhere in ({"origin": ORIGIN}, {"origin": ORIGIN, "group": "other"}, {"origin": "t/8", "group": GROUP}):
+        await admin.pause(reason="not this one", **elsewhere)
     with pytest.raises(ActionRefused, match="is waiting: Discard that job by its id"):
         await admin.skip_head(ORIGIN, GROUP)
     await admin.pause(origin=ORIGIN, group=GROUP, reason="broken")

@@ -199,6 +199,22 @@ async def test_a_reset_finds_the_jobs_of_a_move_that_is_under_way(database: str)
     assert [row["outcome"] for row in await history(database)] == ["cancelled"]
 
 
+async def test_an_action_that_waits_for_a_move_does_nothing_behind_the_back_of_whoever_holds_the_target(database: str):
+    """That one would start the job, as its cycles go on."""
+    id = await a_job(database, origin="t/1")
+    me = await a_holder(database, "t/0")
+    async with connected(database) as mover, acting(database) as (admin, pid):
+        async with mover.transaction():
+            await mover.execute("SELECT sidings.move_jobs('t/1', 't/0', 'bob')")
+            action = asyncio.create_task(admin.cancel(id))
+            await waits(database, pid)
+        with pytest.raises(Busy):
+            await action
+        assert await fence(database, me) == 0
+        assert await admin.cancel(id) is JobState.WAITING
+    assert await fence(database, me) == 1
+
+
 async def test_a_transactional_handler_that_is_committing_wins(database: str):
     id = await a_job(database)
     me = await a_holder(database, ORIGIN, running=[id])

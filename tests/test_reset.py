@@ -23,6 +23,7 @@ from sidings.kafka.partition import Partition, State
 from sidings.kafka.reset import ResetWatch
 from tenacity import stop_after_attempt, wait_fixed
 
+from .admin_support import a_job
 from .consumer_support import (
     TWICE_AND_PARK,
     Number,
@@ -621,3 +622,15 @@ async def test_wrong_orders_are_refused_with_the_remedy(effects, topic, sidings_
     with pytest.raises(KafkaUnavailable):
         await away.reset_offsets(name, "latest", actor="alice")
     assert await stored_offsets(effects) == {}
+
+
+async def test_a_reset_to_where_a_log_was_cut_off_spares_the_job_of_the_first_message_behind(database: str):
+    """What stood from there on has been lost, so it is not delivered again."""
+    jobs = [
+        await a_job(database, type="'message:t'", origin="t/0", payload=f"""'{{"partition": 0, "offset": {offset}}}'""")
+        for offset in range(4, 9)
+    ]
+    reset = "SELECT cancelled FROM sidings.reset_offsets('t', '{0}', '{5}', 'alice', 'why', cuts => '{7}')"
+    assert await value(database, reset) == 2
+    left = await fetch(database, "SELECT id FROM sidings.job ORDER BY id")
+    assert [row["id"] for row in left] == [jobs[0], *jobs[3:]]
