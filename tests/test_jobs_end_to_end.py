@@ -226,6 +226,26 @@ async def test_delayed_jobs_that_are_due_at_once_keep_their_order_however_many_s
     assert [row["id"] for row in rows] == [*range(21, 31), *range(1, 21)]
 
 
+async def test_delayed_jobs_of_a_moment_keep_their_order_beside_those_of_another_origin(database: str):
+    """What one statement promotes of several origins is sorted as a whole."""
+    moments = {ORIGIN: datetime(2026, 1, 2, tzinfo=UTC), OTHER: datetime(2026, 1, 1, tzinfo=UTC)}
+    async with connected(database) as connection:
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        acquire = "SELECT acquired_epoch FROM sidings.acquire($1, $2, 1, '1 hour', true)"
+        epochs = [row["acquired_epoch"] for row in await connection.fetch(acquire, me, list(moments))]
+        for origin, moment in moments.items():
+            await connection.execute(
+                """INSERT INTO sidings.job (type, origin, "group", position, run_at, payload)
+                   SELECT 'ride', $1, 'a', NULL, $2, '{}' FROM generate_series(1, 100)""",
+                *(origin, moment),
+            )
+        promote = load_sql("sidings.executor", "promote")
+        await connection.fetchrow(promote, me, list(moments), epochs, 100, [], None)
+        for origin in moments:
+            rows = await connection.fetch("SELECT id FROM sidings.job WHERE origin = $1 ORDER BY position", origin)
+            assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
+
+
 async def test_a_promotion_that_commits_behind_later_jobs_is_found(database: str):
     """Its job was stored long ago: by its first transaction the reader would not take it for a late one."""
     registry = Registry()

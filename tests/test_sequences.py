@@ -113,6 +113,32 @@ async def test_a_job_that_runs_while_it_gets_another_position_stays_the_first_of
     assert ran == [1, 1, 2]
 
 
+async def test_a_job_that_gets_another_position_is_a_new_one_to_a_read_and_one_that_leaves_the_order_gets_none(
+    database: str,
+):
+    """A read that has passed its new place looks there for rows of new transactions only. A job that failed meanwhile
+    is delayed: with a position it would run before its time."""
+    renumber = load_sql("sidings.executor", "renumber")
+    async with connected(database) as connection, connected(database) as cycle:
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        acquire = f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '1 hour', true)"
+        epoch = await connection.fetchval(acquire, me)
+        await connection.execute(
+            f"""INSERT INTO sidings.job (type, origin, payload, position)
+                SELECT 'ride', '{ORIGIN}', '{{}}', {2**62} + n FROM generate_series(1, 2) n"""
+        )
+        async with cycle.transaction():
+            await cycle.execute("UPDATE sidings.job SET position = NULL, run_at = 'infinity' WHERE id = 1")
+            renumbering = asyncio.create_task(connection.fetchval(renumber, me, [ORIGIN], [epoch], 2**62, 10))
+            blocked = "SELECT cardinality(pg_blocking_pids($1)) > 0"
+            await eventually(lambda: value(database, blocked, connection.get_server_pid()), "it waits for the cycle")
+        assert await renumbering == 1
+        rows = await connection.fetch("SELECT position, txid::text::bigint AS txid FROM sidings.job ORDER BY id")
+        assert rows[0]["position"] is None
+        assert rows[1]["position"] < 1_000
+        assert rows[1]["txid"] > rows[0]["txid"]
+
+
 async def test_messages_are_sent_where_the_sequence_was_behind_the_outbox(
     database: str, sidings_kafka: str, topic: Any
 ):
