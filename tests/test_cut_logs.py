@@ -22,6 +22,7 @@ from sidings.kafka.metrics import ConsumerMetrics
 from sidings.kafka.offsets import Move, OffsetStore
 from sidings.kafka.partition import Partition
 from sidings.kafka.placing import Placer
+from sidings.schema import load_sql
 
 from .consumer_support import (
     TWICE_AND_PARK,
@@ -34,7 +35,7 @@ from .consumer_support import (
     producing,
     record,
 )
-from .support import SECONDS, connected, eventually
+from .support import SECONDS, connected, eventually, fetch
 
 SETTINGS = {"fetch_seconds": 0.05, "session_seconds": 30}
 CUT, CLEAN = "cut", "clean"
@@ -384,7 +385,10 @@ async def test_an_epoch_is_believed_beside_the_offset_and_the_topic_that_it_was_
             await offsets.jump(Move(TP, 10, 12))
             await connection.execute(change)
         await offsets.load([TP])
-        return offsets.epoch(TP)
+        its_epoch = offsets.epoch(TP)
+        of_a_reset = await fetch(database, load_sql("sidings.kafka", "load_epochs"), TP.topic)
+        assert [row["leader_epoch"] for row in of_a_reset] == ([] if its_epoch is None else [its_epoch])
+        return its_epoch
 
     try:
         assert await epoch_after("SELECT 1") == 7
@@ -395,5 +399,9 @@ async def test_an_epoch_is_believed_beside_the_offset_and_the_topic_that_it_was_
         await offsets.adopt({TP: uuid4()})
         await offsets.load([TP])
         assert offsets.epoch(TP) is None
+        its_id = "SELECT topic_id FROM sidings.consumer_offset"
+        adopted = await fetch(database, its_id)
+        await offsets.adopt({TP: uuid4()})
+        assert await fetch(database, its_id) == adopted, "another one of its name would pass for it"
     finally:
         await link.close()

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -13,10 +13,10 @@ from sidings.jobs import Transaction
 from sidings.jobs.admin import Admin
 from sidings.kafka.outbox import InvalidMessage, MessageParked, Outbox, OutboxSettings, Relay, RolledBack
 from sidings.kafka.settings import KafkaSettings
-from sidings.schema import migrate
+from sidings.schema import load_sql, migrate
 
 from .outbox_support import publishing, records, relaying
-from .support import eventually, fetch, value
+from .support import connected, eventually, fetch, value
 
 
 class Eta(BaseModel):
@@ -206,6 +206,39 @@ async def test_a_refused_message_is_seen_released_and_discarded(database: str, s
             await outbox.discard(actor="alice")
         assert len(await outbox.discard(small, actor="alice")) == 1
         assert await outbox.parked() == []
+
+
+async def test_parked_messages_go_back_in_the_order_that_they_had(database: str) -> None:
+    """Wherever their rows stand: they were parked as the broker's answers came."""
+    async with connected(database) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, key, value, error)
+               SELECT 1 + n * 37 % 100, now(), sidings.outbox_slot('etas', 'a'), 'etas', 'a',
+                      convert_to((1 + n * 37 % 100)::text, 'UTF8'), 'too large'
+               FROM generate_series(0, 99) n"""
+        )
+        await connection.execute(
+            "SET enable_indexscan = off; SET enable_bitmapscan = off"
+        )  # the index has them in order
+        release = load_sql("sidings.kafka.outbox", "release_parked")
+        assert len(await connection.fetch(release, "etas", [*range(1, 101)], "alice", None)) == 100
+        rows = await connection.fetch("SELECT value FROM sidings.outbox ORDER BY id")
+        assert [int(row["value"]) for row in rows] == [*range(1, 101)]
+
+
+async def test_a_relay_that_has_died_has_no_share_and_what_it_held_can_be_had(database: str) -> None:
+    """Its row stays for a minute: a slot that is left to it would be sent by nobody."""
+    dead, second, first = (UUID(int=number) for number in range(3))
+    attend, slots = load_sql("sidings.kafka.outbox", "attend"), ["outbox/0", "outbox/1", "outbox/2"]
+    async with connected(database) as connection:
+        for relay, slot, lease in ((dead, slots[0], -1.0), (first, slots[1], 30.0)):
+            await connection.fetchrow(attend, relay, lease, "host", 1, slots)
+            acquire = "SELECT sidings.acquire($1, ARRAY[$2], 0, $3 * interval '1 second', true)"
+            await connection.execute(acquire, relay, slot, lease)
+        for relay, place in ((second, 0), (first, 1)):
+            row = await connection.fetchrow(attend, relay, 30.0, "host", 1, slots)
+            assert row is not None
+            assert (row["others"], row["place"], row["free"]) == (1, place, [slots[0], slots[2]])
 
 
 async def test_what_a_person_decides_about_messages_is_audited_with_it(database: str) -> None:
