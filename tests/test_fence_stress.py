@@ -298,6 +298,33 @@ async def test_a_slot_is_not_taken_over_while_its_relay_records_what_it_has_sent
         await eventually(lambda: successor.fetchval(ACQUIRE_SLOT, UUID(int=1)), "the takeover")
 
 
+FINISH = f"SELECT sidings.finish($1, '{ORIGIN}', $2, $3, $4, 0, true)"
+
+
+async def test_after_a_takeover_the_former_owners_transactional_handler_commits_nothing(database: str):
+    async with an_owner_and_a_successor(database) as (owner, successor, jobs):
+        assert await take_over(successor) == 2
+        before = await state(owner)
+        superseded = ((0, 1, 2, "SD001"), (0, 2, 2, "SD001"), (1, 1, 2, "SD001"))
+        for number, epoch, attempt, code in (*superseded, (1, 2, 1, "SD002")):
+            with pytest.raises(asyncpg.PostgresError) as refused:
+                await owner.execute(FINISH, UUID(int=number), epoch, jobs[0], attempt)
+            assert refused.value.sqlstate == code
+            assert await state(owner) == before
+        await owner.execute(FINISH, UUID(int=1), 2, jobs[0], 2)
+        assert await owner.fetchval("SELECT count(*) FROM sidings.job") == 1
+
+
+async def test_an_origin_is_not_taken_over_while_a_transactional_handler_commits(database: str):
+    async with an_owner_and_a_successor(database) as (owner, successor, jobs):
+        async with owner.transaction():
+            await owner.execute(FINISH, UUID(int=0), 1, jobs[0], 1)
+            over = "SELECT lease_until < clock_timestamp() FROM sidings.origin"
+            await eventually(lambda: successor.fetchval(over), "the lease has run out")
+            assert await successor.fetchval(ACQUIRE, UUID(int=1)) is None
+        assert await take_over(successor) == 2
+
+
 async def test_a_lease_that_somebody_has_locked_keeps_no_other_from_being_renewed(database: str):
     """As whoever acts on its jobs does. With the others, all that runs would be given up."""
     both = [ORIGIN, "t/1"]
