@@ -339,8 +339,6 @@ class CycleLoop:
         """The first of two cycles in flight has gone wrong: find out what has become of both, then record in one cycle
         what has not been recorded. The second one needs the first; if it is committed, both are."""
         flights = list(self._flights)
-        flights[0].batch.early = {}
-        self._expected.doubt()
         await asyncio.wait([flight.answer for flight in flights])
         if not flights[-1].applied() and any(flight.unknown() for flight in flights):
             reached, timeline = await self.standing.disown([flight.batch for flight in flights])
