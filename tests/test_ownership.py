@@ -302,3 +302,23 @@ async def test_what_is_named_does_not_start_once_the_lease_has_run_out(database:
         await eventually(lambda: len(in_time) == 500, "the lease to be renewed, or taken again")
     assert ended
     assert all(in_time)
+
+
+async def test_of_the_jobs_that_are_named_none_starts_once_its_origin_drains(database: str):
+    """They run at the next owner at once: here they would keep it waiting until the drain is cut off."""
+    types, ran, go_on = Registry(), list[int](), asyncio.Event()
+
+    @types.job(name="step")
+    async def step(job: Job[dict[str, int]]) -> None:
+        ran.append(job.id)
+        await go_on.wait()
+
+    async with running(database, types, concurrency=1, drain_seconds=LONG) as executor:
+        executor.cycles._ahead = 100.0  # as after quick ones
+        await enqueue(database, step, [{"n": n} for n in range(5)])
+        await eventually(lambda: ran and executor.workers.claimed, "jobs to be named beside the one that runs")
+        executor.assign([], 2)
+        await eventually(lambda: all(queue.draining for queue in executor.scheduler.origins.values()), "the drain")
+        go_on.set()
+        await executor.settled(SECONDS)
+        assert len(ran) == 1
