@@ -372,6 +372,38 @@ async def test_a_gap_is_passed_by_a_poll_that_outlasts_a_rebalance(caplog):
     assert (partitions_here[TP].end, partitions_here[TP].state, caplog.messages) == (9, State.READY, [])
 
 
+@pytest.mark.parametrize("stored", [6, 0], ids=["forward", "back"])
+async def test_what_a_poll_brings_from_where_the_partition_stood_before_a_rebalance_is_not_handled(stored):
+    """Another instance has handled it, or there is more before it: the offset would match, whatever is handled."""
+
+    class Late(FetchLoop):
+        in_flight = 0
+
+        async def _handle(self, items: list[Item]) -> None: ...
+
+    class Rebalanced(Client):
+        at = 3
+
+        async def position(self, tp: TopicPartition) -> int:
+            return self.at
+
+        async def getmany(self, *partitions: TopicPartition, **options: int) -> dict[TopicPartition, Any]:
+            partitions_here[TP] = placed(stored)
+            self.at = stored
+            return {TP: [SimpleNamespace(offset=offset) for offset in (3, 4)]}
+
+    partitions_here = {TP: placed(3)}
+    displaced: list[Partition] = []
+    roof: Any = SimpleNamespace(paused=False, displace=displaced.extend)
+    nothing: Any = {"decode": lambda record: record, "passes_over": lambda _: False, "id_of": lambda *_: None}
+    subscription: Any = SimpleNamespace(topic=TP.topic, **nothing)
+    client: Any = Rebalanced()
+    loop = Late(subscription, client, partitions_here, cast(Any, None), roof, max_records=10)
+    await loop._poll(list(partitions_here.values()))
+    assert not partitions_here[TP].items
+    assert displaced == [partitions_here[TP]]
+
+
 async def test_a_poll_has_one_name_that_stands_for_all_partitions_it_is_for():
     """aiokafka compares each partition that has messages with each name, one after another."""
     one, other = TopicPartition("positions", 1), TopicPartition("rides", 0)

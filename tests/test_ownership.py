@@ -322,3 +322,4 @@ async def test_of_the_jobs_that_are_named_none_starts_once_its_origin_drains(dat
         go_on.set()
         await executor.settled(SECONDS)
         assert len(ran) == 1
+        assert executor._leases.held() == [], "a lease that has been released is not renewed"
