@@ -6,14 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from prometheus_client import CollectorRegistry
 from sidings import DirectoryBehind, DirectoryNotReady, Message, SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
+from sidings.kafka import KafkaSettings
 from sidings.kafka.directory.faults import Faults
 from sidings.kafka.directory.memory import Memory
 from sidings.kafka.directory.reader import Reader, Standing
@@ -645,3 +646,47 @@ async def test_values_that_cannot_be_compared_are_others(topic, sidings_kafka):
         await put(sidings_kafka, name, {"a": b"2", "b": b"1"})
         await vectors.wait_until(timeout=SECONDS)
         assert sorted(told) == ["a", "b"]
+
+
+async def test_what_was_read_beside_a_record_that_cannot_be_read_is_read_again():
+    """The client has moved on behind it, and has given it to nobody: those rows would be missing, and nothing told."""
+
+    class Client:
+        logs: ClassVar = {0: ["a", "b"], 1: ["c", None]}
+        positions: ClassVar = {0: 0, 1: 0}
+
+        def assign(self, _: object) -> None: ...
+
+        def pause(self, *_: object) -> None: ...
+
+        def seek(self, tp: TopicPartition, offset: int) -> None:
+            self.positions[tp.partition] = offset
+
+        async def position(self, tp: TopicPartition) -> int:
+            return self.positions[tp.partition]
+
+        def last_stable_offset(self, tp: TopicPartition) -> int:
+            return len(self.logs[tp.partition])
+
+        async def getmany(self, *names: object, timeout_ms: int, max_records: int) -> dict[TopicPartition, list[str]]:
+            found: dict[TopicPartition, list[str]] = {}
+            for tp in [tp for tp in (TopicPartition("rates", 0), TopicPartition("rates", 1)) if tp in names]:
+                for record in self.logs[tp.partition][self.positions[tp.partition] :]:
+                    if sum(map(len, found.values())) == max_records:
+                        break
+                    if record is None:
+                        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid")
+                    found.setdefault(tp, []).append(record)
+                    self.positions[tp.partition] += 1
+            return found
+
+    reader = Reader(KafkaSettings(bootstrap="127.0.0.1:1"), "rates")
+    reader._client = cast(Any, Client())
+    reader.assign([0, 1])
+    for partition in (0, 1):
+        reader.seek(partition, 0)
+    read: dict[int, list[Any]] = {0: [], 1: []}
+    for _ in range(6):
+        for partition, records in (await reader.fetch(0.001, 10)).items():
+            read[partition] += records
+    assert (read, list(reader.unreadable)) == ({0: ["a", "b"], 1: ["c"]}, [1])
