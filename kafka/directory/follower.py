@@ -208,7 +208,8 @@ class Follower(Generic[T]):
             except OffsetOutOfRangeError:
                 await self._log.ask_id(reader)
                 begins, ends = await reader.begins(), await reader.ends()
-                if (reason := outside(self.progress.positions, begins, ends)) is not None:
+                reason = outside(self.progress.positions, begins, ends) or await self._log.cut(reader)
+                if reason is not None:
                     await self._begin_again(reader, begins, ends, reason)
                 self._seek(reader, begins)  # without a reason, it was only the last record that is gone
                 continue
@@ -262,7 +263,8 @@ class Follower(Generic[T]):
         moved = positions != self.progress.positions
         if not (moved or fetched or time.monotonic() - self._noted_at > _NOTE_SECONDS):
             return
-        marks = {p: Mark(records[-1].offset, records[-1].timestamp) for p, records in fetched.items()}
+        lasts = {partition: records[-1] for partition, records in fetched.items()}
+        marks = {p: Mark(last.offset, last.timestamp, reader.epoch_at(p, last.offset)) for p, last in lasts.items()}
         faults = self.faults.note(changes, bad)
         if self._again is None:
             await self._change(Batch(changes, positions, marks, faults, self._complete_at, self._log.topic_id))
@@ -359,7 +361,12 @@ class Follower(Generic[T]):
         if former is None:
             await self._storage.reset(self._identity)
             self._complete_at, self._read_anew = time.time(), True
-        elif reason := _other(former, self._identity) or self._log.another() or self._why_not(begins, ends):
+        elif reason := (
+            _other(former, self._identity)
+            or self._log.another()
+            or self._why_not(begins, ends)
+            or await self._log.cut(reader)
+        ):
             await self._begin_again(reader, begins, ends, reason)
         elif kept is not None:
             self._look_again_at(kept.bad, begins)
@@ -410,7 +417,8 @@ class Follower(Generic[T]):
     def _seek(self, reader: Reader, begins: Mapping[int, int]) -> None:
         starts = self._log.starts(self.progress.positions, begins)
         for partition in reader.partitions:
-            reader.seek(partition, starts[partition])
+            mark = self._log.marks.get(partition)
+            reader.seek(partition, starts[partition], None if mark is None else mark.epoch)
 
     async def _start_over(self, reader: Reader, reason: str) -> None:
         await self._log.ask_id(reader)

@@ -12,6 +12,7 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from .. import membership
 from ..brokers import go_around_hanging_brokers
+from ..leader_epochs import LeaderEpochs, ask_epoch_ends
 from ..message import Record
 from ..settings import KafkaSettings
 from ..topic_ids import ask_topic_ids
@@ -67,6 +68,7 @@ class Reader:
         self._seconds = settings.request_seconds
         self._client = AIOKafkaConsumer(**options, enable_auto_commit=False, auto_offset_reset="none")
         go_around_hanging_brokers(self._client._client, makes_topics=False)  # pyright: ignore[reportPrivateUsage]
+        self._epochs = LeaderEpochs(self._client, {})
         self._contact = membership.Contact(self._client)
         self._assigned_at = 0.0
 
@@ -91,9 +93,11 @@ class Reader:
         self._assigned_at = time.time()
         self._client.assign(self._tps())
 
-    def seek(self, partition: int, offset: int) -> None:
-        """Read on there."""
-        self._client.seek(TopicPartition(self._topic, partition), offset)
+    def seek(self, partition: int, offset: int, epoch: int | None) -> None:
+        """Read on there, as long as the log holds what is before, up to the last of this epoch: where it was cut off
+        since, `fetch` raises `OffsetOutOfRangeError`, though it may have grown again. None: it is not known."""
+        self._epochs.begin(self._tp(partition), offset, epoch)
+        self._client.seek(self._tp(partition), offset)
         self._next[partition] = offset
 
     async def begins(self) -> dict[int, int]:
@@ -103,6 +107,16 @@ class Reader:
     async def ends(self) -> dict[int, int]:
         """The next offset behind what is committed, of each partition; an open transaction is not."""
         return await self._ask(cast(_Ask, self._client.end_offsets))
+
+    def epoch_at(self, partition: int, offset: int) -> int | None:
+        """The epoch of the leader that wrote a record which was read; None where it is not known."""
+        return self._epochs.before(self._tp(partition), offset + 1)
+
+    async def epoch_ends(self, epochs: Mapping[int, int]) -> dict[int, int]:
+        """Where these epochs end in their partitions' logs; nothing of old brokers."""
+        async with asyncio.timeout(self._seconds):
+            found = await ask_epoch_ends(self._client, {self._tp(p): epoch for p, epoch in epochs.items()})
+        return {tp.partition: end for tp, end in found.items()}
 
     async def topic_id(self) -> UUID | None:
         """Which topic it is that has this name now; None where Kafka does not tell. Raises `KafkaError`."""

@@ -22,7 +22,7 @@ _ID_SECONDS = 2.0  # for the answer
 
 class SameLog:
     """What tells that a topic's log is the same as before: the topic's id, and the last record of each partition, which
-    is read again after a pause."""
+    is read again after a pause, and whose leader's epoch must not end before it."""
 
     def __init__(self) -> None:
         self.topic_id: UUID | None = None  # of the topic which is read
@@ -52,6 +52,15 @@ class SameLog:
         """Why the topic is not the one that is read, though it has its name; None where nothing tells. The records do
         not, where it has grown past the place that was reached in the former one, and has none at the last one's."""
         return "the topic has another id: it was made anew" if is_another(self.topic_id, self._id_now) else None
+
+    async def cut(self, reader: Reader) -> str | None:
+        """Why the log does not hold the last records any more; None where nothing tells. There may be none where one
+        of them was, as where it was compacted since: so only the leaders' epochs tell, once it has grown again."""
+        epochs = {partition: mark.epoch for partition, mark in self.marks.items() if mark.epoch is not None}
+        for partition, end in (await reader.epoch_ends(epochs)).items():
+            if 0 <= end <= (offset := self.marks[partition].offset):
+                return f"partition {partition} was cut off at {end}, before {offset + 1}"
+        return None
 
     def read_anew(self) -> None:
         """It is read from its beginning, as the topic that has the name now."""

@@ -301,12 +301,13 @@ class SQLite(Generic[T]):
         if notes.get("format") != _FORMAT:
             return Kept(None, {}, {}, {}, 0.0)
         positions = writer.execute(
-            "SELECT partition, next_offset, mark_offset, mark_timestamp FROM position"
+            "SELECT partition, next_offset, mark_offset, mark_timestamp, epoch "
+            "FROM position LEFT JOIN mark_epoch USING (partition, mark_offset)"
         ).fetchall()
         return Kept(
             Identity(notes["topic"], notes["cluster"], notes["reading"]),
-            {partition: offset for partition, offset, _, _ in positions},
-            {partition: Mark(mark, stamp) for partition, _, mark, stamp in positions if mark is not None},
+            {partition: offset for partition, offset, _, _, _ in positions},
+            {partition: Mark(*mark) for partition, _, *mark in positions if mark[0] is not None},
             {_row(row): BadRecord(**bad) for row, bad in json.loads(notes.get("bad", "[]"))},
             notes.get("complete_at", 0.0),
             UUID(notes["topic_id"]) if "topic_id" in notes else None,
@@ -325,7 +326,7 @@ class SQLite(Generic[T]):
     def _reset(self, identity: Identity) -> None:
         assert self._writer is not None
         with _transaction(self._writer) as writer:
-            for table in ("entry", "position", "note"):
+            for table in ("entry", "position", "mark_epoch", "note"):
                 writer.execute(f"DELETE FROM {table}")
             notes = {"format": _FORMAT, **identity._asdict()}
             writer.executemany("INSERT INTO note (name, value) VALUES (?, ?)", notes.items())
@@ -351,13 +352,17 @@ class SQLite(Generic[T]):
         if batch.topic_id is not None:
             notes["topic_id"] = str(batch.topic_id)
         positions = [
-            (partition, offset, *(batch.marks.get(partition) or (None, None)))
+            (partition, offset, *(batch.marks.get(partition) or (None, None))[:2])
             for partition, offset in batch.positions.items()
+        ]
+        epochs = [
+            (partition, mark.offset, mark.epoch) for partition, mark in batch.marks.items() if mark.epoch is not None
         ]
         with _transaction(self._writer) as writer:
             writer.executemany("DELETE FROM entry WHERE row = ?", gone)
             writer.executemany(load_sql(__package__, "put_entry"), put)
             writer.executemany(load_sql(__package__, "put_position"), positions)
+            writer.executemany("REPLACE INTO mark_epoch (partition, mark_offset, epoch) VALUES (?, ?, ?)", epochs)
             writer.executemany("REPLACE INTO note (name, value) VALUES (?, ?)", notes.items())
 
     def _close(self) -> None:

@@ -17,10 +17,12 @@ T = TypeVar("T")
 
 
 class Mark(NamedTuple):
-    """The last record that was applied of a partition: it tells whether the log is still the same one."""
+    """The last record that was applied of a partition: it tells whether the log is still the same one. epoch: of the
+    leader that wrote it; None where it is not known."""
 
     offset: int
     timestamp_ms: int
+    epoch: int | None = None
 
 
 class Identity(NamedTuple):

@@ -18,4 +18,10 @@ CREATE TABLE IF NOT EXISTS position (
     mark_offset INTEGER,
     mark_timestamp INTEGER
 );
+-- Of the leader that wrote the record at the mark. By itself, so that files of before need not be built anew.
+CREATE TABLE IF NOT EXISTS mark_epoch (
+    partition INTEGER NOT NULL PRIMARY KEY,
+    mark_offset INTEGER NOT NULL,
+    epoch INTEGER NOT NULL
+);
 CREATE TABLE IF NOT EXISTS note (name TEXT NOT NULL PRIMARY KEY, value NOT NULL);
