@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
+from math import inf
 from uuid import UUID
 
 import asyncpg
@@ -29,6 +30,7 @@ __all__ = ["Reader"]
 
 log = logging.getLogger("sidings.executor")
 
+_CLOCK_SET = 60.0  # seconds, of the server's clock against ours, at once: somebody has set it
 _LONG_READ = 3.0  # seconds: one that failed after so long is followed by smaller ones
 _THINNED = 500  # lanes of a statement that ends superseded jobs
 _THIN_AGAIN_SECONDS = 1.0  # or so, until that is tried again where Postgres has refused it
@@ -73,6 +75,7 @@ class Reader:
         self._complete: str | None = None  # the snapshot as of which there is nothing left to read
         self._standing: tuple[str, int | None, Pauses] = "", None, NOTHING_PAUSED  # as the last read gave it
         self._marks = ReadMarks()
+        self._skews = -inf, inf  # between these were the server's epoch seconds against our clock, at the last read
         self._drawn = 0  # the last position that had been drawn when the last read was answered
         self._planner = Planner(scheduler, poll_seconds)
         self._too_long = 0  # so many reads have taken, one after the other
@@ -293,6 +296,11 @@ class Reader:
             return
         skew = header["run_at"] - (sent + time) / 2  # server's epoch seconds against our clock
         self._metrics.set_clock_skew(skew)
+        if self._clock_was_set_forward(header["run_at"] - time, header["run_at"] - sent):
+            self._scheduler.forget_waiting(*self._scheduler.origins.values())
+            self.changed(everything=True)
+            self._give_up(plan)
+            return
         parts: list[list[asyncpg.Record]] = [[] for _ in range(_SCANNED + _LEFT)]
         for row in rows:
             parts[row[0]].append(row)
@@ -311,6 +319,19 @@ class Reader:
             self._anew_since, self._times_anew = None, 0
         if plan.partial or self._planner.wants():
             self._woken.set()
+
+    def _clock_was_set_forward(self, low: float, high: float) -> bool:
+        """Whether groups may wait for times that have come already, by the server's clock. low, high: of the skew."""
+        (last_low, last_high), self._skews = self._skews, (low, high)
+        if high < last_low - _CLOCK_SET:
+            log.warning(
+                "the clock of the Postgres server was set back, by %.0f s: jobs that were to be tried again, or to run "
+                "later, wait for so much longer (docs/operations.md, Postgres' clock was wrong)",
+                last_low - high,
+            )
+        if forward := low > last_high + _CLOCK_SET:
+            log.warning("the clock of the Postgres server was set forward, by %.0f s", low - last_high)
+        return forward
 
     def _counts(self, header: asyncpg.Record) -> bool:
         """Whether an answer is to be applied: not where it comes from another server, is older than what is known, or
