@@ -203,7 +203,7 @@ class FetchLoop(ABC):
             except IllegalStateError:
                 continue
             # Assigned anew, or moved, forward or back: these records may be from any position.
-            moved = records[0].offset < partition.next_offset or position <= records[-1].offset
+            moved = records[0].offset < partition.end or position <= records[-1].offset
             if partition.state is not State.READY or partition.items or moved:
                 self._displace([partition])
                 continue

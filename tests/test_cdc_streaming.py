@@ -310,6 +310,7 @@ async def test_it_is_stopped_after_its_micro_batch_and_says_how_much_is_open_and
         assert stands.behind
 
 
+@pytest.mark.long
 async def test_options_reach_kafkas_source_and_sink(
     spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
 ):

@@ -684,7 +684,7 @@ async def test_what_was_read_beside_a_record_that_cannot_be_read_is_read_again()
     reader._client = cast(Any, Client())
     reader.assign([0, 1])
     for partition in (0, 1):
-        reader.seek(partition, 0)
+        reader.seek(partition, 0, None)
     read: dict[int, list[Any]] = {0: [], 1: []}
     for _ in range(6):
         for partition, records in (await reader.fetch(0.001, 10)).items():

@@ -206,7 +206,7 @@ async def test_who_leads_a_partition_that_nobody_leads_is_not_asked_without_a_pa
     reader = Reader(KafkaSettings(bootstrap=sidings_kafka), await topic())
     await reader.connect(asyncio.Event())
     reader.assign([7])  # it has one partition
-    reader.seek(7, 0)
+    reader.seek(7, 0, None)
     await eventually(lambda: len(asked) > 8)
     await reader.close()
     assert asked[8] - asked[3] >= 0.4

@@ -217,6 +217,7 @@ async def test_an_executor_that_is_paused_within_a_statement_does_not_keep_its_o
         await heir.stop()
 
 
+@pytest.mark.long
 async def test_transactional_jobs_that_hold_all_of_its_connections_give_way_to_the_executor(
     bouncer: str, database: str
 ) -> None:

@@ -187,6 +187,7 @@ async def test_a_group_too_deep_to_be_stepped_over_in_time_is_read_page_by_page(
         await eventually(lambda: started)
 
 
+@pytest.mark.long
 async def test_jobs_behind_too_many_that_have_ended_to_be_stepped_over_in_time_are_found(
     database: str, monkeypatch: pytest.MonkeyPatch
 ):

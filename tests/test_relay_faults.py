@@ -159,6 +159,7 @@ async def test_another_time_zone_or_date_style_of_the_database_is_no_restart(
     assert "was restarted" not in caplog.text
 
 
+@pytest.mark.long
 async def test_health_says_why_the_outbox_cannot_be_read(database: str, sidings_kafka: str) -> None:
     async with a_role(database) as (role, dsn), relaying(dsn, sidings_kafka) as relay, connected(database) as owner:
         await owner.execute(f"REVOKE SELECT ON sidings.outbox FROM {role}")

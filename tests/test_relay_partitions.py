@@ -86,6 +86,7 @@ async def test_partitions_that_nobody_leads_hold_up_no_others_of_their_topic(
     assert never_retrieved(caplog) == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("locked", [False, True])
 async def test_a_person_has_them_tried_again_where_nothing_waits_for_the_others(

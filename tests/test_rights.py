@@ -151,6 +151,7 @@ async def test_a_topic_that_was_stateless_and_may_not_be_read_any_more_stops_no_
     ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.timeout(90)
 async def test_who_may_not_read_a_group_or_a_directorys_topic_any_more_is_told_to_grant_it(own_kafka, monkeypatch):
     """Of the group `/health` told aiokafka's name of the error alone; of the topic, that Kafka did not answer."""
