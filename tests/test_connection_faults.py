@@ -22,7 +22,11 @@ QUICK = {"call_seconds": 0.6, "connect_seconds": 1.0}
 
 
 @pytest.mark.parametrize(
-    "kind", ["cycle", "read", "acquire", "renew", "promote", "release", "begin", "finish", "commit"]
+    "kind",
+    [
+        *["cycle", "read", "release", "commit"],
+        *[pytest.param(kind, marks=pytest.mark.long) for kind in ("acquire", "renew", "promote", "begin", "finish")],
+    ],
 )
 async def test_a_statement_whose_connection_fails_does_no_harm(database: str, tmp_path: Path, kind: str):
     async with (

@@ -35,6 +35,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.long
 def test_a_job_that_was_moved_is_one_job(spark: SparkSession, database: str, tmp_path: Path):
     store(database, ROWS)
     with reading(spark, WINDOW, postgres=database, scratch=tmp_path) as attempts:

@@ -34,6 +34,7 @@ def hanging(database: str) -> Iterator[str]:
         yield named_first(f"127.0.0.1:{silent.getsockname()[1]}", database)
 
 
+@pytest.mark.long
 async def test_a_service_reaches_the_server_that_answers(hanging: str, database: str) -> None:
     ran: list[int] = []
     settings = PostgresSettings(dsn=hanging, connect_seconds=2.0)
