@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from ..executor.workers import Workers
 from ..jobs import Again, Committed, ErrorInfo, OutcomeName, Policy, Registry
 from ..schema import check, load_sql
 from ..waiting import set_within
-from .look import advance, seconds_of
+from .look import LONGEST_SECONDS, advance, seconds_of
 
 __all__ = ["Attempt", "NotDrained", "drain"]
 
@@ -36,7 +35,6 @@ _THREAD_SECONDS = 0.05  # how often to see whether a plain function has returned
 _PATIENCE_SECONDS = 60.0  # how long to wait for that
 _RENEW_SECONDS = 10.0
 _MOST_DUE = 1_000
-_LONGEST_SECONDS = 1_000 * 365.25 * 86_400  # each jump moves what is stored, and before 4713 BC no time is known
 
 
 class NotDrained(SidingsError):
@@ -103,17 +101,22 @@ async def drain(
     Raises `NotDrained` when an executor that runs has the jobs' origin, or after `limit` attempts; `SchemaError` where
     Sidings' tables are missing or old. What handlers raise stands in the attempts.
     """
-    left = min(seconds_of(until), _LONGEST_SECONDS)
-    if math.isnan(left):
-        raise ValueError(f"drain(until={until!r}): give seconds, or math.inf")
-    if isinstance(database, str):
-        if registry is None:
-            raise ValueError("drain(dsn) needs the handlers as well: drain(dsn, registry)")
+    left = min(seconds_of(until, "drain(until"), LONGEST_SECONDS)
+    if not isinstance(limit, int) or limit < 1:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+        raise ValueError(f"drain(limit={limit!r}): give a whole number, 1 or more")
+    connected: AbstractAsyncContextManager[None]
+    if isinstance(database, str) and isinstance(registry, Registry):
         settings, connected = PostgresSettings(dsn=database, schema_name=registry.schema), nullcontext()
         poison_after = ExecutorSettings().poison_after
-    else:
+    elif not isinstance(database, str) and registry is None and hasattr(type(database), "connected"):
         settings, registry, connected = database.executor.postgres, database.registry, database.connected()
         poison_after = database.executor.settings.poison_after
+    else:
+        given = ", ".join(type(each).__name__ for each in (database, registry) if each is not None)
+        raise ValueError(
+            f"drain({given}): give a DSN and the registry of the handlers, drain(dsn, registry), or a service alone, "
+            "which has its own, drain(service)"
+        )
     attempts: list[Attempt] = []
     async with connected, _opened(settings, registry, poison_after) as drainer:
         while True:

@@ -1,14 +1,17 @@
 """What a test has enqueued, and how time passes for it."""
 
+import math
 from datetime import timedelta
 from typing import TypeVar
 
 from ..jobs import Connection, JobType, Transaction
 from ..schema import load_sql
 
-__all__ = ["advance", "enqueued", "seconds_of"]
+__all__ = ["LONGEST_SECONDS", "advance", "enqueued", "seconds_of"]
 
 P = TypeVar("P")
+
+LONGEST_SECONDS = 1_000 * 365.25 * 86_400  # each jump moves what is stored, and before 4713 BC no time is known
 
 
 class _Any:
@@ -30,18 +33,27 @@ async def enqueued(
         assert await enqueued(tx, send_eta, group="t-1") == [SendEta(...)]
 
     connection: asyncpg's, or a `Transaction`; the transaction that enqueued them sees them before its commit. Raises
-    `TypeError` for one of another library.
+    `TypeError` for one of another library, and for what is no job type.
     origin, group: only those; group=None: only those without one.
     """
+    if not isinstance(job_type, JobType):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+        raise TypeError(f"enqueued(..., {job_type!r}): give a connection, then the job type, as the decorator made it")
     wanted = None if isinstance(group, _Any) else group
+    for name, given in (("origin", origin), ("group", wanted)):
+        if not isinstance(given, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"enqueued({name}={given!r}): give a text, or None")
     query = load_sql(__package__, "enqueued", job_type.schema)
     rows = await _asyncpg(connection).fetch(query, job_type.name, origin, not isinstance(group, _Any), wanted)
     return [job_type.load(row[0]) for row in rows]
 
 
 async def advance(connection: Connection, seconds: timedelta | float, *, schema: str = "sidings") -> None:
-    """Let time pass for all stored jobs: what was due in an hour is due in an hour less `seconds`."""
-    await _asyncpg(connection).execute(load_sql(__package__, "advance", schema), seconds_of(seconds))
+    """Let time pass for all stored jobs: what was due in an hour is due in an hour less `seconds`, a thousand years at
+    most. Raises `TypeError` for a connection of another library, `ValueError` for what is no duration."""
+    own, passed = _asyncpg(connection), seconds_of(seconds, "advance(seconds")
+    if abs(passed) > LONGEST_SECONDS:
+        raise ValueError(f"advance(seconds={seconds!r}): give a thousand years at most")
+    await own.execute(load_sql(__package__, "advance", schema), passed)
 
 
 def _asyncpg(connection: Transaction | Connection) -> Connection:
@@ -52,6 +64,9 @@ def _asyncpg(connection: Transaction | Connection) -> Connection:
     return own
 
 
-def seconds_of(duration: timedelta | float) -> float:
-    """Seconds of either form."""
-    return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+def seconds_of(duration: timedelta | float, given_as: str) -> float:
+    """Seconds of either form. given_as: the call, and the argument. Raises `ValueError` for what is no duration."""
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    if not isinstance(seconds, int | float) or math.isnan(seconds):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{given_as}={duration!r}): give seconds, or a timedelta")
+    return float(seconds)

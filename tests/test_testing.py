@@ -189,6 +189,37 @@ async def test_what_is_due_in_thousands_of_years_is_left_alone_as_what_never_is(
         await drain(database, registry, until=math.nan)
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda dsn, jobs, _: drain(dsn), r"drain\(str\): give a DSN and the registry"),
+        (lambda dsn, jobs, _: drain(dsn, [jobs]), r"drain\(str, list\): give a DSN and the registry"),
+        (lambda dsn, jobs, _: drain(dsn, Service("test", prometheus=None)), r"drain\(str, Service\): give a DSN and"),
+        (lambda dsn, jobs, _: drain(jobs, dsn), r"drain\(Registry, str\): give a DSN and the registry"),
+        (lambda dsn, jobs, _: drain(Service("test", postgres=dsn, prometheus=None), jobs), r"or a service alone"),
+        (lambda dsn, jobs, _: drain(dsn, jobs, until="x"), r"drain\(until='x'\): give seconds"),
+        (lambda dsn, jobs, _: drain(dsn, jobs, limit=0), r"drain\(limit=0\): give a whole number, 1 or more"),
+        (lambda dsn, jobs, _: drain(dsn, jobs, limit="7"), r"drain\(limit='7'\): give a whole number"),
+        (lambda _, jobs, own: enqueued(own, "ride"), r"enqueued\(..., 'ride'\): give a connection, then the job type"),
+        (lambda _, jobs, own: enqueued(next(iter(jobs)), own), r"enqueued\(..., <asyncpg.*: give a connection, then"),
+        (lambda _, jobs, own: enqueued(own, next(iter(jobs)), group=5), r"enqueued\(group=5\): give a text, or None"),
+        (lambda _, jobs, own: advance(own, "x"), r"advance\(seconds='x'\): give seconds"),
+        (lambda _, jobs, own: advance(own, math.inf), r"advance\(seconds=inf\): give a thousand years at most"),
+    ],
+)
+async def test_a_wrong_argument_is_named_with_the_remedy_and_nothing_is_done(database: str, call: Any, told: str):
+    """Of most it was an AttributeError from inside; a registry beside a service was passed over, and infinity made of
+    each time one before all others, and of each delay none."""
+    registry, ride = declare(lambda job: None)
+    await enqueue(database, ride, [Ride(transport="a")], delay=60)
+    before = await fetch(database, "SELECT * FROM sidings.job")
+    async with connected(database) as own:
+        with pytest.raises((TypeError, ValueError), match=told) as refused:
+            await call(database, registry, own)
+    assert database not in str(refused.value), "it may hold a password"
+    assert await fetch(database, "SELECT * FROM sidings.job") == before
+
+
 async def test_time_jumps_to_what_becomes_due_and_not_beyond_until(database: str):
     async def handler(job: Job[Ride]) -> None:
         if job.payload.transport == "fail":
