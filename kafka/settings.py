@@ -18,7 +18,9 @@ from .tls import context_of
 __all__ = ["KafkaSettings"]
 
 _MOST_BYTES = 2**31 - 1  # that Kafka's protocol can say
-_ADDRESS = re.compile(r"([^\s:\[\]]+|\[[^\s\[\]]+\])(:\d{1,5})?")  # IPv6 in brackets; Kafka's own port is the default
+_ADDRESS = re.compile(
+    r"([^\s:\[\]]+|\[[^\s\[\]]+\])(?::(\d{1,5}))?"
+)  # IPv6 in brackets; Kafka's own port is the default
 
 Mechanism = Literal["PLAIN", "GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
@@ -84,8 +86,12 @@ class KafkaSettings(Settings):
     def check(self) -> None:
         """Addresses, credentials, files and times go together. Raises `ConfigurationError`."""
         for address in self.bootstrap.replace(" ", "").split(","):
-            if not _ADDRESS.fullmatch(address):
-                raise ConfigurationError(f"bootstrap={self.bootstrap!r}: give host:port, several separated by commas")
+            found = _ADDRESS.fullmatch(address)
+            if found is None or not 1 <= int(found[2] or 9092) <= 65_535:
+                raise ConfigurationError(
+                    f"bootstrap={self.bootstrap!r}: give host:port, several separated by commas, with ports from 1 to "
+                    "65535"
+                )
         sasl = self.security_protocol.startswith("SASL")
         by_password = sasl and self.sasl_mechanism.startswith(("PLAIN", "SCRAM"))
         if by_password and (self.sasl_username is None or self.sasl_password is None):

@@ -23,16 +23,22 @@ NOT_CONNECTED = (
 
 
 def check_dsn(dsn: str, name: str) -> None:
-    """Refuse what does not begin as a DSN does. asyncpg takes all behind ``postgres:`` for the name of a database on
-    this machine, the password included, and connects there.
+    """Refuse what does not begin as a DSN does, and a port that is none. asyncpg takes all behind ``postgres:`` for the
+    name of a database on this machine, the password included, and connects there; of a port it takes 16 bits.
 
     Raises:
         ConfigurationError: It shows nothing of the rest, which may hold a password.
     """
-    scheme, colon, _ = dsn.partition("://")
+    scheme, colon, rest = dsn.partition("://")
     if not colon or scheme not in ("postgresql", "postgres"):
         given = f"it begins with {scheme + colon!r}" if colon else "it begins with no scheme"
         raise ConfigurationError(f"{name}: {given}: give postgresql://user:password@host/database")
+    hosts = re.split("[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
+    options = ",".join(re.findall(r"[?&]port=([^&#]*)", rest))
+    if not all(1 <= int(port) <= 65_535 for port in re.findall(r":(\d+)(?=,|$)", hosts) + re.findall(r"\d+", options)):
+        raise ConfigurationError(
+            f"{name}: a port in it is none: give 1 to 65535, and in user and password percent-encode @ : ? # (%2F, …)"
+        )
 
 
 def refusal(dsn: str, error: BaseException) -> SidingsError:

@@ -70,6 +70,9 @@ async def a_lone_message(message: Message[Number]) -> None: ...
         ("host=localhost dbname=x", "begins with no scheme"),
         ("mysql://me:secret@localhost/x", "begins with 'mysql://'"),
         ("postgresql+asyncpg://me:secret@localhost/x", r"begins with 'postgresql\+asyncpg://'"),
+        ("postgresql://me:secret@localhost:70968/x", "a port in it is none: give 1 to 65535"),  # 5432, by its 16 bits
+        ("postgresql://me:secret@one:5432,[::1]:0/x", "a port in it is none"),
+        ("postgresql://me:secret@/x?host=one,two&port=5432,70968", "a port in it is none"),
     ],
 )
 def test_a_dsn_that_is_none_of_postgres_is_refused_without_showing_a_password(dsn, text):
@@ -109,6 +112,12 @@ def test_a_setting_that_postgres_cannot_take_is_named(settings: Any, given: dict
     """The start failed with Python's errors, or Postgres refused the executor for ever."""
     with pytest.raises(ConfigurationError, match=list(given)[-1]):
         settings(**given)
+
+
+@pytest.mark.parametrize("bootstrap", ["one:74628", "one:9092,two:0", "[::1]:74628"])
+def test_a_port_that_kafka_cannot_have_is_refused(bootstrap: str):
+    with pytest.raises(ConfigurationError, match=r"bootstrap=.*: give host:port, .* with ports from 1 to 65535"):
+        Service("test", kafka=bootstrap, prometheus=CollectorRegistry())
 
 
 def test_one_origin_is_not_taken_for_the_origins_that_are_its_letters():
