@@ -3,7 +3,8 @@
 import inspect
 from collections.abc import Callable
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
+from pydantic_core import PydanticCustomError
 
 from ..errors import ConfigurationError
 from ..schema import check_dsn, valid_schema_name
@@ -32,6 +33,13 @@ class PostgresSettings(Settings):
     connect_seconds: float = Field(default=5.0, gt=0, le=1_000_000)
     call_seconds: float = Field(default=10.0, gt=0, le=1_000_000)  # Postgres' most is 2^31 ms
     pool_size: int = Field(default=10, ge=1, le=10_000)
+
+    @field_validator("password", mode="before")
+    @classmethod
+    def _text_or_function(cls, given: object) -> object:
+        if given is None or isinstance(given, str | SecretStr) or callable(given):
+            return given
+        raise PydanticCustomError("password", "give a text, or a plain function that gives one")
 
     def check(self) -> None:
         """The schema's name, the DSN's scheme, the kind of function. Raises `ConfigurationError`."""

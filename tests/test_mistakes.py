@@ -307,6 +307,7 @@ def test_a_consumer_that_could_only_fail_is_refused():
         (OutboxSettings, {"batchsize": 3, "window": 0}, "window: .*; batchsize: there is no .* batch_size meant"),
         (OutboxSettings, {"routes": [("positions", "direct")]}, "routes: give a table of names and values"),
         (PostgresSettings, {"dsn": POSTGRES, "pool_size": 0}, "pool_size: Input should be greater than or equal to 1"),
+        (PostgresSettings, {"dsn": POSTGRES, "password": ["geheim"]}, "password: give a text, or a plain function"),
         (PostgresSettings, {"dsm": "geheim", "password": "geheim"}, "dsn: is missing; dsm: there is no .*dsn meant"),
     ],
 )
