@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 from enum import IntEnum
 from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 
-from ..errors import ConfigurationError, MissingGroup, MissingOrigin
+from pydantic import BaseModel
+
+from ..errors import ConfigurationError, InvalidPayload, MissingGroup, MissingOrigin
 from . import enqueue as _enqueue
 from .connections import AnyConnection, AnySyncConnection, Rows, Statement, store, store_sync
 from .context import current_work
@@ -259,7 +261,7 @@ class JobType(Generic[P]):
         priority: int,
         headers: Mapping[str, str] | None,
     ) -> Statement:
-        values, texts = self._payloads.all_prepared(payloads, self._group_value)
+        values, texts = self._payloads.all_prepared(_several(self.name, payloads), self._group_value)
         groups = self._groups_of(values) if self.grouped else None
         return _enqueue.many_jobs(
             self._destination.schema,
@@ -342,6 +344,16 @@ def _working_on(given: Any) -> Generator[None]:
         yield
     finally:
         current_work.reset(token)
+
+
+def _several(name: str, payloads: Iterable[P]) -> Iterable[P]:
+    """Refuse a single payload: its letters, or fields, could pass for payloads. Raises `InvalidPayload`."""
+    if isinstance(payloads, str | bytes | BaseModel) or not hasattr(payloads, "__iter__"):
+        kind = type(payloads).__name__
+        raise InvalidPayload(
+            f"payloads= of {name!r} is a {kind}: give a list of payloads, or a single one to `enqueue`"
+        )
+    return payloads
 
 
 def _group_value(group: GroupOf[P], payload: Any) -> Callable[[P], object]:

@@ -18,6 +18,8 @@ from sidings import (
     ConfigurationError,
     EnqueueError,
     ExecutorSettings,
+    InvalidMessage,
+    InvalidPayload,
     Job,
     Message,
     NotInTransaction,
@@ -356,6 +358,38 @@ async def test_what_cannot_be_stored_is_named_and_leaves_the_transaction_usable(
             await job_type.enqueue(connection, Ride(id="t"), **{"origin": ORIGIN} | options)
         await job_type.enqueue(connection, Ride(id="t"), origin=ORIGIN)
     assert len(await fetch(database, "SELECT FROM sidings.job")) == 1
+
+
+@pytest.mark.parametrize("payloads", ["t-1", b"t-1", Ride(id="t-1"), None, aiter])
+async def test_a_single_payload_is_not_taken_for_those_that_are_its_letters(database, payloads):
+    """Of a text three jobs were stored, without a word."""
+    types = Registry()
+    async with connected(database) as connection, connection.transaction():
+        for name, model in (("texts", str), ("numbers", int), ("all", Any)):
+            job_type = types.job(name=name, payload=model)(a_job)
+            with pytest.raises(InvalidPayload, match=f"payloads= of '{name}' is a .*: give a list of payloads, or a "):
+                await job_type.enqueue_many(connection, payloads, origin=ORIGIN)
+    assert await fetch(database, "SELECT FROM sidings.job") == []
+
+
+async def test_what_cannot_be_published_is_named_and_leaves_the_transaction_usable(database):
+    """It was told as a tuple that cannot be unpacked, of which nobody had heard."""
+    outbox = Service("test", postgres=database, prometheus=CollectorRegistry()).outbox
+    wrong: Any = [
+        (lambda tx: outbox.publish_many(tx, "etas", 5), "messages= is a int: give a list of pairs of key and value"),
+        (lambda tx: outbox.publish_many(tx, "etas", {"t-1": b"x"}), "etas: the messages are no pairs of key and value"),
+        (lambda tx: outbox.publish_many(tx, "etas", [b"x"]), "etas: the messages are no pairs of key and value"),
+        (lambda tx: outbox.publish(tx, "etas", value=b"x", headers=5), "headers=5: give a dict, or pairs of name"),
+        (lambda tx: outbox.publish(tx, "etas", value=b"x", headers=["a"]), r"headers=\['a'\]: give a dict, or pairs"),
+    ]
+    async with connected(database) as connection, connection.transaction():
+        for call, told in wrong:
+            with pytest.raises(InvalidMessage, match=told):
+                await call(connection)
+        receipt = await outbox.publish_many(connection, "etas", (pair for pair in [("t-1", b"x")]))
+    with pytest.raises(ConfigurationError, match=r"published\(None\): give the Receipt that `await publish"):
+        await outbox.published(cast(Any, None))
+    assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.outbox")] == list(receipt.ids)
 
 
 async def test_types_that_are_declared_behind_an_include_are_the_services_and_stored_in_its_schema(empty_database):

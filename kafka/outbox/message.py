@@ -81,7 +81,13 @@ def outgoing_many(
     """`outgoing` for pairs of key and value: what they have in common is looked at once."""
     _check_topic(topic)
     text = _headers_text(None, correlation_header)
-    return [Outgoing(topic, *_content(topic, key, value, text, max_bytes), text) for key, value in messages]
+    if not hasattr(messages, "__iter__"):
+        raise InvalidMessage(f"messages= is a {type(messages).__name__}: give a list of pairs of key and value")
+    pairs = list(messages)
+    try:
+        return [Outgoing(topic, *_content(topic, key, value, text, max_bytes), text) for key, value in pairs]
+    except (TypeError, ValueError) as error:  # of a pair that is none
+        raise InvalidMessage(f"{topic}: the messages are no pairs of key and value: {error}") from error
 
 
 def possible_topic(topic: str) -> bool:
@@ -118,7 +124,10 @@ def _content(
 def _with_current(headers: Headers | None, correlation_header: str) -> list[tuple[str, object]]:
     """These headers, and the current ones that are not among them."""
     given = cast(Any, headers.items() if isinstance(headers, Mapping) else headers or ())
-    pairs: list[tuple[str, object]] = list(given)
+    try:
+        pairs: list[tuple[str, object]] = [(name, value) for name, value in given]
+    except (TypeError, ValueError):
+        raise InvalidMessage(f"headers={headers!r}: give a dict, or pairs of name and value") from None
     carried = missing_headers(str(name) for name, _ in pairs)
     return pairs + [(correlation_header if name == CORRELATION_ID else name, text) for name, text in carried.items()]
 

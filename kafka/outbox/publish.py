@@ -183,6 +183,8 @@ class Outbox:
         nobody can tell whether they were kept, and `ConfigurationError` in another event loop than the service's.
         """
         check_loop(self.loop, _ITS_OWN)
+        if not isinstance(receipt, Receipt):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+            raise ConfigurationError(f"published({receipt!r}): give the Receipt that `await publish(...)` has returned")
         left = dict(zip(receipt.ids, receipt.slots, strict=True))
         kept = False
         backoff = Backoff()
