@@ -21,7 +21,7 @@ from .partition import Item, Partition
 from .patience import Patience
 from .seen import Seen
 from .subscription import Subscription
-from .transactions import Transactions, in_transaction, server_is_gone
+from .transactions import Transactions, in_transaction, is_closed, server_is_gone
 
 __all__ = ["BatchFailed", "Handling"]
 
@@ -189,6 +189,8 @@ class Handling:
         try:
             await patience.call(self._subscription.call(messages, tx), lambda: partition.deaf.add(messages[0].offset))
             tx.check_awaited()
+            if is_closed(tx.opened()):  # as where it has caught that: else nobody knew whose message it was
+                raise ConnectionError("the connection to Postgres was closed under a handler")
             if not in_transaction(tx.opened()):
                 raise RuntimeError("a handler has ended the transaction: leave COMMIT and ROLLBACK to its consumer")
         except asyncio.CancelledError as error:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     Pool = asyncpg.Pool
 
-__all__ = ["Transactions", "in_transaction", "server_is_gone"]
+__all__ = ["Transactions", "in_transaction", "is_closed", "server_is_gone"]
 
 log = logging.getLogger("sidings.transactions")
 

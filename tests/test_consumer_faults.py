@@ -83,6 +83,27 @@ async def test_a_connection_that_breaks_under_a_message_that_stands_aside_ends_n
     assert await numbers(effects) == [0, 1]
 
 
+async def test_a_handler_under_which_the_connection_is_closed_each_time_is_the_cause(effects, topic, sidings_kafka):
+    """Also where it says nothing of it. All of its topic was handled again and again, and "the connection to Postgres
+    broke" was all that was told."""
+    name = await topic(partitions=2)
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, retry=TWICE_AND_PARK)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+        if message.value.n == 1:
+            await tx.connection.close()
+
+    await produce(sidings_kafka, name, range(3), key=None)
+    await produce(sidings_kafka, name, [3, 4], key=None, partition=1)
+    async with service:
+        await eventually(offset_reaches(effects, name, 3))
+        await eventually(offset_reaches(effects, name, 2, partition=1))
+        assert sample(service, "sidings_consumer_messages_total", result="parked") == 1
+    assert sorted(await numbers(effects)) == [0, 2, 3, 4]
+
+
 async def test_health_does_not_tell_of_a_message_that_the_main_line_has_handled_since(
     effects, topic, sidings_kafka, monkeypatch
 ):
