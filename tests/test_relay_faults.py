@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from inspect import CORO_SUSPENDED, getcoroutinestate
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import uuid4
 
@@ -24,7 +25,7 @@ from sidings.devstack.fixtures import ServerDirectory
 from sidings.devstack.topics import create_topic
 from sidings.executor import Link, PostgresSettings
 from sidings.kafka import KafkaSettings
-from sidings.kafka.outbox import OutboxSettings, Relay, reader, recorder, rounds
+from sidings.kafka.outbox import OutboxSettings, Relay, packing, reader, recorder, rounds
 from sidings.kafka.outbox import relay as relay_module
 from sidings.kafka.outbox.reader import Reader
 
@@ -377,6 +378,29 @@ async def test_a_clock_of_postgres_that_is_hours_ahead_parks_no_message(
         await emptied(database)
         assert await outbox.parked() == []
     assert len(await records(sidings_kafka, etas)) == 20
+
+
+async def test_a_clock_of_a_broker_that_is_hours_behind_parks_no_message(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the broker the times of Postgres and of the relay lie hours ahead. All were parked, one by one, and newer ones
+    of their keys sent when the clock was right."""
+    etas, ahead, clock = await topic("etas"), 7_200.0, time.time
+    async with connected(database) as connection:
+        await connection.execute(
+            "ALTER TABLE sidings.outbox ALTER published_at SET DEFAULT clock_timestamp() + interval '2 hours'"
+        )
+        await publish(database, etas, numbered(0, 100))
+        await connection.execute("SELECT sidings.publish_bytes($1, 'k', 'its own', NULL, NULL, '4000-01-01')", etas)
+    monkeypatch.setattr(packing, "time", SimpleNamespace(time=lambda: clock() + ahead))
+    async with publishing(database) as (outbox, _), relaying(database, sidings_kafka):
+        await eventually(outbox.failing)
+        [failing] = await outbox.failing()
+        assert "the clock of this machine or of a broker is wrong" in failing.error
+        ahead = 0.0
+        await emptied(database)
+        assert [parked.value for parked in await outbox.parked()] == [b"its own"]
+    assert_complete(await records(sidings_kafka, etas), 100)
 
 
 async def test_messages_that_have_waited_for_longer_than_their_topic_takes_are_sent(

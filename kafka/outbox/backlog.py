@@ -20,7 +20,18 @@ from itertools import chain, groupby, islice, takewhile
 from math import inf
 from operator import itemgetter
 
-__all__ = ["Backlog", "Lane", "Row", "Slot", "id_of", "key_of", "published_us_of", "repeat", "slot_of"]
+__all__ = [
+    "Backlog",
+    "Lane",
+    "Row",
+    "Slot",
+    "id_of",
+    "key_of",
+    "published_us_of",
+    "repeat",
+    "slot_of",
+    "timestamp_ms_of",
+]
 
 
 class Slot:
@@ -70,6 +81,7 @@ Row = tuple[int, Slot, bytes | None, bytes | None, bytes | None, str | None, int
 id_of: Callable[[Row], int] = itemgetter(0)
 slot_of: Callable[[Row], Slot] = itemgetter(1)
 key_of: Callable[[Row], bytes | None] = itemgetter(2)
+timestamp_ms_of: Callable[[Row], int | None] = itemgetter(6)
 published_us_of: Callable[[Row], int] = itemgetter(7)
 
 

@@ -4,6 +4,7 @@ from aiokafka.errors import (
     BrokerResponseError,
     InvalidTimestampError,
     InvalidTopicError,
+    KafkaError,
     MessageSizeTooLargeError,
     RecordListTooLargeError,
     TopicAuthorizationFailedError,
@@ -12,7 +13,7 @@ from aiokafka.errors import (
     kafka_errors,
 )
 
-__all__ = ["NEVER", "NO_TOPIC", "TOO_LARGE", "Failed", "InvalidRecordError", "text_of"]
+__all__ = ["NEVER", "NO_TOPIC", "TOO_LARGE", "ClocksApart", "Failed", "InvalidRecordError", "text_of"]
 
 
 class InvalidRecordError(BrokerResponseError):
@@ -34,6 +35,16 @@ TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 NEVER = (*TOO_LARGE, InvalidTimestampError, UnsupportedForMessageFormatError, InvalidRecordError)
 # What it says of a topic to which no message can be sent until somebody does something about it.
 NO_TOPIC = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError, InvalidTopicError)
+
+
+class ClocksApart(KafkaError):
+    """Kafka refuses the time of now: so it would any message's."""
+
+    def __str__(self) -> str:
+        return (
+            "Kafka refuses the time of now (InvalidTimestampError): the clock of this machine or of a broker is wrong, "
+            "by an hour or more unless the topic says otherwise (message.timestamp.after.max.ms, before.max.ms)"
+        )
 
 
 class Failed(Exception):

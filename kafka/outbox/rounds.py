@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from aiokafka.errors import InvalidTimestampError, InvalidTopicError, KafkaError, RequestTimedOutError, UnknownError
 
 from ...executor import now
-from .backlog import Backlog, Lane, Row, repeat
-from .failures import NEVER, NO_TOPIC, TOO_LARGE, Failed, text_of
+from .backlog import Backlog, Lane, Row, repeat, timestamp_ms_of
+from .failures import NEVER, NO_TOPIC, TOO_LARGE, ClocksApart, Failed, text_of
 from .lane_senders import LaneSenders
 from .ledger import Ledger
 from .message import possible_topic
@@ -210,17 +210,21 @@ class Rounds:
                 failure = self._senders.failure(sender, error)
         if unanswered:
             failure = self._senders.failure(sender, sender.late(), unreachable=True)
+        if refused and failure is None:
+            self._senders.refused(sender)
+            for partition, packed in refused:
+                try:
+                    await self._isolate(partition, packed)
+                except ClocksApart as error:  # of that partition's broker
+                    stuck.add(partition)
+                    failure = Failed(error)
         if failure is not None:
             failure.progress = self.ledger.accepted > 0
             if not (failure.cut or isinstance(failure.error, NO_TOPIC)):
                 failure.stuck = self._to_go_apart(stuck, partitions, failure.progress)
             raise failure
-        if refused:
-            self._senders.refused(sender)
-            for partition, packed in refused:
-                await self._isolate(partition, packed)
-            if sender.idempotent and rest:  # not with a producer that has lost count
-                raise Failed(KafkaError("the rest of the batch goes with another producer"), cut=True)
+        if refused and sender.idempotent and rest:  # not with a producer that has lost count
+            raise Failed(KafkaError("the rest of the batch goes with another producer"), cut=True)
         return rest
 
     def _to_go_apart(self, stuck: set[int], partitions: list[int], progress: bool) -> frozenset[int]:
@@ -277,11 +281,13 @@ class Rounds:
     async def _isolate(self, partition: int, rows: list[Row]) -> None:
         """Find the messages that Kafka refuses by halving, in order, and park them; all others are sent. Those that
         have waited for longer than their topic takes get the time of now. Where only all together are too large, the
-        next batches are smaller."""
+        next batches are smaller. Raises `ClocksApart` where that is refused, too: it is no message's fault."""
         while rows:
             error, rest = await self._try(partition, rows)
             if isinstance(error, InvalidTimestampError):
                 error, rest = await self._try(partition, rows, as_of_now=True)
+                if isinstance(error, InvalidTimestampError) and all(timestamp_ms_of(row) is None for row in rows):
+                    raise ClocksApart
             if error is None:
                 rows = rest
                 continue
