@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import uuid4
 
-from aiokafka.errors import KafkaError
+from aiokafka.errors import InvalidTimestampError, KafkaError
 
 from ..errors import KafkaUnavailable
 from .checks import check_loop
 from .outbox import MESSAGE_ID, Headers, InvalidMessage, NotPublished, OutboxSettings, Outgoing, Value
-from .outbox.failures import NEVER, NO_TOPIC
+from .outbox.failures import NEVER, NO_TOPIC, ClocksApart
 from .outbox.message import headers_from_text, outgoing
 from .outbox.packing import Packer
 from .outbox.senders import Sender, Senders
@@ -63,8 +63,9 @@ class Producer:
         """Send one message and return when all in-sync replicas have it; arguments as of `Outbox.publish`.
 
         Raises `InvalidMessage` (nothing was sent, or Kafka refused it for what it is), `NotPublished` (no such topic,
-        or no right to write to it), `KafkaUnavailable` (no acknowledgement in `delivery_seconds`: it may have arrived),
-        `ConfigurationError` in another event loop than the service's, or that of the first call.
+        or no right to write to it), `KafkaUnavailable` (no acknowledgement in `delivery_seconds`: it may have arrived;
+        or a clock is wrong, so that Kafka refuses the time of now), `ConfigurationError` in another event loop than the
+        service's, or that of the first call.
         """
         message = outgoing(
             topic,
@@ -99,6 +100,8 @@ class Producer:
                 # another message's, and that another caller's.
                 await self._send(await self._connected(alone=True), messages, ids, alone=True)
         except NEVER as error:
+            if isinstance(error, InvalidTimestampError) and all(message.timestamp is None for message in messages):
+                raise KafkaUnavailable(str(ClocksApart())) from error
             raise InvalidMessage(f"Kafka refused the message: {error}") from error
         except NO_TOPIC as error:
             raise NotPublished(f"no message can be sent: {error}") from error

@@ -3,9 +3,10 @@
 import asyncio
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from sidings import ConfigurationError, Message
+from sidings import ConfigurationError, KafkaUnavailable, Message
 from sidings.devstack.topics import create_topic
 from sidings.kafka import OutboxSettings, Producer
 from sidings.kafka.outbox import InvalidMessage, NotPublished
@@ -55,6 +56,26 @@ async def test_a_message_that_kafka_refuses_takes_no_other_of_its_batch_with_it(
     assert outcomes[20] == InvalidMessage.__name__
     found = {record.value for record in await records(sidings_kafka, etas)}
     assert found == {b"connected", *(b"%d" % n for n in range(40))}
+
+
+async def test_no_message_is_at_fault_where_a_clock_is_wrong(
+    sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hours ahead of the broker's. It was an `InvalidMessage`, which is given up, and counts as a handler's failure."""
+    append = Sender.append
+
+    async def ahead(self: Sender, topic: str, **message: Any) -> "asyncio.Future[object]":
+        time = datetime.now(UTC) + timedelta(hours=2)
+        return await append(self, topic, **message | {"timestamp_ms": round(time.timestamp() * 1000)})
+
+    etas = await topic("etas")
+    async with sending(sidings_kafka) as producer:
+        with monkeypatch.context() as patched:
+            patched.setattr(Sender, "append", ahead)
+            with pytest.raises(KafkaUnavailable, match="clock of this machine or of a broker is wrong"):
+                await producer.send(etas, key="k", value=b"1")
+        await producer.send(etas, key="k", value=b"2")
+    assert [record.value for record in await records(sidings_kafka, etas)] == [b"2"]
 
 
 async def test_a_message_without_a_key_for_a_compacted_topic_is_invalid_and_fails_no_other(
