@@ -5,11 +5,13 @@ import signal
 import sqlite3
 import sys
 from contextlib import closing
+from functools import partial
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pytest
-from pydantic import field_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, create_model, field_validator
 from sidings import SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
 
@@ -299,3 +301,42 @@ async def test_a_file_is_built_anew_where_a_release_has_changed_a_function(
         assert terminals._follower.rebuilds == 1
         assert [terminals[key].terminal_id for key in ("a", "b")] == ["T-1", "T-2"]
         assert "T-1" not in terminals
+
+
+def a_field(name: str, value: Any) -> Any:
+    return getattr(value, name)
+
+
+def a_model(kind: Any = str, config: ConfigDict | None = None, **field: Any) -> type[BaseModel]:
+    return create_model("Acquirer", __config__=config, terminal_id=(kind, Field(**{"alias": "terminalId"} | field)))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ({"model": Acquirer, "key": attrgetter("terminal_id")}, {"model": Acquirer, "key": attrgetter("acquirer_id")}),
+        ({"model": dict, "key": itemgetter("terminalId")}, {"model": dict, "key": itemgetter("acquirerId")}),
+        (
+            {"model": Acquirer, "key": partial(a_field, "terminal_id")},
+            {"model": Acquirer, "key": partial(a_field, "acquirer_id")},
+        ),
+        ({"model": a_model()}, {"model": a_model(Annotated[str, StringConstraints(to_lower=True)])}),
+        ({"model": a_model()}, {"model": a_model(config=ConfigDict(str_to_lower=True))}),
+        (
+            {"model": a_model(validation_alias=AliasChoices("terminalId", "id"))},
+            {"model": a_model(validation_alias=AliasChoices("terminalId", "acquirerId"))},
+        ),
+    ],
+)
+async def test_and_where_it_has_changed_what_a_getter_gets_or_what_a_model_makes_of_a_text(
+    earlier: dict[str, Any], later: dict[str, Any], topic: Any, sidings_kafka: str, tmp_path: Path
+):
+    """Keys that the directory itself told were found by nobody."""
+    name = await topic("terminals", config=COMPACTED)
+    await put(sidings_kafka, name, {"T-1": row("T-1", "A")})
+    for options, rebuilds in ((earlier, 0), (earlier, 0), (later, 1)):
+        options = {"key": "terminal_id"} | options
+        async with a_directory(name, sidings_kafka, storage=SQLite(tmp_path / "file.db"), **options) as terminals:
+            assert terminals._follower.rebuilds == rebuilds
+            [key] = terminals.keys()
+            assert key in terminals

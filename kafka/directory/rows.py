@@ -5,10 +5,11 @@ record by record, each with or without the wrapper ``{"schema": ..., "payload": 
 """
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
-from operator import attrgetter
+from operator import attrgetter, itemgetter, methodcaller
 from types import CodeType
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
@@ -40,6 +41,8 @@ _JSON_STARTS = frozenset(b'{"')
 _ENVELOPE = frozenset({"before", "after", "source", "op", "ts_ms", "ts_us", "ts_ns", "transaction", "schema"})
 _OPERATIONS = frozenset("crudtm")
 _MAX_REASON = 500  # characters of an error that are kept
+# Of a model, what changes texts, and the several names of a field: JSON Schema has no word for them.
+_FORMS = frozenset({"strip_whitespace", "to_lower", "to_upper", "validation_alias"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +126,12 @@ class Rows(Generic[T]):
 
     def describe(self) -> str:
         """How this reads, for comparison: a store that was read in another way is of no use."""
-        schema = None
+        schema = forms = None
         if self._model is not None:
-            schema = TypeAdapter[Any](self._model).json_schema(schema_generator=_Schema, mode="validation")
-        return repr((schema, _name(self._key), _name(self._decoder), sorted(self._flags)))
+            adapter = TypeAdapter[Any](self._model)
+            schema = adapter.json_schema(schema_generator=_Schema, mode="validation")
+            forms = list(_forms(adapter.core_schema))
+        return repr((schema, forms, _name(self._key), _name(self._decoder), sorted(self._flags)))
 
     def read_all(self, records: Iterable[Record]) -> tuple[list[Change[T]], list[Unreadable]]:
         """The changes that `records` make, in order, and the records that cannot be applied."""
@@ -258,12 +263,33 @@ def _key_function(topic: str, key: Any, model: Any) -> Callable[[Any], Hashable]
     return member
 
 
+def _forms(schema: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[tuple[object, ...], object]]:
+    """Where a model says one of `_FORMS`, be it in its `ConfigDict`, and what."""
+    if isinstance(schema, dict):
+        items = cast(dict[object, object], schema).items()
+    elif isinstance(schema, list | tuple):
+        items = enumerate(cast(list[object], schema))
+    else:
+        return
+    for name, each in items:
+        if str(name).removeprefix("str_") in _FORMS and not isinstance(each, dict):  # which would be a field's
+            yield (*path, name), each
+        else:
+            yield from _forms(each, (*path, name))
+
+
 def _name(given: object) -> str | None:
     """What stays the same from one process to the next. Of a function it tells what it does itself; what that calls may
     change all the same."""
     if given is None or isinstance(given, str):
         return given
-    named: object = given if hasattr(given, "__qualname__") else type(given)
+    if isinstance(given, int | float | bytes | attrgetter | itemgetter | methodcaller):
+        return repr(cast(object, given))
+    if isinstance(given, partial):
+        made = cast(partial[object], given)
+        named = [(name, _name(value)) for name, value in sorted(made.keywords.items())]
+        return repr(("partial", _name(made.func), [_name(value) for value in made.args], named))
+    named = cast(object, given if hasattr(given, "__qualname__") else type(given))
     name = f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}()"
     code = getattr(given, "__code__", None)
     return f"{name} {sha256(repr(_code(code)).encode()).hexdigest()}" if isinstance(code, CodeType) else name
