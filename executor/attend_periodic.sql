@@ -1,5 +1,6 @@
 -- Learn how far periodic jobs have come, with the server's clock: rows are made where there are none, and the schedules of
--- this process are put into force where they should be. No tick from before a schedule came into force counts.
+-- this process are put into force where they should be. No tick from before a schedule came into force counts; one that
+-- comes back counts from when the present one was last seen: the ticks of these minutes would be nobody's.
 -- Per service the schedule of the process that started last is in force ($5), so that a rolling deployment does not go back
 -- and forth; another one comes back when no process with the present one has looked for 3 minutes. Per origin it is that
 -- of the holder. Rows are locked in the order of their key. Plan: periodic_pkey, driven by unnest().
@@ -20,7 +21,8 @@ WITH mine AS MATERIALIZED (
 ), seen AS (
     UPDATE sidings.periodic p
     SET seen_at = clock_timestamp(), schedule = s.schedule,
-        since = CASE WHEN p.schedule = s.schedule THEN p.since ELSE clock_timestamp() END
+        since = CASE WHEN p.schedule = s.schedule THEN p.since WHEN p.origin = '' AND NOT $5 THEN p.seen_at
+                     ELSE clock_timestamp() END
     FROM stale s WHERE p.name = s.name AND p.origin = s.origin
     RETURNING p.name, p.origin, p.schedule, p.since, p.last_tick
 ), added AS (

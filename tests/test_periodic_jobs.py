@@ -593,6 +593,22 @@ async def test_the_schedule_of_the_process_that_started_last_is_in_force(
     assert_one_row_of_ticks(before.jobs["often"])
 
 
+async def test_a_schedule_that_comes_back_has_missed_no_tick_since_the_other_was_seen_last(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the instances of a new release are ended at two minutes to six: the job of six o'clock was nobody's."""
+    monkeypatch.setattr("sidings.executor.periodic._LOOK_SECONDS", 0.05)
+    ticks = Ticks()
+    hourly, latest = await half_an_hour_away(database)
+    ticks.declare("hourly", hourly)
+    async with running(database, ticks.registry):
+        await eventually(lambda: row(database, "hourly"))
+        other = "schedule = 'every 7 s', since = since - interval '2 h', seen_at = seen_at - interval '40 min'"
+        await fetch(database, f"UPDATE sidings.periodic SET {other}")
+        [job] = await ticks.ran("hourly", 1)
+    assert job.payload.scheduled_at == latest
+
+
 async def in_force(database: str, schedule: str) -> bool:
     return (await row(database, "often"))["schedule"] == schedule
 
