@@ -451,6 +451,29 @@ async def test_a_delayed_job_waits_for_no_other_but_a_locked_one_that_is_before_
         assert row["looked_at"] == await connection.fetchval(begin), "the next look begins there"
 
 
+async def test_a_delayed_job_waits_for_none_of_another_origin_and_for_none_that_is_held(database: str):
+    """Not even where that one is of a group of the same name, or has been delayed too and is before it in time."""
+    origins = ["t/0", "t/1"]
+    async with connected(database) as connection, connected(database) as person:
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        acquire = "SELECT acquired_epoch FROM sidings.acquire($1, $2, 1, '1 hour', true)"
+        epochs = [row["acquired_epoch"] for row in await connection.fetch(acquire, me, origins)]
+        await connection.execute(
+            """INSERT INTO sidings.job (type, origin, "group", payload, position, run_at, held)
+               SELECT v.type, v.origin, v.its_group, '{}', NULL, now() - v.ago * interval '1 s', v.held
+               FROM (VALUES ('locked', 't/0', 'a', 4, NULL), ('elsewhere', 't/1', 'a', 3, NULL),
+                            ('held', 't/0', 'b', 4, 'a person'), ('behind it', 't/0', 'b', 3, NULL))
+                    v (type, origin, its_group, ago, held)"""
+        )
+        async with person.transaction():
+            await person.fetch("SELECT FROM sidings.job WHERE type = 'locked' FOR UPDATE")
+            promote = load_sql("sidings.executor", "promote")
+            row = await connection.fetchrow(promote, me, origins, epochs, 10, [], None)
+        assert row is not None
+        promoted = await connection.fetch("SELECT type FROM sidings.job WHERE position IS NOT NULL ORDER BY type")
+        assert [job["type"] for job in promoted] == ["behind it", "elsewhere"]
+
+
 async def test_a_latest_group_under_a_steady_stream_still_runs(database: str):
     registry = Registry()
     seen: list[int] = []
