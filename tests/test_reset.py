@@ -1,7 +1,9 @@
 """Offsets that are moved by order: nothing that was under way gets through, and from there on effects happen once."""
 
 import asyncio
+import itertools
 import json
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -634,3 +636,60 @@ async def test_a_reset_to_where_a_log_was_cut_off_spares_the_job_of_the_first_me
     assert await value(database, reset) == 2
     left = await fetch(database, "SELECT id FROM sidings.job ORDER BY id")
     assert [row["id"] for row in left] == [jobs[0], *jobs[3:]]
+
+
+async def test_a_reset_cancels_what_its_partitions_deliver_again_and_nothing_else(database: str):
+    """Wherever it waits, in whatever state; an old message tells neither its topic nor the id of that."""
+    its_id, other_id = "00000000-0000-0000-0000-00000000000a", "00000000-0000-0000-0000-00000000000b"
+    states = [("1000", "NULL", "NULL"), ("NULL", "now()", "NULL"), ("NULL", "NULL", "'a person'")]
+    tos, cuts = {0: 5, 1: 7, 3: 0, 4: 0}, {1: 9}  # 3 has been another topic's, 4 is new
+    expected: Counter[int] = Counter()
+    spared: set[str] = set()
+    rows: list[str] = []
+    for origin, (position, run_at, held) in itertools.product(("t/0", "t/1", "t/2", "u/0"), states):
+        for partition, offset, (name, id) in itertools.product(
+            range(5), (4, 5, 6, 7, 8, 9), ((None, None), ("t", its_id), ("t", other_id), ("u", None))
+        ):
+            told = {"partition": partition, "offset": offset}
+            told |= {"topic": name} if name else {}
+            told |= {"topic_id": id} if id else {}
+            payload = json.dumps(told)
+            type = "message:t" if offset != 8 or origin != "t/1" else "message:tt"
+            rows.append(f"('{type}', '{origin}', {position}, {run_at}, {held}, '{payload}')")
+            its_own = type == "message:t" and name != "u" and id != other_id and partition not in (2, 3)
+            looked_at = origin in ("t/0", "t/1", "t/2")
+            if its_own and looked_at and tos[partition] <= offset < cuts.get(partition, 100):
+                expected[partition] += 1
+            else:
+                spared.add(f"{type} {origin} {position} {held} {payload}")
+    async with connected(database) as connection:
+        await connection.execute(
+            f"""INSERT INTO sidings.topic (topic, partitions) VALUES ('t', 3);
+                INSERT INTO sidings.consumer_offset (topic, partition, next_offset, topic_id, resets, leader_epoch)
+                VALUES ('t', 0, 20, '{its_id}', 3, 1), ('t', 1, 20, NULL, 0, 1), ('t', 2, 20, '{its_id}', 0, 1),
+                       ('t', 3, 20, '{other_id}', 0, 1), ('u', 0, 20, '{its_id}', 0, 1);
+                INSERT INTO sidings.job (type, origin, position, run_at, held, payload) VALUES {", ".join(rows)}"""
+        )
+        done = await connection.fetch(
+            "SELECT * FROM sidings.reset_offsets('t', $1, $2, 'alice', 'why', $3, $4)",
+            *(list(tos), list(tos.values()), its_id, [cuts.get(partition) for partition in tos]),
+        )
+        left = await connection.fetch("SELECT * FROM sidings.job")
+        offsets = await connection.fetch("SELECT * FROM sidings.consumer_offset ORDER BY topic, partition")
+    assert [tuple(row) for row in done] == [
+        (partition, None if partition == 4 else 20, expected[partition]) for partition in tos
+    ]
+    assert {
+        f"{r['type']} {r['origin']} {r['position'] or 'NULL'} "
+        + (f"'{r['held']}'" if r["held"] else "NULL")
+        + f" {r['payload']}"
+        for r in left
+    } == spared
+    assert [(r["next_offset"], r["resets"], str(r["topic_id"]), r["leader_epoch"]) for r in offsets] == [
+        (5, 4, its_id, None),
+        (7, 1, its_id, None),
+        (20, 0, its_id, 1),
+        (0, 1, its_id, None),
+        (0, 1, its_id, None),
+        (20, 0, its_id, 1),
+    ]
