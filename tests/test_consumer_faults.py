@@ -356,6 +356,22 @@ async def test_a_gap_is_passed_only_where_nothing_has_come_between_two_looks():
     assert partition.next_offset == 7
 
 
+@pytest.mark.parametrize("then", ["is handled", "is to be read again"])
+async def test_what_nobody_has_handled_yet_is_no_gap(then):
+    """The stored offset would pass a message whose handler takes long, or one that Postgres is too slow to place: its
+    transaction could not commit any more, or it would not be read again."""
+    offsets, partition = Offsets(), placed(5)
+    record: Any = SimpleNamespace(offset=5)
+    partition.items.append(Item(partition, record, None, None))
+    partition.end = 9
+    if then == "is to be read again":
+        partition.displace()
+    committer = a_committer(offsets, Client(), partition)
+    for _ in range(3):
+        await committer._pass_gaps()
+    assert offsets.moves == []
+
+
 async def test_a_gap_is_passed_by_a_poll_that_outlasts_a_rebalance(caplog):
     """The partition that has come back was read again from its stored offset, and was said to stand elsewhere."""
 
