@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from sidings import Job, Message, PostgresSettings, Registry, Transaction
 from sidings.executor import now
 from sidings.jobs.context import current_work
 from sidings.kafka import Topics, partition_for
+from sidings.kafka.parking import Parking
+from sidings.kafka.partition import Item, Partition
 from sidings.kafka.topics import _Topic as TopicRow
 
 from .consumer_support import (
@@ -480,6 +483,28 @@ async def test_later_messages_of_a_key_that_moved_are_parked_behind_its_parked_o
         await fetch(database, "UPDATE sidings.job SET run_at = now() WHERE run_at IS NOT NULL")
         await drained(database)
     assert await numbers(database) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("last", [before(KEY), after(KEY)], ids=["old", "new"])
+async def test_of_a_key_in_two_partitions_none_passes_what_is_parked(grown, last):
+    """One batch has both where a producer learns of the new count late."""
+    settings = PostgresSettings(dsn=grown)
+    topics = Topics(settings, {})
+    await topics.load()
+
+    def item(origin: str) -> Item:
+        topic, _, partition = origin.partition("/")
+        record: Any = SimpleNamespace(key=KEY.encode(), offset=0)
+        return Item(Partition(TopicPartition(topic, int(partition))), record, None, None)
+
+    items = sorted([item(before(KEY)), item(after(KEY))], key=lambda item: item.partition.origin == last)
+    try:
+        async with connected(grown) as connection, connection.transaction():
+            await connection.execute("SELECT sidings.enqueue('message:positions', '{}', $1, $2)", before(KEY), KEY)
+            blocked = await Parking(settings, topics, lambda _: None).blocked(Transaction(connection), items)
+    finally:
+        await topics.close()
+    assert blocked == {(before(KEY), KEY), (after(KEY), KEY)}
 
 
 async def test_a_partition_that_was_added_is_read_from_its_beginning(database, topic, sidings_kafka, quick_growth):
