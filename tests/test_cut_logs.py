@@ -232,7 +232,7 @@ class Leader:
     def __init__(self) -> None:
         self.ends: dict[int, Any] = {}
         self.asked: list[int] = []
-        self.batches = b""
+        self.batches = self.damaged = b""
         self.meanwhile: Any = lambda: None
         self._client: Any = self  # what a client has
         self.epochs = LeaderEpochs(self, {})  # pyright: ignore[reportArgumentType]
@@ -251,6 +251,7 @@ class Leader:
     async def fetch(self, offset: int, *batches: tuple[int, int], form: int = 2) -> int:
         """Fetch from `offset` on; there are these batches, an offset and an epoch each. The error that comes of it."""
         self.batches = b"".join(struct.pack(">qiib", start, 60, epoch, form) + bytes(55) for start, epoch in batches)
+        self.batches += self.damaged
         request = FetchRequest(0, 0, 0, 0, [(CUT, [(0, offset, 1)])])
         response = await self._client.send(1, request)
         [(_, [(_, error, *_, records)])] = response.topics
@@ -313,6 +314,8 @@ async def test_what_a_former_leader_answers_late_takes_nothing_back():
     assert await leader.fetch(10, (10, 3)) == 0
     assert leader.epochs.before(TP, 13) == 4
     assert await leader.fetch(13, (13, 4)) == 0
+    assert await leader.fetch(14, (14, 3)) == 0
+    assert await leader.fetch(15, (15, 4)) == 0
     assert leader.asked == []
 
 
@@ -337,6 +340,23 @@ async def test_an_answer_counts_although_the_same_place_was_sought_meanwhile():
     leader.epochs.begin(TP, 10, 3)
     leader.ends = {3: 9}
     assert await leader.fetch(10, (10, 4)) == OUT_OF_RANGE, "nobody may read on there unasked"
+
+
+async def test_what_is_read_in_one_epoch_takes_no_more_memory_the_more_it_is():
+    leader = Leader()
+    leader.epochs.begin(TP, 10, 3)
+    for offset in range(10, 30):
+        assert await leader.fetch(offset, (offset, 3)) == 0
+    assert len(leader.epochs._read[TP].starts) == 1
+
+
+@pytest.mark.parametrize("length", [-12, -100, 0])
+async def test_a_batch_whose_length_is_damaged_is_left_to_who_reads_the_records(length):
+    """Who looks for the next batch behind it would look for ever, and nothing else of the service would run."""
+    leader = Leader()
+    leader.epochs.begin(TP, 10, 3)
+    leader.damaged = struct.pack(">qiib", 11, length, 3, 2) + bytes(55)
+    assert await leader.fetch(10, (10, 3)) == 0
 
 
 async def test_batches_of_before_kafka_0_11_have_no_epoch():
