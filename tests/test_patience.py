@@ -74,6 +74,8 @@ async def test_a_call_that_swallows_its_cancellation_has_succeeded():
 
     with Patience(0.02) as patience:
         await patience.call(swallow())
+        with pytest.raises(TimeoutError):  # the next one has a limit all the same
+            await patience.call(hang())
     assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
 
 
