@@ -184,8 +184,8 @@ class LeaderEpochs:
         positions = {TopicPartition(topic, at[0]): at[1] for topic, partitions in request.topics for at in partitions}
         refused = await self._verify(node, self._doubts(read, positions, batches))
         for tp, found in batches.items():
-            if tp not in refused and self._read.get(tp) is read[tp]:  # it was not sought since, so the answer counts
-                for start, epoch in found:
+            if tp not in refused:
+                for start, epoch in found:  # where it was sought since, nobody looks there any more
                     read[tp].add(start, epoch)
         if refused:
             _replace(response, refused)
