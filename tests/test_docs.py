@@ -140,6 +140,15 @@ def test_every_panel_of_the_dashboard_has_a_place_of_its_own() -> None:
     assert max(x for x, _ in cells) < 24
 
 
+def test_the_dashboard_shows_all_that_alerts_ask_for() -> None:
+    """It had neither a history that nobody archives, nor topics of the outbox that cannot be sent to, nor directories
+    that are read anew: who came from an alert of these found nothing there."""
+    alerts, dashboard = ((ROOT / "docs" / file).read_text() for file in ("alerts.yml", "dashboard.json"))
+    asked = set(re.findall(r"sidings_\w+[a-z]", alerts))
+    assert len(asked) > 15
+    assert asked <= set(re.findall(r"sidings_\w+[a-z]", dashboard))
+
+
 def test_counters_that_alerts_ask_for_are_there_before_anything_is_counted() -> None:
     """`increase()` does not see the first count of a series that begins with it."""
     registry, jobs = CollectorRegistry(), Registry()
