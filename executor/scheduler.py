@@ -637,8 +637,8 @@ class Scheduler:
         if job_type not in self._told:
             self._told.add(job_type)
             log.warning(
-                "jobs of the type %r wait, since this process has no handler for it: declare it, or end them "
-                "(`sidings jobs list --type %s`)",
+                "jobs of the type %r wait, since this process has no handler for it: declare it, or end them, where no "
+                "release has one any more (`sidings jobs discard --type %s`)",
                 *(job_type, shlex.quote(job_type) if job_type.isprintable() else "TYPE"),
             )
         met[job_type] = met.get(job_type, 0) + 1

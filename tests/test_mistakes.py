@@ -574,6 +574,7 @@ async def test_jobs_of_a_type_that_nobody_handles_are_told_of_once(database, cap
     async with service:
         await eventually(lambda: service.executor.scheduler.unknown.get("nobody", 0) == 3)
     assert caplog.text.count("jobs of the type 'nobody' wait, since this process has no handler for it") == 1
+    assert "end them, where no release has one any more (`sidings jobs discard --type nobody`)" in caplog.text
 
 
 @pytest.mark.parametrize("assigned", [False, True])
