@@ -29,6 +29,8 @@ def check_dsn(dsn: str, name: str) -> None:
     Raises:
         ConfigurationError: It shows nothing of the rest, which may hold a password.
     """
+    if not isinstance(dsn, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
+        raise ConfigurationError(f"{name} is a {type(dsn).__name__}: give postgresql://user:password@host/database")
     scheme, colon, rest = dsn.partition("://")
     if not colon or scheme not in ("postgresql", "postgres"):
         given = f"it begins with {scheme + colon!r}" if colon else "it begins with no scheme"

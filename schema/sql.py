@@ -18,7 +18,8 @@ _QUALIFIER = re.compile(r"\bsidings\.")
 
 def valid_schema_name(schema: str) -> str:
     """Return `schema` if it can stand in SQL without quotes; raise `ConfigurationError` otherwise."""
-    if not _NAME.fullmatch(schema) or schema.startswith("pg_"):
+    named = isinstance(schema, str) and _NAME.fullmatch(schema)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not named or schema.startswith("pg_"):
         raise ConfigurationError(
             f"schema={schema!r} is not usable: give lower-case letters, digits and underscores, at most 48, "
             "not starting with a digit or with 'pg_'"

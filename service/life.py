@@ -277,8 +277,10 @@ class Life:
     async def end(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop all parts, in order, as ``__aexit__`` does. Raises what brought the service down."""
-        assert self._stack is not None
+        """Stop all parts, in order, as ``__aexit__`` does; where it does not run, nothing. Raises what brought the
+        service down."""
+        if self._stack is None:
+            return
         self._supervisor.stopping = True
         try:
             await self._stack.__aexit__(kind, error, traceback)

@@ -900,6 +900,22 @@ async def test_wrong_filters_are_refused_by_name(admin: Admin):
         await admin.counts(by=["colour"])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda admin: admin.cancel("4711"), r"invalid input for query argument \$1: '4711'"),
+        (lambda admin: admin.cancel(1, reason=5), r"invalid input for query argument \$3: 5 \(expected str, got int\)"),
+        (lambda admin: admin.cancel(1, reason="a\0b"), "invalid byte sequence .* 0x00"),
+        (lambda admin: admin.jobs(limit="5"), "limit='5': give 1 to 10000"),
+        (lambda admin: admin.audit(limit=None), "limit=None: give 1 to 10000"),
+    ],
+)
+async def test_an_argument_of_another_type_is_refused_as_all_that_makes_no_sense(admin: Admin, call: Any, told: str):
+    """It was an error of the driver's, or of Python's."""
+    with pytest.raises(ActionRefused, match=told):
+        await call(admin)
+
+
 async def test_jobs_are_counted_by_what_is_asked_for(database: str, admin: Admin):
     for origin in ("t/0", "t/1"):
         await a_job(database, origin=origin)

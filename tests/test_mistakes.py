@@ -11,11 +11,15 @@ from secrets import token_hex
 from traceback import format_exception
 from typing import Any, cast
 
+import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from sidings import (
+    Admin,
     ConfigurationError,
+    Directory,
+    DirectoryBehind,
     EnqueueError,
     ExecutorSettings,
     InvalidMessage,
@@ -34,6 +38,7 @@ from sidings import (
     StaticAssignment,
     Tick,
     Transaction,
+    migrate,
 )
 from sidings.devstack.topics import create_topic, delete_topics
 
@@ -125,6 +130,24 @@ def test_a_port_that_kafka_cannot_have_is_refused(bootstrap: str):
 def test_one_origin_is_not_taken_for_the_origins_that_are_its_letters():
     with pytest.raises(ConfigurationError, match=r"give a list of origins: \['orders/0'\]"):
         StaticAssignment("orders/0")
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            lambda: migrate(cast(Any, PostgresSettings(dsn=POSTGRES)), service="test"),
+            "dsn is a PostgresSettings: give p",
+        ),
+        (lambda: migrate(cast(Any, None), service="test"), "dsn is a NoneType: give postgresql://"),
+        (lambda: migrate(POSTGRES, service="test", schema=cast(Any, None)), "schema=None is not usable"),
+        (lambda: Admin(cast(Any, asyncpg.Pool), timeout=cast(Any, "5")), "timeout='5': give the seconds"),
+    ],
+)
+async def test_what_a_migration_or_an_admin_cannot_use_is_named(call, told):
+    """It was an AttributeError, or one of Python's about a comparison."""
+    with pytest.raises(ConfigurationError, match=told):
+        await call()
 
 
 # -- handlers ---------------------------------------------------------------------------------------------------------
@@ -421,6 +444,29 @@ async def test_a_transaction_that_is_over_is_told_of(database, sidings_kafka):
             await job_type.enqueue(tx, Ride(id="t"), origin=ORIGIN)
         with pytest.raises(NotInTransaction, match=r"this transaction is over: .* `async with`"):
             await service.outbox.publish(tx, "etas", value=b"x")
+
+
+# -- the life ---------------------------------------------------------------------------------------------------------
+
+
+async def test_what_does_not_run_is_ended_without_a_word_as_often_as_you_like(empty_database):
+    """As a fixture does whose start has failed: an empty AssertionError took that error's place."""
+    service = Service("test", postgres=empty_database, prometheus=CollectorRegistry())
+    for _ in range(2):
+        await service.__aexit__(None, None, None)
+    with pytest.raises(SchemaMissing):
+        await service.__aenter__()
+    await service.__aexit__(None, None, None)
+    await Directory("terminals", kafka=KAFKA, model=Ride).__aexit__(None, None, None)
+
+
+async def test_a_directory_that_has_not_been_started_says_so():
+    """It was told that its end offsets are not known yet, and nothing of where its metrics would not go."""
+    terminals = a_declaration().directory("terminals", model=Ride)
+    with pytest.raises(DirectoryBehind, match=r"is not there after 0.01 s: it has not been started"):
+        await terminals.wait_until(timeout=0.01)
+    with pytest.raises(ConfigurationError, match="'terminals': prometheus=None: give a CollectorRegistry"):
+        Directory("terminals", kafka=KAFKA, model=Ride, prometheus=cast(Any, None))
 
 
 # -- the start --------------------------------------------------------------------------------------------------------

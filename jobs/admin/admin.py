@@ -63,7 +63,7 @@ class Admin:
     """
 
     def __init__(self, database: Database, *, actor: str = "", schema: str = "sidings", timeout: float = 60.0) -> None:
-        if timeout <= 0:
+        if not isinstance(timeout, int | float) or not timeout > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"timeout={timeout!r}: give the seconds that one statement may take")
         self._calls = Calls(database, schema, timeout)
         self._actor = actor
@@ -341,7 +341,7 @@ def _ended(
 
 
 def _check_limit(limit: int) -> None:
-    if not 1 <= limit <= _MOST_ROWS:
+    if not isinstance(limit, int) or not 1 <= limit <= _MOST_ROWS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ActionRefused(f"limit={limit!r}: give 1 to {_MOST_ROWS}")
 
 

@@ -32,6 +32,8 @@ _ERRORS: dict[str, type[SidingsError]] = {
     "SD004": ActionRefused,
     "22023": ActionRefused,
     "22P02": ActionRefused,  # a value that is no id, no outcome
+    "22000": ActionRefused,  # one of another type, which asyncpg has not sent
+    "22021": ActionRefused,  # a text with NUL
     "3F000": SchemaTooOld,
     "42P01": SchemaTooOld,
     "42883": SchemaTooOld,

@@ -71,6 +71,8 @@ class Directory(Generic[T]):
         self.service = service
         if not isinstance(kafka, str | KafkaSettings):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"directory {topic!r}: kafka={kafka!r}: give 'host:port', or KafkaSettings(...)")
+        if not isinstance(prometheus, CollectorRegistry):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"directory {topic!r}: prometheus={prometheus!r}: give a CollectorRegistry")
         self._settings = KafkaSettings(bootstrap=kafka) if isinstance(kafka, str) else kafka
         self._load_seconds = load_seconds
         self._storage: Storage[T] = Memory() if storage is None else storage
@@ -169,7 +171,7 @@ class Directory(Generic[T]):
                     wanted = await self.end_offsets()
                 await self._follower.wait_for(wanted)
         except TimeoutError:
-            told = self._follower.missing(wanted)
+            told = "it has not been started" if self._began is None else self._follower.missing(wanted)
             raise DirectoryBehind(f"directory {self.topic!r} is not there after {timeout} s: {told}") from None
 
     async def wait_ready(self, timeout: float | None = None) -> None:
@@ -282,9 +284,9 @@ class Directory(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._running is not None
         self.stop()
-        await self._running
+        if self._running is not None:
+            await self._running
 
     async def _limit_load(self) -> None:
         """Waiting for Kafka takes as long as it takes; the load itself does not."""
