@@ -17,7 +17,7 @@ from .tls import context_of
 
 __all__ = ["KafkaSettings"]
 
-_MOST_BYTES = 2**31 - 1  # that Kafka's protocol can say
+_MOST_BYTES, _MOST_SECONDS = 2**31 - 1, 1_000_000  # that Kafka's protocol can say: the times in milliseconds
 _ADDRESS = re.compile(
     r"([^\s:\[\]]+|\[[^\s\[\]]+\])(?::(\d{1,5}))?"
 )  # IPv6 in brackets; Kafka's own port is the default
@@ -71,10 +71,10 @@ class KafkaSettings(Settings):
     sasl_kerberos_service_name: str = "kafka"
     sasl_kerberos_domain_name: str | None = None
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
-    session_seconds: float = Field(default=10.0, ge=1)
-    rebalance_seconds: float = Field(default=20.0, ge=1)
+    session_seconds: float = Field(default=10.0, ge=1, le=_MOST_SECONDS)
+    rebalance_seconds: float = Field(default=20.0, ge=1, le=_MOST_SECONDS)
     request_seconds: float = Field(default=40.0, gt=0)
-    fetch_seconds: float = Field(default=0.25, gt=0)
+    fetch_seconds: float = Field(default=0.25, gt=0, le=_MOST_SECONDS)
     fetch_bytes: int = Field(default=50 * 1024 * 1024, ge=1, le=_MOST_BYTES)
     partition_fetch_bytes: int = Field(default=1024 * 1024, ge=1, le=_MOST_BYTES)
     metadata_seconds: float = Field(default=60.0, gt=0)

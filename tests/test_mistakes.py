@@ -25,6 +25,7 @@ from sidings import (
     InvalidMessage,
     InvalidPayload,
     Job,
+    KafkaSettings,
     Message,
     NotInTransaction,
     OutboxSettings,
@@ -113,10 +114,15 @@ def test_an_argument_of_a_wrong_kind_is_named(options, text):
         (ExecutorSettings, {"lease_seconds": math.inf}),
         (ExecutorSettings, {"history_days": 10**9}),
         (OutboxSettings, {"lease_seconds": math.inf}),
+        (OutboxSettings, {"max_message_bytes": 2**31}),
+        (OutboxSettings, {"batch_bytes": 2**31}),
+        (KafkaSettings, {"bootstrap": KAFKA, "session_seconds": 3e6}),
+        (KafkaSettings, {"bootstrap": KAFKA, "request_seconds": 4e6, "rebalance_seconds": 3e6}),
+        (KafkaSettings, {"bootstrap": KAFKA, "fetch_seconds": 3e6}),
     ],
 )
-def test_a_setting_that_postgres_cannot_take_is_named(settings: Any, given: dict[str, Any]):
-    """The start failed with Python's errors, or Postgres refused the executor for ever."""
+def test_a_setting_that_postgres_or_kafka_cannot_take_is_named(settings: Any, given: dict[str, Any]):
+    """The start failed with Python's errors, Postgres refused the executor for ever, or no group was joined."""
     with pytest.raises(ConfigurationError, match=list(given)[-1]):
         settings(**given)
 

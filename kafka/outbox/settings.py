@@ -9,6 +9,7 @@ from ...settings import Settings
 
 __all__ = ["OutboxSettings", "Route"]
 
+_MOST_BYTES = 2**31 - 1  # that Kafka's protocol can say
 Route = Literal["outbox", "direct"]
 
 
@@ -39,8 +40,8 @@ class OutboxSettings(Settings):
     routes: Mapping[str, Route] = Field(default_factory=dict[str, Route])
     relay: bool = True
     batch_size: int = Field(default=1_000, ge=1, le=1_000)
-    batch_bytes: int = Field(default=512 * 1024, ge=1024)
-    max_message_bytes: int = Field(default=1_000_000, ge=1024)
+    batch_bytes: int = Field(default=512 * 1024, ge=1024, le=_MOST_BYTES)
+    max_message_bytes: int = Field(default=1_000_000, ge=1024, le=_MOST_BYTES)
     poll_seconds: float = Field(default=0.1, gt=0)
     window: int = Field(default=10_000, ge=1)
     lease_seconds: float = Field(default=15.0, ge=0.2, le=1_000_000)
