@@ -75,9 +75,12 @@ class Partition:
     beyond: a stored offset that lay beyond the end of the log, and how often it had been reset: a person has to decide;
     suspect: it may have a record that cannot be read, and is read alone; careful: so many records of it one by one;
     unreadable: what is to be told of what cannot be read; deaf: offsets whose handlers go on after their timeout.
-    idle_at: when the client was last asked for more and had nothing of it."""
+    idle_at: when the client was last asked for more and had nothing of it; answered_at: when it was first seen then
+    that Kafka had answered again, at `answered` by the client's clock, which somebody may set."""
 
     __slots__ = (
+        "answered",
+        "answered_at",
         "began",
         "beyond",
         "careful",
@@ -118,7 +121,8 @@ class Partition:
         self.careful = 0
         self.unreadable: str | None = None
         self.deaf: set[int] = set()
-        self.idle_at = self.since
+        self.idle_at = self.answered_at = self.since
+        self.answered: int | None = None
         # Of the message that stands first; they outlive rebalances that leave the partition here.
         self.failures = 0
         self.first_failure = 0.0

@@ -194,6 +194,8 @@ class FetchLoop(ABC):
             idle_at = time.monotonic()
             for partition in ready:
                 partition.idle_at = idle_at
+                if (answered := self._answered(partition)) not in (None, partition.answered):
+                    partition.answered, partition.answered_at = answered, idle_at
         for tp, records in polled.items():
             partition = self._partitions.get(tp)
             if partition is None:
@@ -312,11 +314,15 @@ class FetchLoop(ABC):
 
     def _has_answered(self, partition: Partition) -> bool:
         """Whether Kafka has let us read of it since it was placed, be it that there is nothing."""
-        try:
-            answered: int | None = self._client.last_poll_timestamp(partition.tp)
-        except (AssertionError, AttributeError):
-            return False  # revoked
+        answered = self._answered(partition)
         return answered is not None and time.time() - answered / 1000 < time.monotonic() - partition.since
+
+    def _answered(self, partition: Partition) -> int | None:
+        """When Kafka has last told of it, in milliseconds since 1970; None where it has not."""
+        try:
+            return self._client.last_poll_timestamp(partition.tp)
+        except (AssertionError, AttributeError):
+            return None  # revoked
 
     async def _in_place(self, partition: Partition) -> bool:
         """Whether the client goes on reading where we are: the compare-and-set trusts that what comes next in the log

@@ -144,7 +144,7 @@ class Vitals:
         found += [problem for p in partitions if (problem := p.problem()) is not None]
         if (uncounted := self._uncounted(partitions)) is not None:
             found.append(uncounted)
-        silent = [p.origin for p in partitions if p.state is State.READY and self._silence(p) > _STUCK_SECONDS]
+        silent = [p.origin for p in partitions if p.state is State.READY and _silence(p) > _STUCK_SECONDS]
         if silent and lost <= _UNREACHABLE_SECONDS:
             why = "" if contact is None else contact.throttling
             found.append(f"Kafka has not answered for {_STUCK_SECONDS:.0f} s about {', '.join(silent[:5])}{why}")
@@ -191,17 +191,6 @@ class Vitals:
         yield "sidings_consumer_waiting_jobs", "Waiting jobs of a partition with max_waiting, up to one more.", waiting
         yield "sidings_consumer_lag", "Messages between the stored offset and the end of the log.", lag
 
-    def _silence(self, partition: Partition) -> float:
-        """For how long Kafka had said nothing about a partition that is being read, when it was last asked for more and
-        nothing was at hand: while something is, the client does not ask Kafka."""
-        try:
-            answered = None if self._client is None else self._client.last_poll_timestamp(partition.tp)
-        except (AssertionError, AttributeError):
-            return 0.0  # revoked between two looks
-        ready = _age(partition.since)
-        silent = ready if answered is None else min(ready, time.time() - answered / 1000)
-        return silent - _age(partition.idle_at)
-
     def _highwater(self, tp: TopicPartition) -> int | None:
         try:
             told = None if self._client is None else self._client.highwater(tp)
@@ -212,3 +201,9 @@ class Vitals:
 
 def _age(since: float | None) -> float:
     return 0.0 if since is None else time.monotonic() - since
+
+
+def _silence(partition: Partition) -> float:
+    """For how long Kafka had said nothing about a partition that is being read, when it was last asked for more and
+    nothing was at hand: while something is, the client does not ask Kafka."""
+    return partition.idle_at - max(partition.since, partition.answered_at)

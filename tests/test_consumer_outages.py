@@ -16,6 +16,7 @@ from sidings import Job, KafkaSettings, KafkaUnavailable, Message, Transaction, 
 from sidings.devstack.topics import create_topic
 from sidings.executor.watchdog import EXIT_CODE
 from sidings.kafka import membership
+from sidings.kafka.vitals import _silence
 
 from .consumer_support import (
     TWICE_AND_PARK,
@@ -359,7 +360,7 @@ async def test_effects_happen_once_while_postgres_is_killed_and_paused(own_postg
 def silence(service: Any) -> float:
     """For how many seconds Kafka has said nothing about any partition."""
     vitals = service._life.consumer.vitals
-    return min((vitals._silence(partition) for partition in vitals._partitions()), default=0.0)
+    return min((_silence(partition) for partition in vitals._partitions()), default=0.0)
 
 
 @pytest.mark.chaos

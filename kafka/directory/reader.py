@@ -71,6 +71,7 @@ class Reader:
         self._epochs = LeaderEpochs(self._client, {})
         self._contact = membership.Contact(self._client)
         self._assigned_at = 0.0
+        self._answered: dict[int, tuple[float, float]] = {}  # when Kafka has last told, and when that was first seen
 
     async def connect(self, stopping: asyncio.Event) -> None:
         """Connect, unless `stopping` is set first."""
@@ -88,9 +89,9 @@ class Reader:
     def assign(self, partitions: Collection[int]) -> None:
         """Read these partitions. All positions have to be sought again."""
         self.partitions = frozenset(partitions)
-        for state in (self.unreadable, self._next, self._suspects, self._resting):
+        for state in (self.unreadable, self._next, self._suspects, self._resting, self._answered):
             state.clear()
-        self._assigned_at = time.time()
+        self._assigned_at = time.monotonic()
         self._client.assign(self._tps())
 
     def seek(self, partition: int, offset: int, epoch: int | None) -> None:
@@ -215,7 +216,7 @@ class Reader:
         found: dict[int, Standing] = {}
         for tp in self._tps():
             position: int = await self._client.position(tp)
-            answered = self._client.last_poll_timestamp(tp)
+            answered = self._hear(tp.partition)
             end = self._client.last_stable_offset(tp)
             tail = self._client.highwater(tp)
             found[tp.partition] = Standing(position, end, None if answered is None else answered / 1000, tail)
@@ -240,12 +241,20 @@ class Reader:
         """Seconds since Kafka has said anything about the partition that it has been silent about for longest, at most
         since all were assigned; of those that are asked about. Any thread may ask."""
         try:
-            asked = [partition for partition in self.partitions if partition not in self._resting]
-            answers = [self._client.last_poll_timestamp(self._tp(partition)) for partition in asked]
+            for partition in (asked := [partition for partition in self.partitions if partition not in self._resting]):
+                self._hear(partition)
         except (AssertionError, AttributeError):
             return 0.0  # assigned anew between two looks
-        begun, now = self._assigned_at, time.time()
-        return now - min((begun if answer is None else answer / 1000 for answer in answers), default=now)
+        begun, now, heard = self._assigned_at, time.monotonic(), dict(self._answered)
+        return now - min((heard[partition][1] if partition in heard else begun for partition in asked), default=now)
+
+    def _hear(self, partition: int) -> int | None:
+        """When Kafka has last told of it, in milliseconds since 1970, by a clock that somebody may set: how long ago
+        that is, only the other one tells."""
+        answered: int | None = self._client.last_poll_timestamp(self._tp(partition))
+        if answered is not None and answered != self._answered.get(partition, (None,))[0]:
+            self._answered[partition] = answered, time.monotonic()
+        return answered
 
     def _tp(self, partition: int) -> TopicPartition:
         return TopicPartition(self._topic, partition)
