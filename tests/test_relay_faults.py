@@ -403,6 +403,20 @@ async def test_a_clock_of_a_broker_that_is_hours_behind_parks_no_message(
     assert_complete(await records(sidings_kafka, etas), 100)
 
 
+async def test_a_relay_whose_clock_is_days_behind_sends_messages_with_the_time_of_their_publication(
+    database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They had the relay's: to Kafka they were older than it keeps any, and it dropped them before they were read."""
+    etas, clock = await topic("etas"), time.time
+    await publish(database, etas, numbered(0, 100))
+    monkeypatch.setattr(packing, "time", SimpleNamespace(time=lambda: clock() - 8 * 86_400.0))
+    async with relaying(database, sidings_kafka):
+        await emptied(database)
+    found = await records(sidings_kafka, etas)
+    assert_complete(found, 100)
+    assert min(record.timestamp for record in found) / 1_000 > clock() - 3_600.0
+
+
 async def test_messages_that_have_waited_for_longer_than_their_topic_takes_are_sent(
     database: str, sidings_kafka: str, topic
 ) -> None:

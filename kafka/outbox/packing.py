@@ -83,11 +83,12 @@ class Packer:
 
     def pack(self, batch: Any, rows: list[Row], *, as_of_now: bool = False) -> Packed:
         """Append `rows` to `batch` until it is full. as_of_now: those that have no timestamp of their own get the time
-        of now, not that of their publication."""
+        of now, not that of their publication. Only where Kafka has refused that: of a time that lies far behind, as
+        where this machine's clock is wrong, its retention drops them at once."""
         all_rows, bad = rows, list[tuple[Row, str]]()
         rows, rest = rows[: self._most], rows[self._most :]
         append, message_id, limit = batch.append, self._id, self._max_bytes
-        latest_ms = int(time.time() * 1000)  # Kafka refuses what is an hour ahead, as where Postgres' clock is wrong
+        now_ms = int(time.time() * 1000)
         for index, row in enumerate(rows):
             id, _, key, partition_key, value, text, timestamp_ms, published_us = row
             if (
@@ -100,9 +101,7 @@ class Packer:
                 continue
             headers = [(MESSAGE_ID, message_id % (id, published_us))]
             if timestamp_ms is None:
-                timestamp_ms = published_us // 1000
-                if as_of_now or timestamp_ms > latest_ms:
-                    timestamp_ms = latest_ms
+                timestamp_ms = now_ms if as_of_now else published_us // 1000
             elif timestamp_ms == _INFINITE:
                 bad.append((row, "its timestamp is infinite"))
                 continue
