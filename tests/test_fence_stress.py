@@ -419,6 +419,43 @@ async def test_a_takeover_waits_for_the_cycle_at_work_and_accounts_for_what_that
         assert [tuple(row) for row in rows] == [(jobs[0], "succeeded"), (jobs[1], "lost")]
 
 
+async def test_a_takeover_accounts_for_what_ran_in_that_origin_alone(database: str):
+    """What the dead one ran in others is accounted for by whoever takes those over. Its own lease nobody takes over."""
+    acquire = "SELECT * FROM sidings.acquire($1, $2, 5, '1 millisecond', true)"
+    dead, heir = UUID(int=0), UUID(int=1)
+    async with connected(database) as connection:
+        await connection.execute("INSERT INTO sidings.executor (id) VALUES ($1), ($2)", dead, heir)
+        await connection.execute(
+            "INSERT INTO sidings.origin "
+            "(origin, owner, epoch, lease_until, wanted_by, wanted_until, wanted_generation) "
+            "SELECT 't/' || n, $1, 3, '-infinity', $2, 'infinity', 4 FROM generate_series(0, 1) n",
+            *(dead, heir),
+        )
+        jobs = await connection.fetch(
+            "INSERT INTO sidings.job (type, origin, payload) SELECT 'step', 't/' || n % 2, '{}' "
+            "FROM generate_series(0, 3) n RETURNING id"
+        )
+        here, there, waiting, _ = [row["id"] for row in jobs]
+        gone = waiting + 1_000
+        await connection.execute("UPDATE sidings.executor SET running = $2 WHERE id = $1", dead, [here, there, gone])
+        taken = await connection.fetch(acquire, heir, ["t/0"])
+        assert [tuple(row) for row in taken] == [("t/0", 4, 1, dead)]
+        rows = await connection.fetch("SELECT attempt, losses FROM sidings.job ORDER BY id")
+        assert [tuple(row) for row in rows] == [(2, 1), (1, 0), (1, 0), (1, 0)]
+        history = "SELECT job_id, epoch, attempt, outcome::text, executor FROM sidings.job_history"
+        assert [tuple(row) for row in await connection.fetch(history)] == [(here, 3, 1, "lost", dead)]
+        of_the_dead = "SELECT fence, running FROM sidings.executor WHERE id = $1"
+        assert tuple(await connection.fetchrow(of_the_dead, dead) or ()) == (1, [there, gone])
+        wanted = "SELECT wanted_by, wanted_until, wanted_generation FROM sidings.origin ORDER BY origin"
+        assert tuple((await connection.fetch(wanted))[0]) == (None, None, None)
+
+        await connection.execute("UPDATE sidings.executor SET running = $2 WHERE id = $1", heir, [waiting])
+        taken = await connection.fetch(acquire, heir, ["t/0"])
+        assert [tuple(row) for row in taken] == [("t/0", 5, 0, heir)]
+        assert tuple(await connection.fetchrow(of_the_dead, heir) or ()) == (0, [waiting])
+        assert len(await connection.fetch(history)) == 1
+
+
 async def test_no_superseded_epoch_ends_a_job(database: str):
     stress = Stress(database)
     history = await stress.run(takeovers=80)
