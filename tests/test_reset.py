@@ -650,6 +650,8 @@ async def test_a_reset_cancels_what_its_partitions_deliver_again_and_nothing_els
         for partition, offset, (name, id) in itertools.product(
             range(5), (4, 5, 6, 7, 8, 9), ((None, None), ("t", its_id), ("t", other_id), ("u", None))
         ):
+            if origin == "t/2" and offset > tos.get(partition, 100):
+                continue  # of each partition it is only the first that is delivered again
             told = {"partition": partition, "offset": offset}
             told |= {"topic": name} if name else {}
             told |= {"topic_id": id} if id else {}
@@ -668,6 +670,9 @@ async def test_a_reset_cancels_what_its_partitions_deliver_again_and_nothing_els
                 INSERT INTO sidings.consumer_offset (topic, partition, next_offset, topic_id, resets, leader_epoch)
                 VALUES ('t', 0, 20, '{its_id}', 3, 1), ('t', 1, 20, NULL, 0, 1), ('t', 2, 20, '{its_id}', 0, 1),
                        ('t', 3, 20, '{other_id}', 0, 1), ('u', 0, 20, '{its_id}', 0, 1);
+                INSERT INTO sidings.executor (id) VALUES ('{its_id}'), ('{other_id}');
+                INSERT INTO sidings.origin (origin, owner, epoch, lease_until)
+                VALUES ('t/0', '{its_id}', 7, 'infinity'), ('t/1', '{other_id}', 8, 'infinity');
                 INSERT INTO sidings.job (type, origin, position, run_at, held, payload) VALUES {", ".join(rows)}"""
         )
         done = await connection.fetch(
@@ -676,6 +681,8 @@ async def test_a_reset_cancels_what_its_partitions_deliver_again_and_nothing_els
         )
         left = await connection.fetch("SELECT * FROM sidings.job")
         offsets = await connection.fetch("SELECT * FROM sidings.consumer_offset ORDER BY topic, partition")
+        fences = [row["fence"] for row in await connection.fetch("SELECT fence FROM sidings.executor")]
+    assert min(fences) > 0, "a holder that does not know of it might start what was cancelled"
     assert [tuple(row) for row in done] == [
         (partition, None if partition == 4 else 20, expected[partition]) for partition in tos
     ]
