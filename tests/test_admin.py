@@ -167,6 +167,17 @@ async def test_a_job_is_found_by_its_end_and_by_its_number_where_that_is_another
     assert await admin.requeue(second, finished_at=ended[second] + timedelta(seconds=1)) > new
 
 
+async def test_of_jobs_that_have_ended_at_once_the_one_that_was_named_comes_back(database: str, admin: Admin):
+    jobs = [await a_job(database, payload=f"""'{{"number": {n}}}'""") for n in range(3)]
+    for job in jobs:
+        await admin.cancel(job)
+    ended = await value(database, "SELECT now()")
+    await fetch(database, "UPDATE sidings.job_history SET finished_at = $1", ended)
+    for n in (1, 2, 0):
+        new = await admin.requeue(jobs[n], finished_at=ended)
+        assert (await the_job(database, new))["payload"] == f'{{"number": {n}}}'
+
+
 async def test_what_has_succeeded_or_left_no_payload_is_not_requeued(database: str, admin: Admin):
     ids = [await a_job(database), await a_job(database)]
     for id in ids:
