@@ -226,6 +226,33 @@ async def test_parked_messages_go_back_in_the_order_that_they_had(database: str)
         assert [int(row["value"]) for row in rows] == [*range(1, 101)]
 
 
+@pytest.mark.parametrize("statement", ["record", "park_topic"])
+async def test_a_message_that_was_parked_goes_back_as_it_was(database: str, statement: str) -> None:
+    """But for its id. One of another slot that has this id, since a sequence was set back, is not parked with it."""
+    relay, its_own = uuid4(), "published_at, stamped_at, slot, topic, key, partition_key, value, headers::text"
+    async with connected(database) as connection:
+        await connection.execute("INSERT INTO sidings.origin (origin, owner, epoch) VALUES ('outbox/3', $1, 1)", relay)
+        await connection.execute(
+            """INSERT INTO sidings.outbox
+                   (id, slot, topic, key, partition_key, value, headers, stamped_at, published_at)
+               SELECT 7, slot, 'etas', 'a', 'p', 'v', '[["h", "v"]]', '2026-01-02', '2026-01-01'
+               FROM (VALUES (3), (4)) v (slot)"""
+        )
+        before = await connection.fetch(f"SELECT {its_own} FROM sidings.outbox ORDER BY slot")
+        arguments: tuple[Any, ...] = ([3], ["outbox/3"], [1])
+        if statement == "record":
+            timeline = await connection.fetchval("SELECT sidings.timeline()")
+            arguments += ([1], [0], "{}", [3], [7], ["no"], timeline)
+        else:
+            arguments += ("etas", "no", 10, [])
+        await connection.execute(load_sql("sidings.kafka.outbox", statement), relay, *arguments)
+        assert await connection.fetch("SELECT slot, id FROM sidings.outbox") == [(4, 7)]
+        release = load_sql("sidings.kafka.outbox", "release_parked")
+        assert len(await connection.fetch(release, "etas", [7], "alice", None)) == 1
+        assert await connection.fetch(f"SELECT {its_own} FROM sidings.outbox ORDER BY slot") == before
+        assert await connection.fetchval("SELECT count(*) FROM sidings.outbox_parked") == 0
+
+
 async def test_a_relay_that_has_died_has_no_share_and_what_it_held_can_be_had(database: str) -> None:
     """Its row stays for a minute: a slot that is left to it would be sent by nobody."""
     dead, second, first = (UUID(int=number) for number in range(3))
