@@ -456,6 +456,29 @@ async def test_a_takeover_accounts_for_what_ran_in_that_origin_alone(database: s
         assert len(await connection.fetch(history)) == 1
 
 
+async def test_a_wish_gives_way_to_none_of_an_older_generation_until_it_has_run_out(database: str):
+    acquire = "SELECT * FROM sidings.acquire($1, '{t/0}', $2, '1 minute', true)"
+    former, me = UUID(int=1), UUID(int=2)
+    async with connected(database) as connection:
+        await connection.execute(
+            "INSERT INTO sidings.origin (origin, owner, epoch, lease_until) VALUES ('t/0', $1, 1, 'infinity')",
+            UUID(int=0),
+        )
+        for until, generation, wanted_by in (
+            ("infinity", 4, former),
+            ("infinity", 5, me),
+            ("infinity", 6, me),
+            ("-infinity", 4, me),
+        ):
+            await connection.execute(
+                "UPDATE sidings.origin SET wanted_by = $1, wanted_until = $2::text::timestamptz, wanted_generation = 5",
+                *(former, until),
+            )
+            assert await connection.fetch(acquire, me, generation) == []
+            wish = await connection.fetchrow("SELECT wanted_by, wanted_generation FROM sidings.origin")
+            assert tuple(wish or ()) == (wanted_by, generation if wanted_by == me else 5)
+
+
 async def test_no_superseded_epoch_ends_a_job(database: str):
     stress = Stress(database)
     history = await stress.run(takeovers=80)
