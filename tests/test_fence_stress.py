@@ -450,6 +450,7 @@ async def test_a_takeover_accounts_for_what_ran_in_that_origin_alone(database: s
         assert tuple((await connection.fetch(wanted))[0]) == (None, None, None)
 
         await connection.execute("UPDATE sidings.executor SET running = $2 WHERE id = $1", heir, [waiting])
+        await connection.execute("UPDATE sidings.origin SET lease_until = 'infinity'")
         taken = await connection.fetch(acquire, heir, ["t/0"])
         assert [tuple(row) for row in taken] == [("t/0", 5, 0, heir)]
         assert tuple(await connection.fetchrow(of_the_dead, heir) or ()) == (0, [waiting])
