@@ -200,6 +200,16 @@ async def test_an_origin_that_is_none_of_the_keys_is_left_alone(grown):
     assert await store(grown, a_type(), group, after(KEY)) == before(KEY)
 
 
+async def test_a_group_with_jobs_in_two_origins_stays_in_the_one_that_was_asked_for(grown):
+    async with connected(grown) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.job (type, origin, "group") SELECT 'ride', unnest($1::text[]), $2""",
+            *([before(KEY), after(KEY)], KEY),
+        )
+    for origin in (after(KEY), before(KEY)):
+        assert await store(grown, a_type(), KEY, origin) == origin
+
+
 async def test_the_messages_key_counts_where_the_group_is_another(grown):
     """A consumer's handler enqueues for the order of the message; it is the message's key that has moved."""
     ride = a_type()
