@@ -322,6 +322,22 @@ async def test_delayed_jobs_that_are_due_where_nobody_holds_their_origin_are_orp
     await link.close()
 
 
+async def test_what_waits_for_its_time_or_for_a_person_makes_no_orphan_and_hides_none(database: str):
+    """However old it is. An origin whose holder has died is one."""
+    link = Link(PostgresSettings(dsn=database))
+    orphans = load_sql("sidings.executor", "orphans", "sidings")
+    old, later = {"enqueued_at": "now() - interval '100 s'"}, {"run_at": "now() + interval '1 hour'"}
+    await a_holder(database, "b/0", "f/0")
+    await a_holder(database, "d/0", lease="-1 second")
+    for origin in ("a/0", "c/0", "g/0"):
+        await a_job(database, "delayed", origin=origin, **later, **old)
+        await a_job(database, "held", origin=origin, run_at="now() - interval '100 s'", **old)
+    for origin in ("b/0", "d/0", "f/0"):
+        await a_job(database, origin=origin, **old)
+    assert [row["origin"] for row in await link.fetch(orphans, 60.0)] == ["d/0"]
+    await link.close()
+
+
 async def test_orphans_are_looked_for(database: str, monkeypatch):
     monkeypatch.setattr(upkeep_module, "_ORPHANS_SECONDS", 0.1)
     async with running(database, Registry()) as executor, connected(database) as connection:
