@@ -4,11 +4,13 @@ import asyncio
 import time
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, OffsetMetadataTooLargeError
+from aiokafka.structs import OffsetAndMetadata
 from prometheus_client import CollectorRegistry
 from sidings import InvalidMessage, KafkaUnavailable, Message, Retry
 from sidings.kafka.dead_letters import DeadLetters
@@ -17,7 +19,7 @@ from sidings.kafka.metrics import ConsumerMetrics
 from sidings.kafka.offsets import Move
 from sidings.kafka.outbox import NotPublished
 from sidings.kafka.partition import Partition
-from sidings.kafka.stateless_offsets import GroupOffsets
+from sidings.kafka.stateless_offsets import GroupOffsets, committed_stateless
 from sidings.kafka.stateless_partition import Failing, StatelessPartition
 from sidings.kafka.topic_loop import FetchLoop
 from tenacity import stop_after_delay, wait_fixed, wait_none
@@ -380,6 +382,78 @@ async def test_of_a_partition_that_is_not_placed_nothing_is_committed():
     partition.displace()
     await offsets_of(client).commit([partition])
     assert client.told == []
+
+
+FORMER, ANEW = UUID(int=1), UUID(int=2)
+
+
+class Group(Client):
+    """A client whose group has committed `offsets`, of a topic that has this `id`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.id: UUID | None = FORMER
+        self._coordinator = self
+        monkeypatch.setattr("sidings.kafka.stateless_offsets.ask_topic_ids", self.ids)
+
+    async def ids(self, *_: object) -> dict[str, UUID]:
+        return {} if self.id is None else {TP.topic: self.id}
+
+    async def fetch_committed_offsets(self, _: object) -> dict[TopicPartition, OffsetAndMetadata]:
+        return self.offsets
+
+
+async def test_a_topic_that_was_made_anew_is_read_from_its_beginning_and_then_from_where_it_was_committed(monkeypatch):
+    """Nothing had been committed of it, and ``start="latest"`` would pass over what it has; or it would be done again
+    and again, as one that is another than was thought."""
+    client = Group(monkeypatch)
+    offsets, stored = offsets_of(client), f"leader epoch 3 of topic {ANEW}"
+    client.id, client.offsets = None, {TP: OffsetAndMetadata(7, stored)}
+    assert await offsets.load([TP]) == {TP: 7}, "Kafka does not say which it is"
+    client.id = FORMER
+    client.offsets = {TP: OffsetAndMetadata(7, "")}
+    assert await offsets.load([TP]) == {TP: 7}
+    client.id, client.offsets = ANEW, {}
+    assert await offsets.load([TP]) == {TP: 0}
+    assert offsets.topic_id(TP) == ANEW
+    client.offsets = {TP: OffsetAndMetadata(4, stored)}
+    assert await offsets.load([TP]) == {TP: 4}
+    assert offsets.epoch(TP) == 3
+    client.offsets = {TP: OffsetAndMetadata(7, f"leader epoch 3 of topic {FORMER}")}
+    assert await offsets.load([TP]) == {TP: 0}, "it was committed before that was noticed"
+    assert offsets.epoch(TP) is None
+
+
+@pytest.mark.parametrize(
+    ("committed", "began"),
+    [
+        (f"leader epoch 3 of topic {FORMER}, all handled from 5", 5),
+        (f"leader epoch 3 of topic {FORMER}", 7),  # as of an earlier release
+        ("", 7),
+        (None, 7),
+    ],
+)
+async def test_from_where_on_all_was_handled_outlives_a_restart(committed, began, monkeypatch):
+    """From there on an ordinary consumer passes over what it has not handled itself, or handles it again."""
+    client = Group(monkeypatch)
+    client.offsets = {TP: OffsetAndMetadata(7, committed)}
+    metrics = ConsumerMetrics("test", CollectorRegistry(), {TP.topic})
+    given: Any = client
+    epochs = LeaderEpochs(given, {})
+    offsets, partition = GroupOffsets(given, epochs, metrics, seconds=5), placed(7)
+    await offsets.load([TP])
+    partition.end = 9
+    epochs.begin(TP, 9, 4)
+    await offsets.commit([partition])
+    told: Any = client.told
+    assert told == [{TP: (9, f"leader epoch 4 of topic {FORMER}, all handled from {began}")}]
+    client.offsets = {TP: OffsetAndMetadata(*told[0][TP])}
+    assert await committed_stateless(given, {TP: FORMER}) == {TP: (9, 4, began)}
+    assert await committed_stateless(given, {TP: ANEW}) == {}, "of another topic it says nothing"
+    client.offsets = {TP: OffsetAndMetadata(7, committed)}
+    others = (await committed_stateless(given, {TP: FORMER})).values()
+    assert list(others) == ([(7, 3, began)] if committed else [])
 
 
 async def test_a_jump_is_committed_at_once():
