@@ -43,6 +43,45 @@ async def test_a_connection_is_clean_before_anybody_else_gets_it(database: str) 
     await pool.stop()
 
 
+async def test_a_connection_that_could_not_be_cleaned_is_nobody_elses(database: str, monkeypatch) -> None:
+    """It would have the role that a block has taken, and its temporary tables."""
+    pool = transactions(database)
+    await pool.start()
+    async with pool.open() as tx:
+        backend = await tx.fetchval("SELECT pg_backend_pid()")
+        monkeypatch.setattr("sidings.kafka.transactions.CLEAN", "SELECT 1 / 0")
+    monkeypatch.undo()
+    async with pool.open() as tx:
+        assert await tx.fetchval("SELECT pg_backend_pid()") != backend
+    await pool.stop()
+
+
+async def test_a_block_that_has_another_in_it_has_its_place_until_its_own_end(database: str) -> None:
+    """What finds no place then is told so, and has failed; of a task whose block has ended nothing is kept."""
+    pool = Transactions(PostgresSettings(dsn=database, pool_size=2, connect_seconds=0.1), lambda jobs: None)
+    taken, over = asyncio.Event(), asyncio.Event()
+
+    async def take() -> None:
+        async with pool.shared():
+            taken.set()
+            await over.wait()
+
+    await pool.start()
+    async with pool.shared():
+        async with pool.shared():
+            pass
+        other = asyncio.create_task(take())
+        await taken.wait()
+        with pytest.raises(PostgresUnavailable, match="one by the block that this one is in") as refused:
+            async with pool.shared():
+                pass
+        assert not refused.value.blameless
+        over.set()
+        await other
+    assert not pool._inside
+    await pool.stop()
+
+
 async def test_a_cancelled_caller_gives_its_connection_back(database: str) -> None:
     pool = transactions(database)
     await pool.start()
