@@ -384,6 +384,20 @@ async def test_of_a_partition_that_is_not_placed_nothing_is_committed():
     assert client.told == []
 
 
+@pytest.mark.parametrize("error", [KafkaError("no right"), TimeoutError()])
+async def test_where_to_start_is_not_taken_for_committed_where_kafka_refuses_it(error):
+    """Of one topic, perhaps. ``start="latest"`` would be another place the next time."""
+    other = TopicPartition("rides", 0)
+    client = Client(error)
+    offsets = offsets_of(client)
+    with pytest.raises(type(error)):
+        await offsets.create({TP: 3, other: 5})
+    assert sorted(tp for told in client.told for tp in told) == [TP, other]
+    client.ends = [error]
+    with pytest.raises(type(error)):
+        await offsets.jump(Move(TP, 3, 7))
+
+
 FORMER, ANEW = UUID(int=1), UUID(int=2)
 
 
