@@ -672,6 +672,23 @@ async def test_a_disk_that_is_full_at_the_start_is_told_too(tmp_path: Path):
     await store.close()
 
 
+async def test_a_file_that_may_not_grow_is_told_as_such(tmp_path: Path):
+    """It was "disk I/O error", as of a disk that fails; so it is of a quota that is used up."""
+    rows = rows_by()
+    store: SQLite[Any] = SQLite(tmp_path / "terminals.db")
+    await begin(store, rows)
+    await store.apply(a_batch(rows, ("T-1", row("T-1", "a"))))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="a quota or a limit of the size of files is reached"):
+            await store.apply(a_batch(rows, *[(f"T-{n}", row("T", "x" * 50_000)) for n in range(9)]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert store.get("T-1").acquirer_id == "a"
+    await store.close()
+
+
 KILLED = """
 import asyncio, sys
 from tests.test_directory_storage import IDENTITY, SQLite, a_batch, plan_of, row, rows_by

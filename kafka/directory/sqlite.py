@@ -238,8 +238,11 @@ class SQLite(Generic[T]):
 
     def _unusable(self, error: Exception) -> StorageError:
         told = f"the store {str(self._path)!r} cannot be used: {error}"
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_SHMSIZE:  # there is no room for the -shm
+        code = getattr(error, "sqlite_errorcode", None)
+        if code == sqlite3.SQLITE_IOERR_SHMSIZE:  # there is no room for the -shm
             told += ": the disk is full"
+        elif code == sqlite3.SQLITE_IOERR_WRITE:  # which of them it is SQLite does not say
+            told += ": no more can be written: a quota or a limit of the size of files is reached, or the disk fails"
         return StorageError(told)
 
     def _in_use(self) -> StorageError:
