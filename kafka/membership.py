@@ -137,6 +137,18 @@ class Contact:
         """Why a broker says nothing, where it throttles the client: the end of a sentence. Any thread may ask."""
         return ": it throttles this client (a quota)" if self._client._client.throttled else ""
 
+    def unled(self, tps: Iterable[TopicPartition]) -> list[str]:
+        """Those of these partitions that nobody leads, as far as the client knows. Any thread may ask."""
+        leader = self._client._client.cluster.leader_for_partition
+        return [f"{tp.topic}/{tp.partition}" for tp in tps if leader(tp) == -1]
+
+    def silence(self, tps: Iterable[TopicPartition]) -> str:
+        """Why Kafka says nothing about these partitions, where that is known: the end of a sentence. Any thread may
+        ask."""
+        if throttling := self.throttling:
+            return throttling
+        return f": nobody leads {', '.join(unled[:5])}" if (unled := self.unled(tps)) else ""
+
     @property
     def unreached(self) -> str:
         """As `brokers.unreached`."""

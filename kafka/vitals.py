@@ -1,6 +1,7 @@
 """What a consumer shows of itself: why it is not well, and the figures that are states."""
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any, NoReturn, cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from ..outage import Outage
 from .backlog import Backlog
 from .membership import Contact
 from .metrics import Figures
@@ -15,6 +17,8 @@ from .partition import Partition, State
 from .topic_loop import FetchLoop
 
 __all__ = ["Vitals"]
+
+log = logging.getLogger("sidings.consumer")
 
 _UNREACHABLE_SECONDS = 15.0  # without Kafka, or without the stored offsets, before the health check complains
 _STEADY_SECONDS = 5.0  # an assignment that lasts so long without an error shows that the connection is sound
@@ -87,9 +91,17 @@ class Vitals:
         return _age(self._assigned_since) > _STEADY_SECONDS
 
     async def watch_ends(self, client: AIOKafkaConsumer) -> NoReturn:
-        """Ask where the logs end of which nothing is read: of these nobody tells the client, and the lag would stay."""
+        """Ask where the logs end of which nothing is read: of these nobody tells the client, and the lag would stay. Of
+        those that nobody leads the log is told: the client does not."""
+        unled, outage = list[str](), Outage(log, "what nobody leads could not be read")
         while True:
             await asyncio.sleep(_ENDS_SECONDS)
+            before, contact = unled, self._contact
+            unled = [] if contact is None else contact.unled(partition.tp for partition in self._partitions())
+            if lasting := [origin for origin in unled if origin in before]:  # and no election
+                outage.failed(", ".join(lasting[:5]))
+            elif not unled:
+                outage.over()
             led: defaultdict[object, list[TopicPartition]] = defaultdict(list)  # by each broker; of one nobody may hear
             for partition in self._partitions():
                 if partition.state in _UNREAD:
@@ -144,10 +156,11 @@ class Vitals:
         found += [problem for p in partitions if (problem := p.problem()) is not None]
         if (uncounted := self._uncounted(partitions)) is not None:
             found.append(uncounted)
-        silent = [p.origin for p in partitions if p.state is State.READY and _silence(p) > _STUCK_SECONDS]
+        silent = [p for p in partitions if p.state is State.READY and _silence(p) > _STUCK_SECONDS]
         if silent and lost <= _UNREACHABLE_SECONDS:
-            why = "" if contact is None else contact.throttling
-            found.append(f"Kafka has not answered for {_STUCK_SECONDS:.0f} s about {', '.join(silent[:5])}{why}")
+            why = "" if contact is None else contact.silence(p.tp for p in silent)
+            some = ", ".join(p.origin for p in silent[:5])
+            found.append(f"Kafka has not answered for {_STUCK_SECONDS:.0f} s about {some}{why}")
         return found
 
     def _uncounted(self, partitions: list[Partition]) -> str | None:

@@ -482,8 +482,9 @@ def test_health_counts_from_the_first_failure_until_there_is_a_connection_that_l
     clock = [1_000.0]
     monkeypatch.setattr("sidings.kafka.vitals.time.monotonic", lambda: clock[0])
     topics: dict[str, set[int] | None] = {"positions": {0}}
+    cluster = SimpleNamespace(leader_for_partition=lambda tp: 1)
     client: Any = SimpleNamespace(
-        partitions_for_topic=topics.get, _client=SimpleNamespace(throttled=False, failed_at={})
+        partitions_for_topic=topics.get, _client=SimpleNamespace(throttled=False, failed_at={}, cluster=cluster)
     )
     contact = Contact(client)
     vitals = Vitals({"positions"}, {"positions"}, list)

@@ -1,10 +1,11 @@
-"""What is told of how far paused partitions have grown, where nobody leads some of them."""
+"""What is told where nobody leads some partitions: that it is so, and how far paused ones have grown."""
 
 import asyncio
 
+from aiokafka.admin import NewTopic
 from sidings.devstack.topics import create_topic
 
-from .consumer_support import administering, produce, sample
+from .consumer_support import Number, a_service, administering, numbers, produce, record, sample
 from .support import eventually
 from .test_backlog import a_service_with_jobs
 
@@ -28,3 +29,31 @@ async def test_full_partitions_have_their_lag_beside_one_that_nobody_leads(effec
             await produce(kafka.bootstrap, "orders", range(15, 20), partition=partition, key=str(partition))
         await eventually(lambda: sample(service, "sidings_consumer_lag") == 10)
         gate.set()
+
+
+async def test_partitions_that_nobody_leads_are_named(effects, own_kafka, monkeypatch, caplog):
+    """`/health` said that Kafka had not answered, and the log nothing at all."""
+    monkeypatch.setattr("sidings.kafka.vitals._ENDS_SECONDS", 0.5)
+    monkeypatch.setattr("sidings.kafka.vitals._STUCK_SECONDS", 2.0)
+    monkeypatch.setattr("sidings.kafka.directory.directory._SILENT_SECONDS", 2.0)
+    kafka = await asyncio.to_thread(own_kafka, brokers=2)
+    async with administering(kafka.bootstrap) as admin:
+        places = {"orders": {0: [1], 1: [2]}, "rates": {0: [2]}}
+        await admin.create_topics([NewTopic(name, -1, -1, replica_assignments=each) for name, each in places.items()])
+    service = a_service(effects, kafka.bootstrap)
+    service.consumer("orders", model=Number)(record)
+    service.directory("rates", model=dict)
+    async with service:
+        await produce(kafka.bootstrap, "orders", [0], partition=1)
+        await eventually(lambda: numbers(effects))
+        await asyncio.to_thread(kafka.broker(2).stop)
+        told = {
+            "Kafka has not answered for 2 s about orders/1: nobody leads orders/1",
+            "directory 'rates': Kafka is silent for",
+        }
+        await eventually(lambda: all(any(part in one for one in service.problems()) for part in told), service.problems)
+        assert any(one.endswith(": nobody leads rates/0") for one in service.problems())
+        await eventually(lambda: "what nobody leads could not be read, trying again: orders/1" in caplog.text)
+        await asyncio.to_thread(kafka.start)
+        await eventually(lambda: service.problems() == [], service.problems)
+        await eventually(lambda: "what nobody leads could not be read for" in caplog.text)

@@ -231,7 +231,7 @@ class Directory(Generic[T]):
         if lost_since is not None and (lost := time.monotonic() - lost_since) > _UNREACHABLE_SECONDS:
             found.append(f"directory {self.topic!r}: none of the brokers that it knows has answered for {lost:.0f} s")
         elif (silence := reader.silence()) > _SILENT_SECONDS:
-            found.append(f"directory {self.topic!r}: Kafka is silent for {silence:.0f} s{reader.throttling}")
+            found.append(f"directory {self.topic!r}: Kafka is silent for {silence:.0f} s{reader.why_silent}")
         return found
 
     def not_ready(self) -> list[str]:

@@ -233,9 +233,9 @@ class Reader:
         return self._contact.lost_since
 
     @property
-    def throttling(self) -> str:
-        """As `Contact.throttling`."""
-        return self._contact.throttling
+    def why_silent(self) -> str:
+        """As `Contact.silence`."""
+        return self._contact.silence(self._tps())
 
     def silence(self) -> float:
         """Seconds since Kafka has said anything about the partition that it has been silent about for longest, at most
