@@ -285,6 +285,8 @@ class Placer:
         """Where partitions without a stored offset start, as their subscription says. Where a failover has lost it, and
         so all effects since it was made: where we began, or at the earliest message if that was the start."""
         starts: dict[TopicPartition, int] = {}
+        at_end = {tp.topic for tp in missing if self._subscriptions[tp.topic].start == "latest"}
+        begun = set[str]() if self._topics is None else await self._topics.begun(at_end)
         for tp in missing:
             partition = self._partitions.get(tp)
             if partition is not None and partition.began is not None and self._offsets.lost(tp):
@@ -297,7 +299,7 @@ class Placer:
                 case "earliest":
                     starts[tp] = first[tp]
                 case "latest":  # of a partition that was added since, all is new
-                    added = self._topics is not None and self._topics.was_added(tp)
+                    added = tp.topic in begun and self._topics is not None and self._topics.was_added(tp)
                     starts[tp] = first[tp] if added else end[tp]
                 case "committed":
                     async with asyncio.timeout(self._request_seconds):
@@ -308,6 +310,12 @@ class Placer:
                         f"no offset is stored for {tp.topic}/{tp.partition}, and its consumer says start='fail': give "
                         f"another start, or {self._offsets.how_to_set}"
                     )
+        # At once also of those that others place: to them, what was added before this consumer came would be new.
+        new = [topic for topic in at_end - begun if self._topics is not None and self._topics.has_grown(topic)]
+        there = [TopicPartition(topic, n) for topic in new for n in self._client.partitions_for_topic(topic) or ()]
+        if others := [tp for tp in there if tp not in starts]:
+            async with asyncio.timeout(self._request_seconds):
+                starts |= cast(Offsets, await self._client.end_offsets(others))
         return starts
 
     async def _place(self, partition: Partition, stored: int, first: int, end: int) -> None:

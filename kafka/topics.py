@@ -62,6 +62,7 @@ class Topics:
         self._lock = asyncio.Lock()  # one statement at a time on it
         self._partitioners = partitioners
         self._load_sql = load_sql(__package__, "load_topics", settings.schema_name)
+        self._begun_sql = load_sql(__package__, "begun_topics", settings.schema_name)
         self._remember_sql = load_sql(__package__, "remember_topics", settings.schema_name)
         self._known: dict[str, _Topic] = {}
         self._loaded_at: float | None = None  # when the load was begun that `_known` comes from
@@ -102,6 +103,10 @@ class Topics:
         """Whether this partition has come since the topic was first seen."""
         known = self._known.get(tp.topic)
         return known is not None and bool(known.former) and tp.partition >= known.former[0]
+
+    async def begun(self, topics: Collection[str]) -> set[str]:
+        """Those of `topics` of which an offset is stored. Raises `PostgresUnavailable`."""
+        return {row["topic"] for row in await self._fetch(self._begun_sql, list(topics))} if topics else set()
 
     def origin_for(self, key: str | bytes, topic: str) -> str:
         """The origin of a key, ``topic/partition``. Raises `MissingOrigin` while the topic's partitions are unknown,

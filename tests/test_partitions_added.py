@@ -25,10 +25,12 @@ from .consumer_support import (
     as_json,
     effects_table,
     numbers,
+    offset_reaches,
     produce,
     producing,
     record,
     sample,
+    stored_offsets,
 )
 from .support import SECONDS, Ride, connected, drained, eventually, fetch, jobs_left, value
 from .ways import WAYS as CONNECTIONS
@@ -540,3 +542,25 @@ async def test_a_partition_that_was_added_is_read_from_its_beginning(database, t
             return await numbers(database) == [1]
 
         await eventually(read, seconds=SECONDS)
+
+
+async def test_but_not_by_a_consumer_that_begins_after_that(database, topic, sidings_kafka):
+    """Of a topic that a home, or `topics=`, had made known: it handled again all that the added partition had."""
+    await effects_table(database)
+    name = await topic(partitions=2)
+    await fetch(database, "INSERT INTO sidings.topic (topic, partitions, former) VALUES ($1, 2, '{1}')", name)
+    service = a_service(database, sidings_kafka)
+    service.consumer(name, model=Number, start="latest")(record)
+    for partition in (0, 1):
+        await produce(sidings_kafka, name, [partition], partition=partition)
+
+    async def placed() -> bool:
+        return len(await stored_offsets(database)) == 2
+
+    async with service:
+        await eventually(placed)
+        for partition in (0, 1):
+            await produce(sidings_kafka, name, [2 + partition], partition=partition)
+        await eventually(offset_reaches(database, name, 2, 0))
+        await eventually(offset_reaches(database, name, 2, 1))
+    assert sorted(await numbers(database)) == [2, 3]
