@@ -636,10 +636,13 @@ class Scheduler:
         job_type, met = entry.type, entry.origin.unknown
         if job_type not in self._told:
             self._told.add(job_type)
+            what = "declare it"
+            if job_type.startswith("message:"):  # a stored message
+                what = "declare the topic's consumer, which stateless=True must not be"
             log.warning(
-                "jobs of the type %r wait, since this process has no handler for it: declare it, or end them, where no "
-                "release has one any more (`sidings jobs discard --type %s`)",
-                *(job_type, shlex.quote(job_type) if job_type.isprintable() else "TYPE"),
+                "jobs of the type %r wait, since this process has no handler for it: %s, or end them, where no release "
+                "has one any more (`sidings jobs discard --type %s`)",
+                *(job_type, what, shlex.quote(job_type) if job_type.isprintable() else "TYPE"),
             )
         met[job_type] = met.get(job_type, 0) + 1
 

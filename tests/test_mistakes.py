@@ -629,6 +629,16 @@ async def test_jobs_of_a_type_that_nobody_handles_are_told_of_once(database, cap
     assert "end them, where no release has one any more (`sidings jobs discard --type nobody`)" in caplog.text
 
 
+async def test_of_stored_messages_it_is_told_that_a_stateless_consumer_runs_none(database, caplog):
+    """`declare it` was said to who had made the topic's consumer stateless, while some were parked."""
+    service = a_service(database, assignment=StaticAssignment([ORIGIN]))
+    async with connected(database) as connection:
+        await connection.execute("SELECT sidings.enqueue('message:positions', '{}', origin => $1)", ORIGIN)
+    async with service:
+        await eventually(lambda: service.executor.scheduler.unknown)
+    assert "declare the topic's consumer, which stateless=True must not be, or end them, where" in caplog.text
+
+
 @pytest.mark.parametrize("assigned", [False, True])
 async def test_a_service_to_which_nothing_assigns_an_origin_says_that_it_runs_no_jobs(
     database, monkeypatch, caplog, assigned
