@@ -90,6 +90,20 @@ async def test_a_message_without_a_key_for_a_compacted_topic_is_invalid_and_fail
         assert Counter(await asyncio.gather(*several)) == {"sent": 40, InvalidMessage.__name__: 1}
 
 
+async def test_a_producer_that_kafka_has_refused_something_is_used_no_more(
+    sidings_kafka: str, topic, monkeypatch
+) -> None:
+    """An idempotent one has lost count: Kafka would refuse all that it sends."""
+    monkeypatch.setattr("sidings.kafka.producer._CAREFUL_SECONDS", 0.0)  # the next message goes with others again
+    rows = await topic("rows", config={"cleanup.policy": "compact"})
+    async with sending(sidings_kafka) as producer:
+        await producer.send(rows, key="k", value=b"connected")
+        former = producer._current[False]
+        assert await outcome(producer, rows, value=b"x") == InvalidMessage.__name__
+        assert await outcome(producer, rows, key="k", value=b"y") == "sent"
+        assert producer._current[False] is not former
+
+
 async def test_many_small_messages_at_once_are_not_taken_for_one_that_is_too_large(sidings_kafka: str, topic) -> None:
     etas = await topic("etas", config={"max.message.bytes": "3000"})
     async with sending(sidings_kafka) as producer:

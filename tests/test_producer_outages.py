@@ -40,6 +40,16 @@ async def test_callers_with_less_patience_do_not_keep_a_producer_that_has_lost_i
         await eventually(arrives, seconds=15)
 
 
+async def test_a_producer_whose_brokers_have_not_answered_in_time_is_used_no_more(sidings_kafka, topic):
+    etas = await topic("etas")
+    async with sending(sidings_kafka, delivery_seconds=1.0) as producer:
+        await producer.send(etas, key="k", value=b"0")
+        lead_astray(producer)
+        with pytest.raises(KafkaUnavailable):
+            await producer.send(etas, key="k", value=b"1")
+        await producer.send(etas, key="k", value=b"2")
+
+
 async def test_what_the_client_logs_later_is_not_said_of_whoever_sent_first(sidings_kafka, topic, caplog):
     """Each line about a broker, for days, had the correlation id and the job of the message that had connected it."""
     etas = await topic("etas")
