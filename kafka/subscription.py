@@ -92,6 +92,11 @@ class Subscription(Generic[T]):
         self.retry = Retry.given(retry, topic) or Retry(
             wait=wait_exponential(multiplier=0.2, max=10) + wait_random(0, 0.2), stop=stop_after_attempt(5)
         )
+        if isolate and retry is not None and retry.on_exhausted == "block":
+            raise ConfigurationError(
+                f"{topic}: on_exhausted='block' with isolate=True: leave stop= out, and later messages of its key wait "
+                "behind one that fails, or give 'hold' to have it wait for a person outside of its key's order"
+            )
         self.job_retry = (isolate and retry) or Retry()  # a stored message is never given up
         self.job_type_name = MESSAGE_PREFIX + topic
         self._decoder = decoder

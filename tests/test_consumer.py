@@ -949,6 +949,7 @@ async def test_wrong_declarations_are_refused_with_the_remedy(database):
         (good, {"max_waiting": 1.5}, "max_waiting=1.5: give a positive number of jobs"),
         (good, {"start": "now"}, "start='now'"),
         (good, {"isolate": "no"}, "isolate='no': give True or False"),
+        (good, {"isolate": True, "retry": Retry(on_exhausted="block")}, "with isolate=True: leave stop= out"),
         (good, {"stateless": "no"}, "stateless='no': give True or False"),
         (good, {"decoder": "json"}, "decoder='json': give a plain function"),
         (good, {"decoder": lone}, "give a plain function, which is called with the message"),
