@@ -40,11 +40,17 @@ class Seen:
 
         Those that the transaction does not come to stay recorded; they are no repeats of themselves.
         """
-        known = [item for item in items if item.id is not None]
-        if not known:
-            return frozenset()
-        places: list[int] = await tx.fetchval(self._record_sql, *_columns(known), timeout=self._seconds)
-        return frozenset(known[place - 1] for place in places)
+        repeats = await self._record(tx, [item for item in items if item.id is not None])
+        # Where another transaction was recording an id, whose it is can be seen only now that it has ended: this very
+        # message's, where an instance that had the partition before us recorded it, and did not come to it.
+        return frozenset(await self._record(tx, repeats))
+
+    async def _record(self, tx: Transaction, items: Sequence[Item]) -> Sequence[Item]:
+        """Record what is not recorded yet. Returns those of which something else is, or was a moment ago."""
+        if not items:
+            return items
+        places: list[int] = await tx.fetchval(self._record_sql, *_columns(items), timeout=self._seconds)
+        return [items[place - 1] for place in places]
 
 
 class SeenUpkeep:

@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 from sidings import ConfigurationError, Discard, Message, Retry, Transaction
 from sidings.kafka.outbox import MESSAGE_ID
+from sidings.kafka.seen import short_id
 from tenacity import stop_after_attempt, wait_fixed
 
 from .consumer_support import (
@@ -245,6 +246,34 @@ async def test_a_batch_that_ends_early_loses_nothing_of_its_rest(effects, topic,
         await eventually(lambda: sample(service, "sidings_consumer_batch_messages_count") > 1)
         await eventually(lambda: duplicates(service) == 1)
     assert await numbers(effects) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_message_that_another_instance_was_recording_and_did_not_come_to_is_handled(
+    effects, topic, sidings_kafka
+):
+    """As over a rebalance, where the former owner's batch ends early. It passed for its own repeat, and was lost."""
+    name = await topic()
+    service = a_service(effects, sidings_kafka)
+    service.consumer(name, model=Number, dedup=True)(record)
+    await send(sidings_kafka, name, [(1, "a"), (2, "b"), (1, "a")])
+    ids = [short_id(name, b"b"), short_id(name, b"a")]
+    async with connected(effects) as owner:
+        await owner.execute("SELECT sidings.maintain_seen(7)")
+        transaction = owner.transaction()
+        await transaction.start()
+        await owner.execute("SELECT sidings.record_seen($1, '{0, 0}', '{1, 0}')", ids)
+        async with service:
+            await eventually(lambda: somebody_waits_for_another(effects))
+            await transaction.commit()
+            await eventually(offset_reaches(effects, name, 3))
+            await eventually(lambda: duplicates(service) > 0)
+            assert duplicates(service) == 1
+    assert await numbers(effects) == [1, 2]
+
+
+async def somebody_waits_for_another(dsn: str) -> bool:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'transactionid'"
+    return await value(dsn, query) > 0
 
 
 async def test_isolated_undecodable_and_discarded_messages_are_kept_once(effects, topic, sidings_kafka):
