@@ -574,6 +574,20 @@ async def test_a_unique_key_gives_the_job_that_stands(database: str, registry: R
     assert await jobs_left(database) == 2
 
 
+@pytest.mark.parametrize("way", ["Python", "SQL"])
+async def test_a_delayed_job_with_a_unique_key_takes_its_place_when_it_is_due(database: str, way: str):
+    """As all others. With a place from the start it would keep its group waiting until then."""
+    ride = Registry().job(name="ride", group="transport", payload=Ride)(lambda job: None)
+    async with connected(database) as connection, connection.transaction():
+        if way == "SQL":
+            sql = "SELECT sidings.enqueue('ride', '{}', $1, 'a', delay => '1 hour', unique_key => 'k')"
+            await connection.fetchval(sql, ORIGIN)
+        else:
+            await ride.enqueue(connection, Ride(transport="a"), origin=ORIGIN, delay=3600, unique_key="k")
+    [job] = await fetch(database, "SELECT position, run_at > now() AS is_later, unique_key FROM sidings.job")
+    assert tuple(job) == (None, True, "k")
+
+
 async def test_a_unique_key_is_free_again_when_its_job_has_ended(database: str):
     jobs = Registry()
     started, go_on = asyncio.Event(), asyncio.Event()
