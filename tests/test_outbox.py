@@ -253,6 +253,28 @@ async def test_a_message_that_was_parked_goes_back_as_it_was(database: str, stat
         assert await connection.fetchval("SELECT count(*) FROM sidings.outbox_parked") == 0
 
 
+@pytest.mark.parametrize("gone", [False, True], ids=["is there", "is gone"])
+async def test_of_a_directory_tables_parked_messages_those_go_back_of_which_it_says_nothing(
+    database: str, gone: bool
+) -> None:
+    """Those without a key, and all of a table that is gone. Of the others each key is in doubt, and due at once."""
+    async with connected(database) as connection:
+        await connection.execute(
+            f"""INSERT INTO sidings.directory (relation, topic, key, left_out, camel_case)
+                VALUES ({"4000000000" if gone else "'sidings.topic'::regclass"}, 'etas', '{{id}}', '{{}}', false);
+                INSERT INTO sidings.directory_doubt (topic, key, since, due_at) VALUES ('etas', 'a', now(), 'infinity');
+                INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, key, value, error)
+                SELECT id, now(), 0, 'etas', key::bytea, id::text::bytea, 'no'
+                FROM (VALUES (1, 'a'), (2, 'a'), (3, NULL), (4, 'b')) v (id, key)"""
+        )
+        release = load_sql("sidings.kafka.outbox", "release_parked")
+        assert len(await connection.fetch(release, "etas", [1, 2, 3, 4], "alice", None)) == 4
+        back = await connection.fetch("SELECT value FROM sidings.outbox ORDER BY id")
+        assert [row["value"] for row in back] == ([b"1", b"2", b"3", b"4"] if gone else [b"3"])
+        due = await connection.fetch("SELECT key FROM sidings.directory_doubt WHERE due_at <= now() ORDER BY key")
+        assert [row["key"] for row in due] == ([] if gone else [b"a", b"b"])
+
+
 async def test_a_relay_that_has_died_has_no_share_and_what_it_held_can_be_had(database: str) -> None:
     """Its row stays for a minute: a slot that is left to it would be sent by nobody."""
     dead, second, first = (UUID(int=number) for number in range(3))
