@@ -186,6 +186,26 @@ async def test_a_receipt_of_a_rolled_back_transaction_or_savepoint_says_so(datab
             await outbox.published(receipt, timeout=5)
 
 
+async def test_a_message_that_commits_while_it_is_asked_for_has_not_been_sent_yet(database: str) -> None:
+    """Its transaction has committed by then and its row is not seen, as if a relay had sent it."""
+    receipts = load_sql("sidings.kafka.outbox", "receipts")
+    async with publishing(database) as (outbox, connection), connected(database) as asking:
+        publication = connection.transaction()
+        await publication.start()
+        await outbox.publish(connection, "etas", key="a", value=b"v")
+        written = "SELECT id, slot, txid::text::bigint AS txid, xmin::text::bigint AS xmin FROM sidings.outbox"
+        arguments = [[number] for number in (await connection.fetch(written))[0]]
+        async with asking.transaction(isolation="repeatable_read"):
+            await asking.execute("SELECT")  # what follows sees what this one has seen
+            await publication.commit()
+            row = await asking.fetchrow(receipts, *arguments)
+            assert row is not None
+            assert (row["waiting"], row["status"]) == (False, "in progress")
+        row = await asking.fetchrow(receipts, *arguments)
+        assert row is not None
+        assert (row["waiting"], row["status"]) == (True, "committed")
+
+
 async def test_a_refused_message_is_seen_released_and_discarded(database: str, sidings_kafka: str, topic) -> None:
     small = await topic("small", config={"max.message.bytes": "2000"})
     async with publishing(database) as (outbox, connection), relaying(database, sidings_kafka):
