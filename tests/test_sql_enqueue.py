@@ -83,8 +83,9 @@ async def test_the_first_and_the_last_time_that_python_has_may_be_when_a_job_bec
         assert str(await connection.fetchval("SELECT run_at FROM sidings.job")) == run_at.replace("+00", "+00:00")
 
 
-async def test_a_delay_of_nothing_is_no_delay(database: str):
-    await value(database, "SELECT sidings.enqueue('ride', '{}', 't/0', delay => '0')")
+@pytest.mark.parametrize("more", ["", ", unique_key => 'k'"], ids=["alone", "with a unique key"])
+async def test_a_delay_of_nothing_is_no_delay(database: str, more: str):
+    await value(database, f"SELECT sidings.enqueue('ride', '{{}}', 't/0', delay => '0'{more})")
     [row] = await fetch(database, "SELECT position, run_at FROM sidings.job")
     assert row["position"] is not None
     assert row["run_at"] is None
