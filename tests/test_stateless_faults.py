@@ -12,7 +12,7 @@ from aiokafka.admin import RecordsToDelete
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, OffsetMetadataTooLargeError
 from aiokafka.structs import OffsetAndMetadata
 from prometheus_client import CollectorRegistry
-from sidings import InvalidMessage, KafkaUnavailable, Message, Retry
+from sidings import InvalidMessage, KafkaUnavailable, Message, PostgresUnavailable, Retry, Snooze
 from sidings.kafka.dead_letters import DeadLetters
 from sidings.kafka.leader_epochs import LeaderEpochs
 from sidings.kafka.metrics import ConsumerMetrics
@@ -46,6 +46,27 @@ async def test_a_message_that_waits_for_its_next_attempt_is_not_passed_over_by_a
         started = time.monotonic()
     assert time.monotonic() - started < 4, "it waited for the handler"
     assert sample(service, "sidings_consumer_messages_total") == 0
+    assert await committed(sidings_kafka, name) == 0
+
+
+@pytest.mark.parametrize("error", [Snooze(600), PostgresUnavailable("away")], ids=["snoozed", "away"])
+async def test_nor_does_one_that_waits_without_having_failed_begin_again_at_a_stop(topic, sidings_kafka, error):
+    """Again and again, since nothing lets it wait any more: nothing else of the service would run."""
+    name, tried = await topic(), list[int]()
+    await produce(sidings_kafka, name, [0])
+    service = a_service(sidings_kafka)
+
+    @service.consumer(name, stateless=True, dead_letter=f"{name}.dlq")
+    async def handle(message: Message[Number]) -> None:
+        tried.append(message.value.n)
+        if len(tried) == 1:
+            raise error
+        await asyncio.sleep(0.1)
+        raise Snooze(600)
+
+    async with service:
+        await eventually(lambda: tried)
+    assert tried == [0]
     assert await committed(sidings_kafka, name) == 0
 
 
@@ -184,6 +205,29 @@ async def test_a_policy_of_so_many_seconds_counts_them_from_the_first_attempt(to
         await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 1)
     assert began[-1] - began[0] < 0.2
     assert len(began) > 1
+
+
+async def test_a_policy_of_so_many_seconds_does_not_count_an_outage_before_the_first_failure(topic, sidings_kafka):
+    name, dead = await topic("positions"), await topic("dead")
+    await produce(sidings_kafka, name, [0])
+    service, tried = a_service(sidings_kafka), list[int]()
+
+    @service.consumer(name, stateless=True, retry=Retry(wait=wait_none(), stop=stop_after_delay(600)), dead_letter=dead)
+    async def handle(message: Message[Number]) -> None:
+        tried.append(message.value.n)
+        if len(tried) == 1:
+            raise PostgresUnavailable("away")
+        if len(tried) == 2:
+            [partition] = service._life.consumer._stateless.partitions.values()
+            partition.failing[0].since -= 3_600  # so long ago
+            raise ConnectionError
+
+    async with service:
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 1)
+        assert sample(service, "sidings_consumer_messages_total", result="handled") == 1
+        [partition] = service._life.consumer._stateless.partitions.values()
+        await eventually(lambda: partition.failing_since is None, "it fails no more")
+    assert tried == [0, 0, 0]
 
 
 async def test_a_rebalance_forgives_no_failure(topic, sidings_kafka):
