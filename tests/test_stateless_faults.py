@@ -19,6 +19,7 @@ from sidings.kafka.metrics import ConsumerMetrics
 from sidings.kafka.offsets import Move
 from sidings.kafka.outbox import NotPublished
 from sidings.kafka.partition import Partition
+from sidings.kafka.stateless_handling import StatelessHandling
 from sidings.kafka.stateless_offsets import GroupOffsets, committed_stateless
 from sidings.kafka.stateless_partition import Failing, StatelessPartition
 from sidings.kafka.topic_loop import FetchLoop
@@ -342,6 +343,25 @@ async def test_what_runs_when_retention_has_gone_past_it_has_its_time_when_the_s
         await eventually(lambda: "out of the log's range" in caplog.text and 2 in held.started)
         asyncio.get_running_loop().call_later(0.5, held.gone.set)
     assert held.done == held.started
+
+
+async def test_a_handler_that_has_ended_leaves_no_timer_behind(monkeypatch):
+    """When that had run out, health would tell of the handler for ever: that it goes on after its timeout."""
+    timers: list[asyncio.TimerHandle] = []
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def noted(*arguments: Any) -> asyncio.TimerHandle:
+        timers.append(call_later(*arguments))
+        return timers[-1]
+
+    monkeypatch.setattr(loop, "call_later", noted)
+    subscription: Any = SimpleNamespace(topic=TP.topic, timeout=600, run=lambda _: asyncio.sleep(0))
+    item: Any = SimpleNamespace(message="it", record=SimpleNamespace(offset=0))
+    nowhere: Any = None
+    handling = StatelessHandling(subscription, nowhere, ConsumerMetrics("test", CollectorRegistry(), {TP.topic}))
+    await handling._call(placed(), item)
+    assert [timer.cancelled() for timer in timers] == [True]
 
 
 # -- offsets: a client that fails at will ------------------------------------------------------------------------------
