@@ -55,8 +55,8 @@ async def status(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The schema, executors, backlog, what fails or waits for a person, the outbox. Exit code 4: something needs a
-    person."""
+    """The schema, executors, backlog, what fails or waits for a person, the outbox, as Postgres has it. Exit code 4:
+    something needs a person. What instances alone know, as partitions of a consumer that stand still, says /health."""
     import asyncio
 
     while True:
@@ -116,7 +116,7 @@ def _problems(overview: Overview) -> list[str]:
     sums = {state: sum(type.states[state] for type in overview.types) for state in JobState}
     out: list[str] = []
     if not overview.origins_held and overview.origins_free:
-        out.append("no executor holds an origin: does the service run?")
+        out.append("no executor holds an origin: does the service run? If so, its /health says what it lacks")
     if overview.orphans:
         names = _some([orphan.origin for orphan in overview.orphans])
         out.append(f"jobs wait in origins that nobody holds: {names}: sidings origins list --orphans")

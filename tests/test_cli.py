@@ -401,7 +401,7 @@ async def test_status_is_well_as_long_as_nothing_needs_a_person(database: str):
         ("failing", "the outbox cannot send to etas: sidings outbox list"),
         ("orphan", "jobs wait in origins that nobody holds: gone/0: sidings origins list --orphans"),
         ("no relay", "1 message to send, and no relay is alive: sidings outbox list"),
-        ("nobody", "no executor holds an origin: does the service run?"),
+        ("nobody", "no executor holds an origin: does the service run? If so, its /health says what it lacks"),
     ],
 )
 async def test_status_names_what_needs_a_person_and_says_so_by_its_exit_code(database: str, trouble: str, problem: str):
