@@ -466,6 +466,44 @@ async def test_what_does_not_run_is_ended_without_a_word_as_often_as_you_like(em
     await Directory("terminals", kafka=KAFKA, model=Ride).__aexit__(None, None, None)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"offset": {"0": 1}},  # as JSON gives back what `end_offsets` gave
+        {"offset": 5, "partition": "0"},
+        {"offset": "5"},
+        {"offset": [5]},
+    ],
+)
+async def test_a_position_that_no_directory_can_reach_is_not_waited_for(asked):
+    """For ever, where no timeout is given; some were AttributeErrors."""
+    terminals = a_declaration().directory("terminals", model=Ride)
+    with pytest.raises(
+        ConfigurationError, match=r"'terminals': wait_until\(.*: give an offset, a number, or positions"
+    ):
+        await asyncio.wait_for(terminals.wait_until(**asked), SECONDS)
+
+
+@pytest.mark.parametrize("function", [5, None, lambda: None])
+def test_what_cannot_be_told_of_a_change_is_refused(function):
+    """It was counted, and logged, with each change."""
+    terminals = a_declaration().directory("terminals", model=Ride)
+    with pytest.raises(ConfigurationError, match="'terminals': on_change"):
+        terminals.on_change(function)
+    terminals.on_change({}.update)  # of which Python does not know what it takes
+
+
+async def test_a_directory_that_is_entered_twice_still_ends(topic, sidings_kafka):
+    """Its end raised the second start's error, and left the first's task behind."""
+    name = await topic(config={"cleanup.policy": "compact"})
+    terminals = Directory(name, kafka=sidings_kafka, model=Ride, prometheus=CollectorRegistry())
+    async with terminals:
+        with pytest.raises(ConfigurationError, match="has been started before: make another one"):
+            await terminals.__aenter__()
+        await terminals.wait_until(timeout=SECONDS)
+    assert [task for task in asyncio.all_tasks() if name in task.get_name()] == []
+
+
 async def test_a_directory_that_has_not_been_started_says_so():
     """It was told that its end offsets are not known yet, and nothing of where its metrics would not go."""
     terminals = a_declaration().directory("terminals", model=Ride)

@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ...errors import ConfigurationError
 from ..calling import shown
+from ..checks import check_function
 from .rows import Change
 from .storage import Storage
 
@@ -40,6 +41,9 @@ class Callbacks(Generic[T]):
                 f"directory {self._topic!r}: on_change takes a plain function, which is called between two batches: "
                 "let it put the change into an asyncio.Queue, or set an Event, for a task of yours"
             )
+        if function is None:  # pyright: ignore[reportUnnecessaryComparison] - callers may be unchecked
+            raise ConfigurationError(f"directory {self._topic!r}: on_change(None): give a function")
+        check_function(function, "on_change", f"directory {self._topic!r}", "the change")
         self._functions.append(function)
 
     def before(self, storage: Storage[T], changes: Sequence[Change[T]]) -> dict[Hashable, T | None]:

@@ -165,6 +165,11 @@ class Directory(Generic[T]):
         """
         check_loop(self._loop, _ITS_OWN)
         wanted: Mapping[int, int] | None = {partition: offset + 1} if isinstance(offset, int) else offset
+        if wanted is not None and not _are_positions(wanted):
+            raise ConfigurationError(
+                f"directory {self.topic!r}: wait_until({offset!r}, partition={partition!r}): give an offset, a number, "
+                "or positions as end_offsets() gives them: {partition: offset}, both numbers"
+            )
         try:
             async with asyncio.timeout(timeout):
                 if wanted is None:
@@ -267,18 +272,19 @@ class Directory(Generic[T]):
 
     async def __aenter__(self) -> Self:
         """Start, and return when it is ready. Raises `DirectoryNotReady`, `StorageError`."""
-        self._running = asyncio.create_task(self.run(), name=f"sidings directory {self.topic}")
+        running = asyncio.create_task(self.run(), name=f"sidings directory {self.topic}")
         loaded = asyncio.create_task(self._loaded.wait())
         try:
-            await asyncio.wait([self._running, loaded], return_when=asyncio.FIRST_COMPLETED)
-            if self._running.done():
-                self._running.result()
+            await asyncio.wait([running, loaded], return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
         except BaseException:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
             raise
         finally:
             loaded.cancel()
+        self._running = running
         return self
 
     async def __aexit__(
@@ -330,3 +336,11 @@ class Directory(Generic[T]):
         elif follower.ended:
             told = f"it has ended; {told}"
         return DirectoryNotReady(f"directory {self.topic!r} is not loaded: {told}")
+
+
+def _are_positions(given: object) -> bool:
+    """Whether they can be reached: what stands for a number, as a text, no position equals."""
+    return isinstance(given, Mapping) and all(
+        isinstance(number, int)
+        for number in [*given, *given.values()]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    )
