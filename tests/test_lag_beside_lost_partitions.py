@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from aiokafka.admin import NewTopic
 from sidings.devstack.topics import create_topic
 
@@ -31,6 +32,7 @@ async def test_full_partitions_have_their_lag_beside_one_that_nobody_leads(effec
         gate.set()
 
 
+@pytest.mark.long
 async def test_partitions_that_nobody_leads_are_named(effects, own_kafka, monkeypatch, caplog):
     """`/health` said that Kafka had not answered, and the log nothing at all."""
     monkeypatch.setattr("sidings.kafka.vitals._ENDS_SECONDS", 0.5)
