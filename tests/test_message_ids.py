@@ -197,3 +197,10 @@ async def test_only_ids_are_waited_for_shortly_and_a_handlers_own_statements_as_
         await connection.execute(f"SET LOCAL lock_timeout = '{former}'")
         assert await connection.fetchval(load_sql("sidings.kafka", "record_seen"), [b"a"], [0], [1]) == []
         assert await connection.fetchval("SHOW lock_timeout") == former
+
+
+async def test_a_repeat_at_the_same_offset_of_another_partition_is_a_duplicate(database):
+    async with connected(database) as connection:
+        for partition, repeats in ((0, []), (1, [1]), (0, [])):
+            sql = "SELECT sidings.record_seen($1, $2, $3)"
+            assert await connection.fetchval(sql, [b"id"], [partition], [5]) == repeats
