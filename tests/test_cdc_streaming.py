@@ -375,6 +375,7 @@ async def test_a_new_checkpoint_whose_state_could_not_be_read_is_refused(
     check_topics(spark, by.model_copy(update={"checkpoint": str(tmp_path / "über")}))
 
 
+@pytest.mark.long
 async def test_a_start_that_fails_before_it_has_read_anything_binds_it_to_no_topic(
     spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
 ):

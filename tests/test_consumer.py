@@ -563,6 +563,7 @@ async def test_a_group_that_refuses_a_member_for_a_while_is_asked_again(effects,
         await former.stop()
 
 
+@pytest.mark.long
 async def test_health_is_good_while_slow_handlers_have_much_to_read(effects, topic, sidings_kafka, monkeypatch):
     """Of a partition that it has messages of the client asks for no more, and a batch of a thousand is one turn of the
     loop: Kafka had not answered, then, or the consumer was stuck."""

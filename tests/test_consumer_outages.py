@@ -321,6 +321,7 @@ def postgres_failures(service: Any) -> float:
     return sample(service, "sidings_consumer_errors_total", server="postgres")
 
 
+@pytest.mark.long
 async def test_effects_happen_once_while_postgres_is_killed_and_paused(own_postgres, topic, sidings_kafka):
     postgres = own_postgres()
     await migrate(postgres.dsn, service="test")

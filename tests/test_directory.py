@@ -298,6 +298,7 @@ async def test_a_load_that_takes_too_long_ends_and_says_how_far_it_is(topic, sid
         a_directory(name, sidings_kafka, load_seconds=0)
 
 
+@pytest.mark.long
 async def test_it_waits_for_kafka_and_survives_the_broker(own_kafka):
     kafka = await asyncio.to_thread(own_kafka)
     await create_topic(kafka.bootstrap, "terminals", partitions=2, config=COMPACTED)

@@ -11,6 +11,7 @@ from .support import eventually
 from .test_backlog import a_service_with_jobs
 
 
+@pytest.mark.long
 async def test_full_partitions_have_their_lag_beside_one_that_nobody_leads(effects, own_kafka, monkeypatch):
     monkeypatch.setattr("sidings.kafka.backlog._LOOK_SECONDS", 0.05)
     monkeypatch.setattr("sidings.kafka.vitals._ENDS_SECONDS", 1.0)

@@ -179,6 +179,7 @@ async def test_a_stop_in_a_hurry_waits_for_no_batch_and_nothing_is_ready_meanwhi
     assert await numbers(effects) == []
 
 
+@pytest.mark.long
 async def test_a_kafka_that_hangs_gives_handlers_no_more_time_at_a_stop(database, own_kafka):
     """Theirs began when the group had been left, for which Kafka had ten seconds: so they ran for longer than an
     orchestrator waits before it kills, and nothing of them was recorded, nor any origin given back."""

@@ -871,6 +871,7 @@ async def test_an_exhausted_job_blocks_its_group_until_a_person_decides(database
     assert sorted(told) == ["held", "retried"]
 
 
+@pytest.mark.long
 async def test_groups_that_wait_for_a_person_are_counted_apart_from_those_that_back_off(database: str):
     """What nothing would ever try again could be told from an outage that passes by no figure."""
     exposed, registry = CollectorRegistry(), Registry()

@@ -212,6 +212,7 @@ async def test_jobs_behind_too_many_that_have_ended_to_be_stepped_over_in_time_a
         await eventually(lambda: sorted(started) == [0, 1])
 
 
+@pytest.mark.long
 async def test_delayed_jobs_behind_too_many_that_have_been_promoted_are_promoted(
     database: str, monkeypatch: pytest.MonkeyPatch
 ):

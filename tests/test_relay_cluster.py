@@ -231,6 +231,7 @@ async def test_a_token_whose_provider_hangs_is_given_up() -> None:
             await settings.client_options()["sasl_oauth_token_provider"].token()
 
 
+@pytest.mark.long
 async def test_files_for_tls_that_are_replaced_are_read_again_by_clients_that_live(
     database: str, guarded: Kafka, caplog: pytest.LogCaptureFixture
 ) -> None:

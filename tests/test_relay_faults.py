@@ -488,6 +488,7 @@ async def test_parked_messages_that_are_older_than_their_topic_takes_are_sent_wh
     assert_complete(await records(sidings_kafka, late), 40)
 
 
+@pytest.mark.long
 async def test_a_read_that_no_smaller_one_can_replace_is_given_more_time(
     database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

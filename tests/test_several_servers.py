@@ -71,6 +71,7 @@ async def test_one_that_falls_silent_in_the_midst_of_work_is_left_for_the_next(d
     assert ran == [1, 2]
 
 
+@pytest.mark.long
 async def test_commands_reach_the_server_that_answers(hanging: str, tmp_path: Path) -> None:
     assert await migrate(hanging, service="test") == []
     assert await asyncio.to_thread(archive, hanging, tmp_path / "archive") == 0
