@@ -18,9 +18,8 @@ from .tls import context_of
 __all__ = ["KafkaSettings"]
 
 _MOST_BYTES, _MOST_SECONDS = 2**31 - 1, 1_000_000  # that Kafka's protocol can say: the times in milliseconds
-_ADDRESS = re.compile(
-    r"([^\s:\[\]]+|\[[^\s\[\]]+\])(?::(\d{1,5}))?"
-)  # IPv6 in brackets; Kafka's own port is the default
+# IPv6 in brackets; Kafka's own port is the default.
+_ADDRESS = re.compile(r"([^\s:\[\]]+|\[[^\s\[\]]+\])(?::(\d{1,5}))?")
 
 Mechanism = Literal["PLAIN", "GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
