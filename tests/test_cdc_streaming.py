@@ -359,6 +359,7 @@ async def test_it_begins_where_it_is_told_to_and_passes_over_nothing_that_kafka_
     assert re.match(r"not started: .*\n.*TimeoutException", caplog.messages[-1])
 
 
+@pytest.mark.long
 async def test_a_new_checkpoint_whose_state_could_not_be_read_is_refused(
     spark: SparkSession, sidings_kafka: str, topics: Mapping[str, str], tmp_path: Path
 ):

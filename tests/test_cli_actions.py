@@ -303,6 +303,7 @@ async def test_a_pause_of_what_is_not_there_says_that_it_may_be_a_typing_error(d
             await cli(database, command[0], "resume", *command[2:])
 
 
+@pytest.mark.long
 async def test_many_orphans_are_moved_in_more_than_the_time_of_other_statements(
     database: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -76,6 +76,7 @@ async def test_a_release_that_fails_does_not_keep_the_next_owner_waiting(databas
         assert "lost" not in await fleet.outcomes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["check", "register"])
 async def test_an_executor_starts_although_its_first_statements_fail(database: str, tmp_path: Path, kind: str):
     async with proxied(database) as proxy, Fleet(database, tmp_path, worker_dsn=proxy.dsn, postgres=QUICK) as fleet:

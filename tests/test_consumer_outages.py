@@ -644,6 +644,7 @@ async def test_what_a_handler_raises_when_its_connection_to_kafka_is_given_up_is
     assert await numbers(effects) == [0, 1]
 
 
+@pytest.mark.long
 async def test_a_connection_that_breaks_again_and_again_does_not_look_like_health(
     effects, topic, sidings_kafka, monkeypatch
 ):

@@ -523,6 +523,7 @@ def test_three_brokers_go_on_while_one_is_dead(own_kafka):
         Kafka(kafka.directory, brokers=1).start()
 
 
+@pytest.mark.long
 def test_the_secured_listener_wants_its_certificate_authority_and_its_password(own_kafka):
     kafka: Kafka = own_kafka(secure=True)
     security = {

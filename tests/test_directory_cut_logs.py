@@ -36,6 +36,7 @@ def cut_kafka(tmp_path: Path):
     kafka.kill()
 
 
+@pytest.mark.long
 async def test_what_was_cut_off_while_nobody_ran_is_gone(cut_kafka: Kafka, tmp_path: Path, caplog: Any) -> None:
     kafka, path = cut_kafka, tmp_path / "terminals.db"
     await create_topic(kafka.bootstrap, TOPIC, partitions=1, config=COMPACTED)

@@ -94,6 +94,7 @@ async def compacted(db: asyncpg.Connection, topic: Any) -> str:
     return name
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc").exists(), reason="asks /proc whether a process stands still")
 @pytest.mark.parametrize("last", ["acquirer_id = 'c'", "is_active = false"])
 async def test_an_old_row_that_a_paused_relay_writes_late_does_not_stay_the_last_one(

@@ -15,6 +15,7 @@ from .support import SECONDS, connected, eventually, value
 PARKED = "SELECT count(*) FROM sidings.outbox_parked"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["acquirer_id = 'b'", "is_active = false"])
 async def test_a_row_that_was_parked_and_is_released_does_not_stay_the_last_one(
     database: str, sidings_kafka: str, change: str

@@ -652,6 +652,7 @@ async def test_a_consumer_does_anew_what_was_lost_of_a_partition_in_which_nothin
         await eventually(lambda: recorded(failover.new, range(1, 7)), "all of them have their effects there, once")
 
 
+@pytest.mark.long
 async def test_an_executor_that_starts_on_a_server_just_promoted_believes_no_expiry(failover: Failover):
     """The standby has an old lease: its renewals got lost. The handler goes on under the last of them."""
     registry, seen = Registry(), []
@@ -747,6 +748,7 @@ async def test_a_relay_says_that_topics_of_directory_tables_may_have_what_was_lo
     assert sent[-1] == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "first",
     ["relay.s heartbeat|sidings.acquire", "THE READ"],

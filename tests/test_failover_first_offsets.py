@@ -25,6 +25,7 @@ def consuming(failover: Failover, kafka: str, topic: str, start: Any) -> Any:  #
     return service
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", ["latest", "committed", "earliest"])
 async def test_what_was_handled_from_an_offset_that_got_lost_is_done_anew(
     failover: Failover,  # noqa: F811

@@ -19,6 +19,7 @@ HELD = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("held", HELD)
 async def test_a_day_that_is_in_use_is_told_and_the_others_are_archived(database: str, tmp_path: Path, held: str):
     first, second = OLD, OLD + timedelta(days=1)

@@ -60,6 +60,7 @@ def read(spark: SparkSession, selection: Selection, **source: Any) -> list[Seque
         return sorted(map(tuple, attempts.select(*COLUMNS).collect()))
 
 
+@pytest.mark.long
 def test_archive_and_postgres_give_one_picture(
     spark: SparkSession, database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -113,6 +114,7 @@ def test_archive_and_postgres_give_one_picture(
         read(spark, window, **both)
 
 
+@pytest.mark.long
 def test_directories_may_have_any_name(spark: SparkSession, database: str, tmp_path: Path):
     """Spark takes what it is to read for a pattern."""
     rows = some(1, 5)

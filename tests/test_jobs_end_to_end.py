@@ -678,6 +678,7 @@ async def test_an_executor_may_start_before_postgres_can_be_reached(own_postgres
         await executor.stop()
 
 
+@pytest.mark.long
 async def test_an_executor_stops_although_postgres_is_away(own_postgres: Any):
     server = await asyncio.to_thread(own_postgres)
     dsn = server.dsn

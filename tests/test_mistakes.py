@@ -634,6 +634,7 @@ def test_a_value_of_another_type_is_refused_by_name(declare: Any, told: str):
 # -- what can only wait says so ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_a_topic_that_does_not_exist_is_told_of_and_taken_up_when_it_is_there(
     database, sidings_kafka, monkeypatch, caplog
 ):
@@ -812,6 +813,7 @@ print("ended")
 """
 
 
+@pytest.mark.long
 async def test_a_program_that_ends_before_its_service_ends(database, sidings_kafka, topic):
     """`asyncio.run` cancels all tasks, once, and waits for them: the consumer connected anew, and the program hung."""
     command = [sys.executable, "-c", FORGOTTEN, database, sidings_kafka, await topic("positions")]

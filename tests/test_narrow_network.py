@@ -52,6 +52,7 @@ async def narrow(dsn: str) -> AsyncIterator[str]:
             stream.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("groups", [0, 1])
 async def test_payloads_that_do_not_come_through_in_time_are_read_by_fewer(
     database: str, monkeypatch: pytest.MonkeyPatch, groups: int

@@ -43,6 +43,7 @@ def test_an_outage_is_told_of_when_it_begins_ever_more_seldom_and_when_it_ends(c
     ]
 
 
+@pytest.mark.long
 async def test_what_is_tried_again_and_again_while_postgres_is_away_is_not_told_each_time(
     own_postgres, topic, sidings_kafka, caplog
 ):

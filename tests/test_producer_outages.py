@@ -63,6 +63,7 @@ async def test_what_the_client_logs_later_is_not_said_of_whoever_sent_first(sidi
     assert {line.correlation_id for line in lines} == {"-"}
 
 
+@pytest.mark.long
 async def test_many_callers_do_not_wait_for_each_other_when_kafka_hangs(own_kafka, monkeypatch):
     monkeypatch.setattr("sidings.kafka.outbox.senders._START_SECONDS", 2.0)
     monkeypatch.setattr("sidings.kafka.producer._CONNECT_SECONDS", 3.0, raising=False)

@@ -516,6 +516,7 @@ async def test_a_read_that_no_smaller_one_can_replace_is_given_more_time(
             await relay.reader._link.close()
 
 
+@pytest.mark.long
 async def test_messages_that_do_not_come_through_in_time_are_read_by_fewer(
     database: str, sidings_kafka: str, topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

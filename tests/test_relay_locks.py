@@ -20,6 +20,7 @@ def told_of(relay: Relay, words: str) -> bool:
     return any(words in problem for problem in relay.held_up())
 
 
+@pytest.mark.long
 async def test_a_message_that_is_locked_holds_up_no_others(database: str, sidings_kafka: str, topic) -> None:
     """All that was acknowledged was deleted in one statement, which failed for ever; when the window was full, nothing
     was sent any more, and nothing was wrong in `/health`."""
@@ -204,6 +205,7 @@ async def test_a_parked_message_that_is_locked_is_told_of(database: str, verb: s
         assert await getattr(outbox, verb)("etas", actor="alice") == [2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("table", "words"), [("outbox_parked", "cannot be deleted"), ("outbox_relay", "slots of the outbox cannot")]
 )

@@ -35,6 +35,7 @@ async def forbidden(bootstrap: str, name: str, operation: int, kind: int = _TOPI
             assert len((await admin._send_to_controller(DeleteAclsRequest(*rule))).filter_responses[0][2]) == 1
 
 
+@pytest.mark.long
 @pytest.mark.timeout(90)
 async def test_a_topic_that_may_not_be_read_any_more_stops_no_other(effects, own_kafka, monkeypatch):
     monkeypatch.setattr(topic_loop, "LOOK_AGAIN_SECONDS", 0.5)

@@ -552,6 +552,7 @@ async def test_a_foreign_schema_that_appears_after_the_start_ends_the_service(ow
         await asyncio.wait_for(running, SECONDS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("why", ["takes no connections", "has a table locked"])
 async def test_it_starts_while_postgres_refuses_it_for_the_time_being(sidings_postgres, database, why):
     """As during a migration, or where its disk is full. The start ended with an error of asyncpg's own."""

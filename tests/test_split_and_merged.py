@@ -162,6 +162,7 @@ def psql_dump(schema: str, former: str, new: str) -> None:
     subprocess.run(psql, check=True, capture_output=True, text=True, input=text, env=env)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own_database", [False, True])
 async def test_one_service_becomes_two(
     effects: str, topic: Any, sidings_kafka: str, sidings_postgres: str, own_database
@@ -228,6 +229,7 @@ async def test_one_service_becomes_two(
             await drop_database(sidings_postgres, new)
 
 
+@pytest.mark.long
 async def test_two_services_become_one(effects, topic, sidings_kafka):
     rides, orders, invoices = await topic(partitions=PARTITIONS), await topic(partitions=PARTITIONS), await topic()
     async with connected(effects) as connection:

@@ -235,6 +235,7 @@ async def left(fleet: Fleet, jobs: int) -> bool:
     return await fleet.unfinished() == jobs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("held_up", ["a lost job", "an origin to be released"])
 async def test_a_row_that_somebody_has_locked_holds_up_its_own_origin_only(database: str, held_up: str):
     """A person's transaction, say. A takeover waits for it in vain, and so does a release."""

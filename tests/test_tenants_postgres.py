@@ -30,6 +30,7 @@ def stage(mortal: Postgres, sidings_kafka: str, tmp_path: Path) -> Iterator[Stag
         yield stage
 
 
+@pytest.mark.long
 async def test_a_tenant_that_was_made_before_a_crash_of_postgres_can_be_changed_after_it(
     mortal: Postgres, stage: Stage
 ) -> None:

@@ -32,6 +32,7 @@ async def import_users(url: str, name: str) -> str:
     return tenant
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["users: part 2", "users: part 3", "users: complete"])
 async def test_processor_b_completes_the_transaction_that_was_cut_when_processor_a_died(
     stage: Stage, api: Process, point: str

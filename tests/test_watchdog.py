@@ -193,6 +193,7 @@ async def test_a_drain_waits_for_a_handler_that_cannot_be_stopped_and_keeps_the_
         assert await fleet.outcomes() == ["succeeded"] * len(jobs)
 
 
+@pytest.mark.long
 async def test_a_plain_function_that_outlives_the_stop_of_its_executor_does_not_meet_its_successor(
     database: str, tmp_path: Path
 ):
