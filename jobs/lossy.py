@@ -12,6 +12,7 @@ from numbers import Number
 from typing import cast
 
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
+from pydantic_core import PydanticSerializationError
 
 from .kinds import ONE_KIND, other_kind
 from .schemas import DICTS, Schema, parts_of
@@ -37,6 +38,7 @@ __all__ = [
     "not_finite",
     "runs_again",
     "same_but_for_order",
+    "told",
 ]
 
 MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
@@ -60,7 +62,17 @@ _PLAIN = frozenset(  # of which no member of a union is taken for a model, or a 
 _OF_A_CLASS = frozenset(("model", "dataclass", "definition-ref"))
 _TEMPORAL = frozenset(("ser_json_temporal", "val_temporal_unit"))
 _LEAVES = frozenset((str, int, float, bool, type(None)))
+_NO_TEXT = (
+    "it holds bytes that are no UTF-8, as which JSON gets them: give the model that they stand in "
+    "ConfigDict(ser_json_bytes='base64', val_json_bytes='base64')"
+)
 _BYTES = "bytes of which the handler would get others: ConfigDict(val_json_bytes=) has to be what ser_json_bytes= is"
+
+
+def told(error: Exception) -> str:
+    """What there is to say of an error of pydantic's."""
+    no_text = isinstance(error, PydanticSerializationError) and "invalid utf-8 sequence" in str(error)
+    return _NO_TEXT if no_text else str(error)
 
 
 def masks_secret(dump: Callable[..., object]) -> bool:

@@ -32,6 +32,7 @@ from .lossy import (
     not_finite,
     runs_again,
     same_but_for_order,
+    told,
 )
 
 __all__ = ["Payloads", "adapter_of"]
@@ -116,7 +117,9 @@ class Payloads(Generic[P]):
                     raise ValueError(other)
                 texts.append(text)
             except (ValidationError, ValueError, TypeError) as error:
-                raise InvalidPayload(f"the payload of {self._type_name!r} does not fit its model: {error}") from error
+                raise InvalidPayload(
+                    f"the payload of {self._type_name!r} does not fit its model: {told(error)}"
+                ) from error
             notes.append(note(checked))
         return notes, texts
 

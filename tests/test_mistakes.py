@@ -421,6 +421,23 @@ async def test_what_cannot_be_published_is_named_and_leaves_the_transaction_usab
     assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.outbox")] == list(receipt.ids)
 
 
+class Scan(BaseModel):
+    image: bytes
+
+
+async def test_bytes_that_are_no_text_are_refused_with_the_setting_that_lets_them_arrive(database):
+    """It named a byte. Bytes that are texts, as a test has them, go through all the same."""
+    job_type = Registry().job(payload=Scan)(a_job)
+    outbox = Service("test", postgres=database, prometheus=CollectorRegistry()).outbox
+    told = r"holds bytes that are no UTF-8, .* ConfigDict\(ser_json_bytes='base64', val_json_bytes='base64'\)"
+    async with connected(database) as connection, connection.transaction():
+        await job_type.enqueue(connection, Scan(image=b"a text"), origin=ORIGIN)
+        with pytest.raises(InvalidPayload, match=told):
+            await job_type.enqueue(connection, Scan(image=b"\xff"), origin=ORIGIN)
+        with pytest.raises(InvalidMessage, match=told):
+            await outbox.publish(connection, "scans", key="k", value=Scan(image=b"\xff"))
+
+
 async def test_types_that_are_declared_behind_an_include_are_the_services_and_stored_in_its_schema(empty_database):
     """However deep: a type without a handler waits for ever, and another schema is another service's."""
     modules, jobs = Registry(), Registry()

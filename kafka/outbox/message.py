@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from ...jobs.context import CORRELATION_ID, missing_headers
-from ...jobs.lossy import HALF, MASK, has_half_characters, held_by, loses_numbers, masks_secret, may_hold_floats
+from ...jobs.lossy import HALF, MASK, has_half_characters, held_by, loses_numbers, masks_secret, may_hold_floats, told
 from .errors import InvalidMessage
 
 __all__ = [
@@ -151,7 +151,7 @@ def _serialise(value: object) -> bytes | None:
             data = value.model_dump_json().encode()
             lost = _lost(value, data)
         except Exception as error:  # whatever a serialiser of the model's own may raise
-            raise InvalidMessage(f"{type(value).__name__} cannot be serialised to JSON: {error}") from error
+            raise InvalidMessage(f"{type(value).__name__} cannot be serialised to JSON: {told(error)}") from error
         if lost:
             raise InvalidMessage(f"{type(value).__name__} holds {lost}, or give bytes")
         return data
