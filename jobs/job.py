@@ -28,6 +28,7 @@ class Fence(NamedTuple):
 
 
 _NO_FENCE = Fence("", 0)
+_FAKE = "fake"
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class Job(Generic[P]):
         payload: F,
         *,
         id: int = 1,
-        type: str = "fake",
+        type: str = _FAKE,
         origin: str = "fake/0",
         group: str | None = None,
         attempt: int = 1,
@@ -90,6 +91,8 @@ class Job(Generic[P]):
     def tx(self) -> Transaction:
         """The transaction that ends this job, for types declared with ``transactional=True``."""
         if self.transaction is None:
+            if self.type == _FAKE:
+                raise ConfigurationError("this job has no tx: give Job.fake(..., tx=Transaction(connection))")
             raise ConfigurationError(f"{self.type}: job.tx exists where the type is declared with transactional=True")
         return self.transaction
 

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, field_validator
 from sidings import (
     Admin,
+    ConfigurationError,
     Discard,
     Job,
     Message,
@@ -648,6 +649,10 @@ async def test_a_fake_job_has_what_a_handler_looks_at():
     job = Job.fake(Payload(n=1), group="g", attempt=3, headers={"a": "b"}, epoch=7)
     assert (job.payload.n, job.group, job.attempt, job.headers, job.fence) == (1, "g", 3, {"a": "b"}, ("fake/0", 7))
     assert datetime.now(UTC) - job.enqueued_at < timedelta(seconds=SECONDS)
+    with pytest.raises(
+        ConfigurationError, match=r"give Job.fake\(\.\.\., tx=Transaction"
+    ):  # of a transactional type, too
+        job.tx  # noqa: B018
 
 
 async def test_what_a_handler_enqueues_that_a_test_calls_belongs_to_the_jobs_origin(database: str):
