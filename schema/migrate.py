@@ -40,6 +40,8 @@ _PATIENCE_SECONDS = 120.0  # with locks that others hold
 # deadlock_timeout, after which an autovacuum gives way; shorter than the 3 s after which statements of executors fail.
 _LOCK_SECONDS = 2.0
 _PAUSE_SECONDS = 8.0  # at most, from one attempt to the next
+# What handlers' transactions use, in their order: the offset is stored last.
+_USED_IN_ORDER = ["job", "outbox", "consumer_offset"]
 _UNCACHED = ["job_position", "job_id_seq", "outbox_id"]  # sequences whose order means something
 
 
@@ -186,6 +188,8 @@ async def _apply_patiently(
     while True:
         await connection.execute("SAVEPOINT attempt")
         try:
+            for table in _altered(missing):
+                await connection.execute(f"LOCK TABLE {schema}.{table} IN ACCESS EXCLUSIVE MODE")
             for migration in missing:
                 await connection.execute(rename_schema(migration.sql, schema), timeout=_MIGRATE_SECONDS)
                 await connection.execute(
@@ -209,6 +213,17 @@ async def _apply_patiently(
         log.warning("migrating %s waits for locks, trying again: %s", schema, "; ".join(blockers))
         await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
         pause = min(2 * pause, _PAUSE_SECONDS)
+
+
+def _altered(missing: list[Migration]) -> list[str]:
+    """Tables that are to be locked before anything else, in this order: whoever has one of them is never waited for
+    with another one that he comes to later. Postgres would end his transaction: a handler would have failed."""
+    texts = [migration.sql for migration in missing]
+    made, altered = (
+        {name for text in texts for name in re.findall(rf"^{what} sidings\.(\w+)", text, re.MULTILINE)}
+        for what in ("CREATE TABLE", r"(?:ALTER TABLE|CREATE (?:UNIQUE )?INDEX \w+ ON)")
+    )
+    return [table for table in _USED_IN_ORDER if table in altered - made]
 
 
 async def _verify_role(connection: asyncpg.Connection, schema: str) -> None:

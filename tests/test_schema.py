@@ -231,6 +231,22 @@ async def test_a_migration_that_waits_for_a_lock_lets_others_through(database: s
     await checked(database)
 
 
+async def test_no_transaction_that_stores_a_job_and_then_its_offset_fails_because_of_a_migration(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """It waited for the migration, which had the offsets and waited for it, and it was what Postgres ended."""
+    later = later_migration(f"ALTER TABLE sidings.consumer_offset ADD COLUMN later int;\n{ALTER}")
+    monkeypatch.setattr(migrate_module, "migrations", lambda: later)
+    async with connected(database, deadlock_timeout="10ms") as handler:
+        async with handler.transaction():
+            await handler.execute("INSERT INTO sidings.job (type, origin) VALUES ('x', 't/0')")
+            migrating = asyncio.create_task(migrate(database, service="test"))
+            waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'sidings.job'::regclass AND NOT granted)"
+            await eventually(lambda: value(database, waits), "the migration waits for the job table")
+            await handler.execute("UPDATE sidings.consumer_offset SET next_offset = next_offset + 1")
+        assert [m.name for m in await migrating] == ["later"]
+
+
 async def test_a_migration_gives_up_in_the_end_and_names_who_was_in_the_way(
     database: str, monkeypatch: pytest.MonkeyPatch
 ):
