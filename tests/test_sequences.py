@@ -139,6 +139,24 @@ async def test_a_job_that_gets_another_position_is_a_new_one_to_a_read_and_one_t
         assert rows[1]["txid"] > rows[0]["txid"]
 
 
+async def test_of_positions_beyond_all_those_keep_theirs_that_the_sequence_has_given(database: str):
+    """With new ones they would come behind jobs of their groups that were enqueued after them."""
+    async with connected(database) as connection:
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        acquire = f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '1 hour', true)"
+        epoch = await connection.fetchval(acquire, me)
+        await connection.execute(
+            f"""SELECT setval('sidings.job_position', {2**62 + 100});
+                INSERT INTO sidings.job (type, origin, payload, position)
+                SELECT 'ride', '{ORIGIN}', '{{}}', {2**62} + n FROM unnest(ARRAY[50, 100, 7000, 2000, 900]) n"""
+        )
+        renumber = load_sql("sidings.executor", "renumber")
+        done = [await connection.fetchval(renumber, me, [ORIGIN], [epoch], 2**62, 2) for _ in range(3)]
+        rows = await connection.fetch("SELECT position FROM sidings.job ORDER BY id")
+    assert done == [2, 1, 0]
+    assert [row["position"] - 2**62 for row in rows] == [50, 100, 103, 102, 101]
+
+
 async def test_messages_are_sent_where_the_sequence_was_behind_the_outbox(
     database: str, sidings_kafka: str, topic: Any
 ):
