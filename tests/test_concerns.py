@@ -10,6 +10,7 @@ import pytest_asyncio
 from sidings import Admin, Job, Registry, Retry
 from sidings.errors import PostgresUnavailable
 from sidings.executor import Executor
+from sidings.schema import load_sql
 from tenacity import stop_after_attempt, stop_never, wait_fixed
 
 from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, running, value
@@ -286,3 +287,16 @@ async def test_an_executor_that_comes_to_the_end_of_no_reading_says_so(
     await eventually(lambda: not executor.problems(), "all has been read")
     rides.gate.set()
     await eventually(lambda: idle(database), "all that can has run")
+
+
+async def test_an_executor_hears_of_each_of_its_origins_which_epoch_it_has(database: str):
+    """It would take those that it holds for another's, and begin anew with what runs there."""
+    async with connected(database) as connection:
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        epochs = {"rides/1": 2, "rides/0": 9, "rides/10": 4}
+        for origin, epoch in (epochs | {"rides/2": 7}).items():
+            insert = "INSERT INTO sidings.origin (origin, epoch, owner) VALUES ($1, $2, $3)"
+            await connection.execute(insert, origin, epoch, me if origin in epochs else None)
+        row = await connection.fetchrow(load_sql("sidings.executor", "standing"), me, 0, 10)
+    assert row is not None
+    assert dict(zip(row["origins"], row["epochs"], strict=True)) == epochs
