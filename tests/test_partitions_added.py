@@ -549,13 +549,14 @@ async def test_but_not_by_a_consumer_that_begins_after_that(database, topic, sid
     await effects_table(database)
     name = await topic(partitions=2)
     await fetch(database, "INSERT INTO sidings.topic (topic, partitions, former) VALUES ($1, 2, '{1}')", name)
+    await fetch(database, "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ('other', 0, 5)")
     service = a_service(database, sidings_kafka)
     service.consumer(name, model=Number, start="latest")(record)
     for partition in (0, 1):
         await produce(sidings_kafka, name, [partition], partition=partition)
 
     async def placed() -> bool:
-        return len(await stored_offsets(database)) == 2
+        return len(await stored_offsets(database)) == 3
 
     async with service:
         await eventually(placed)
