@@ -334,6 +334,32 @@ async def test_a_topic_that_fails_gets_no_further_messages(db: asyncpg.Connectio
     assert await attended() == ([terminals], [])
 
 
+async def test_each_key_in_doubt_has_times_of_its_own(db: asyncpg.Connection, terminals: str):
+    """One that has been asked for three times takes no other with it."""
+    await db.execute(
+        """INSERT INTO sidings.directory_doubt VALUES ('terminals', 't1', now() - interval '12 min', now()),
+               ('terminals', 't2', now() - interval '5 s', now()), ('terminals', 't3', now() - interval '1 min', now()),
+               ('terminals', 't4', now(), now() + interval '5 s')"""
+    )
+    await db.fetchval(load_sql("sidings.kafka.outbox", "settle", "sidings"), terminals)
+    assert await doubts(db) == [(b"t2", 60.0), (b"t3", 720.0), (b"t4", 5.0)]
+    assert await published(db) == [b"t1", b"t2", b"t3"]
+
+
+@pytest.mark.parametrize("after", ["5 s", "10 min"], ids=["at first", "at last"])
+async def test_a_key_in_doubt_anew_while_another_relay_looks_stays_in_doubt(
+    database: str, db: asyncpg.Connection, terminals: str, after: str
+):
+    """Its relay waits for nobody, and takes nothing back of what came since."""
+    insert = "INSERT INTO sidings.directory_doubt VALUES ('terminals', 't1', now() - $1::text::interval, now())"
+    await db.execute(insert, after)
+    doubt, settle = (load_sql("sidings.kafka.outbox", name, "sidings") for name in ("doubt", "settle"))
+    async with connected(database, lock_timeout="200ms") as other, db.transaction():
+        await db.execute(doubt, terminals, [b"t1"])
+        assert await other.fetchval(settle, terminals) is None
+    assert await doubts(db) == [(b"t1", 5.0)]
+
+
 async def test_doubts_of_a_topic_that_is_no_tables_any_more_go(db: asyncpg.Connection, terminals: str):
     for key in ("terminals", "of before"):
         await db.execute("INSERT INTO sidings.directory_doubt VALUES ($1, 't1', now(), now())", key)
@@ -409,12 +435,14 @@ async def test_a_table_that_cannot_be_read_is_told_once_and_holds_up_no_other(
         amends.owe("zones", late(b"z1"))
         await eventually(lambda: not amends.owed)
         await due(db)
+        amends.owe(terminals, late(b"t2"))
+        await eventually(lambda: not amends.owed)
         amends.due([terminals, "zones"])
         await eventually(lambda: db.fetchval("SELECT count(*) FROM sidings.outbox"))
         await eventually(lambda: "call directory_republish" in caplog.text)
 
         async def given_up() -> bool:
-            return [key for key, _ in await doubts(db)] == [b"z1"]
+            return [key for key, _ in await doubts(db)] == [b"t2", b"z1"]
 
         await eventually(given_up)
     assert await published(db) == [b"z1"]
