@@ -16,6 +16,7 @@ from sidings.kafka import Topics, partition_for
 from sidings.kafka.parking import Parking
 from sidings.kafka.partition import Item, Partition
 from sidings.kafka.topics import _Topic as TopicRow
+from sidings.schema import load_sql
 
 from .consumer_support import (
     TWICE_AND_PARK,
@@ -350,6 +351,28 @@ async def test_a_new_count_is_announced_before_it_takes_effect_and_an_old_one_ne
         await asyncio.gather(*watching, return_exceptions=True)
         await ahead.close()
         await behind.close()
+
+
+async def test_a_count_that_is_announced_is_not_lost_to_a_smaller_one(database):
+    """As where a topic was made anew meanwhile: keys of the larger count would be looked for in too few origins."""
+    remember = load_sql("sidings.kafka", "remember_topics")
+    row = "SELECT partitions, former, partitioner FROM sidings.topic"
+    async with connected(database) as connection:
+        for count, partitioner, known in (
+            (6, "murmur2", (6, [], "murmur2")),
+            (12, "murmur2", (6, [6], "murmur2")),
+            (3, "murmur2", (6, [6, 3], "murmur2")),
+            (3, "crc32", (6, [6, 3], "crc32")),
+            (12, "crc32", (6, [6, 3], "crc32")),
+            (0, "", (6, [6, 3], "crc32")),
+            (12, "crc32", (12, [6, 3], "crc32")),
+            (6, "murmur2", (12, [6, 3], "murmur2")),
+        ):
+            if count:
+                await connection.execute(remember, ["positions"], [count], [partitioner], 3600.0)
+            else:
+                await connection.execute("UPDATE sidings.topic SET seen_at = seen_at - interval '2 hours'")
+            assert [tuple(r) for r in await connection.fetch(row)] == [known]
 
 
 async def test_that_a_topic_has_not_grown_is_believed_for_a_while_only(database, monkeypatch):
