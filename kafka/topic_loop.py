@@ -285,6 +285,7 @@ class FetchLoop(ABC):
         if partition.unreadable is None:
             log.error("%s", told)
         partition.unreadable = told
+        partition.answered = self._answered(partition)  # what Kafka has said before does not count
         self._hold(partition)
         self._roof.spawn(self._look_again(partition))
 
@@ -309,13 +310,9 @@ class FetchLoop(ABC):
                 continue
             if not self._roof.paused and partition.state is State.READY and position > partition.end:
                 partition.end = position
-            if partition.unreadable is not None and not partition.suspect and self._has_answered(partition):
+            # Whether Kafka has let us read of it since it was placed, be it that there is nothing.
+            if not partition.suspect and partition.answered_at > partition.since:
                 partition.unreadable = None
-
-    def _has_answered(self, partition: Partition) -> bool:
-        """Whether Kafka has let us read of it since it was placed, be it that there is nothing."""
-        answered = self._answered(partition)
-        return answered is not None and time.time() - answered / 1000 < time.monotonic() - partition.since
 
     def _answered(self, partition: Partition) -> int | None:
         """When Kafka has last told of it, in milliseconds since 1970; None where it has not."""

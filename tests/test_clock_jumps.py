@@ -2,11 +2,15 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
 from sidings import Message, Transaction
 from sidings.kafka.directory.reader import Reader
-from sidings.kafka.partition import State
+from sidings.kafka.partition import Item, Partition, State
+from sidings.kafka.topic_loop import FetchLoop
 
 from .consumer_support import Number, a_service, produce
 from .directory_support import quick
@@ -65,3 +69,39 @@ async def test_a_directory_counts_the_silence_of_kafka_by_a_clock_that_nobody_se
             await eventually(lambda: reader.silence() > 0.1)
     finally:
         await reader.close()
+
+
+class Loop(FetchLoop):
+    in_flight = 0
+
+    async def _handle(self, items: list[Item]) -> None: ...
+
+
+async def test_a_partition_that_may_not_be_read_seems_well_only_when_kafka_has_answered_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tp = TopicPartition("positions", 0)
+    partition = Partition(tp)
+    partition.place(0)
+    told = [round(1_000 * time.time())]
+
+    async def position(_: TopicPartition) -> int:
+        return partition.end
+
+    async def nothing(*_: Any, **options: int) -> dict[TopicPartition, Any]:
+        await asyncio.sleep(0.001)  # the clock goes on
+        return {}
+
+    client: Any = SimpleNamespace(
+        position=position, getmany=nothing, last_poll_timestamp=lambda _: told[-1], pause=lambda _: None
+    )
+    parts: Any = SimpleNamespace(topic="positions", spawn=lambda work: work.close(), paused=False)
+    loop = Loop(parts, client, {tp: partition}, parts, parts, max_records=10)
+    loop._refuse(partition, "there is no right to read it")
+    partition.place(0)
+    set_clock(monkeypatch, -HOUR)
+    await loop._poll([partition])
+    assert partition.problem() == "positions/0 stands still: there is no right to read it"
+    told.append(round(1_000 * time.time()))
+    await loop._poll([partition])
+    assert partition.problem() is None
