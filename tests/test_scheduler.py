@@ -620,6 +620,38 @@ def test_a_suspect_that_has_been_running_for_long_makes_room_for_the_next():
     assert rig.scheduler.next_due() is None  # nobody waits for the last
 
 
+def test_a_suspect_that_ends_after_its_time_alone_makes_room_for_one_that_has_just_come():
+    rig = Rig()
+    rig.put(1, group=None, losses=1)
+    [first] = rig.choose()
+    rig.now = 1_000.0
+    rig.put(2, group=None, losses=1)
+    assert rig.choose() == []
+    rig.scheduler.ended(first, rig.now)
+    rig.scheduler.wake_due(rig.now)
+    assert positions(rig.choose()) == [2]
+
+
+def test_suspects_of_other_origins_wait_on_where_one_is_lost():
+    rig = Rig()
+    rig.put([1, 2], group=None, losses=1)
+    rig.put(3, group=None, losses=1, queue=rig.scheduler.add_origin("t/1", 1))
+    assert positions(rig.choose()) == [1]
+    rig.scheduler.remove_origin("t/0")
+    assert positions(rig.choose()) == [3]
+
+
+def test_groups_that_back_off_come_back_in_the_order_of_their_times_also_where_an_origin_is_lost():
+    rig = Rig()
+    other = rig.scheduler.add_origin("t/1", 1)
+    for position, queue in ((1, rig.queue), (5, other), (2, other)):
+        rig.put(position, group=str(position), queue=queue)
+    for entry in rig.choose():
+        rig.scheduler.again(entry, due=float(entry.position))
+    rig.scheduler.remove_origin("t/0")
+    assert rig.scheduler.next_due() == 2.0
+
+
 def test_a_suspect_that_waits_does_not_overtake_a_job_that_a_read_brings_meanwhile():
     rig = Rig()
     rig.put(1, group="a", losses=1)
