@@ -652,6 +652,22 @@ def test_groups_that_back_off_come_back_in_the_order_of_their_times_also_where_a
     assert rig.scheduler.next_due() == 2.0
 
 
+def test_groups_that_back_off_come_back_where_timers_are_dropped_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ready, "_FEW_TIMERS", 3)
+    rig = Rig()
+    for position in (1, 5, 2):
+        rig.put(position, group=str(position))
+    for entry in rig.choose():
+        rig.scheduler.again(entry, due=float(entry.position))
+    rig.scheduler.forget([("t/0", "1")], [])
+    rig.put(9, group="9")
+    [last] = rig.choose()
+    rig.scheduler.again(last, due=9.0)
+    assert rig.scheduler.next_due() == 2.0
+    rig.wait(10.0)
+    assert sorted(lane.group for lane in rig.scheduler.hungry) == ["1", "2", "5", "9"]
+
+
 def test_a_suspect_that_waits_does_not_overtake_a_job_that_a_read_brings_meanwhile():
     rig = Rig()
     rig.put(1, group="a", losses=1)
