@@ -308,6 +308,15 @@ def test_memory_used_up_by_deep_groups_does_not_stop_reading_while_too_few_are_r
     assert rig.scheduler.memory.room() > 0
 
 
+def test_memory_full_of_large_payloads_does_not_stop_reading_while_none_of_them_is_runnable():
+    rig = Rig(window=1000, payload_budget=64_000)
+    rig.put(range(1, 5), group="a", payload="x" * 16_000)
+    assert len(rig.choose()) == 1
+    assert rig.scheduler.memory.room() == 1
+    rig.put(9, group=None, payload="x" * 16_000)
+    assert rig.scheduler.memory.room() == 0
+
+
 def test_many_groups_share_the_memory():
     rig = Rig(keep=64, budget=1000)
     rig.scheduler.memory.adjust_keep()
