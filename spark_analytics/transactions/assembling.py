@@ -116,8 +116,8 @@ class Assembling:
         stood_still = now - at > _ms(max(self._config.expire_seconds, 2 * self._config.trigger_seconds))
         for id in ids:
             state = known.get(id)
-            if state is None:
-                continue  # it has become complete
+            if state is None or state.since > at:
+                continue  # it has become complete; what has its id now began later, and has a time of its own
             if state.alerted and (not stood_still or at % 2):
                 self._remove(id, state.chunks)
                 self._done.updateValue((id,), (None,))
