@@ -59,9 +59,8 @@ class ReadyQueue:
         self._window = window
         self._payload_budget = payload_budget
         self._levels: dict[tuple[int, str], _Level] = {}
-        self._turns: dict[
-            int, deque[_Level]
-        ] = {}  # of each priority, highest first: types of which something stands here
+        # Of each priority, the highest first: types of which something stands here.
+        self._turns: dict[int, deque[_Level]] = {}
         self._overdue: dict[_Level, None] = {}  # in which lanes wait for room
         self._timers: list[tuple[float, int, Entry | Lane]] = []
         self._serial = 0

@@ -163,10 +163,10 @@ class Scheduler:
 
     def has_parallel(self, groups: Collection[tuple[str, str]]) -> bool:
         """Whether a job of policy `parallel` waits that belongs to one of these groups (origin, group), in no lane."""
-        waiting = (
-            [e for e in self.memory.jobs.values() if e.lane is None and e not in e.origin.running] if groups else ()
-        )
-        return bool(groups) and any((e.origin.name, e.group) in groups for e in (*waiting, *self._early.values()))
+        if not groups:
+            return False
+        waiting = [e for e in self.memory.jobs.values() if e.lane is None and e not in e.origin.running]
+        return any((e.origin.name, e.group) in groups for e in (*waiting, *self._early.values()))
 
     def _forget_lane(self, lane: Lane) -> None:
         lane.queue.clear()
@@ -418,8 +418,8 @@ class Scheduler:
         if self.crowded.pop(lane, None) is None:  # forgotten meanwhile
             return
         lane.newest = newest if superseded or not lane.queue else lane.queue[0].id
-        if superseded:
-            self._read_again(lane)
+        if superseded and lane.queue:
+            self._compact(lane, lane.queue[0].position)
         self._go_on(lane, now)
 
     def read_anew(self, lane: Lane, due: float) -> None:
@@ -429,11 +429,6 @@ class Scheduler:
             if lane.queue:
                 self._stick(lane, lane.queue[0], due)
             self._drop_if_empty(lane)
-
-    def _read_again(self, lane: Lane) -> None:
-        if lane.queue:
-            self._compact(lane, lane.queue[0].position)
-            self._check_hunger(lane)
 
     def put_back(self, entry: Entry, now: float) -> None:
         """Undo `choose` for a job that has not started. Where its origin drains or has not been read up to it again,
