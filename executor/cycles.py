@@ -466,9 +466,6 @@ class CycleLoop:
         if early:
             batch.chosen = [e for e in batch.chosen if e not in early]
             self._put_back(list(early), now())
-        self._defer(finished, seconds)
-
-    def _defer(self, finished: list[Finished], seconds: float) -> None:
         for entry, *_ in self._deferral.add(finished, seconds):
             self._named[entry.id] = entry  # until its outcome is recorded, the attempt stays named
 

@@ -217,7 +217,8 @@ class Executor:
         async with self._stopping:  # who comes second returns when all is done
             if self._main is not None:
                 await self._stop(self._main)
-            self._unregister_metrics()
+            if self._prometheus is not None:
+                show_no_more(self.metrics, self._prometheus)
 
     async def _stop(self, main: asyncio.Task[None]) -> None:
         try:
@@ -323,11 +324,10 @@ class Executor:
                 outage.failed(error)
                 await backoff.sleep()
         outage.over()
-        self._periodic.executor_id = self.id
         self.cycles.begin(self.id)
-        self._transactional.executor_id = self._leases.executor_id = self._reconciler.executor_id = (
-            self._promoter.executor_id
-        ) = self.reader.executor_id = self.id
+        parts = (self.reader, self._leases, self._periodic, self._promoter, self._reconciler, self._transactional)
+        for part in parts:
+            part.executor_id = self.id
         self._registered.set()
 
     # -- between the parts ------------------------------------------------------------------------------------------
@@ -371,10 +371,6 @@ class Executor:
     def _reread(self, queue: OriginQueue) -> None:
         self.scheduler.forget_waiting(queue)
         self.reader.wake()
-
-    def _unregister_metrics(self) -> None:
-        if self._prometheus is not None:
-            show_no_more(self.metrics, self._prometheus)
 
     # -- seeing what goes on ----------------------------------------------------------------------------------------
 

@@ -96,12 +96,9 @@ class Reader:
     def changed(self, everything: bool) -> None:
         """Some of what waits has been forgotten, or everything: read it anew."""
         if everything:
-            self._begin_anew()
+            self._anew_since = now() if self._anew_since is None else self._anew_since
+            self._times_anew += 1
         self.wake()
-
-    def _begin_anew(self) -> None:
-        self._anew_since = now() if self._anew_since is None else self._anew_since
-        self._times_anew += 1
 
     def starved_seconds(self) -> float:
         """For how long one reading anew has been cut short by the next, so that jobs may wait that no read has come

@@ -49,12 +49,7 @@ _STOP_SECONDS = 5.0  # how long a handler may take to notice the last cancellati
 class Workers:
     """All workers of an executor. `changed` is set when the cycle has something to collect."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        concurrency: int,
-        transactional: Transactional,
-    ) -> None:
+    def __init__(self, registry: Registry, concurrency: int, transactional: Transactional) -> None:
         self.changed = asyncio.Event()
         self.claimed: deque[Entry | list[Entry]] = deque()
         self.batch_sizes = registry.batch_sizes
@@ -194,14 +189,11 @@ class Workers:
         self._transactional.turn_away(queue)
         return self.unclaim(queue)
 
-    def cancel(self, queue: OriginQueue | None, reason: CancelReason) -> int:
-        """Cancel the handlers of one origin, or all; returns how many run."""
-        count = 0
+    def cancel(self, queue: OriginQueue | None, reason: CancelReason) -> None:
+        """Cancel the handlers of one origin, or all."""
         for worker in self.all:
             if worker.entry is not None and (queue is None or worker.entry.origin is queue):
                 worker.cancel(reason)
-                count += 1
-        return count
 
     def cancel_jobs(self, ids: set[int]) -> None:
         """Cancel the handlers of these jobs. A batch goes on: the outcome of such a job in it matches nothing."""
