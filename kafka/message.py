@@ -14,7 +14,16 @@ from pydantic import BaseModel
 from ..errors import ConfigurationError
 from ..jobs.context import travelling
 
-__all__ = ["Message", "Record", "StoredMessage", "check_topic", "group_of_key", "origin_of", "size_of"]
+__all__ = [
+    "Message",
+    "Record",
+    "StoredMessage",
+    "check_topic",
+    "group_of_key",
+    "origin_of",
+    "possible_topic",
+    "size_of",
+]
 
 T = TypeVar("T")
 
@@ -23,10 +32,15 @@ _END_MS = 253_402_300_800_000  # of the year 9999
 _MAX_GROUP_BYTES = 500  # longer keys are hashed: origin and group stand in one index entry
 
 
+def possible_topic(name: str) -> bool:
+    """Whether Kafka can have a topic of this name."""
+    return _TOPIC.fullmatch(name) is not None and name not in (".", "..")
+
+
 def check_topic(topic: object, what: str, *, leased: bool = False) -> None:
     """Whether Kafka may have a topic of that name. leased: its partitions are origins of an executor, and its name is
     not that of the outbox' slots. Raises `ConfigurationError`, which names `what` declares it."""
-    if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+    if not isinstance(topic, str) or not possible_topic(topic):
         given = getattr(topic, "__name__", repr(topic))  # a function, where a decorator stands without parentheses
         raise ConfigurationError(
             f"{what}({given}): name one topic, of 1 to 249 letters, digits, '.', '_' and '-', such as 'positions'"

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
@@ -13,6 +12,7 @@ from pydantic_core import from_json
 
 from ...jobs.context import CORRELATION_ID, missing_headers
 from ...jobs.lossy import HALF, MASK, has_half_characters, held_by, loses_numbers, masks_secret, may_hold_floats, told
+from ..message import possible_topic
 from .errors import InvalidMessage
 
 __all__ = [
@@ -23,13 +23,11 @@ __all__ = [
     "headers_to_text",
     "outgoing",
     "outgoing_many",
-    "possible_topic",
 ]
 
 Value = BaseModel | bytes | None
 Headers = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
 
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _OVERHEAD_BYTES = 100  # of a record and its batch, beside key, value and headers
 
 
@@ -88,11 +86,6 @@ def outgoing_many(
         return [Outgoing(topic, *_content(topic, key, value, text, max_bytes), text) for key, value in pairs]
     except (TypeError, ValueError) as error:  # of a pair that is none
         raise InvalidMessage(f"{topic}: the messages are no pairs of key and value: {error}") from error
-
-
-def possible_topic(topic: str) -> bool:
-    """Whether Kafka can have a topic of this name."""
-    return _TOPIC.fullmatch(topic) is not None and topic not in (".", "..")
 
 
 def _check_topic(topic: str) -> None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from aiokafka.errors import InvalidTimestampError, InvalidTopicError, KafkaError, RequestTimedOutError, UnknownError
 
 from ...executor import now
+from ..message import possible_topic
 from .backlog import Backlog, Lane, Row, repeat, timestamp_ms_of
 from .failures import NEVER, NO_TOPIC, TOO_LARGE, ClocksApart, Failed, text_of
 from .lane_senders import LaneSenders
 from .ledger import Ledger
-from .message import possible_topic
 from .metrics import OutboxMetrics
 from .packing import Packed, Packer
 from .recorder import Recorder
