@@ -20,6 +20,7 @@ __all__ = [
     "OutcomeName",
     "legible",
     "place_of",
+    "storable",
 ]
 
 MAX_DELAY_SECONDS = 366 * 86_400.0
@@ -143,10 +144,14 @@ class ErrorInfo:
         return self.message[: _MESSAGE_CHARACTERS - len(self.place)] + self.place
 
 
+def storable(text: str, characters: int) -> str:
+    """The first `characters` of an error text as Postgres can store them: neither NUL nor lone surrogates."""
+    return text[:characters].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
 def _storable(text: str) -> str:
-    """Neither NUL nor lone surrogates can be stored in Postgres: one bad error text must not stall a cycle."""
-    clean = text[:_MESSAGE_CHARACTERS].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
-    return clean[:_MESSAGE_CHARACTERS]
+    """One bad error text must not stall a cycle."""
+    return storable(text, _MESSAGE_CHARACTERS)[:_MESSAGE_CHARACTERS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,21 @@ if TYPE_CHECKING:
 else:
     Connection = asyncpg.Connection
 
-__all__ = ["Connection", "Transaction", "noted"]
+__all__ = ["Connection", "Transaction", "is_closed", "noted"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _GIVE_UP_SECONDS = 0.5  # that asyncpg may take to begin to cancel a statement
 _CALLS = 16  # remembered at least: one that is awaited ends before the next
+
+
+def is_closed(connection: Connection) -> bool:
+    """Whether the connection is gone; the pool takes one that broke back by itself, and it answers nothing any more."""
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:
+        return True
 
 
 def noted(method: F) -> F:

@@ -12,6 +12,7 @@ from ..errors import PostgresUnavailable
 from ..executor import end_if_forked, forks_so_far, takes_no_writes
 from ..jobs import Snooze, Transaction
 from ..jobs.context import current_work
+from ..jobs.transaction import is_closed
 from .calling import told_of, unusual
 from .message import Message
 from .metrics import ConsumerMetrics
@@ -21,7 +22,7 @@ from .partition import Item, Partition
 from .patience import Patience
 from .seen import Seen
 from .subscription import Subscription
-from .transactions import Transactions, in_transaction, is_closed, server_is_gone
+from .transactions import Transactions, in_transaction, server_is_gone
 
 __all__ = ["BatchFailed", "Handling"]
 

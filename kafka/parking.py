@@ -9,6 +9,7 @@ from aiokafka import TopicPartition
 from ..executor import PostgresSettings
 from ..jobs import Transaction
 from ..jobs.context import travelling
+from ..jobs.outcome import storable
 from ..schema import load_sql
 from .message import StoredMessage
 from .partition import Item
@@ -80,7 +81,7 @@ class Parking:
             subscription.job_type_name,
             [item.partition.origin for item in items],
             [item.group for item in items],
-            [None if item.error is None else _reason(item.error) for item in items],
+            [None if i.error is None else f"the message cannot be decoded: {_clean(i.error)}" for i in items],
             [self._stored(item, error).model_dump_json() for item in items],
             [_headers(item) for item in items],
             [item.record.key for item in items] if grown else None,
@@ -90,7 +91,8 @@ class Parking:
             tx.enqueued.setdefault(row[0], [])
 
     def _stored(self, item: Item, error: str | None) -> StoredMessage:
-        return StoredMessage.of(item.record, _clean(item.error or error), self._topic_id(item.partition.tp))
+        why = item.error or error
+        return StoredMessage.of(item.record, None if why is None else _clean(why), self._topic_id(item.partition.tp))
 
 
 def _headers(item: Item) -> str | None:
@@ -99,12 +101,5 @@ def _headers(item: Item) -> str | None:
     return json.dumps(headers) if headers else None
 
 
-def _reason(error: str) -> str:
-    return f"the message cannot be decoded: {_clean(error)}"
-
-
-def _clean(error: str | None) -> str | None:
-    """Neither NUL nor lone surrogates can be stored in Postgres."""
-    if error is None:
-        return None
-    return error[:_REASON_CHARACTERS].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+def _clean(error: str) -> str:
+    return storable(error, _REASON_CHARACTERS)

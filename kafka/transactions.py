@@ -13,6 +13,7 @@ import asyncpg
 from ..errors import NotInTransaction, PostgresUnavailable
 from ..executor import CLEAN, PostgresSettings, disk_is_full, keep_from_children, takes_no_writes
 from ..jobs import Connection, Transaction
+from ..jobs.transaction import is_closed
 from ..schema import connect_any
 from .checks import check_loop
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 else:
     Pool = asyncpg.Pool
 
-__all__ = ["Transactions", "in_transaction", "is_closed", "server_is_gone"]
+__all__ = ["Transactions", "in_transaction", "server_is_gone"]
 
 log = logging.getLogger("sidings.transactions")
 
@@ -50,14 +51,6 @@ def server_is_gone(error: BaseException, connection: Connection) -> bool:
     if isinstance(error, asyncpg.QueryCanceledError):
         return False
     return isinstance(error, _SERVER_GONE) or is_closed(connection)
-
-
-def is_closed(connection: Connection) -> bool:
-    """Whether the connection is gone; the pool takes one that broke back by itself."""
-    try:
-        return connection.is_closed()
-    except asyncpg.InterfaceError:
-        return True
 
 
 def terminate(connection: Connection) -> None:
@@ -104,16 +97,10 @@ class Transactions:
     in the middle of one does not keep its locks; None: never.
     """
 
-    def __init__(
-        self,
-        settings: PostgresSettings,
-        on_committed: Callable[[Mapping[str, Sequence[int]]], None],
-        *,
-        idle_seconds: float | None = 30.0,
-    ) -> None:
+    def __init__(self, settings: PostgresSettings, on_committed: Callable[[Mapping[str, Sequence[int]]], None]) -> None:
         self.settings = settings
         self.topics = 0  # that have a consumer
-        self.idle_seconds = idle_seconds
+        self.idle_seconds: float | None = 30.0
         self.on_published: Callable[[], None] | None = None  # after a commit that has put messages into the outbox
         self._on_committed = on_committed
         self._places = asyncio.Semaphore(settings.pool_size)  # in `shared`

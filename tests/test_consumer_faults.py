@@ -12,6 +12,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError, KafkaError
 from sidings import Message, PostgresSettings, PostgresUnavailable, Retry, Transaction
+from sidings.jobs.transaction import is_closed
 from sidings.kafka.lag import LagCommitter
 from sidings.kafka.membership import AnyOf, Contact
 from sidings.kafka.offsets import Move, OffsetsMoved
@@ -19,7 +20,6 @@ from sidings.kafka.partition import Item, Partition, State
 from sidings.kafka.patience import Patience
 from sidings.kafka.seen import SeenUpkeep
 from sidings.kafka.topic_loop import FetchLoop
-from sidings.kafka.transactions import is_closed
 from sidings.kafka.vitals import Vitals
 from tenacity import stop_after_attempt, stop_after_delay, wait_none
 

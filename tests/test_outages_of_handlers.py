@@ -9,7 +9,7 @@ import pytest
 from sidings import Message, PostgresUnavailable, StaticAssignment, Transaction
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Retry
-from sidings.kafka.transactions import is_closed
+from sidings.jobs.transaction import is_closed
 from sidings.testing import drain
 from tenacity import (
     retry_if_exception_type,

@@ -10,8 +10,8 @@ import pytest
 from sidings import Message, NotInTransaction, PostgresUnavailable, Transaction
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry
+from sidings.jobs.transaction import is_closed
 from sidings.kafka import Outbox, Transactions
-from sidings.kafka.transactions import is_closed
 
 from .consumer_support import TWICE_AND_PARK, Number, a_service, offset_reaches, produce
 from .support import ORIGIN, SECONDS, Ride, connected, eventually, fetch

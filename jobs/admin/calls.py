@@ -18,7 +18,7 @@ from ...errors import (
     SidingsError,
 )
 from ...schema import load_sql, valid_schema_name
-from ..transaction import Connection
+from ..transaction import Connection, is_closed
 
 if TYPE_CHECKING:
     Database = Connection | asyncpg.Pool[asyncpg.Record]
@@ -118,7 +118,7 @@ class Calls:
                 "again, or see whose transaction it is (pg_blocking_pids, pg_stat_activity)"
             ) from error
         except (*_GONE, asyncpg.InterfaceError) as error:
-            if isinstance(error, asyncpg.InterfaceError) and (connection is None or not _is_closed(connection)):
+            if isinstance(error, asyncpg.InterfaceError) and (connection is None or not is_closed(connection)):
                 raise  # a mistake in its use
             raise PostgresUnavailable(
                 f"Postgres did not answer ({type(error).__name__}: {error}); the audit tells whether it was done"
@@ -148,17 +148,9 @@ async def _transaction(connection: Connection, mode: str, timeout: float) -> Asy
             async with asyncio.timeout(_ROLLBACK_SECONDS):
                 await connection.execute("ROLLBACK")
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
-            if not _is_closed(connection):
+            if not is_closed(connection):
                 connection.terminate()  # which ends the transaction as well
         raise
-
-
-def _is_closed(connection: Connection) -> bool:
-    """A pool takes one that broke back by itself, and it answers nothing any more."""
-    try:
-        return connection.is_closed()
-    except asyncpg.InterfaceError:
-        return True
 
 
 def refused(code: str, text: str) -> AdministrationError:

@@ -13,6 +13,7 @@ import asyncpg
 
 from ...errors import PostgresUnavailable
 from ...executor import Backoff, Link, now
+from ...jobs.outcome import storable
 from ...outage import Outage
 from ...schema import load_sql
 from ...waiting import set_within
@@ -180,7 +181,7 @@ class Recorder:
         refused, self._refused = self._refused, []
         return sent, refused
 
-    async def _record(self, sent: list[tuple[Lane, Sequence[Row]]], refused: list[tuple[Lane, Row, str]]) -> None:
+    async def _record(self, sent: _Sent, refused: _Refused) -> None:
         ids: defaultdict[Slot, list[int]] = defaultdict(list)
         for _, rows in sent:
             for slot, run in groupby(rows, slot_of):
@@ -211,7 +212,7 @@ class Recorder:
             if slot.number not in mine:
                 self._on_fenced(slot)
 
-    async def _doubt(self, sent: list[tuple[Lane, Sequence[Row]]]) -> None:
+    async def _doubt(self, sent: _Sent) -> None:
         """Before messages go that may have been sent before: another copy of them may yet come, behind newer ones."""
         for lane, rows in sent:
             if lane.topic in self._backlog.directories:
@@ -263,5 +264,4 @@ def _order(lane: Lane, row: Row) -> tuple[str, bytes] | None:
 
 def clean(error: str) -> str:
     """An error text that Postgres can store."""
-    text = error[:_ERROR_CHARACTERS].replace("\0", "\\0")
-    return text.encode("utf-8", "backslashreplace").decode()
+    return storable(error, _ERROR_CHARACTERS)
