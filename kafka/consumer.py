@@ -16,6 +16,7 @@ from ..waiting import set_within
 from . import membership
 from .assignment import RebalanceListener
 from .dead_letters import DeadLetters
+from .fetch_loop import FetchLoop
 from .half import Half
 from .leader_epochs import LeaderEpochs
 from .message import origin_of
@@ -26,7 +27,6 @@ from .stateless import Stateless
 from .stateless_subscription import StatelessSubscription
 from .stored import Stored
 from .subscription import Subscription
-from .topic_loop import FetchLoop
 from .topics import Topics
 from .transactions import Transactions
 from .vitals import Vitals

@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from .fetch_loop import FetchLoop
 from .leader_epochs import LeaderEpochs
 from .partition import Partition
 from .placing import Placer
 from .subscription import Subscription
-from .topic_loop import FetchLoop
 
 __all__ = ["Half"]
 

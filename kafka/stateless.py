@@ -8,6 +8,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 
 from .dead_letters import DeadLetters
+from .fetch_loop import Roof
 from .half import Half
 from .leader_epochs import LeaderEpochs
 from .metrics import ConsumerMetrics
@@ -20,7 +21,6 @@ from .stateless_offsets import GroupOffsets
 from .stateless_partition import StatelessPartition
 from .stateless_subscription import StatelessSubscription
 from .topic_ids import TopicIdWatch
-from .topic_loop import Roof
 
 __all__ = ["Stateless"]
 

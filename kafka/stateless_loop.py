@@ -7,13 +7,13 @@ from typing import cast
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from .fetch_loop import LOOK_AGAIN_SECONDS, FetchLoop, Roof
 from .metrics import ConsumerMetrics
 from .partition import Item, Partition, State
 from .stateless_handling import StatelessHandling
 from .stateless_offsets import GroupOffsets
 from .stateless_partition import StatelessPartition
 from .stateless_subscription import StatelessSubscription
-from .topic_loop import LOOK_AGAIN_SECONDS, FetchLoop, Roof
 
 __all__ = ["StatelessLoop"]
 

@@ -7,6 +7,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from ..executor import Link
 from .backlog import Backlog
+from .fetch_loop import Roof
 from .half import Half
 from .handling import Handling
 from .lag import LagCommitter
@@ -21,7 +22,7 @@ from .seen import Seen, SeenUpkeep
 from .settings import KafkaSettings
 from .subscription import Subscription
 from .topic_ids import TopicIdWatch
-from .topic_loop import Roof, TopicLoop
+from .topic_loop import TopicLoop
 from .topics import Topics
 from .transactions import Transactions
 

@@ -11,10 +11,10 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from ..outage import Outage
 from .backlog import Backlog
+from .fetch_loop import FetchLoop
 from .membership import Contact
 from .metrics import Figures
 from .partition import Partition, State
-from .topic_loop import FetchLoop
 
 __all__ = ["Vitals"]
 

@@ -9,8 +9,8 @@ import pytest
 from aiokafka import TopicPartition
 from sidings import Message, Transaction
 from sidings.kafka.directory.reader import Reader
+from sidings.kafka.fetch_loop import FetchLoop
 from sidings.kafka.partition import Item, Partition, State
-from sidings.kafka.topic_loop import FetchLoop
 
 from .consumer_support import Number, a_service, produce
 from .directory_support import quick

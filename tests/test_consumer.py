@@ -859,7 +859,7 @@ async def test_a_poll_that_outlasts_a_rebalance_takes_nothing_of_another_topic(
     """An instance that has one topic waits for its messages, and meanwhile is given the other one, whose place the
     group has in Kafka, too. A loop that took them would drop them; if their own waited already, it took that for a
     gap in the log, so that they were lost."""
-    monkeypatch.setattr("sidings.kafka.topic_loop._POLL_SECONDS", 2.0)
+    monkeypatch.setattr("sidings.kafka.fetch_loop._POLL_SECONDS", 2.0)
     monkeypatch.setattr(Stored, "_wake", lambda _: None)  # so that the other topic's own loop comes second
     one, other = await topic("one"), await topic("other")
 

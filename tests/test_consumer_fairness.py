@@ -42,7 +42,7 @@ async def test_a_message_that_has_failed_once_does_not_wait_for_the_polls_of_oth
     effects, topic, sidings_kafka, monkeypatch
 ):
     """Each of them did, for 0.2 s: of a partition whose messages all failed once, five were handled in a second."""
-    monkeypatch.setattr("sidings.kafka.topic_loop._POLL_SECONDS", 3.0)
+    monkeypatch.setattr("sidings.kafka.fetch_loop._POLL_SECONDS", 3.0)
     name, count = await topic(partitions=2), 30
     await produce(sidings_kafka, name, range(count), partition=0)  # of the other one there is nothing to poll
     service = a_service(effects, sidings_kafka)

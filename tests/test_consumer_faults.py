@@ -13,13 +13,13 @@ from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError, KafkaError
 from sidings import Message, PostgresSettings, PostgresUnavailable, Retry, Transaction
 from sidings.jobs.transaction import is_closed
+from sidings.kafka.fetch_loop import FetchLoop
 from sidings.kafka.lag import LagCommitter
 from sidings.kafka.membership import AnyOf, Contact
 from sidings.kafka.offsets import Move, OffsetsMoved
 from sidings.kafka.partition import Item, Partition, State
 from sidings.kafka.patience import Patience
 from sidings.kafka.seen import SeenUpkeep
-from sidings.kafka.topic_loop import FetchLoop
 from sidings.kafka.vitals import Vitals
 from tenacity import stop_after_attempt, stop_after_delay, wait_none
 

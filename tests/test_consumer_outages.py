@@ -671,7 +671,7 @@ async def test_a_connection_that_breaks_again_and_again_does_not_look_like_healt
 
 
 async def test_a_record_that_is_damaged_stops_its_partition_until_it_is_mended(effects, own_kafka, monkeypatch):
-    monkeypatch.setattr("sidings.kafka.topic_loop.LOOK_AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr("sidings.kafka.fetch_loop.LOOK_AGAIN_SECONDS", 0.3)
     kafka = await asyncio.to_thread(own_kafka)
     await create_topic(kafka.bootstrap, "positions", partitions=2)
     for number in range(3):  # in a batch each

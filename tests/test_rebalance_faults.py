@@ -8,7 +8,7 @@ import pytest
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from sidings import Message, Transaction
 from sidings.devstack.topics import create_topic
-from sidings.kafka import topic_loop
+from sidings.kafka import fetch_loop
 from sidings.kafka.partition import State
 
 from .consumer_support import Number, a_service, administering, numbers, offset_reaches, produce, record
@@ -65,7 +65,7 @@ async def test_a_refusal_that_comes_over_a_rebalance_pauses_nothing_for_ever(
     effects, topic, sidings_kafka, monkeypatch: pytest.MonkeyPatch
 ):
     """The client was told to pause the partition, which had just been placed again, and nobody let it go on."""
-    monkeypatch.setattr(topic_loop, "LOOK_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(fetch_loop, "LOOK_AGAIN_SECONDS", 0.2)
     name = await topic()
     service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "group": name})
     service.consumer(name, model=Number)(record)

@@ -11,7 +11,7 @@ from aiokafka import TopicPartition
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 from sidings import Message, Transaction
 from sidings.devstack.topics import create_topic
-from sidings.kafka import placing, topic_loop
+from sidings.kafka import fetch_loop, placing
 
 from .consumer_support import Number, a_service, administering, produce
 from .support import eventually
@@ -38,7 +38,7 @@ async def forbidden(bootstrap: str, name: str, operation: int, kind: int = _TOPI
 @pytest.mark.long
 @pytest.mark.timeout(90)
 async def test_a_topic_that_may_not_be_read_any_more_stops_no_other(effects, own_kafka, monkeypatch):
-    monkeypatch.setattr(topic_loop, "LOOK_AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr(fetch_loop, "LOOK_AGAIN_SECONDS", 0.5)
     monkeypatch.setattr("sidings.kafka.stateless_loop.LOOK_AGAIN_SECONDS", 0.5)
     monkeypatch.setattr(placing, "_REFUSED_SECONDS", 0.5)
     kafka = await asyncio.to_thread(lambda: own_kafka(settings=AUTHORIZER))

@@ -14,6 +14,7 @@ from aiokafka.structs import OffsetAndMetadata
 from prometheus_client import CollectorRegistry
 from sidings import InvalidMessage, KafkaUnavailable, Message, PostgresUnavailable, Retry, Snooze
 from sidings.kafka.dead_letters import DeadLetters
+from sidings.kafka.fetch_loop import FetchLoop
 from sidings.kafka.leader_epochs import LeaderEpochs
 from sidings.kafka.metrics import ConsumerMetrics
 from sidings.kafka.offsets import Move
@@ -22,7 +23,6 @@ from sidings.kafka.partition import Partition
 from sidings.kafka.stateless_handling import StatelessHandling
 from sidings.kafka.stateless_offsets import GroupOffsets, committed_stateless
 from sidings.kafka.stateless_partition import Failing, StatelessPartition
-from sidings.kafka.topic_loop import FetchLoop
 from tenacity import stop_after_delay, wait_fixed, wait_none
 
 from .consumer_support import Number, administering, delete_records, produce, producing, sample

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 from sidings import Message, OffsetOutOfRange, Transaction
+from sidings.kafka.fetch_loop import FetchLoop
 from sidings.kafka.partition import Partition
-from sidings.kafka.topic_loop import FetchLoop
 
 from .consumer_support import Number, a_service, numbers, offset_reaches, produce, record, sample
 from .support import SECONDS, eventually
@@ -46,7 +46,7 @@ async def produce_unreadable(bootstrap: str, topic: str, partition: int, *, befo
 async def test_a_record_that_cannot_be_read_stops_its_partition_and_no_other(
     effects, topic, sidings_kafka, monkeypatch, stateless
 ):
-    monkeypatch.setattr("sidings.kafka.topic_loop.LOOK_AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr("sidings.kafka.fetch_loop.LOOK_AGAIN_SECONDS", 0.3)
     monkeypatch.setattr("sidings.kafka.stateless_loop.LOOK_AGAIN_SECONDS", 0.3)
     name = await topic(partitions=3)
     other = await topic("other")
