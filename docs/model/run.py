@@ -10,6 +10,7 @@ python docs/model/run.py --only TEXT  the checks whose name contains TEXT, whate
 import argparse
 import sys
 
+import consumer_checks
 import failover_checks
 import lease_checks
 import lease_early_checks
@@ -30,6 +31,7 @@ _CHECKS = {
     + lease_early_checks.RIGHT_OF_EARLY,
     "reads": reads_checks.BUGS + reads_checks.RIGHT,
     "failover": failover_checks.BUGS_OF_FAILOVER + failover_checks.RIGHT_OF_FAILOVER,
+    "consumer": consumer_checks.BUGS_OF_CONSUMERS + consumer_checks.RIGHT_OF_CONSUMERS,
 }
 _STEPS_PER_WALK = 300
 
