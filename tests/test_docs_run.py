@@ -105,6 +105,7 @@ RUN_BY = {
         "A handler alone": "test_testing.py",
         "A consumer's handler alone": "test_testing.py",
         "What was enqueued": "test_testing.py",
+        "What was published": "test_testing.py",
         "Running the jobs": "test_testing.py",
         "A home": "test_testing.py",
         "Time": "test_testing.py",
