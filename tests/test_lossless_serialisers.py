@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict, SecretStr
+from pydantic.alias_generators import to_camel
 from sidings import InvalidMessage, InvalidPayload
 from sidings.executor import PostgresSettings
 from sidings.jobs import Job, Registry
@@ -30,6 +31,16 @@ class Constants(BaseModel):
 
     cents: float
     remark: str | None = None
+
+
+class Named(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    unit_price: int
+
+
+class ByAlias(Named):
+    model_config = ConfigDict(serialize_by_alias=True)
 
 
 class Price(BaseModel):
@@ -58,6 +69,15 @@ async def test_so_is_a_message(database: str, message: BaseModel) -> None:
     async with connected(database) as connection, connection.transaction():
         await outbox.publish(connection, "prices", key="k", value=message)
     assert await value(database, "SELECT value FROM sidings.outbox") == message.model_dump_json().encode()
+
+
+async def test_a_message_names_its_fields_as_its_model_says(database: str) -> None:
+    outbox = Outbox(PostgresSettings(dsn=database))
+    async with connected(database) as connection, connection.transaction():
+        for model in (Named, ByAlias):
+            await outbox.publish(connection, "prices", key="k", value=model.model_validate({"unitPrice": 1}))
+        rows = await connection.fetch("SELECT value FROM sidings.outbox ORDER BY id")
+    assert [row["value"] for row in rows] == [b'{"unit_price":1}', b'{"unitPrice":1}']
     await outbox.close()
 
 

@@ -121,9 +121,9 @@ class Outbox:
 
         tx: a `Transaction`, or a connection with a transaction open: asyncpg's, psycopg's ``AsyncConnection``,
         SQLAlchemy's ``AsyncConnection`` or ``AsyncSession``; None only where the topic's route is direct.
-        value: a pydantic model (stored as JSON), bytes, or None for a tombstone. partition_key: chooses the partition
-        in place of the key. timestamp: aware; default: now. headers: the current correlation id and trace are added to
-        them (docs/observability.md).
+        value: a pydantic model (stored as JSON, under the names of its fields unless it has ``serialize_by_alias``),
+        bytes, or None for a tombstone. partition_key: chooses the partition in place of the key. timestamp: aware;
+        default: now. headers: the current correlation id and trace are added to them (docs/observability.md).
 
         The message reaches its topic at least once if the transaction commits, and never otherwise. Messages of one key
         keep the order of their commits where writers lock the entity's row before they publish. A repeat carries the
