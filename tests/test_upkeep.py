@@ -379,6 +379,22 @@ async def test_what_retention_cannot_drop_is_told_of(database: str, caplog, monk
             """SELECT sidings.make_history_day(day) FROM unnest('{2020-01-01,2020-01-02}'::date[]) day;
                CREATE VIEW report AS SELECT count(*) FROM sidings.job_history_20200101"""
         )
+        async with connection.transaction():  # one now() for all of it
+            last = "(now() AT TIME ZONE 'UTC')::date - 31"  # it had to go less than a day ago
+            await connection.execute(f"SELECT sidings.make_history_day({last} - n) FROM generate_series(0, 1) n")
+            overdue = load_sql("sidings.executor", "overdue")
+            row = await connection.fetchrow(overdue, 30)
+            assert row is not None
+            assert (row["days"], str(row["first"]), row["gathered"]) == (3, "2020-01-01", 0)
+            await connection.execute(
+                """INSERT INTO sidings.job_history
+                       (job_id, enqueued_at, finished_at, attempt, outcome, priority, type, origin)
+                   VALUES (1, '2019-01-01', '2019-01-01', 1, 'lost', 0, 'ride', 'rides/0')"""
+            )
+            assert (await connection.fetchrow(overdue, 30) or {})["gathered"] > 0
+            await connection.execute("UPDATE sidings.service SET archive_history = true")
+            assert await connection.fetchval(overdue, 30) == 0, "what is not archived yet has to wait"
+            await connection.execute("UPDATE sidings.service SET archive_history = false")
         monkeypatch.setattr(upkeep_module, "_MOST_GATHERED", -1)
         async with running(database, Registry()):
             await eventually(lambda: "holds 0 MB" in caplog.text)
