@@ -269,6 +269,15 @@ async def test_what_stands_in_a_slot_when_it_is_taken_over_is_in_doubt_once_it_i
         assert await doubts(db) == [(b"t2", 5.0)], "what comes later, only this relay has sent"
 
 
+async def test_all_that_stands_in_a_slot_when_it_is_taken_over_may_have_been_sent(db: asyncpg.Connection):
+    """Up to the last one: what the former owner has sent of it may come behind what is sent now."""
+    insert = "INSERT INTO sidings.outbox (slot, topic, value) SELECT slot, 't', '' FROM unnest($1::int[]) slot"
+    await db.execute(insert, [3, 5, 3, 3, 4])
+    ids = [row["id"] for row in await db.fetch("SELECT id FROM sidings.outbox ORDER BY id")]
+    inherited = await db.fetch(load_sql("sidings.kafka.outbox", "inherited"), [3, 4, 7])
+    assert sorted(tuple(row) for row in inherited) == [(3, ids[3]), (4, ids[4]), (7, None)]
+
+
 @pytest.mark.parametrize("cut", [False, True], ids=["no answer", "its producer was closed"])
 async def test_a_message_that_is_sent_again_for_want_of_an_answer_is_in_doubt(
     database: str, db: asyncpg.Connection, sidings_kafka: str, topic: Any, monkeypatch: pytest.MonkeyPatch, cut: bool
