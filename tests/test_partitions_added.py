@@ -360,6 +360,8 @@ async def test_a_count_that_is_announced_is_not_lost_to_a_smaller_one(database):
     async with connected(database) as connection:
         for count, partitioner, known in (
             (6, "murmur2", (6, [], "murmur2")),
+            (0, "", (6, [], "murmur2")),
+            (12, "murmur2", (6, [6], "murmur2")),
             (12, "murmur2", (6, [6], "murmur2")),
             (3, "murmur2", (6, [6, 3], "murmur2")),
             (3, "crc32", (6, [6, 3], "crc32")),
