@@ -789,8 +789,8 @@ async def test_code_of_a_new_owner_does_not_run_for_who_sees_the_former_one(
     """He began a transaction before, and wrote the table in it: the owner of before was looked at."""
     await db.execute(
         f"""CREATE SCHEMA other; GRANT ALL ON SCHEMA other, public TO {role}; CREATE TYPE other.what AS ENUM ('x');
-            ALTER TABLE terminal_acquirer ADD what other.what DEFAULT 'x'; {SET_UP};
-            GRANT ALL ON terminal_acquirer TO {role}; GRANT USAGE ON SCHEMA sidings TO {role};
+            CREATE DOMAIN other.named AS other.what; ALTER TABLE terminal_acquirer ADD what other.named DEFAULT 'x';
+            {SET_UP}; GRANT ALL ON terminal_acquirer TO {role}; GRANT USAGE ON SCHEMA sidings TO {role};
             GRANT SELECT ON sidings.directory TO {role}"""
     )
     if "child" in given:  # one that is there leaves no trace of others
