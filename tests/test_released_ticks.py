@@ -1,11 +1,13 @@
 """A tick of a periodic job that was held comes back where the others are: two of them never run at once."""
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 from sidings import Admin, Job, Registry, Tick
+from sidings.schema import load_sql
 
-from .admin_support import a_job, the_job
+from .admin_support import a_holder, a_job, the_job
 from .support import connected, eventually, fetch, running, value
 
 
@@ -86,3 +88,25 @@ async def test_a_tick_that_waits_for_the_end_of_a_release_knows_of_it(database: 
             await eventually(lambda: held in now)
             gate.set()
     assert max(map(len, at_once)) == 1
+
+
+async def test_a_tick_waits_for_a_release_in_the_origin_of_the_last_one_too(database: str) -> None:
+    """Nobody holds it, so the tick would come into another one, beside that which has come back."""
+    held, since = await a_held_tick(database), datetime(2026, 1, 1, tzinfo=UTC)
+    await a_holder(database, "t/1")
+    insert = "INSERT INTO sidings.periodic (name, schedule, since, job_origin) VALUES ('report', 'daily', $1, 't/0')"
+    await fetch(database, insert, since)
+    fire = load_sql("sidings.executor", "fire_service")
+    async with connected(database) as person, connected(database) as executor:
+
+        async def waits_or_is_done() -> bool:
+            return firing.done() or await value(database, WAITING)
+
+        async with person.transaction():
+            await person.fetch("SELECT sidings.release_job($1, 'me')", held)
+            its = ("report", "daily", since, None, since, None, False, 0, ["{}"])
+            firing = asyncio.create_task(executor.fetchrow(fire, *its))
+            await eventually(waits_or_is_done)
+        fired = await firing
+    assert fired is not None
+    assert fired["fired"] == "t/0"
