@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 from sidings.executor import PostgresSettings, periodic, upkeep
 from sidings.kafka import seen
+from sidings.schema import load_sql
 
 from .support import ORIGIN, connected, eventually, fetch, running, value
 from .test_periodic_jobs import Ticks, remember
@@ -107,3 +108,19 @@ async def test_it_drops_no_history_and_no_ids_before_their_time(database: str, m
             assert await value(database, "SELECT count(*) FROM sidings.periodic WHERE name = 'young'")
     finally:
         ids.cancel()
+
+
+async def test_an_instance_that_is_days_ahead_drops_nothing_before_its_time_either(database: str):
+    """Not what it takes for old itself: the server knows better."""
+    today = await value(database, "SELECT (now() AT TIME ZONE 'UTC')::date")
+    young, ahead = today - timedelta(days=3), today + timedelta(days=30)
+    await value(database, "SELECT sidings.make_history_day($1)", young)
+    await value(database, "SELECT sidings.make_seen_day($1)", young)
+    await fetch(database, "INSERT INTO sidings.periodic (name, origin, schedule) VALUES ('young', '', 'x')")
+    await fetch(database, load_sql("sidings.executor", "maintain"), 7, ahead)
+    await fetch(database, load_sql("sidings.kafka", "maintain_seen"), 7, ahead)
+    its_now = datetime.combine(ahead, datetime.min.time(), UTC)
+    await fetch(database, load_sql("sidings.executor", "prune_periodic"), its_now)
+    for table in ("sidings.job_history", "sidings.message_seen"):
+        assert {young, today} <= await days(database, table)
+    assert await value(database, "SELECT count(*) FROM sidings.periodic") == 1
