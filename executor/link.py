@@ -136,6 +136,9 @@ async def takes_no_writes(connection: Connection, error: BaseException, *, faile
             return await connection.fetchval("SHOW transaction_read_only") == "on"
     except (*BROKEN, asyncpg.PostgresError):
         return False
+    except BaseException:  # cancelled: nobody would end what is open now
+        connection.terminate()
+        raise
 
 
 def disk_is_full(error: BaseException) -> bool:

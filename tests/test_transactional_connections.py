@@ -1,6 +1,9 @@
 """Connections of transactional handlers: what a job leaves in its session, and errors that are not the handler's."""
 
 import asyncio
+import gc
+import os
+import signal
 import time
 from datetime import timedelta
 from typing import Any
@@ -269,6 +272,34 @@ async def test_a_connection_that_the_server_closes_just_after_a_handler_has_rais
         await enqueue(database, once, [{}])
         await drained(database)
     assert await outcomes(database) == ["snoozed", "succeeded"]
+
+
+async def test_a_handler_that_is_cancelled_while_its_server_is_asked_whether_it_takes_writes_leaves_no_session(
+    database: str,
+) -> None:
+    registry, backends = Registry(), list[int]()
+
+    @registry.job(transactional=True)
+    async def once(job: Job[dict[str, str]]) -> None:
+        backends.append(await job.tx.fetchval("SELECT pg_backend_pid()"))
+        os.kill(backends[0], signal.SIGSTOP)
+        raise ValueError("the carrier does not answer")
+
+    gc.disable()  # that would end the session at last
+    try:
+        async with running(database, registry, shutdown_seconds=0.0):
+            await enqueue(database, once, [{}])
+            await eventually(lambda: backends)
+        os.kill(backends[0], signal.SIGCONT)
+        async with connected(database) as other:
+
+            async def gone() -> bool:
+                sessions = await other.fetch("SELECT pid FROM pg_stat_activity")
+                return backends[0] not in [session["pid"] for session in sessions]
+
+            await eventually(gone)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("timeout", [None, 0.2])
