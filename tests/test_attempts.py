@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from sidings.executor import PostgresSettings
 from sidings.executor.attempts import failed, invalid, job_of
+from sidings.executor.deferral import Deferral
+from sidings.executor.link import Link
 from sidings.executor.queues import Entry, OriginQueue
-from sidings.jobs import Fence, Job, JobId, Registry
+from sidings.jobs import SUCCEEDED, Fence, Job, JobId, Registry
 
 
 class Ride(BaseModel):
@@ -66,3 +69,13 @@ def test_what_comes_from_elsewhere_makes_no_lines_of_its_own_in_the_log_and_stee
     assert first.startswith("job 7 ride")
     assert all(line.startswith("    ") and line.isprintable() for line in others)
     assert first.isprintable()
+
+
+async def test_an_outcome_that_was_put_off_is_tried_again_while_postgres_is_away():
+    """Nobody tells then whether its row is still locked. The executor would end."""
+    link = Link(PostgresSettings(dsn="postgresql://127.0.0.1:1/nowhere"))
+    deferral = Deferral(link, schema="sidings", holds=lambda _: True, signal=lambda: None)
+    finished = (Entry(1, OriginQueue("rides/0", 1), "ride", None, 1), SUCCEEDED, 0.0, 0.0)
+    deferral.add([finished], 0.0)
+    assert await deferral.take_due() == [finished]
+    assert len(deferral) == 0
