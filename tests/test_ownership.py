@@ -285,6 +285,24 @@ async def test_an_origin_is_not_taken_again_before_the_cycle_that_names_its_jobs
     assert ran == jobs
 
 
+async def test_a_drain_is_over_when_its_origin_is_lost(database: str):
+    """Else it would be looked at for ever, fifty times a second, and nothing be settled any more."""
+    types, began = Registry(), asyncio.Event()
+
+    @types.job(name="step")
+    async def step(job: Job[dict[str, int]]) -> None:
+        began.set()
+        await asyncio.sleep(SECONDS)
+
+    async with running(database, types, drain_seconds=LONG) as executor:
+        await enqueue(database, step, [{"n": 1}])
+        await began.wait()
+        executor.assign([], 2)
+        await eventually(lambda: all(queue.draining for queue in executor.scheduler.origins.values()), "the drain")
+        executor._reconciler.lost({ORIGIN: None})
+        await executor.settled(10)
+
+
 async def test_what_is_named_does_not_start_once_the_lease_has_run_out(database: str):
     """The worker's own look, the last before a handler: all others lie before the cycle was acknowledged."""
     types, in_time, ended = Registry(), list[bool](), list[int]()

@@ -475,3 +475,16 @@ async def test_a_place_that_is_handed_to_a_job_that_is_cancelled_goes_to_the_nex
     waiting[0].cancel()
     assert await asyncio.wait_for(waiting[1], SECONDS)
     assert waiting[0].cancelled()
+
+
+async def test_a_job_that_is_turned_away_and_cancelled_has_had_no_place() -> None:
+    """Else there would be one more each time, until PgBouncer had no connections left."""
+    room, origin = Room(), OriginQueue("t/0", 1)
+    room._most, room._changed_at = 1, now()
+    assert await room.enter(origin)
+    waiting = [asyncio.create_task(room.enter(origin)) for _ in range(2)]
+    await asyncio.sleep(0)
+    room.turn_away(origin)
+    waiting[0].cancel()
+    assert await asyncio.wait_for(waiting[1], SECONDS) is False
+    assert (waiting[0].cancelled(), room._inside) == (True, 1)
