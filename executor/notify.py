@@ -97,7 +97,7 @@ class Notifier:
             except PostgresUnavailable:
                 pass
             except (*BROKEN, asyncpg.PostgresError) as error:
-                outage.failed(error)
+                outage.failed(repr(error))  # of a TimeoutError there is no text
             await backoff.sleep()
 
     async def _listen_over(self, connection: asyncpg.Connection, backoff: Backoff, outage: Outage) -> NoReturn:

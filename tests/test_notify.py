@@ -98,7 +98,9 @@ async def test_a_connection_that_was_cut_is_replaced_at_once_for_both_directions
         await eventually(told, "it sends again")
 
 
-async def test_a_connection_that_falls_silent_before_it_listens_is_replaced(database: str) -> None:
+async def test_a_connection_that_falls_silent_before_it_listens_is_replaced_and_the_log_says_why(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with proxied(database) as proxy:
         silent = proxy.arm("listen", Moment.SILENT_BEFORE)
         postgres = PostgresSettings(dsn=proxy.dsn, call_seconds=0.5)
@@ -110,6 +112,8 @@ async def test_a_connection_that_falls_silent_before_it_listens_is_replaced(data
             await eventually(lambda: executor._notifier._listening, "the executor listens")
         finally:
             await executor.stop()
+    told = [r.getMessage() for r in caplog.records if r.getMessage().startswith("notifications could not be received, ")]
+    assert told == ["notifications could not be received, trying again: TimeoutError()"]
 
 
 @pytest.mark.parametrize("payload", ["t/0\x1fsoon", f"t/0\x1f{2**63}"])
