@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import locale
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -794,6 +795,21 @@ def test_a_wrong_configuration_is_told_by_its_field(change: tuple[str, str], mes
     assert load(file).groups[0].name == "Customer"
     file.write_text(TOML.replace(*change))
     with pytest.raises(ConfigurationError, match=message):
+        load(file)
+
+
+def test_a_configuration_is_utf8_whatever_the_locale_says(tmp_path: Path):
+    """In one of Latin-1 a table's name was another one, which nobody writes to: its rows were in no event."""
+    file = tmp_path / "config.toml"
+    file.write_text(TOML.replace("Customer", "Käufer"), encoding="utf-8")
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        assert load(file).groups[0].name == "Käufer"
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
+    file.write_text(TOML.replace("Customer", "Käufer"), encoding="latin-1")
+    with pytest.raises(ConfigurationError, match="is not valid TOML"):
         load(file)
 
 

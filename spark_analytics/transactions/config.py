@@ -177,7 +177,7 @@ def load(path: Path) -> Config:
         ConfigurationError: There is no such file, it is no TOML, or a field is wrong.
     """
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
