@@ -1,8 +1,9 @@
 """Directories: live replicas of compacted topics.
 
-Reading order: `rows` (from a record to a change), `storage` (the port) with `memory` and `sqlite`, `progress` (the
-barrier), `callbacks`, `faults`, `topic` (what Kafka says of the topic), `reader` (the client), `follower` (reads, and
-decides where to begin; `collector` helps), `metrics`, and `directory`, which is what a service author sees of all this.
+Reading order: `rows` (from a record to a change), `storage` (the port) with `memory` and `sqlite` (`columns` has
+its forms of rows and keys), `progress` (the barrier), `callbacks`, `faults`, `topic` (what Kafka says of the topic),
+`reader` (the client), `freshness` (may deletions have been missed), `follower` (reads, and decides where to begin;
+`collector` helps), `metrics`, and `directory`, which is what a service author sees of all this.
 """
 
 from .callbacks import Changed

@@ -16,22 +16,17 @@ import threading
 from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, is_dataclass
-from datetime import UTC, datetime
-from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+from dataclasses import asdict
 from io import FileIO
 from os import PathLike
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 from weakref import WeakSet
 
-from pydantic import BaseModel
-from pydantic_core import to_json
-
 from ...errors import ConfigurationError, StorageError
 from ...schema import load_sql
-from ..message import Record, StoredRecord
+from .columns import column_of, entry_of, named_row, pages_of, record_of, row_of
 from .rows import BadRecord, Row
 from .storage import Batch, Identity, Kept, Mark, Plan
 
@@ -45,11 +40,8 @@ R = TypeVar("R")
 _FORMAT = 3  # of the file; one of another format is built anew
 _BUSY_SECONDS = 10.0
 _BATCH_PAGES = 4  # that a batch writes, beside those of its rows, or so
-_PAGE = 4_096  # bytes
 _DAMAGES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _PIECE = 1_000  # rows that are read at once, while other threads wait
-_EPOCH = datetime.fromtimestamp(0, UTC)
-_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)  # Decimals of any length
 _CHECKPOINT_PAGES = 4_000  # written, before they are brought from the -wal into the file itself
 
 _locks: WeakSet[FileIO] = WeakSet()
@@ -115,7 +107,7 @@ class SQLite(Generic[T]):
         if self._written > _CHECKPOINT_PAGES:
             self._written = 0
             await self._work(self._checkpoint)
-        self._written += _BATCH_PAGES + sum(_pages(record) for _, _, _, record in batch.changes)
+        self._written += _BATCH_PAGES + sum(pages_of(record) for _, _, _, record in batch.changes)
         with self._as_it_was():
             await self._work(lambda: self._apply(batch))
 
@@ -133,8 +125,8 @@ class SQLite(Generic[T]):
         """The value of a key. Raises `StorageError`, as all reading does, when it is closed."""
         with self._reads() as (plan, reader):
             query = load_sql(__package__, "get_key" if plan.derived else "get_row")
-            found = reader.execute(query, (_column(key),)).fetchone()
-        return None if found is None else plan.decode(_record(plan.topic, found))
+            found = reader.execute(query, (column_of(key),)).fetchone()
+        return None if found is None else plan.decode(record_of(plan.topic, found))
 
     def __len__(self) -> int:
         with self._reading:
@@ -150,7 +142,7 @@ class SQLite(Generic[T]):
         with self._all() as (plan, cursor):
             while entries := self._next_of(cursor):
                 for entry in entries:
-                    value = plan.decode(_record(plan.topic, entry))
+                    value = plan.decode(record_of(plan.topic, entry))
                     if value is not None:
                         found[plan.key_of(entry[6], value)] = value
         return list(found.items())
@@ -191,7 +183,7 @@ class SQLite(Generic[T]):
             keys: list[Hashable] = []
             for row in rows:
                 found = reader.execute(load_sql(__package__, "get_row"), (row,)).fetchone()
-                if found is not None and (value := plan.decode(_record(plan.topic, found))) is not None:
+                if found is not None and (value := plan.decode(record_of(plan.topic, found))) is not None:
                     keys.append(plan.key_of(row, value))
             return keys
 
@@ -311,7 +303,7 @@ class SQLite(Generic[T]):
             Identity(notes["topic"], notes["cluster"], notes["reading"]),
             {partition: offset for partition, offset, _, _, _ in positions},
             {partition: Mark(*mark) for partition, _, *mark in positions if mark[0] is not None},
-            {_row(row): BadRecord(**bad) for row, bad in json.loads(notes.get("bad", "[]"))},
+            {row_of(row): BadRecord(**bad) for row, bad in json.loads(notes.get("bad", "[]"))},
             notes.get("complete_at", 0.0),
             UUID(notes["topic_id"]) if "topic_id" in notes else None,
         )
@@ -344,14 +336,14 @@ class SQLite(Generic[T]):
         derived = self._plan.derived
         last = {change[0]: change for change in batch.changes}  # of several changes of a row the last one counts
         put = [
-            _entry(row, _column(key) if derived else None, record)
+            entry_of(row, column_of(key) if derived else None, record)
             for row, key, _, record in last.values()
             if record is not None
         ]
         gone = [(row,) for row, _, _, record in last.values() if record is None]
         notes: dict[str, Any] = {"complete_at": batch.complete_at}
         if batch.bad is not None:
-            notes["bad"] = json.dumps([(_named(row), asdict(bad)) for row, bad in batch.bad.items()])
+            notes["bad"] = json.dumps([(named_row(row), asdict(bad)) for row, bad in batch.bad.items()])
         if batch.topic_id is not None:
             notes["topic_id"] = str(batch.topic_id)
         positions = [
@@ -401,80 +393,3 @@ def _transaction(connection: sqlite3.Connection) -> Generator[sqlite3.Connection
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
-
-
-def _entry(row: Row, key: object, record: Record) -> tuple[object, ...]:
-    headers = [(name, _hex(value)) for name, value in record.headers]
-    return (
-        *(row, key, record.partition, record.offset, record.timestamp, record.key, record.value),
-        to_json(headers).decode() if headers else None,  # json.dumps takes twice as long as all the rest
-    )
-
-
-def _pages(record: Record | None) -> int:
-    return 1 if record is None or record.value is None else 1 + len(record.value) // _PAGE
-
-
-def _record(topic: str, entry: tuple[Any, ...]) -> Record:
-    partition, offset, timestamp, key, value, headers = entry[:6]
-    pairs = [(name, _bytes(text)) for name, text in json.loads(headers)] if headers else ()
-    return StoredRecord(topic, partition, offset, timestamp, key, value, pairs)
-
-
-def _column(key: Hashable) -> str | int | bytes:
-    """A key as SQLite compares it: equal exactly where Python's are. Anything but a text or a number as Python writes
-    it, which tells keys apart as long as they are of one kind, e.g. tuples of texts and numbers, dates, UUIDs. Raises
-    `ConfigurationError` where that tells nothing."""
-    plain = _plain(key)
-    if isinstance(plain, str):
-        try:
-            plain.encode()
-        except UnicodeEncodeError:  # lone surrogates, as `json.loads` gives them; SQLite takes none
-            return plain.encode(errors="surrogatepass")
-        return plain
-    return plain if isinstance(plain, int) else repr(plain).encode()
-
-
-def _plain(key: Hashable) -> Hashable:
-    """One of those that are equal to it, which are written in several ways: members of enums and their values, tuples
-    with names and without, 1.10 and 1.1, a time in two zones, dataclasses and models of these."""
-    if isinstance(key, str):
-        return str.__str__(key)
-    if isinstance(key, tuple):
-        return tuple(map(_plain, cast(tuple[Hashable, ...], key)))
-    if isinstance(key, frozenset):
-        return tuple(sorted(repr(_plain(member)) for member in cast(frozenset[Hashable], key)))
-    if isinstance(key, BaseModel):
-        return (type(key).__qualname__, *map(_plain, key.__dict__.values()))
-    if is_dataclass(key) and not isinstance(key, type):
-        return (type(key).__qualname__, *(_plain(getattr(key, field.name)) for field in fields(key) if field.compare))
-    if type(key).__repr__ is object.__repr__:  # its address, which another one has a moment later
-        raise ConfigurationError(
-            f"SQLite keeps keys as Python writes them, and {type(key).__qualname__} has no __repr__: "
-            "give key= a function whose keys are texts, numbers or tuples of them, or make it a frozen dataclass"
-        )
-    if isinstance(key, datetime) and key.utcoffset() is not None:
-        return key - _EPOCH  # in UTC the first and the last ones would be out of range
-    if isinstance(key, int | float | Decimal):
-        number = Decimal(key)
-        if number.is_finite() and number.copy_abs() < 2**63 and number == number.to_integral_value():
-            return int(number)
-        return _EXACT.normalize(number)
-    return key
-
-
-def _hex(value: bytes | None) -> str | None:
-    return None if value is None else value.hex()
-
-
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else bytes.fromhex(text)
-
-
-def _named(row: Row) -> tuple[str, str]:
-    return ("text", row) if isinstance(row, str) else ("bytes", row.hex())
-
-
-def _row(named: tuple[str, str]) -> Row:
-    kind, text = named
-    return text if kind == "text" else bytes.fromhex(text)
