@@ -1,11 +1,11 @@
 """Runs the jobs of the origins that this process holds.
 
-Reading order: `queues` and `scheduler` (which job next; pure), `marks`, `planning` and `reader` with `read.sql` (how
-jobs are found), `flights`, `cycles` and `recording` with `cycle.sql` (how they start and end), `deferral` and
-`standing` (what a cycle cannot record, and why one is void), `workers` and `attempts` (handlers), `transactional` and
-`spare` (those that commit with the end of their job), `promoter`, `periodic`, `notify` and `upkeep` (loops beside),
-`reconcile` with the SQL function ``acquire`` (ownership), `leases` and `watchdog` (threads), then `executor`, which
-puts them together.
+Reading order: `queues` and `scheduler` (which job next; pure), `marks`, `planning`, `delivery` and `reader` with
+`read.sql` (how jobs are found), `flights`, `cycles` and `recording` with `cycle.sql` (how they start and end),
+`deferral` and `standing` (what a cycle cannot record, and why one is void), `workers` and `attempts` (handlers),
+`transactional` and `spare` (those that commit with the end of their job), `promoter`, `periodic`, `notify` and `upkeep`
+(loops beside), `reconcile` with the SQL function ``acquire`` (ownership), `leases` and `watchdog` (threads), then
+`executor`, which puts them together.
 """
 
 from .clock import now

@@ -5,7 +5,6 @@ import json
 import logging
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from math import inf
@@ -18,12 +17,13 @@ from ..outage import Outage
 from ..schema import load_sql
 from ..waiting import set_within
 from .clock import now
+from .delivery import HEADER, Delivery
 from .glance import GLANCE_FROM, Glance
 from .link import Backoff, Link
 from .marks import ReadMarks
 from .metrics import ExecutorMetrics
 from .planning import Plan, Planner
-from .queues import NOTHING_PAUSED, Entry, OriginQueue, Pauses
+from .queues import NOTHING_PAUSED, Pauses
 from .scheduler import Scheduler
 
 __all__ = ["Reader"]
@@ -35,8 +35,6 @@ _LONG_READ = 3.0  # seconds: one that failed after so long is followed by smalle
 _THINNED = 500  # lanes of a statement that ends superseded jobs
 _THIN_AGAIN_SECONDS = 1.0  # or so, until that is tried again where Postgres has refused it
 _MOST_SUPERSEDED, _FEWEST_SUPERSEDED = 20_000, 40  # jobs that it ends: of all lanes, of each
-_HEADER, _LATE, _REFILL, _FORWARD, _SCANNED = range(5)
-_LEFT = 4  # added to the part of a row that was left in the database, as its payload is too large
 _LAST_DRAWN = 2**62  # no sequence comes to it: a million a second take 146,000 years
 _RENUMBERED = 10_000  # jobs of a statement
 
@@ -285,9 +283,9 @@ class Reader:
         self._scheduler.still_hungry(plan.lanes)
 
     def _deliver(self, plan: Plan, rows: list[asyncpg.Record], sent: float) -> None:
-        """Apply late rows, refills and forward rows, in this order: so nothing is taken in twice or too early."""
+        """Apply what it has brought, if it counts."""
         header, time = rows[0], now()
-        assert header["part"] == _HEADER
+        assert header["part"] == HEADER
         if not self._counts(header):
             self._give_up(plan)
             return
@@ -298,17 +296,9 @@ class Reader:
             self.changed(everything=True)
             self._give_up(plan)
             return
-        parts: list[list[asyncpg.Record]] = [[] for _ in range(_SCANNED + _LEFT)]
-        for row in rows:
-            parts[row[0]].append(row)
         high_before = max((queue.high for queue, _ in plan.origins), default=0)
-        refills, left_of_lanes = _before(parts[_REFILL], parts[_REFILL + _LEFT])
-        forward, left = _before(parts[_FORWARD], parts[_FORWARD + _LEFT])
-        self._take_late(plan, parts[_LATE], parts[_LATE + _LEFT], skew, time)
-        self._refill(plan, refills, left_of_lanes, skew, time)
-        self._forward(plan, forward, parts[_SCANNED], left, skew, time)
-        largest = max((int(row[11]) for row in [*left_of_lanes.values(), *left.values()]), default=0)
-        self._planner.delivered(plan, time - sent, {plan.origins[ref - 1][0] for ref in left}, largest)
+        too_large, largest = Delivery(self._scheduler, self._metrics, plan, skew, time).apply(rows, self._drawn)
+        self._planner.delivered(plan, time - sent, too_large, largest)
         self._drawn = header["position"] or 0
         self._marks.delivered(_text(header["payload"]), header["id"], high_before)
         self._scheduler.read_delivered()
@@ -352,79 +342,6 @@ class Reader:
             return False
         return True
 
-    def _take_late(
-        self, plan: Plan, rows: list[asyncpg.Record], left: list[asyncpg.Record], skew: float, time: float
-    ) -> None:
-        crowds = {ref for ref, count in Counter(row[1] for row in rows).items() if count >= plan.most_late}
-        found = [self._live(plan, ref) for ref in crowds.union(row[1] for row in left)]
-        if again := [queue for queue in found if queue is not None]:
-            self._scheduler.forget_waiting(*again)  # a read from 0 finds them page by page, in order
-        for row in rows:
-            if (queue := self._live(plan, row[1])) is not None:
-                self._metrics.late_rows.inc()
-                entry = _entry(row, queue, skew)
-                queue.first = min(queue.first, entry.position)
-                self._scheduler.insert(entry, time)
-
-    def _refill(
-        self, plan: Plan, rows: list[asyncpg.Record], left: dict[int, asyncpg.Record], skew: float, time: float
-    ) -> None:
-        scheduler = self._scheduler
-        refills: dict[int, list[Entry]] = {}
-        for row in rows:
-            ref: int = row[1]
-            refills.setdefault(ref, []).append(_entry(row, plan.lanes[ref - 1][0].origin, skew))
-        for ref, (lane, version, upto) in enumerate(plan.lanes, start=1):
-            if lane.version == version and scheduler.origins.get(lane.origin.name) is lane.origin:
-                entries = refills.get(ref, [])
-                size = len(entries) if ref in left else plan.size
-                scheduler.refilled(lane, entries, size=size, upto=upto, left_out=lane in plan.left_out, now=time)
-        scheduler.refill_first(plan.lanes[ref - 1][0] for ref in left)
-
-    def _live(self, plan: Plan, ref: int) -> OriginQueue | None:
-        """The origin of a row, unless it was dropped or is to be read anew since the read was sent."""
-        queue, version = plan.origins[ref - 1]
-        if queue.version != version or self._scheduler.origins.get(queue.name) is not queue:
-            return None
-        return queue
-
-    def _forward(
-        self,
-        plan: Plan,
-        rows: list[asyncpg.Record],
-        scanned: list[asyncpg.Record],
-        left: dict[int, asyncpg.Record],
-        skew: float,
-        time: float,
-    ) -> None:
-        counts = [0] * (len(plan.origins) + 1)
-        highs = counts.copy()
-        live = [None if ref == 0 else self._live(plan, ref) for ref in range(len(counts))]
-        insert = self._scheduler.insert
-        for row in rows:
-            ref: int = row[1]
-            counts[ref] += 1
-            if (queue := live[ref]) is not None:
-                entry = _entry(row, queue, skew)
-                insert(entry, time)
-                if entry.position > highs[ref]:
-                    highs[ref] = entry.position
-        self._scheduler.memory.passed(len(row[10] or "") + len(row[11] or "") for row in rows)
-        tops = {row[1]: row[5] for row in scanned}
-        for ref, page in enumerate(plan.pages, start=1):
-            queue = live[ref]
-            if queue is None or not page:
-                continue
-            queue.backlogged = counts[ref] >= page or ref in left
-            queue.high = max(queue.high, highs[ref])
-            if queue.backlogged:
-                continue
-            # Past rows that are not committed yet, or each read would step over them. What had been drawn when the read
-            # before was answered belongs to ids that this one sees, or knows to be open: it comes as late rows.
-            queue.high = max(queue.high, self._drawn)
-            if tops.get(ref) is not None:
-                queue.high = max(queue.high, tops[ref])  # past the rows of lanes that were left out
-
     def _new_server(self, server: str) -> None:
         """Positions, transaction ids and leases may have gone back: nothing read so far can be relied on."""
         replaced = server == "standby" or self._scheduler.timeline not in (None, _timeline(server))
@@ -445,48 +362,8 @@ class Reader:
         self._scheduler.forget_waiting(*self._scheduler.origins.values())
 
 
-def _before(
-    rows: list[asyncpg.Record], left: list[asyncpg.Record]
-) -> tuple[list[asyncpg.Record], dict[int, asyncpg.Record]]:
-    """The rows before the first one of their origin or lane that was left for its size, and these first ones."""
-    if not left:
-        return rows, {}
-    first: dict[int, asyncpg.Record] = {}
-    for row in sorted(left, key=lambda row: row[5], reverse=True):
-        first[row[1]] = row
-    return [row for row in rows if row[1] not in first or row[5] < first[row[1]][5]], first
-
-
 def _timeline(server: str) -> str:
     return server.rpartition(" ")[2]
-
-
-def _entry(row: asyncpg.Record, queue: OriginQueue, skew: float) -> Entry:
-    entry = Entry.__new__(Entry)  # its `__init__` takes as long again, and there is one for each job
-    (
-        _,
-        _,
-        entry.id,
-        entry.type,
-        entry.group,
-        entry.position,
-        numbers,
-        run_at,
-        entry.enqueued,
-        first,
-        entry.headers,
-        entry.payload,
-    ) = row
-    if numbers is None:
-        entry.attempt = 1
-        entry.failures = entry.losses = entry.priority = entry.policy = 0
-    else:
-        entry.attempt, entry.failures, entry.losses, entry.priority, entry.policy = numbers
-    entry.origin = queue
-    entry.due = None if run_at is None else run_at - skew
-    entry.first_started = None if first is None else first - skew
-    entry.lane = None
-    return entry
 
 
 def _text(value: str) -> str:
