@@ -19,6 +19,7 @@ __all__ = [
     "Code",
     "Json",
     "Limit",
+    "Reason",
     "Yes",
     "command",
     "fail",
@@ -50,6 +51,7 @@ By = Annotated[
     typer.Option("--by", envvar="SIDINGS_BY", help="Who does it, for the audit. Default: user@host.", metavar="NAME"),
 ]
 Because = Annotated[str | None, typer.Option("--because", help="Why, for the audit.", metavar="TEXT")]
+Reason = Annotated[str, typer.Option("--because", help="Why: whoever wonders reads it.", metavar="TEXT")]
 
 _PANEL = "Connection"
 _Postgres = Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .command import LAST_ID, Because, By, Json, Limit, Yes, command, group
+from .command import LAST_ID, Because, By, Json, Limit, Reason, Yes, command, group
 from .consent import ask
 from .job_details import pause_text
 from .jobs import print_jobs, without_cursor
@@ -23,7 +23,6 @@ app = group("Groups that wait for their head: list, release, skip, clear, pause,
 
 Origin = Annotated[str, typer.Argument(help="topic/partition", show_default=False)]
 Group = Annotated[str, typer.Argument(help="The group.", show_default=False)]
-Reason = Annotated[str, typer.Option("--because", help="Why: whoever wonders reads it.", metavar="TEXT")]
 
 
 @command(app, "list")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .command import Because, By, Json, command, group
+from .command import Because, By, Json, Reason, command, group
 from .output import Table, age, note, print_json, table
 from .session import Session
 
@@ -19,7 +19,6 @@ __all__ = ["Backlog", "app", "backlogs", "print_types", "types_table"]
 app = group("Types of jobs: list, pause, resume.")
 
 Type = Annotated[str, typer.Argument(help="The type.", show_default=False)]
-Reason = Annotated[str, typer.Option("--because", help="Why: whoever wonders reads it.", metavar="TEXT")]
 
 
 @command(app, "list")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ActionRefused
-from .command import Because, By, Json, Yes, command, group
+from .command import Because, By, Json, Reason, Yes, command, group
 from .consent import ask
 from .output import Table, age, at_most, counted, note, print_json, span, table
 from .session import Session
@@ -20,7 +20,6 @@ __all__ = ["app", "in_order", "origins_table"]
 app = group("Origins: who holds them and what waits there; pause, resume, move.")
 
 Origin = Annotated[str, typer.Argument(help="topic/partition", show_default=False)]
-Reason = Annotated[str, typer.Option("--because", help="Why: whoever wonders reads it.", metavar="TEXT")]
 
 
 @command(app, "list")
