@@ -77,7 +77,7 @@ class Session:
         """The rows of a ``.sql`` file of this package. Raises `PostgresUnavailable`."""
         from ..schema import load_sql
 
-        return await self._fetch(load_sql(__package__ or "", query, self.settings.schema_name), *arguments)
+        return await self._fetch(load_sql(__package__, query, self.settings.schema_name), *arguments)
 
     async def look_at_clock(self) -> None:
         """Let `now` be now. Raises `PostgresUnavailable`."""
@@ -194,7 +194,7 @@ async def _owner(connection: "asyncpg.Connection", settings: "PostgresSettings")
     try:
         return await connection.fetchval(f"SELECT name FROM {schema}.service")
     except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
-        found = [row[0] for row in await connection.fetch(load_sql(__package__ or "", "find_schemas"))]
+        found = [row[0] for row in await connection.fetch(load_sql(__package__, "find_schemas"))]
         others = f" (there is {', '.join(found)}: give --schema)" if found else ""
         raise SchemaMissing(
             f"{_where(settings.dsn)} has no schema {schema!r} of Sidings{others}: "

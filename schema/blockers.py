@@ -34,7 +34,7 @@ async def watch_blockers(connect: Connect, pid: int) -> AsyncGenerator[list[str]
 
 async def _watch(connect: Connect, pid: int, seen: list[str]) -> None:
     await asyncio.sleep(_LOOK_SECONDS)
-    query = load_sql(__package__ or "", "blockers")
+    query = load_sql(__package__, "blockers")
     try:
         connection = await connect()
         try:

@@ -250,7 +250,7 @@ def _names() -> list[str]:
 async def _hand_over(connection: asyncpg.Connection, schema: str) -> None:
     """Give what this role has made, now or before, to the owner of the schema's tables, who else could not migrate it
     the next time, or not use it."""
-    for row in await connection.fetch(load_sql(__package__ or "", "hand_over"), schema, _names()):
+    for row in await connection.fetch(load_sql(__package__, "hand_over"), schema, _names()):
         await connection.execute(row[0])
 
 

@@ -96,7 +96,7 @@ class Amends:
             await self._fetch("give_up_doubts", topic)
 
     async def _fetch(self, query: str, *args: object) -> None:
-        await self._link.fetch(load_sql(__package__ or "", query, self._schema), *args)
+        await self._link.fetch(load_sql(__package__, query, self._schema), *args)
 
 
 def cannot(topic: str, error: asyncpg.PostgresError) -> None:

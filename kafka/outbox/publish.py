@@ -291,7 +291,7 @@ class Outbox:
         self._here()
         link = self._link
         async with self._lock:  # one connection
-            return await link.fetch(load_sql(__package__ or "", query, self._schema), *args)
+            return await link.fetch(load_sql(__package__, query, self._schema), *args)
 
     def _message(
         self,

@@ -82,8 +82,8 @@ class Reader:
         self._on_new_server = on_new_server
         self._marks = ReadMarks()
         self._drawn = 0  # how far ids had been drawn at the last read
-        self.sql = load_sql(__package__ or "", "read", schema)
-        self._advance_sql = load_sql(__package__ or "", "advance", schema)
+        self.sql = load_sql(__package__, "read", schema)
+        self._advance_sql = load_sql(__package__, "advance", schema)
         self._behind = Outage(log, "the sequence is behind the outbox, and could not be moved on")
         self._woken = asyncio.Event()
         self._row_bytes = _TYPICAL_BYTES

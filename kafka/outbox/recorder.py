@@ -249,7 +249,7 @@ class Recorder:
     async def call(self, query: str, *args: object) -> list[asyncpg.Record]:
         """One statement over the recorder's connection."""
         async with self._lock:
-            return await self._link.fetch(load_sql(__package__ or "", query, self._schema), *args)
+            return await self._link.fetch(load_sql(__package__, query, self._schema), *args)
 
 
 def _each(sent: _Sent, refused: _Refused) -> list[_Each]:

@@ -378,7 +378,7 @@ class Relay:
     async def _gather_figures(self) -> None:
         """Counting reads all that waits: the longer it takes, the more seldom it is done. Slots that nobody has count
         too: while Kafka is away no relay has any."""
-        sql = load_sql(__package__ or "", "waiting", self._postgres.schema_name)
+        sql = load_sql(__package__, "waiting", self._postgres.schema_name)
         outage, link = Outage(log, "the outbox could not be counted"), self._links["figures"]
         while True:
             started = now()

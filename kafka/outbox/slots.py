@@ -161,7 +161,7 @@ class SlotKeeper:
         able = self._able() and not self.stopping
         alive_seconds = _ALIVE * self._attend_seconds if able else -1.0
         row = await self._link.fetchrow(
-            load_sql(__package__ or "", "attend", self._schema),
+            load_sql(__package__, "attend", self._schema),
             self.relay_id,
             alive_seconds,
             socket.gethostname(),
@@ -180,7 +180,7 @@ class SlotKeeper:
     async def _acquire(self, names: list[str]) -> None:
         lease = timedelta(seconds=self._settings.lease_seconds)
         sent = now()
-        sql = load_sql(__package__ or "", "acquire", self._schema)
+        sql = load_sql(__package__, "acquire", self._schema)
         rows = await self._link.fetch(sql, self.relay_id, names, lease)
         margin = min(1.0, self._settings.lease_seconds * 0.1)
         # If this fails they are not ours to send, and are acquired again when the lease has run out.
@@ -202,7 +202,7 @@ class SlotKeeper:
         """Up to which id messages stand in these slots now: a former owner may have sent them."""
         if not numbers or not self._backlog.directories:
             return {}
-        rows = await self._link.fetch(load_sql(__package__ or "", "inherited", self._schema), numbers)
+        rows = await self._link.fetch(load_sql(__package__, "inherited", self._schema), numbers)
         return {row["slot"]: row["id"] or 0 for row in rows}
 
     def _let_go(self) -> None:
@@ -227,4 +227,4 @@ class SlotKeeper:
         """The end of a clean stop, after the last slot was let go of: there is no other look."""
         self._left = True
         await self._release()
-        await self._link.fetch(load_sql(__package__ or "", "leave", self._schema), self.relay_id)
+        await self._link.fetch(load_sql(__package__, "leave", self._schema), self.relay_id)
