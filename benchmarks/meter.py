@@ -4,7 +4,6 @@ CPU per job is the steadiest figure on a machine that others use too. Postgres' 
 children, and of children that have ended, which the kernel adds up in the postmaster's own account.
 """
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -128,8 +127,3 @@ class Meter:
         postgres = postgres_cpu(self._server.pid) - self._postgres
         wal = await self._server.wal() - self._wal
         return Reading(seconds, client, postgres, wal)
-
-
-def own_memory_mib() -> float:
-    """Resident memory of this process."""
-    return psutil.Process(os.getpid()).memory_info().rss / 2**20

@@ -64,14 +64,12 @@ def archive(
     how many.
 
     on_day: is told of each day. The role of `dsn` must own the tables, for it sets triggers. Another run at the same
-    time
-    is noticed, and left to its work.
+    time is noticed, and left to its work.
 
     Raises `ConfigurationError` where the DSN is none, or the directory is another service's archive or holds other
     things; `SchemaMissing` where the schema is not there or too old, `PostgresUnavailable` where nobody answers;
     `SidingsError`, when all others are archived, where a day is in use, its file has rows that the database has not, or
-    its partition was detached;
-    asyncpg's errors, and `OSError`.
+    its partition was detached; asyncpg's errors, and `OSError`.
     """
     return asyncio.run(_archive(dsn, directory.resolve(), valid_schema_name(schema), on_day))
 

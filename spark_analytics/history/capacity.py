@@ -85,10 +85,8 @@ def capacity(
     attempts: DataFrame, selection: Selection, *, concurrency: int = 100, utilisation: float = 0.7
 ) -> DataFrame:
     """type (null: all together); attempts that became ready per second, over the window and in its busiest bucket;
-    their
-    mean run time; the mean number that runs by Little's law; `instances` and `busiest_instances`, those needed to
-    keep up
-    with either rate when each runs `concurrency` handlers at once and is to be busy for `utilisation` of that.
+    their mean run time; the mean number that runs by Little's law; `instances` and `busiest_instances`, those needed to
+    keep up with either rate when each runs `concurrency` handlers at once and is to be busy for `utilisation` of that.
 
     Raises as `check_instance` does.
     """

@@ -14,6 +14,7 @@ __all__ = ["MEASURES", "binned", "quantiles", "upto"]
 
 _ERROR = 0.01
 _GAMMA = (1 + _ERROR) / (1 - _ERROR)
+_SHARES = (0.5, 0.9, 0.95, 0.99)
 
 MEASURES = ("wait", "run", "total")  # of an attempt: from `ready` to `started`, from there to `finished`; of a job
 
@@ -49,7 +50,7 @@ def upto(rank: Column) -> Column:
     return f.min(f.when(f.col("below") >= rank - 1e-6, value))
 
 
-def quantiles(bins: DataFrame, *keys: str, shares: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99)) -> DataFrame:
+def quantiles(bins: DataFrame, *keys: str) -> DataFrame:
     """A row for each combination of the keys, of which `bins` are: ``wait_p50_seconds`` … ``wait_max_seconds``, the
     same for ``run`` and ``total``, and `started`, how many attempts the first two stand for."""
     every = Window.partitionBy(*keys, "measure")
@@ -59,7 +60,7 @@ def quantiles(bins: DataFrame, *keys: str, shares: tuple[float, ...] = (0.5, 0.9
         own = f.col("measure") == measure
         columns += [
             upto(f.when(own, f.col("all") * share)).alias(f"{measure}_p{round(share * 100)}_seconds")
-            for share in shares
+            for share in _SHARES
         ]
         columns.append((f.max(f.when(own, f.col("most"))) / 1e6).alias(f"{measure}_max_seconds"))
     columns.append(f.max("all").alias("started"))

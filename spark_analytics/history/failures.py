@@ -10,8 +10,7 @@ __all__ = ["errors"]
 
 def errors(attempts: DataFrame) -> DataFrame:
     """A row for each fingerprint: class, attempts and jobs, how the attempts ended, first and last time, types, the
-    number of
-    groups touched, and the latest one as an example."""
+    number of groups touched, and the latest one as an example."""
     failed = attempts.where(f.col("error_fingerprint").isNotNull())
     latest = f.max_by(f.struct("error_class", "error_message", "job_id"), f.struct("finished", "job_id", "attempt"))
 

@@ -91,8 +91,7 @@ def _place() -> Column:
 
 def slowest_groups(groups: DataFrame) -> DataFrame:
     """origin, group; attempts, mean and longest wait and run time, failures: the 100 with the longest mean time from
-    ready
-    to finished, among those with at least 3 attempts that were started."""
+    ready to finished, among those with at least 3 attempts that were started."""
     named = groups.where(f.col("group").isNotNull()).groupBy("origin", "group")
     summed = named.agg(
         f.sum("attempts").alias("attempts"),
