@@ -269,14 +269,14 @@ async def test_a_clock_that_was_ahead_hides_no_absence(topic, sidings_kafka, tmp
             assert terminals["T-1"] == Acquirer(terminal_id="T-1", acquirer_id="a")
 
     with monkeypatch.context() as wrong:
-        wrong.setattr("sidings.kafka.directory.follower.time.time", ahead)
+        wrong.setattr("sidings.kafka.directory.completeness.time.time", ahead)
         await a_life(0)
     await a_life(1)
     async with a_directory(name, sidings_kafka, storage=SQLite(path)) as terminals:
         with monkeypatch.context() as wrong:
-            wrong.setattr("sidings.kafka.directory.follower.time.time", ahead)
-            await eventually(lambda: terminals._follower._complete_at > now() + 100_000)
-        await eventually(lambda: terminals._follower._complete_at < now() + 1)
+            wrong.setattr("sidings.kafka.directory.completeness.time.time", ahead)
+            await eventually(lambda: terminals._follower._completeness.at > now() + 100_000)
+        await eventually(lambda: terminals._follower._completeness.at < now() + 1)
         noted = terminals._follower._noted_at
         await eventually(lambda: terminals._follower._noted_at > noted, "the file to say so")
     await a_life(0)
@@ -284,7 +284,7 @@ async def test_a_clock_that_was_ahead_hides_no_absence(topic, sidings_kafka, tmp
 
 async def test_a_load_that_takes_longer_than_tombstones_stay_is_not_repeated(topic, sidings_kafka, monkeypatch, caplog):
     """Each further one would take as long: it was read again and again, for ever."""
-    monkeypatch.setattr("sidings.kafka.directory.follower._ABSENT_SECONDS", 0.2)
+    monkeypatch.setattr("sidings.kafka.directory.completeness._ABSENT_SECONDS", 0.2)
     name = await topic("terminals", partitions=2, config=COMPACTED | {"delete.retention.ms": "100"})
     await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(4)})
 
@@ -296,9 +296,9 @@ async def test_a_load_that_takes_longer_than_tombstones_stay_is_not_repeated(top
         follower = terminals._follower
         await eventually(lambda: "may have missed deletions" in caplog.text)
         assert (follower.rebuilds, len(terminals)) == (0, 4)
-        follower._complete_at -= 10
+        follower._completeness.at -= 10
         await eventually(lambda: follower.rebuilds == 1, "an absence to be none of the load's")
-        await eventually(lambda: follower._again is None and not follower._read_anew)
+        await eventually(lambda: follower._again is None and not follower._completeness._read_anew)
         assert (follower.rebuilds, len(terminals)) == (1, 4)
 
 
@@ -306,7 +306,8 @@ async def test_completeness_is_of_the_partition_that_kafka_has_told_of_least_lat
     """What Kafka has not said, nobody knows: a partition that was silent for too long may have lost tombstones."""
     follower = a_directory("terminals", "127.0.0.1:1")._follower
     follower._identity, follower._loaded = Identity("terminals", "cluster", "reading"), True
-    follower._tombstone_seconds, follower._complete_at = 100.0, 1_000.0
+    completeness = follower._completeness
+    completeness.tombstone_seconds, completeness.at = 100.0, 1_000.0
     follower.progress.positions = {0: 5, 1: 5}
 
     class Told:
@@ -342,7 +343,7 @@ async def test_completeness_is_of_the_partition_that_kafka_has_told_of_least_lat
         follower.progress.positions = await follower._look_at_positions(told)
         await follower._remember_completeness(told)
         assert follower.rebuilds == rebuilds
-        assert complete_at is None or follower._complete_at == complete_at
+        assert complete_at is None or completeness.at == complete_at
     follower.progress.positions = await follower._look_at_positions(
         Told(Standing(5, 5, 1_400.0), Standing(9, 9, 1_500.0))
     )
@@ -351,12 +352,12 @@ async def test_completeness_is_of_the_partition_that_kafka_has_told_of_least_lat
     told = Told(Standing(5, 6, 1_600.0), Standing(9, 10, 1_600.0))
     follower.progress.positions = await follower._look_at_positions(told)
     await follower._remember_completeness(told)
-    assert follower._read_anew, "partitions that were at their ends while others were read are not all at them now"
-    follower._tombstone_seconds, follower._complete_at, follower._read_anew = 10.0, 1_000.0, False
-    follower._complete = {0: 1_050.0, 1: 1_050.0}
+    assert completeness._read_anew, "partitions that were at their ends while others were read are not all at them now"
+    completeness.tombstone_seconds, completeness.at, completeness._read_anew = 10.0, 1_000.0, False
+    completeness._at_end = {0: 1_050.0, 1: 1_050.0}
     await follower._remember_completeness(told)
     assert follower.rebuilds == 1, "a moment is no absence, whatever delete.retention.ms says"
-    follower._complete_at = time.time() - 30
+    completeness.at = time.time() - 30
     assert follower._why_not({0: 0, 1: 0}, {0: 5, 1: 9}) is None, "nor is it after a connection was lost"
     follower._loaded = False
     assert "delete.retention.ms" in (follower._why_not({0: 0, 1: 0}, {0: 5, 1: 9}) or ""), "but of a file it is"
@@ -506,7 +507,7 @@ async def test_a_directory_that_cannot_follow_says_how_stale_it_is(topic, siding
 
 
 async def test_a_directory_that_reads_all_again_is_as_stale_as_what_it_serves(topic, sidings_kafka, monkeypatch):
-    monkeypatch.setattr("sidings.kafka.directory.follower._ABSENT_SECONDS", 1.0)
+    monkeypatch.setattr("sidings.kafka.directory.completeness._ABSENT_SECONDS", 1.0)
     name = await topic("terminals", config=COMPACTED | {"delete.retention.ms": "0"})
     await put(sidings_kafka, name, {"T-1": row("T-1")})
     fetch, go = Reader.fetch, asyncio.Event()

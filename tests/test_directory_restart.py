@@ -89,7 +89,7 @@ async def test_a_store_that_may_be_wrong_is_built_anew(topic, sidings_kafka, tmp
 
     now = __import__("time").time
     with monkeypatch.context() as later:
-        later.setattr("sidings.kafka.directory.follower.time.time", lambda: now() + 86_401)
+        later.setattr("sidings.kafka.directory.completeness.time.time", lambda: now() + 86_401)
         await again("delete.retention.ms")
         assert await load(name, sidings_kafka, path) == (everything, 0, 0), "once is enough"
 

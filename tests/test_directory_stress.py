@@ -210,7 +210,7 @@ async def make_anew(bootstrap: str, rng: random.Random, lines: Lines, rows: dict
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 async def test_directories_equal_the_log_and_never_go_back(own_kafka, tmp_path, monkeypatch):
-    monkeypatch.setattr("sidings.kafka.directory.follower._ABSENT_SECONDS", 1.0)
+    monkeypatch.setattr("sidings.kafka.directory.completeness._ABSENT_SECONDS", 1.0)
     monkeypatch.setattr("sidings.kafka.directory.same_log._DOUBT_SECONDS", 2.0)
     seed = a_seed()
     rng, looks = random.Random(seed), random.Random(seed)

@@ -2,7 +2,7 @@
 
 Reading order: `rows` (from a record to a change), `storage` (the port) with `memory` and `sqlite` (`columns` has
 its forms of rows and keys), `progress` (the barrier), `callbacks`, `faults`, `topic` (what Kafka says of the topic),
-`reader` (the client), `freshness` (may deletions have been missed), `follower` (reads, and decides where to begin;
+`reader` (the client), `completeness` (may deletions have been missed), `follower` (reads, and decides where to begin;
 `collector` helps), `metrics`, and `directory`, which is what a service author sees of all this.
 """
 

@@ -17,6 +17,7 @@ from ..message import Record
 from ..settings import KafkaSettings
 from .callbacks import Callbacks
 from .collector import Collector
+from .completeness import TOMBSTONE_SECONDS, Completeness
 from .faults import Faults
 from .progress import Progress
 from .reader import OffsetOutOfRangeError, Reader
@@ -40,8 +41,6 @@ _REPORT_SECONDS = 5.0
 _NOTE_SECONDS = 10.0  # between notes in the store that nothing is missing
 _MISSING_SECONDS = 1.0  # between looks for a topic that does not exist
 _MAX_PAUSE_SECONDS = 10.0
-_TOMBSTONE_SECONDS = 86_400.0  # Kafka's default, where it does not tell
-_ABSENT_SECONDS = 60.0  # a shorter absence is none, whatever delete.retention.ms says
 
 
 class Follower(Generic[T]):
@@ -79,16 +78,12 @@ class Follower(Generic[T]):
         self._kept: Kept | None = None  # of the store, until it is compared with the log
         self._identity: Identity | None = None
         self._log = SameLog()
+        self._completeness = Completeness(topic)
         self._again: dict[Row, Change[T]] | None = None  # while the topic is read again: what it says of each row
         self._unreadable: set[Row] = set()  # the same: rows that stay as they are
         self._last_barrier = False  # it was taken when the first one had been reached
-        self._complete: dict[int, float] = {}  # when nothing of a partition was missing, seconds since 1970
-        self._complete_at = 0.0  # the same of all; while all is read, for the first time or again, when that began
-        self._served_at = 0.0  # the same of the rows that are in use
-        self._read_anew = False  # and since then something has been missing at any time
         self._noted_at = 0.0
         self._refused: set[tuple[int, int]] = set()  # records of the store that cannot be read any more
-        self._tombstone_seconds = _TOMBSTONE_SECONDS
         self._reported_at = time.monotonic()
         self._failures = 0
         self._warned = False  # of keys of two kinds
@@ -98,7 +93,7 @@ class Follower(Generic[T]):
     @property
     def stale_seconds(self) -> float:
         """How long ago Kafka last said that nothing was missing; 0 until the load has ended."""
-        return max(0.0, time.time() - self._served_at) if self._loaded else 0.0
+        return self._completeness.stale_seconds if self._loaded else 0.0
 
     async def run(self) -> None:
         """Follow until `stop`; Kafka may come and go. Raises `StorageError`."""
@@ -169,7 +164,7 @@ class Follower(Generic[T]):
                     *(self.topic, facts.policy),
                 )
             known = facts.tombstone_seconds
-            self._tombstone_seconds = _TOMBSTONE_SECONDS if known is None else known
+            self._completeness.tombstone_seconds = TOMBSTONE_SECONDS if known is None else known
             return facts
         trouble = f"there is no topic {self.topic!r}, or no right to see it: create it, with cleanup.policy=compact"
         if self.trouble != trouble:
@@ -267,7 +262,7 @@ class Follower(Generic[T]):
         marks = {p: Mark(last.offset, last.timestamp, reader.epoch_at(p, last.offset)) for p, last in lasts.items()}
         faults = self.faults.note(changes, bad)
         if self._again is None:
-            await self._change(Batch(changes, positions, marks, faults, self._complete_at, self._log.topic_id))
+            await self._change(Batch(changes, positions, marks, faults, self._completeness.at, self._log.topic_id))
         else:  # rows that are in use do not go back to what they were once
             self._again.update((change[0], change) for change in changes)
             self._unreadable.update(row for _, row, _ in bad if row is not None)
@@ -305,23 +300,14 @@ class Follower(Generic[T]):
                 self.progress.ends[partition] = standing.end
                 self.progress.tails[partition] = standing.tail or standing.end
                 if position >= standing.end:
-                    self._complete[partition] = standing.answered
+                    self._completeness.at_end(partition, standing.answered)
                     self._log.at_end(partition)
         return positions
 
     async def _remember_completeness(self, reader: Reader) -> None:
-        """Who was away for too long has missed deletions. Where reading all took so long, so would reading again."""
-        now = min((self._complete.get(partition, 0.0) for partition in self.progress.positions), default=0.0)
-        away = now - self._complete_at
-        missed = away > max(self._tombstone_seconds, _ABSENT_SECONDS)
-        if missed and not self._read_anew:
-            await self._start_over(reader, _tombstones_missed(away, self._tombstone_seconds))
-        elif now:  # it may lie before: somebody has put the clock back
-            if missed:
-                told = _tombstones_missed(away, self._tombstone_seconds)
-                log.warning("directory %r takes too long to be read: %s; raise that", self.topic, told)
-            self._complete_at = self._served_at = now
-            self._read_anew = False
+        """Who was away for too long has missed deletions."""
+        if (reason := self._completeness.look(self.progress.positions)) is not None:
+            await self._start_over(reader, reason)
 
     async def _take_up_new_partitions(self, reader: Reader) -> None:
         there = reader.there()
@@ -356,11 +342,11 @@ class Follower(Generic[T]):
         if kept is not None:  # the first time
             former = kept.identity
             self.progress.positions, self._log.marks = dict(kept.positions), dict(kept.marks)
-            self._complete_at = kept.complete_at
+            self._completeness.at = kept.complete_at
             self.faults.replace(kept.bad)
         if former is None:
             await self._storage.reset(self._identity)
-            self._complete_at, self._read_anew = time.time(), True
+            self._completeness.begin()
         elif reason := (
             _other(former, self._identity)
             or self._log.another()
@@ -407,12 +393,9 @@ class Follower(Generic[T]):
 
     def _why_not(self, begins: Mapping[int, int], ends: Mapping[int, int]) -> str | None:
         """Why the rows cannot be those of this log, or may not be current; None where they are."""
-        if (reason := outside(self.progress.positions, begins, ends)) is not None:
+        if (reason := outside(self.progress.positions, begins, ends)) is not None or not self.progress.positions:
             return reason
-        away = abs(time.time() - self._complete_at)  # a time to come is none to count from
-        if self.progress.positions and away > self._tombstone_seconds and (not self._loaded or away > _ABSENT_SECONDS):
-            return _tombstones_missed(away, self._tombstone_seconds)
-        return None
+        return self._completeness.missed_before(self._loaded)
 
     def _seek(self, reader: Reader, begins: Mapping[int, int]) -> None:
         starts = self._log.starts(self.progress.positions, begins)
@@ -441,7 +424,7 @@ class Follower(Generic[T]):
             await self._storage.reset(self._identity)
         self.faults.replace({})
         self._log.read_anew()
-        self._complete_at, self._read_anew = time.time(), True
+        self._completeness.begin()
         reader.assign(reader.partitions)  # the client knows the ends of before until a fetch is answered
         self.progress.positions = dict(begins)
         self.progress.barrier, self.progress.ends, self.progress.tails = dict(ends), dict(ends), dict(ends)
@@ -449,7 +432,7 @@ class Follower(Generic[T]):
 
     async def _finish(self) -> None:
         """The barrier is reached."""
-        self._complete.clear()  # what was at its end once, earlier, may have deletions since
+        self._completeness.barrier_reached()
         if (again := self._again) is not None:
             gone: list[Row] = []
             for number, row in enumerate(self._storage.rows(), 1):
@@ -463,13 +446,14 @@ class Follower(Generic[T]):
                 await asyncio.sleep(0)
             positions, marks = dict(self.progress.positions), dict(self._log.marks)
             faults = self.faults.now()
-            await self._storage.apply(Batch((), positions, marks, faults, self._complete_at, self._log.topic_id))
+            await self._storage.apply(Batch((), positions, marks, faults, self._completeness.at, self._log.topic_id))
             self._again = None
             self._wake()
             log.info("directory %r has been built anew: %s rows were gone", self.topic, len(gone))
         self._collector.resume()
         if not self._loaded:
-            self._loaded, self._served_at = True, self._complete_at
+            self._loaded = True
+            self._completeness.loaded()
             self._on_loaded()
 
 
@@ -480,13 +464,6 @@ def _other(kept: Identity, wanted: Identity) -> str | None:
     if kept.cluster != wanted.cluster:
         return f"its rows are of another Kafka cluster, {kept.cluster}"
     return None if kept.reading == wanted.reading else "model=, key=, active= or decoder= were others"
-
-
-def _tombstones_missed(away: float, tombstone_seconds: float) -> str:
-    return (
-        f"its rows are {away:.0f} s old, and Kafka keeps tombstones for {tombstone_seconds:.0f} s "
-        "(delete.retention.ms): it may have missed deletions"
-    )
 
 
 def _why(error: Exception) -> str:
