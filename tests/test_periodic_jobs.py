@@ -195,6 +195,26 @@ async def test_no_tick_is_fired_twice_or_before_its_time_or_of_a_schedule_that_w
             assert answer["fired"] == (fired is not None)
 
 
+async def test_of_two_that_fire_a_tick_at_once_the_second_finds_it_fired(database: str) -> None:
+    """It waits for the first, and looks at what that has left."""
+    await remember(database, "sweep", "daily", None, job_origin="t/0")
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    its = "sweep", "daily", since, None, datetime(2026, 5, 1, tzinfo=UTC), "t", False, 0, ["{}"]
+    fire = load_sql("sidings.executor", "fire_service")
+    await fetch(database, "INSERT INTO sidings.topic (topic, partitions) VALUES ('t', 1)")
+    async with connected(database) as one, connected(database) as other:
+        async with one.transaction():
+            first = await one.fetchrow(fire, *its)
+            firing = asyncio.create_task(other.fetchrow(fire, *its))
+            blocked = "SELECT cardinality(pg_blocking_pids($1)) > 0"
+            await eventually(lambda: value(database, blocked, other.get_server_pid()), "it waits")
+        second = await firing
+    assert first is not None
+    assert second is not None
+    assert (first["fired"], second["fired"]) == ("t/0", None)
+    assert await jobs_left(database) == 1
+
+
 @pytest.mark.parametrize("hours", [-1, 1])
 async def test_the_servers_clock_decides_what_is_due(
     database: str, monkeypatch: pytest.MonkeyPatch, hours: int
