@@ -60,6 +60,23 @@ async def test_the_next_ticks_follow_one_that_is_released_while_no_other_is_ther
     assert job["origin"] == await value(database, "SELECT job_origin FROM sidings.periodic") == "t/0"
 
 
+@pytest.mark.parametrize("act", ["release", "each"])
+async def test_a_tick_of_an_origin_stays_there_when_it_is_released(database: str, admin: Admin, act: str) -> None:
+    """Of a job per origin, whose other ticks are in other origins."""
+    held = await a_held_tick(database)
+    for origin in ("s/9", "t/0", "t/9"):
+        columns = "(name, schedule, origin, job_origin) VALUES ('report', 'daily', $1, $1)"
+        await fetch(database, f"INSERT INTO sidings.periodic {columns}", origin)
+        await a_job(database, origin=origin, group="report", type="'report'")
+    if act == "release":
+        await admin.release(held)
+    else:
+        assert [done.error async for done in admin.each("release", [held])] == [None]
+    job = await the_job(database, held)
+    assert job is not None
+    assert (job["origin"], job["held"]) == ("t/0", None)
+
+
 WAITING = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid())"
 
 
