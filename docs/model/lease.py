@@ -287,8 +287,10 @@ class Lease:
         return any(e.status != DEAD for e in state.executors)
 
     def finished(self, state: State) -> bool:
-        """All jobs are over, but those behind a pause that nobody is going to end."""
-        stays = self.scenario.paused if state.paused and not state.budget.resumes else ()
+        """All jobs are over, but those behind a pause that nobody is going to end, or a job that nobody releases."""
+        stays = list(self.scenario.paused) if state.paused and not state.budget.resumes else []
+        if self.scenario.budget.failures and not state.budget.releases:
+            stays += [number for number, job in enumerate(state.jobs) if job.blocked]
         behind = {self.scenario.origin_of[job] for job in stays}
         left = [number for number, job in enumerate(state.jobs) if job.present or job.late]
         return all(self.scenario.origin_of[number] in behind for number in left)

@@ -166,6 +166,18 @@ BUGS = [
         stale_look="spares what is newer",
     ),
     _bug(
+        "a failure counts of a job that somebody has ended",
+        "LV",
+        changed(_ADMIN, targets=(0, 1), cancels=1, failures=1),
+        failure="counts if it was heard",
+    ),
+    _bug(
+        "a failure counts although its answer was lost",
+        "LV",
+        changed(_ADMIN, targets=(0, 1), releases=1, failures=1, losses=1),
+        failure="counts",
+    ),
+    _bug(
         "a look-up that fails is not repeated",
         "LV",
         changed(_SLOW, blocked=(0,), releases=1, losses=1),
@@ -189,6 +201,12 @@ RIGHT = [
     _right("a person pauses and resumes a type", changed(_ADMIN, by_type=True, halts=1, resumes=1, losses=1), QUICK),
     _right("a person releases a blocked job, connection lost",
            changed(_SLOW, blocked=(0,), releases=1, losses=1), QUICK),
+    _right("a handler gives up, a person cancels or releases", changed(
+        _ADMIN, targets=(0, 1), cancels=1, releases=1, failures=1), QUICK),
+    _right("a handler gives up, a person releases, connection lost", changed(
+        _SLOW, targets=(0, 1), releases=1, failures=1, losses=1)),
+    _right("a takeover, a handler gives up, a person releases", changed(
+        _EXPIRES, origin_of=(0,), releases=1, failures=1, crashes=1), FULL),
     _right("a person cancels, connection lost", changed(_SLOW, targets=(0, 1), cancels=1, losses=1)),
     _right("a person cancels, pauses and resumes", changed(_SLOW, cancels=1, halts=1, resumes=1)),
     _right("a person cancels twice, another origin", changed(

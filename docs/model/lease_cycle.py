@@ -16,6 +16,7 @@ from lease_state import (
     DEFERRED,
     DONE,
     ENDING,
+    FAILED,
     NAMED,
     QUEUED,
     RUNNING,
@@ -75,14 +76,15 @@ def _compose(m: "Lease", s: State, i: int, number: int, fence: int, early: tuple
     runs = [RUNNING, ENDING]
     runs += [NAMED] if e.flights and rule.carries == "what the older named" else []
     runs += [DEFERRED] if rule.deferred == "stays named" else []
-    ends, again, names, handed, stays, clears = [], [], [], [], [], []
+    ends, again, blocks, names, handed, stays, clears = [], [], [], [], [], [], []
     news = is_news(m, e, early)
     for origin, hold in enumerate(e.holds):
         if hold is None:
             continue
         jobs = m.jobs_of(origin)
         ends += [job for job in jobs if e.memory[job] == DONE and job not in told]
-        again += [job for job in jobs if e.memory[job] == AGAIN and job not in told]
+        blocks += [job for job in jobs if e.memory[job] == FAILED and job not in told]
+        again += [job for job in jobs if e.memory[job] in (AGAIN, FAILED) and job not in told]
         stays += [job for job in jobs if e.memory[job] in runs and job not in e.unlisted]
         done = [job for job in jobs if _hands_over(m, e, job, told)]
         busy = any((job in e.heads and job not in done) or e.memory[job] == BLOCKED for job in jobs)
@@ -104,7 +106,7 @@ def _compose(m: "Lease", s: State, i: int, number: int, fence: int, early: tuple
     running = tuple(sorted([*stays, *names, *early]))
     return Cycle(
         number, fence, tuple(ends), tuple(again), tuple(names), running, epochs, WAITING, handed=tuple(handed),
-        early=early, clears=tuple(clears),
+        early=early, clears=tuple(clears), blocks=tuple(blocks),
     )  # fmt: skip
 
 
@@ -191,6 +193,8 @@ def acknowledged(m: "Lease", s: State, i: int, place: int = 0) -> tuple[str, Sta
         if e.memory[job] == AGAIN:  # a group whose head runs again is read again from its head
             e = forget(e, m.jobs_of(m.scenario.origin_of[job]), AGAIN, QUEUED)
             e = e._replace(heads=tuple(k for k in e.heads if k != job))
+        elif e.memory[job] == FAILED:
+            e = _blocks(m, e, flight, job)
     for job in flight.names:
         hold = e.holds[m.scenario.origin_of[job]]
         if e.memory[job] != NAMED or hold is None:
@@ -202,6 +206,17 @@ def acknowledged(m: "Lease", s: State, i: int, place: int = 0) -> tuple[str, Sta
             e = put_back(e, job, group, UNKNOWN if hold.draining else QUEUED)
     which = "its younger cycle" if place else "its cycle"
     return f"{m.names(i)} hears that {which} has committed", with_executor(s, i, e)._replace(broken=broken)
+
+
+def _blocks(m: "Lease", e: Executor, flight: Cycle, job: int) -> Executor:
+    """A job has given up, and that is recorded. Where it is not known that the job was still there, somebody may have
+    ended it or let it go on; the group is read again."""
+    known = {"counts if it was found": ("found",), "counts if it was heard": ("found", "missing")}
+    if flight.told in known.get(m.protocol.failure, (flight.told,)):
+        e = e._replace(memory=swap(e.memory, job, BLOCKED))
+    else:
+        e = forget(e, m.jobs_of(m.scenario.origin_of[job]), FAILED, QUEUED)
+    return e._replace(heads=tuple(k for k in e.heads if k != job))
 
 
 def starts_early(m: "Lease", s: State, i: int) -> Steps:

@@ -21,6 +21,7 @@ from lease_state import (
     DONE,
     ENDING,
     EXPIRED,
+    FAILED,
     OK,
     PAUSED,
     QUEUED,
@@ -49,7 +50,7 @@ __all__ = ["answers", "die", "hears_of_leases", "steps"]
 
 Steps = Iterator[tuple[str, State]]
 
-_AT_WORK = (RUNNING, DONE, DEFERRED, ENDING)
+_AT_WORK = (RUNNING, DONE, DEFERRED, ENDING, FAILED)
 
 
 def steps(m: "Lease", s: State, i: int) -> Steps:
@@ -318,6 +319,9 @@ def _handlers(m: "Lease", s: State, i: int) -> Steps:
         hold, who = e.holds[origin], f"{m.names(i)}: the handler of {m.job_name(job)}"
         if job not in m.scenario.transactional:
             yield f"{who} returns", with_executor(s, i, e._replace(memory=swap(e.memory, job, DONE)))
+            if s.budget.failures and job in m.scenario.targets:
+                failed = with_executor(s, i, e._replace(memory=swap(e.memory, job, FAILED)))
+                yield f"{who} gives up", failed._replace(budget=s.budget._replace(failures=s.budget.failures - 1))
         elif hold is not None:
             ending = e._replace(memory=swap(e.memory, job, ENDING))
             finish = Statement(i, "finish", origin, hold.epoch, job, s.jobs[job].attempt)

@@ -25,7 +25,18 @@ _WALKS = Scenario(
     origin_of=(0, 0, 0, 1), wants=((0, 1), (0, 1)), faulty=(0, 1), lease=3, budget=Budget(2, 1, 3, 2, 0, 1, refusals=3)
 )
 _PERSON_WALKS = changed(
-    _WALKS, slow=True, late=(1,), targets=(0, 1, 2), paused=(1,), pauses=1, drains=1, cancels=1, halts=1, resumes=1
+    _WALKS,
+    slow=True,
+    late=(1,),
+    targets=(0, 1, 2),
+    paused=(1,),
+    pauses=1,
+    drains=1,
+    cancels=1,
+    halts=1,
+    resumes=1,
+    releases=1,
+    failures=1,
 )
 
 

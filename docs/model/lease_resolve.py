@@ -184,10 +184,12 @@ def _rest(m: "Lease", e: Executor, cycle: Cycle, whole: bool) -> Cycle:
         hold = e.holds[origin]
         return whole or (job not in back and hold is not None and hold.epoch == cycle.epochs[origin])
 
-    parts = (cycle.ends, cycle.again, cycle.names, cycle.running, cycle.handed, cycle.early)
-    ends, again, names, running, handed, early = (tuple(filter(stays, part)) for part in parts)
+    parts = (cycle.ends, cycle.again, cycle.names, cycle.running, cycle.handed, cycle.early, cycle.blocks)
+    ends, again, names, running, handed, early, blocks = (tuple(filter(stays, part)) for part in parts)
     if m.protocol.early_resent == "all of it":
         early, running = cycle.early, tuple(sorted({*running, *cycle.early}))
     elif m.protocol.early_resent != "yes":
         early = cycle.early  # it still counts as what may be named
-    return cycle._replace(ends=ends, again=again, names=names, running=running, handed=handed, early=early)
+    return cycle._replace(
+        ends=ends, again=again, names=names, running=running, handed=handed, early=early, blocks=blocks
+    )

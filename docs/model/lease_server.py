@@ -154,13 +154,16 @@ def _cycle(m: "Lease", s: State, st: Statement) -> Steps:
     if ends and s.budget.refusals:
         refused = s._replace(budget=s.budget._replace(refusals=s.budget.refusals - 1))
         yield f"{who} is refused", _tell(refused, st, REFUSED)
+    found = all(s.jobs[job].present for job in (*ends, *cycle.again))
     for job in ends:
         s = _end(m, s, job, me, cycle.epochs[m.scenario.origin_of[job]])
     for job in cycle.again:
-        jobs = swap(s.jobs, job, s.jobs[job]._replace(attempt=s.jobs[job].attempt + 1))
+        blocked = s.jobs[job].present and (s.jobs[job].blocked or job in cycle.blocks)
+        cut = s.jobs[job].cut and job not in cycle.blocks
+        jobs = swap(s.jobs, job, s.jobs[job]._replace(attempt=s.jobs[job].attempt + 1, blocked=blocked, cut=cut))
         s = s._replace(jobs=jobs, spared=tuple(k for k in s.spared if k != job))
     s = s._replace(rows=swap(s.rows, me, Row(cycle.number, row.fence, running)))
-    yield f"{who} commits", _tell(s, st, COMMITTED)
+    yield f"{who} commits", _tell(s, st, COMMITTED, "found" if found else "missing")
 
 
 def _under_its_epoch(m: "Lease", s: State, cycle: Cycle, me: int) -> tuple[int, ...]:
@@ -248,14 +251,17 @@ def _answer(s: State, st: Statement, answer: str, epoch: int = 0, fence: int = 0
     return s._replace(executors=swap(s.executors, st.by, executor._replace(asks=asks)))
 
 
-def _tell(s: State, st: Statement, answer: str) -> State:
+def _tell(s: State, st: Statement, answer: str, told: str = "") -> State:
     """The answer to a cycle stands in the client's socket."""
     executor = s.executors[st.by]
     cycle = st.cycle
     if not st.heard or cycle is None:
         return s
     flights = tuple(
-        f._replace(answer=answer) if f.number == cycle.number and f.answer == WAITING else f for f in executor.flights
+        f._replace(answer=answer, told=told if f.blocks else "")
+        if f.number == cycle.number and f.answer == WAITING
+        else f
+        for f in executor.flights
     )
     return s._replace(executors=swap(s.executors, st.by, executor._replace(flights=flights)))
 

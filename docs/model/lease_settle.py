@@ -19,6 +19,7 @@ from lease_state import (
     DEFERRED,
     DONE,
     ENDING,
+    FAILED,
     MISLAID,
     NAMED,
     OK,
@@ -119,13 +120,14 @@ def _sent_as_one(m: "Lease", s: State, i: int) -> State:
     ends = [job for flight in flights for job in flight.ends if kept(flight, job)]
     again = [job for flight in flights for job in flight.again if kept(flight, job)]
     names = [job for flight in flights for job in flight.names if kept(flight, job) and memory[job] == NAMED]
-    runs = [job for job, known in enumerate(memory) if known in (RUNNING, ENDING, DONE, DEFERRED, AGAIN)]
+    runs = [job for job, known in enumerate(memory) if known in (RUNNING, ENDING, DONE, DEFERRED, AGAIN, FAILED)]
     running = sorted({job for job in runs if held[m.scenario.origin_of[job]] is not None} - {*ends, *again} | {*names})
     epochs = tuple(now if now is not None else then for now, then in zip(held, flights[0].epochs, strict=True))
     parts = tuple(ends), tuple(again), tuple(names), tuple(running)
     bearing = flights[:1] if rule.taken_back == "of the older" else flights
     handed = tuple(job for flight in bearing for job in flight.handed if job in names)
-    cycle = Cycle(e.cycle + 1, e.fence, *parts, epochs, WAITING, troubled=True, handed=handed)
+    blocks = tuple(job for flight in flights for job in flight.blocks if job in again)
+    cycle = Cycle(e.cycle + 1, e.fence, *parts, epochs, WAITING, troubled=True, handed=handed, blocks=blocks)
     deaf = tuple(st._replace(heard=False) if st.by == i and st.kind == "cycle" else st for st in s.server)
     one = e._replace(flights=(cycle,))
     return with_executor(s._replace(server=deaf), i, one, Statement(i, "cycle", cycle=cycle))

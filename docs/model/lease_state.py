@@ -16,6 +16,7 @@ __all__ = [
     "DONE",
     "ENDING",
     "EXPIRED",
+    "FAILED",
     "HALF_SEEN",
     "MISLAID",
     "NAMED",
@@ -63,9 +64,10 @@ UP, PAUSED, DEAD = "up", "paused", "dead"
 # has returned, no cycle that ends it has been acknowledged. ENDING: its transactional handler has sent finish + COMMIT.
 # AGAIN: it was cancelled, or its end is unknown; a cycle has to record that this attempt is over, the job runs again.
 # DEFERRED: done, but a cycle that was to end it was refused for that; a later one is to end it.
+# FAILED: its handler has given up, and no cycle that says so has been acknowledged.
 # BLOCKED: it has given up, its group waits until a person releases it. MISLAID: by a wrong protocol.
 UNKNOWN, QUEUED, NAMED, RUNNING, DONE = "-", "queued", "named", "running", "done"
-ENDING, AGAIN, DEFERRED, BLOCKED, MISLAID = "ending", "again", "deferred", "blocked", "mislaid"
+ENDING, AGAIN, DEFERRED, FAILED, BLOCKED, MISLAID = "ending", "again", "deferred", "failed", "blocked", "mislaid"
 
 # Why an executor lets go of an origin: its lease could not be renewed in time; it is not assigned any more.
 EXPIRED, UNASSIGNED = "expired", "unassigned"
@@ -135,7 +137,9 @@ class Cycle(NamedTuple):
     `troubled`: it has been looked up or sent again; not noted where one is under way at a time. `handed`: of the jobs
     that it names, those whose predecessor has ended, but is not known to be over. `less`: jobs that it is without since
     its first sending, which may still commit. `early`: what its first sending names early, and nothing else makes it
-    name. `once`: it has been sent once. `clears`: the draining origins of which it names nothing."""
+    name. `once`: it has been sent once. `clears`: the draining origins of which it names nothing. `blocks`: of `again`,
+    those that block their group. `told`, where there are such: its own answer has said that it has committed, and
+    whether it "found" all of its jobs, or some were "missing"."""
 
     number: int
     fence: int
@@ -151,6 +155,8 @@ class Cycle(NamedTuple):
     early: tuple[int, ...] = ()
     once: bool = True
     clears: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    told: str = ""
 
     def mentions(self, jobs: tuple[int, ...], running: bool = True) -> bool:
         """Whether it ends or names any of these jobs, or (`running`) has it in its running set."""
@@ -287,6 +293,7 @@ class Budget(NamedTuple):
     refusals: int = 0  # of a cycle that ends something
     expects: int = 0  # an executor is told of a job that is about to be committed, or has just been
     aborts: int = 0  # a late transaction rolls back
+    failures: int = 0  # a handler gives up, and blocks its group
 
 
 _NO_FAULTS = Budget()
@@ -370,6 +377,7 @@ class Protocol:
     put_back: str = "everything"  # "if the pause is news", "what waits", "nothing"
     forgets: str = "what was concerned"  # "everything" is as right, "X, whatever has happened": at another fence
     stale_reads: str = "count no more"  # "count": reads of before the fence that a look has found
+    failure: str = "counts if it was found"  # "counts if it was heard", "counts": that a job has given up
     pause: str = "from every read"  # "from looks and from reads that say something new"
     stale_look: str = "covers all"  # "spares what is newer": than its sending
     look_up: str = "until it succeeds"  # "once": a failure, or the answer to an earlier one, ends it
@@ -412,9 +420,10 @@ class Scenario:
     executor. start: who holds what at first, with its jobs read: pairs (executor, origin). ideal: executors whose
     statements take no time, which keeps the space small. renews, faulty: the executors that renew leases, that suffer
     pauses, crashes and lost connections. lease, margin: in ticks. targets: the jobs that a person may cancel or
-    release. paused: those that the pause holds back; `by_type`: it is one of a type, which no origin tells of.
-    blocked: jobs that have given up at first. unread: of what is held at first, they have yet to be read. late: jobs
-    whose transactions commit at any time; those behind them do not wait for it. slow: reads and looks take time.
+    release, and whose handlers may give up. paused: those that the pause holds back; `by_type`: it is one of a type,
+    which no origin tells of. blocked: jobs that have given up at first. unread: of what is held at first, they have yet
+    to be read. late: jobs whose transactions commit at any time; those behind them do not wait for it. slow: reads and
+    looks take time.
     """
 
     origin_of: tuple[int, ...] = (0, 0)
