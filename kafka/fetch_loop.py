@@ -19,13 +19,12 @@ from aiokafka.errors import (
 )
 
 from ..errors import UndecodableMessage
-from ..jobs.outcome import legible
 from ..outage import Outage
 from ..waiting import set_within, unless_set
 from .membership import UNREADABLE, AnyOf
 from .message import Record
 from .metrics import ConsumerMetrics
-from .partition import Item, Partition, State
+from .partition import Item, Partition, State, tell_undecodable
 from .subscription import Subscription
 
 __all__ = ["LOOK_AGAIN_SECONDS", "FetchLoop", "Roof"]
@@ -67,7 +66,7 @@ class Roof(Protocol):
 class FetchLoop(ABC):
     """Fetches one topic's messages with `client`; `partitions` are those that are assigned now, of all topics."""
 
-    aside = "is kept as a held job"  # what becomes of a message that cannot be decoded
+    aside = ""  # what becomes of a message that cannot be decoded, where that is sure before it is handled
     how_to_pass = "service.reset_offsets to the offset behind it"
 
     def __init__(
@@ -337,13 +336,8 @@ class FetchLoop(ABC):
                 return Item(partition, record, None, None)
             return Item(partition, record, message, None, subscription.id_of(record, message))
         except UndecodableMessage as error:
-            log.error(
-                "%s offset %s cannot be decoded, and %s: %s",
-                partition.origin,
-                record.offset,
-                self.aside,
-                legible(error),
-            )
+            if self.aside:
+                tell_undecodable(partition, record, self.aside, error)
             return Item(partition, record, None, str(error), subscription.id_of(record, None))
 
     def _leave_log(self, partition: Partition) -> None:

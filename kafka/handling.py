@@ -18,7 +18,7 @@ from .message import Message
 from .metrics import ConsumerMetrics
 from .offsets import Move, OffsetsMoved, OffsetStore
 from .parking import Parking
-from .partition import Item, Partition
+from .partition import Item, Partition, tell_undecodable
 from .patience import Patience
 from .seen import Seen
 from .subscription import Subscription
@@ -86,6 +86,9 @@ class Handling:
         started = time.monotonic()
         done = await self._in_transaction(items, work)
         self._count(done, time.monotonic() - started)
+        for item in done.aside:
+            if item.message is None:
+                tell_undecodable(item.partition, item.record, "is kept as a held job", item.error)
         return len(done.items)
 
     async def park(self, item: Item, error: str) -> None:

@@ -1,6 +1,7 @@
 """An assigned partition, as this process sees it: where it stands, and which of its messages are at hand."""
 
 import asyncio
+import logging
 import time
 from collections import deque
 from enum import Enum
@@ -8,9 +9,12 @@ from typing import Any
 
 from aiokafka import TopicPartition
 
+from ..jobs.outcome import legible
 from .message import Message, Record, group_of_key, origin_of
 
-__all__ = ["Item", "Partition", "State"]
+__all__ = ["Item", "Partition", "State", "tell_undecodable"]
+
+log = logging.getLogger("sidings.consumer")
 
 
 class State(Enum):
@@ -188,3 +192,8 @@ class Partition:
             self.items.popleft()
         self.next_offset = offset
         self.failures = self.cuts = 0
+
+
+def tell_undecodable(partition: Partition, record: Record, becomes: str, error: object) -> None:
+    """Say of a message that cannot be decoded what becomes of it."""
+    log.error("%s offset %s cannot be decoded, and %s: %s", partition.origin, record.offset, becomes, legible(error))

@@ -276,7 +276,7 @@ async def somebody_waits_for_another(dsn: str) -> bool:
     return await value(dsn, query) > 0
 
 
-async def test_isolated_undecodable_and_discarded_messages_are_kept_once(effects, topic, sidings_kafka):
+async def test_isolated_undecodable_and_discarded_messages_are_kept_once(effects, topic, sidings_kafka, caplog):
     isolated, plain = await topic("isolated"), await topic("plain")
     service = a_service(effects, sidings_kafka)
     service.consumer(isolated, model=Number, dedup=True, isolate=True)(record)
@@ -300,6 +300,7 @@ async def test_isolated_undecodable_and_discarded_messages_are_kept_once(effects
 
         await eventually(done)
     assert await numbers(effects) == [1, 2]
+    assert caplog.text.count("cannot be decoded, and is kept as a held job: ") == 1
 
 
 async def test_an_id_with_half_of_a_character_is_one(effects, topic, sidings_kafka):

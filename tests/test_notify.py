@@ -112,7 +112,8 @@ async def test_a_connection_that_falls_silent_before_it_listens_is_replaced_and_
             await eventually(lambda: executor._notifier._listening, "the executor listens")
         finally:
             await executor.stop()
-    told = [r.getMessage() for r in caplog.records if r.getMessage().startswith("notifications could not be received, ")]
+    lines = [record.getMessage() for record in caplog.records]
+    told = [line for line in lines if line.startswith("notifications could not be received, ")]
     assert told == ["notifications could not be received, trying again: TimeoutError()"]
 
 
