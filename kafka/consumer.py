@@ -200,6 +200,7 @@ class Consumer(ConsumerRebalanceListener):
         task = self._group.create_task(self._watched(work), name=f"sidings {work.__qualname__}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # of one that was cancelled before it began, Python warns else
         return task
 
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:

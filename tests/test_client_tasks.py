@@ -1,12 +1,15 @@
 """A client whose tasks have ended, over an error that aiokafka does not expect, is made anew."""
 
 import asyncio
+import gc
 
 import aiokafka.client
 import pytest
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.commit import OffsetCommitRequest
+from sidings.kafka import KafkaSettings
+from sidings.kafka.consumer import Consumer
 
 from .consumer_support import Number, a_service, as_json, offset_reaches, produce, producing, record
 from .outbox_support import never_retrieved
@@ -80,3 +83,17 @@ async def test_a_directory(effects, sidings_kafka, topic, monkeypatch):
         async with producing(sidings_kafka) as producer:
             await producer.send_and_wait(name, as_json(7), key=b"k")
         await eventually(lambda: "k" in directory, service.problems)
+
+
+async def test_work_of_a_consumer_that_is_cancelled_before_it_begins_leaves_no_warning(recwarn):
+    """As where a message fails in the turn in which the service stops: "coroutine 'Siding.settle' was never awaited",
+    which fails a test of the service's author whose warnings are errors."""
+
+    async def settle() -> None: ...
+
+    consumer = Consumer("test", KafkaSettings(bootstrap="localhost:9092"), {}, [], None, None, prometheus=None)
+    async with asyncio.TaskGroup() as consumer._group:
+        consumer.spawn(settle())
+        consumer.cancel()
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn] == []
