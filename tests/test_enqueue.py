@@ -21,6 +21,7 @@ from sidings.errors import (
 )
 from sidings.jobs import Job, Registry, Retry, Transaction
 from sidings.jobs.context import work_origin
+from sidings.schema import load_sql
 from sidings.testing import enqueued
 from tenacity import stop_after_attempt
 
@@ -212,13 +213,25 @@ WAITING = """SELECT a.backend_xid FROM pg_locks l JOIN pg_stat_activity a USING 
              WHERE l.pid = $1 AND NOT l.granted AND l.relation = 'sidings.job_position'::regclass"""
 
 
-@pytest.mark.parametrize("way", ["enqueue", "enqueue_many", "INSERT"])
+ITS = (0, None, None, None, "{}", 0)  # priority, run_at, delay, headers, payload, policy
+STATEMENTS: dict[str, tuple[str, tuple[object, ...]]] = {
+    "insert_home_job": ("jobs", ("ride", "t", "a", *ITS)),
+    "insert_home_jobs": ("jobs", ("ride", "t", "a", *ITS)),
+    "insert_placed_job": ("jobs", ("ride", ORIGIN, "a", *ITS, b"a")),
+    "insert_placed_jobs": ("jobs", ("ride", ORIGIN, "a", *ITS, b"a")),
+    "insert_unique_job": ("jobs", ("ride", ORIGIN, "a", *ITS, "key")),
+    "store_messages": ("kafka", ("message:t", [ORIGIN], ["a"], [None], ["{}"], [None], None)),
+}
+
+
+@pytest.mark.parametrize("way", ["enqueue", "enqueue_many", "INSERT", *STATEMENTS])
 async def test_a_transaction_id_is_taken_before_the_position(database: str, way: str):
     """So a position above a reader's mark belongs to a transaction that the reader's snapshot could already name."""
     ride = declare()
     async with connected(database) as connection, connection.transaction():
         for _ in range(3):  # the first nextval() of a sequence takes an id by itself, as it writes WAL
             await ride.enqueue(connection, Ride(transport="a"), origin=ORIGIN)
+        await connection.execute("INSERT INTO sidings.topic (topic, partitions) VALUES ('t', 1)")
     async with connected(database) as connection, connected(database) as holder, connection.transaction():
         await holder.execute("BEGIN; ALTER SEQUENCE sidings.job_position CACHE 1")  # nextval() waits from here on
         payload = Ride(transport="a")
@@ -229,7 +242,11 @@ async def test_a_transaction_id_is_taken_before_the_position(database: str, way:
                 "INSERT INTO sidings.job (type, origin, payload) VALUES ('ride', $1, '{}')", ORIGIN
             ),
         }
-        work = asyncio.ensure_future(ways[way]())
+        if way in STATEMENTS:
+            package, arguments = STATEMENTS[way]
+            work = asyncio.ensure_future(connection.fetch(load_sql(f"sidings.{package}", way), *arguments))
+        else:
+            work = asyncio.ensure_future(ways[way]())
         row = await eventually(lambda: holder.fetchrow(WAITING, connection.get_server_pid()), "nextval() is waiting")
         await holder.execute("ROLLBACK")
         await work
