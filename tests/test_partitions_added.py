@@ -224,6 +224,10 @@ async def test_the_messages_key_counts_where_the_group_is_another(grown):
 
     assert await asyncio.create_task(handle()) == before(KEY)
     assert await store(grown, ride, "order-8", after(KEY)) == after(KEY)
+    messages = load_sql("sidings.kafka", "store_messages")
+    for group, origin in (("order-7", before(KEY)), ("order-8", after(KEY))):  # as of a key that is no text
+        its = ("message:t", [after(KEY)], [group], [None], ["{}"], [None], [KEY.encode()])
+        assert [row["origin"] for row in await fetch(grown, messages, *its)] == [origin]
 
 
 async def test_a_topic_that_grew_twice_is_searched_by_every_count(database):
