@@ -285,7 +285,7 @@ async def test_an_origin_is_not_taken_again_before_the_cycle_that_names_its_jobs
     assert ran == jobs
 
 
-async def test_a_drain_is_over_when_its_origin_is_lost(database: str):
+async def test_a_drain_is_over_when_its_origin_comes_back_or_is_lost(database: str):
     """Else it would be looked at for ever, fifty times a second, and nothing be settled any more."""
     types, began = Registry(), asyncio.Event()
 
@@ -297,8 +297,14 @@ async def test_a_drain_is_over_when_its_origin_is_lost(database: str):
     async with running(database, types, drain_seconds=LONG) as executor:
         await enqueue(database, step, [{"n": 1}])
         await began.wait()
-        executor.assign([], 2)
-        await eventually(lambda: all(queue.draining for queue in executor.scheduler.origins.values()), "the drain")
+        for generation in (2, 4):
+            executor.assign([], generation)
+            await eventually(lambda: all(queue.draining for queue in executor.scheduler.origins.values()), "the drain")
+            if generation == 2:
+                executor.assign([ORIGIN], 3)
+                await executor.settled(10)
+                executor._reconciler.lost({ORIGIN: executor.held[ORIGIN] - 1})  # news of before
+                assert executor.held
         executor._reconciler.lost({ORIGIN: None})
         await executor.settled(10)
 

@@ -302,6 +302,30 @@ async def test_a_handler_that_is_cancelled_while_its_server_is_asked_whether_it_
         gc.enable()
 
 
+async def test_nothing_cuts_a_connection_off_for_the_sake_of_a_job_that_has_ended(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be another job's, of another origin, when the lease of the former one ends."""
+    registry, guards = Registry(), list[Any]()
+
+    class Guard(transactional._Guard):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            guards.append(self)
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, bool]]) -> None:
+        if job.payload["fails"]:
+            raise ValueError("the carrier does not answer")
+
+    monkeypatch.setattr(transactional, "_Guard", Guard)
+    async with running(database, registry) as executor:
+        await enqueue(database, once, [{"fails": True}, {"fails": False}])
+        await drained(database)
+        assert [guard._timer is None or guard._timer.cancelled() for guard in guards] == [True, True]
+        assert executor._transactional._begun == set()
+
+
 @pytest.mark.parametrize("timeout", [None, 0.2])
 async def test_an_end_that_waits_too_long_for_a_lock_is_no_failure(database: str, timeout: float | None) -> None:
     """Somebody has locked the origin's row for longer than `finish` waits, and than the handler, which has done its
