@@ -24,7 +24,6 @@ JARS_VARIABLE = "SIDINGS_SPARK_JARS"
 
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # the default, INT96, has no zone for other readers
 }
 
 

@@ -68,6 +68,7 @@ def stored(sidings_postgres: str, sidings_template: Callable[[], Coroutine[None,
 def out(spark: SparkSession, stored: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where an analysis of the day, compared with the one before, has put its tables."""
     folder = tmp_path_factory.mktemp("history")
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "INT96")  # as by default
     with reading(spark, WINDOW, postgres=stored) as attempts, reading(spark, BEFORE, postgres=stored) as earlier:
         analyse(attempts, WINDOW, folder, before=(earlier, BEFORE), instance_concurrency=2, utilisation=0.001)
     return folder
@@ -86,6 +87,13 @@ def bucket(time: datetime) -> datetime:
 def test_every_answer_is_a_table_of_one_file(out: Path):
     for name in TABLES:
         assert len(list((out / f"{name}.parquet").glob("part-*.parquet"))) == 1, name
+
+
+def test_times_have_their_zone_whatever_the_session_says(spark: SparkSession, table: Callable[[str], pd.DataFrame]):
+    """They had none, by default, and the page's plots found no time of theirs: throughput was a line at zero."""
+    assert spark.conf.get("spark.sql.parquet.outputTimestampType") == "INT96", "the session is as it was"
+    kinds = {str(kind) for name in TABLES for kind in table(name).dtypes if str(kind).startswith("datetime")}
+    assert kinds == {"datetime64[us, UTC]"}
 
 
 def test_what_matters_most_comes_first(table: Callable[[str], pd.DataFrame]):

@@ -4,8 +4,9 @@ from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import cast
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from . import blocked as b
 from . import capacity as c
@@ -29,6 +30,9 @@ TABLES = (
 # Much of the time goes into planning and compiling, on one core for each answer: with one at a time, the others idle.
 _AT_ONCE = 2
 
+# The default of a session, INT96, has no zone for other readers: `report` would find no time of its plots.
+_TIMES = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+
 
 def analyse(
     attempts: DataFrame,
@@ -45,6 +49,8 @@ def analyse(
     attempts: as `reading` gives them. before: those of an earlier window, to compare with; without it there is no table
     `regressions`. instance_concurrency, utilisation: as `capacity` takes them. on_table: is told the name of each table
     when it is written, by the thread that has written it.
+
+    Times in the files have their zone, UTC, whatever the session of `attempts` says.
     """
     c.check_instance(instance_concurrency, utilisation)
     chapters = [
@@ -63,7 +69,9 @@ def analyse(
                 on_table(name)
 
     tasks = [partial(write, chapter) for chapter in chapters]
-    run_all(attempts.sparkSession.sparkContext, tasks, _AT_ONCE)
+    spark = attempts.sparkSession
+    with _set(spark, *_TIMES):
+        run_all(spark.sparkContext, tasks, _AT_ONCE)
 
 
 def _blocked(attempts: DataFrame) -> Chapter:
@@ -100,6 +108,16 @@ def _rest(attempts: DataFrame, selection: Selection, *, concurrency: int, utilis
     yield "still_failing", b.still_failing(attempts, selection)
     yield "concurrency", c.concurrency(attempts, selection)
     yield "capacity", c.capacity(attempts, selection, concurrency=concurrency, utilisation=utilisation)
+
+
+@contextmanager
+def _set(spark: SparkSession, key: str, value: str) -> Generator[None]:
+    before = cast(str, spark.conf.get(key))  # None only for what has no default
+    spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(key, before)
 
 
 @contextmanager
