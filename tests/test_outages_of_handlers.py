@@ -100,7 +100,7 @@ async def test_a_server_that_gives_handlers_no_connection_fails_no_job(
 @pytest.mark.parametrize("transactional", [False, True])  # as parked messages are
 async def test_the_waits_of_an_outage_are_the_policys_and_grow(database: str, transactional: bool) -> None:
     """Whom the handler calls before it comes to its transaction may be well, and is called again each time."""
-    service, holding, over = of_jobs(database, pool_size=1, connect_seconds=0.05), asyncio.Event(), asyncio.Event()
+    service, holding, over = of_jobs(database, pool_size=1, connect_seconds=0.4), asyncio.Event(), asyncio.Event()
 
     @service.job(retry=Retry(wait=wait_exponential(multiplier=2, max=9), stop=ONCE.stop), transactional=transactional)
     async def ride(job: Job[Ride]) -> None:
@@ -192,7 +192,7 @@ async def test_an_error_that_was_made_of_an_outage_is_a_failure(database: str) -
 
 async def test_a_handler_that_waits_for_what_it_has_itself_is_told_so_and_fails(database: str) -> None:
     """No server will ever help it: a block within a block needs two of the places."""
-    service = of_jobs(database, pool_size=1, connect_seconds=0.05)
+    service = of_jobs(database, pool_size=1, connect_seconds=0.4)
 
     @service.job(retry=Retry(wait=wait_fixed(5), stop=stop_after_attempt(1)))
     async def ride(job: Job[Ride]) -> None:

@@ -58,7 +58,7 @@ async def test_a_connection_that_could_not_be_cleaned_is_nobody_elses(database: 
 
 async def test_a_block_that_has_another_in_it_has_its_place_until_its_own_end(database: str) -> None:
     """What finds no place then is told so, and has failed; of a task whose block has ended nothing is kept."""
-    pool = Transactions(PostgresSettings(dsn=database, pool_size=2, connect_seconds=0.1), lambda jobs: None)
+    pool = Transactions(PostgresSettings(dsn=database, pool_size=2, connect_seconds=0.4), lambda jobs: None)
     taken, over = asyncio.Event(), asyncio.Event()
 
     async def take() -> None:
