@@ -74,17 +74,23 @@ class Handling:
 
     async def handle(self, items: Sequence[Item]) -> int:
         """Handle `items`, or as many of them as time allows, and return how many: their effects are committed."""
+        begun = {items[0].partition}
 
         async def work(tx: Transaction) -> _Done:
             repeats = await self._repeats(tx, items)
             blocked = await self._blocked(tx, items)
-            count, aside = await self._call_handlers(tx, items, blocked, repeats)
+            count, aside = await self._call_handlers(tx, items, blocked, repeats, begun)
             if aside:
                 await self._parking.store(tx, self._subscription, aside)
             return _Done(items[:count], aside, repeats)
 
         started = time.monotonic()
-        done = await self._in_transaction(items, work)
+        try:
+            done = await self._in_transaction(items, work)
+        except PostgresUnavailable:
+            for partition in begun:
+                partition.undone = True
+            raise
         self._count(done, time.monotonic() - started)
         for item in done.aside:
             if item.message is None:
@@ -156,9 +162,15 @@ class Handling:
         return await self._parking.blocked(tx, items)
 
     async def _call_handlers(
-        self, tx: Transaction, items: Sequence[Item], blocked: frozenset[tuple[str, str]], repeats: frozenset[Item]
+        self,
+        tx: Transaction,
+        items: Sequence[Item],
+        blocked: frozenset[tuple[str, str]],
+        repeats: frozenset[Item],
+        begun: set[Partition],
     ) -> tuple[int, list[Item]]:
-        """How many messages were done, and those of them that have to be stored as jobs."""
+        """How many messages were done, and those of them that have to be stored as jobs. `begun` takes up the
+        partitions that have some in the transaction."""
         until = time.monotonic() + self._batch_seconds
         isolate = self._subscription.isolate
         aside: list[Item] = []
@@ -166,6 +178,7 @@ class Handling:
             for first, chunk in self._chunks(items):
                 if first and (time.monotonic() > until or self._hurry()):
                     return first, aside
+                begun.add(chunk[0].partition)
                 direct: list[Message[Any]] = []
                 for item in chunk:
                     if item.passed_over or item in repeats:

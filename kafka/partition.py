@@ -105,6 +105,7 @@ class Partition:
         "state",
         "suspect",
         "tp",
+        "undone",
         "unreadable",
     )
 
@@ -125,6 +126,7 @@ class Partition:
         self.careful = 0
         self.unreadable: str | None = None
         self.deaf: set[int] = set()
+        self.undone = False  # a transaction of it was not committed, or nobody knows; and none since
         self.idle_at = self.answered_at = self.since
         self.answered: int | None = None
         # Of the message that stands first; they outlive rebalances that leave the partition here.
@@ -163,13 +165,13 @@ class Partition:
         self.next_offset, self.outside, self.beyond = former.next_offset, former.outside, former.beyond
         self.failures, self.first_failure, self.cuts = former.failures, former.first_failure, former.cuts
         self.suspect, self.careful, self.unreadable = former.suspect, former.careful, former.unreadable
-        self.began = former.began
+        self.began, self.undone = former.began, former.undone
 
     def place(self, offset: int) -> None:
         """Reading starts at the stored `offset`."""
         if offset != self.next_offset:
             self.failures = self.cuts = 0
-            self.unreadable = None
+            self.unreadable, self.undone = None, False
         self.next_offset = self.end = offset
         self.began = offset if self.began is None else min(self.began, offset)
         self.beyond = None
@@ -190,7 +192,7 @@ class Partition:
         """The first `count` items are handled, and `offset` is stored."""
         for _ in range(count):
             self.items.popleft()
-        self.next_offset = offset
+        self.next_offset, self.undone = offset, False
         self.failures = self.cuts = 0
 
 

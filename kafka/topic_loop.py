@@ -61,11 +61,10 @@ class TopicLoop(FetchLoop):
     async def _handle(self, items: list[Item]) -> None:
         """Handle the batch, in as few transactions as its failures allow."""
         failing: list[Partition] = []
+        done = False
         try:
             await self._split_until_done(items, failing)
-            self._backoff.reset()
-            self._outage.over()
-            self._look_at_unsettled()
+            done = True
         except OffsetsMoved as moved:
             log.warning("%s; undone", moved)
             self._metrics.conflict(self.topic)
@@ -77,6 +76,8 @@ class TopicLoop(FetchLoop):
             await self._backoff.sleep()
         for partition in failing:
             self._set_aside(partition)
+        if done:
+            self._go_on()
 
     async def _split_until_done(self, items: list[Item], failing: list[Partition]) -> None:
         """`failing` takes up the partitions whose next message has failed."""
@@ -85,6 +86,7 @@ class TopicLoop(FetchLoop):
             try:
                 done = await self.handling.handle(items)
                 items = items[done:]
+                self._go_on()
             except BatchFailed as failure:
                 if failure.index is None and len(items) > 1:
                     log.warning(
@@ -104,15 +106,28 @@ class TopicLoop(FetchLoop):
             if item.partition not in failing and not self._roof.paused:
                 try:
                     await self.handling.handle([item])
+                    self._go_on()
                 except BatchFailed as failure:
                     log.warning("%s offset %s failed: %s", item.partition.origin, item.record.offset, legible(failure))
                     failing.append(item.partition)
+
+    def _go_on(self) -> None:
+        """A transaction was committed, or nothing but messages has failed. With slow handlers many are before all that
+        was fetched is done. An outage is over when each partition that met it has moved: others may, while one cannot.
+        """
+        self._backoff.reset()
+        if self._outage.seconds():
+            mine = [partition for partition in self._partitions.values() if partition.tp.topic == self.topic]
+            if not any(p.undone and p.state in (State.READY, State.UNPLACED) for p in mine):
+                self._outage.over()
+        self._look_at_unsettled()
 
     # -- partitions that leave the main line, and come back -----------------------------------------------------------
 
     def _set_aside(self, partition: Partition) -> None:
         if partition.state is State.READY and self._partitions.get(partition.tp) is partition and partition.items:
             partition.enter(State.ASIDE)
+            partition.undone = False  # it is the siding's now
             try:
                 self._client.pause(partition.tp)
             except IllegalStateError:

@@ -24,7 +24,7 @@ from sidings.kafka.vitals import Vitals
 from tenacity import stop_after_attempt, stop_after_delay, wait_none
 
 from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, offset_reaches, produce, record, sample
-from .support import connected, eventually
+from .support import SECONDS, connected, eventually
 
 TP = TopicPartition("positions", 0)
 
@@ -177,6 +177,74 @@ async def test_a_server_that_takes_no_writes_is_no_messages_fault(effects, topic
     assert await numbers(effects) == [0, 1]
     told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and name in r.getMessage()]
     assert len(told) <= 4, told
+
+
+async def test_a_batch_that_was_undone_is_no_longer_told_of_once_its_partition_has_moved(
+    effects, topic, sidings_kafka, monkeypatch
+):
+    """`/health` told of it until all that had been fetched was done: with slow handlers for a minute, though each
+    half second something was committed."""
+    monkeypatch.setattr("sidings.kafka.vitals._UNREACHABLE_SECONDS", 0.0)
+    name, cut = await topic(partitions=1), list[int]()
+    third, go_on = asyncio.Event(), asyncio.Event()
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "batch_seconds": 0.001})
+
+    @service.consumer(name)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        if not cut:
+            cut.append(message.value.n)
+            await tx.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        if message.value.n == 3:
+            third.set()
+            await go_on.wait()
+        await asyncio.sleep(0.002)
+        await record(message, tx)
+
+    def told() -> list[str]:
+        return [problem for problem in service.problems() if "has got no further" in problem]
+
+    await produce(sidings_kafka, name, range(5))
+    async with service:
+        await asyncio.wait_for(third.wait(), SECONDS)
+        assert cut
+        assert not told()
+        go_on.set()
+        await eventually(offset_reaches(effects, name, 5))
+    assert await numbers(effects) == [0, 1, 2, 3, 4]
+
+
+async def test_a_partition_whose_batches_are_undone_is_told_of_while_others_move(effects, topic, sidings_kafka, caplog):
+    name, tried = await topic(partitions=2), list[int]()
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "batch_seconds": 0.001})
+    async with connected(effects) as connection:
+        await connection.execute(
+            """CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                RAISE disk_full USING MESSAGE = 'No space left on device'; END $$;
+            CREATE TRIGGER no_room BEFORE INSERT ON effect FOR EACH ROW WHEN (NEW.number = 100)
+            EXECUTE FUNCTION no_room()"""
+        )
+
+    @service.consumer(name)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        tried.append(message.value.n)
+        await asyncio.sleep(0.002)
+        await record(message, tx)
+
+    def works_again() -> bool:
+        return any("works again" in r.getMessage() and r.getMessage().startswith(name) for r in caplog.records)
+
+    await produce(sidings_kafka, name, [100], partition=1)
+    async with service:
+        await eventually(lambda: 100 in tried)
+        await produce(sidings_kafka, name, range(5))
+        await eventually(offset_reaches(effects, name, 5))
+        count = tried.count(100)
+        await eventually(lambda: tried.count(100) > count + 1)
+        assert not works_again()
+        async with connected(effects) as connection:
+            await connection.execute("DROP TRIGGER no_room ON effect")
+        await eventually(works_again)
+    assert sorted(await numbers(effects)) == [0, 1, 2, 3, 4, 100]
 
 
 @pytest.mark.parametrize("where", ["handler", "another error", "offset"])
