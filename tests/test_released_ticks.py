@@ -127,3 +127,24 @@ async def test_a_tick_waits_for_a_release_in_the_origin_of_the_last_one_too(data
         fired = await firing
     assert fired is not None
     assert fired["fired"] == "t/0"
+
+
+async def test_a_tick_waits_for_a_requeue_in_the_origin_of_the_last_one_too(database: str, admin: Admin) -> None:
+    """Nobody holds it, so the tick would come into another one, beside that which has come back."""
+    ended, since = await a_held_tick(database), datetime(2026, 1, 1, tzinfo=UTC)
+    await admin.discard(ended)
+    await a_holder(database, "t/1")
+    insert = "INSERT INTO sidings.periodic (name, schedule, since, job_origin) VALUES ('report', 'daily', $1, 't/0')"
+    await fetch(database, insert, since)
+    async with connected(database) as person, connected(database) as executor:
+
+        async def waits_or_is_done() -> bool:
+            return firing.done() or await value(database, WAITING)
+
+        async with person.transaction():
+            await person.fetch("SELECT sidings.requeue_job($1, 'me')", ended)
+            its = ("report", "daily", since, None, since, None, False, 0, ["{}"])
+            firing = asyncio.create_task(executor.fetchrow(load_sql("sidings.executor", "fire_service"), *its))
+            await eventually(waits_or_is_done)
+        await firing
+    assert await value(database, "SELECT array_agg(DISTINCT origin) FROM sidings.job") == ["t/0"]
