@@ -171,6 +171,23 @@ async def test_a_handler_that_returns_while_a_statement_of_its_own_is_under_way_
     assert isinstance(ended, asyncpg.ConnectionDoesNotExistError)
 
 
+async def test_what_the_commit_refuses_is_a_failure_of_the_handler(
+    connection: asyncpg.Connection, start: Start
+) -> None:
+    registry = Registry()
+    await connection.execute("ALTER TABLE effect ADD UNIQUE (note) DEFERRABLE INITIALLY DEFERRED")
+
+    @registry.job(transactional=True, retry=Retry(stop=stop_after_attempt(1)))
+    async def twice(job: Job[dict[str, str]]) -> None:
+        await job.tx.execute("INSERT INTO effect SELECT $1, 'the same' FROM generate_series(1, 2)", job.id)
+
+    await start(registry)
+    async with connection.transaction():
+        await twice.enqueue(connection, {}, origin="t/0")
+    await until(connection, "SELECT count(*) > 0 FROM sidings.job_history")
+    assert await outcomes(connection) == ["discarded"]
+
+
 async def test_a_handler_that_ends_its_transaction_itself_has_failed(
     connection: asyncpg.Connection, start: Start
 ) -> None:

@@ -345,6 +345,8 @@ async def test_an_end_that_waits_too_long_for_a_lock_is_no_failure(database: str
 
             await eventually(tried, "an attempt")
         await drained(database)
+        sessions = await other.fetch("SELECT state FROM pg_stat_activity WHERE datname = current_database()")
+        assert "idle in transaction (aborted)" not in [session["state"] for session in sessions]
     assert await outcomes(database) == ["snoozed", "succeeded"]
 
 
@@ -363,16 +365,25 @@ async def test_the_time_that_a_handler_may_take_begins_with_its_transaction(data
     assert await outcomes(database) == ["succeeded"]
 
 
-async def test_a_transactional_handler_may_take_a_month(database: str) -> None:
-    registry = Registry()
+@pytest.mark.parametrize(
+    ("timeout", "idle"),
+    [(timedelta(seconds=30), "5min"), (timedelta(hours=1), "1h"), (timedelta(days=30), "2147483s")],
+    ids=["half a minute", "an hour", "a month"],
+)
+async def test_a_transactional_handler_may_be_idle_for_as_long_as_it_may_take(
+    database: str, timeout: timedelta, idle: str
+) -> None:
+    registry, told = Registry(), list[str]()
 
-    @registry.job(transactional=True, retry=ONCE, timeout=timedelta(days=30))
-    async def slow(job: Job[dict[str, str]]) -> None: ...
+    @registry.job(transactional=True, retry=ONCE, timeout=timeout)
+    async def slow(job: Job[dict[str, str]]) -> None:
+        told.append(await job.tx.fetchval("SHOW idle_in_transaction_session_timeout"))
 
     async with running(database, registry):
         await enqueue(database, slow, [{}])
         await drained(database)
     assert await outcomes(database) == ["succeeded"]
+    assert told == [idle]
 
 
 async def test_connections_that_handlers_need_no_more_are_given_back(
