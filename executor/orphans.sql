@@ -3,7 +3,8 @@
 -- Plan: a probe into job_scan for each gap, and into job_due, one more for each origin there whose delayed jobs are not due. What the
 -- holders have deleted is not stepped over, as it lies in their origins.
 WITH RECURSIVE held AS (
-    SELECT o.origin FROM sidings.origin o WHERE o.owner IS NOT NULL AND o.lease_until >= clock_timestamp()
+    SELECT o.origin FROM sidings.origin o
+    WHERE o.owner IS NOT NULL AND o.lease_until >= clock_timestamp() AND o.origin NOT LIKE 'outbox/%'  -- those are relays'
 ), gap (above, below) AS (
     SELECT h.origin, lead(h.origin) OVER (ORDER BY h.origin) FROM held h
     UNION ALL

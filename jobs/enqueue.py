@@ -153,6 +153,11 @@ def _origin(type_name: str, origin: str | None) -> str:
             "job's handler, whose origin it then shares"
         )
     short("origin", chosen)
+    if chosen.startswith("outbox/"):
+        raise EnqueueError(
+            f"origin={chosen!r}: relays lease outbox/0 to outbox/15 as the slots of the outbox, so the job would never "
+            "run: give another origin"
+        )
     return chosen
 
 

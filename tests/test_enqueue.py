@@ -420,6 +420,7 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 REFUSED: dict[str, tuple[type[EnqueueError], str, dict[str, Any]]] = {
     "no origin": (MissingOrigin, "needs an origin: give origin='topic/partition'", {"origin": None}),
     "an empty origin": (MissingOrigin, "needs an origin", {"origin": ""}),
+    "a slot of the outbox": (EnqueueError, "'outbox/3': relays lease outbox/0 to outbox/15", {"origin": "outbox/3"}),
     "no group": (MissingGroup, "runs serially by group, but 'transport' gave ''", {"payload": Ride(transport="")}),
     "group None": (MissingGroup, "gave None", {"group": None}),
     "a wrong payload": (InvalidPayload, "does not fit", {"payload": {"number": "many"}}),

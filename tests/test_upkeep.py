@@ -7,6 +7,7 @@ from collections.abc import Callable
 import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
+from sidings import Admin
 from sidings.errors import PostgresUnavailable
 from sidings.executor import ExecutorMetrics, ExecutorSettings, PostgresSettings
 from sidings.executor import upkeep as upkeep_module
@@ -319,6 +320,17 @@ async def test_delayed_jobs_that_are_due_where_nobody_holds_their_origin_are_orp
     assert [row["origin"] for row in await link.fetch(orphans, 60.0)] == ["a/1", "z/1"]
     await a_job(database, origin="z/1", enqueued_at="now() - interval '100 s'")
     assert [row["origin"] for row in await link.fetch(orphans, 60.0)] == ["a/1", "z/1"]
+    await link.close()
+
+
+async def test_jobs_in_a_slot_of_the_outbox_are_orphans(database: str, admin: Admin):
+    """As SQL may have stored them: a relay has it leased, and runs none. They stood still in silence."""
+    link = Link(PostgresSettings(dsn=database))
+    await a_holder(database, ORIGIN, "outbox/3")
+    await a_job(database, origin="outbox/3", enqueued_at="now() - interval '100 s'")
+    orphans = load_sql("sidings.executor", "orphans", "sidings")
+    assert [row["origin"] for row in await link.fetch(orphans, 60.0)] == ["outbox/3"]
+    assert [orphan.origin for orphan in await admin.orphans()] == ["outbox/3"]
     await link.close()
 
 
