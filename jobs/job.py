@@ -28,7 +28,6 @@ class Fence(NamedTuple):
 
 
 _NO_FENCE = Fence("", 0)
-_FAKE = "fake"
 
 
 @dataclass(slots=True)
@@ -57,7 +56,7 @@ class Job(Generic[P]):
         payload: F,
         *,
         id: int = 1,
-        type: str = _FAKE,
+        type: str = "fake",
         origin: str = "fake/0",
         group: str | None = None,
         attempt: int = 1,
@@ -91,9 +90,10 @@ class Job(Generic[P]):
     def tx(self) -> Transaction:
         """The transaction that ends this job, for types declared with ``transactional=True``."""
         if self.transaction is None:
-            if self.type == _FAKE:
-                raise ConfigurationError("this job has no tx: give Job.fake(..., tx=Transaction(connection))")
-            raise ConfigurationError(f"{self.type}: job.tx exists where the type is declared with transactional=True")
+            raise ConfigurationError(
+                f"{self.type}: job.tx exists where the type is declared with transactional=True; a test gives it by "
+                "Job.fake(..., tx=Transaction(connection))"
+            )
         return self.transaction
 
     def travelling(self) -> dict[str, str]:

@@ -76,7 +76,7 @@ class TopicLoop(FetchLoop):
             await self._backoff.sleep()
         for partition in failing:
             self._set_aside(partition)
-        if done:
+        if done and failing:
             self._go_on()
 
     async def _split_until_done(self, items: list[Item], failing: list[Partition]) -> None:

@@ -1310,6 +1310,4 @@ async def test_only_transactional_handlers_have_a_transaction(database: str, cap
 
     with caplog.at_level(logging.CRITICAL):
         [row] = await run_one(database, ride, 1, retry=PATIENT)
-    assert (
-        without_place(row["error_message"]) == "ride: job.tx exists where the type is declared with transactional=True"
-    )
+    assert row["error_message"].startswith("ride: job.tx exists where the type is declared with transactional=True;")

@@ -649,9 +649,7 @@ async def test_a_fake_job_has_what_a_handler_looks_at():
     job = Job.fake(Payload(n=1), group="g", attempt=3, headers={"a": "b"}, epoch=7)
     assert (job.payload.n, job.group, job.attempt, job.headers, job.fence) == (1, "g", 3, {"a": "b"}, ("fake/0", 7))
     assert datetime.now(UTC) - job.enqueued_at < timedelta(seconds=SECONDS)
-    with pytest.raises(
-        ConfigurationError, match=r"give Job.fake\(\.\.\., tx=Transaction"
-    ):  # of a transactional type, too
+    with pytest.raises(ConfigurationError, match=r"a test gives it by Job.fake\(\.\.\., tx=Transaction"):
         job.tx  # noqa: B018
 
 
