@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import asyncpg
 
@@ -88,8 +88,9 @@ async def connect(
 ) -> asyncpg.Connection:
     """Open a connection with the settings that our statements rely on; for a handler's own statements, without them.
 
-    statement_seconds: after which the caller gives a statement up, so that the server ends it as well: it notices only
-    when it writes that its client has gone, and a scan would go on till then. None: whatever it takes.
+    statement_seconds: after which a statement is given up, where the caller gives it no other time, and the server ends
+    it as well: it notices only when it writes that its client has gone, and a scan would go on till then. None:
+    whatever it takes.
 
     Raises `PostgresUnavailable`; `ConfigurationError` where PgBouncer answers and the settings do not say so.
     """
@@ -102,15 +103,18 @@ async def _connect(
     settings: PostgresSettings, for_handlers: bool, statement_seconds: float | None
 ) -> asyncpg.Connection:
     try:
-        if settings.pgbouncer:
-            return await connect_any(
-                settings.dsn, password=settings.secret(), timeout=settings.connect_seconds, statement_cache_size=0
-            )
-        chosen = {"application_name": "sidings"} if for_handlers else _SERVER_SETTINGS.copy()
-        if statement_seconds is not None:
-            chosen["statement_timeout"] = str(max(1, round(statement_seconds * 1000)))
+        options: dict[str, Any] = {"statement_cache_size": 0}
+        if not settings.pgbouncer:
+            chosen = {"application_name": "sidings"} if for_handlers else _SERVER_SETTINGS.copy()
+            if statement_seconds is not None:
+                chosen["statement_timeout"] = str(max(1, round(statement_seconds * 1000)))
+            options = {"server_settings": chosen}
         return await connect_any(
-            settings.dsn, password=settings.secret(), timeout=settings.connect_seconds, server_settings=chosen
+            settings.dsn,
+            password=settings.secret(),
+            timeout=settings.connect_seconds,
+            command_timeout=statement_seconds,
+            **options,
         )
     except asyncpg.ProtocolViolationError as error:
         if "startup parameter" in str(error):  # it would refuse them for ever
@@ -311,10 +315,11 @@ async def check_schema(settings: PostgresSettings, service: str) -> None:
     """
     connection = None
     try:
-        connection = await connect(settings)
-        async with asyncio.timeout(settings.call_seconds):
-            await check(connection, service=service, schema=settings.schema_name)
-            await connection.close()
+        # Each of its statements has its time: together they take many round trips, and a start would never succeed
+        # where Postgres is slow.
+        connection = await connect(settings, statement_seconds=settings.call_seconds)
+        await check(connection, service=service, schema=settings.schema_name)
+        await connection.close(timeout=settings.call_seconds)
     except (*BROKEN, *_NOT_NOW) as error:
         raise PostgresUnavailable(f"the schema could not be checked: {error!r}") from error
     finally:

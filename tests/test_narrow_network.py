@@ -1,4 +1,4 @@
-"""Large payloads over a narrow network: reads that cannot be answered in time ask for less."""
+"""A slow network: reads of large payloads that cannot be answered in time ask for less, and a start takes its time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,14 +23,16 @@ class Large(BaseModel):
 
 
 @asynccontextmanager
-async def narrow(dsn: str) -> AsyncIterator[str]:
-    """The DSN of the same server behind a network that is slow in the direction of the client."""
+async def narrow(dsn: str, delay: float = 0.0) -> AsyncIterator[str]:
+    """The DSN of the same server behind a network that is slow in the direction of the client. delay: seconds until
+    what a client sends arrives."""
     parts = urlsplit(dsn)
     streams: list[asyncio.StreamWriter] = []
 
-    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, pause: float) -> None:
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, delay: float, pause: float) -> None:
         with suppress(ConnectionError):
             while piece := await source.read(PIECE):
+                await asyncio.sleep(delay)
                 target.write(piece)
                 await target.drain()
                 await asyncio.sleep(pause)
@@ -39,7 +41,7 @@ async def narrow(dsn: str) -> AsyncIterator[str]:
     async def serve(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         upward, server = await asyncio.open_connection(parts.hostname, parts.port)
         streams.extend((target, server))
-        await asyncio.gather(pump(source, server, 0.0), pump(upward, target, PAUSE))
+        await asyncio.gather(pump(source, server, delay, 0.0), pump(upward, target, 0.0, PAUSE))
 
     listener = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
@@ -82,3 +84,24 @@ async def test_payloads_that_do_not_come_through_in_time_are_read_by_fewer(
     assert sorted(ran) == list(range(JOBS))
     for half in ([n for n in ran if n < JOBS // 2], [n for n in ran if n >= JOBS // 2]):
         assert not groups or half == sorted(half)
+
+
+async def test_a_start_has_time_for_each_of_its_statements(database: str):
+    """The look at the schema had `call_seconds` for all of its statements, so that a service could never start where
+    each took a fraction of that."""
+    registry, ran = Registry(), list[int]()
+
+    @registry.job()
+    async def small(job: Job[Large]) -> None:
+        ran.append(job.payload.number)
+
+    await enqueue(database, small, [Large(number=1, group="g", text="")], origin="t/0")
+    async with narrow(database, delay=0.05) as slow:
+        executor = Executor("test", registry, PostgresSettings(dsn=slow, call_seconds=0.4), ExecutorSettings())
+        await executor.start()
+        try:
+            executor.assign(["t/0"], 1)
+            await drained(database)
+        finally:
+            await executor.stop()
+    assert ran == [1]
