@@ -19,6 +19,7 @@ from ..schema import load_sql
 from ..waiting import set_within, unless_set
 from .clock import now
 from .link import Link
+from .recording import array
 from .settings import ExecutorSettings, PostgresSettings
 
 __all__ = ["LeaseEvents", "LeaseThread", "Leased", "tell_loop"]
@@ -181,7 +182,8 @@ class LeaseThread:
         sent = now()
         deadline = sent + self._settings.lease_seconds - self._settings.margin_seconds
         lease = timedelta(seconds=self._settings.lease_seconds)
-        rows = await link.fetch(self._sql, me, names, [by_name[name].epoch for name in names], lease)
+        epochs = array([by_name[name].epoch for name in names])
+        rows = await link.fetch(self._sql, me, names, epochs, lease)
         locked = set[str]()
         timeline: str = rows[0]["timeline"]
         elsewhere = [queue.timeline for queue in held if queue.timeline not in (None, timeline)]

@@ -16,7 +16,7 @@ from ..executor import ExecutorSettings, PostgresSettings, connect
 from ..executor.attempts import Finished, poison
 from ..executor.clock import now
 from ..executor.queues import Entry, Lane, OriginQueue
-from ..executor.recording import cycle_arguments
+from ..executor.recording import array, cycle_arguments
 from ..executor.transactional import Transactional
 from ..executor.workers import Workers
 from ..jobs import Again, Committed, ErrorInfo, OutcomeName, Policy, Registry
@@ -282,7 +282,7 @@ class _Drainer:
     async def _renew(self) -> None:
         if now() >= self._renew_at:
             self._renew_at = now() + _RENEW_SECONDS
-            epochs = [queue.epoch for queue in self._held.values()]
+            epochs = array([queue.epoch for queue in self._held.values()])
             await self._fetch(_EXECUTOR, "renew", self._id, list(self._held), epochs, _LEASE)
 
     async def run(self, entries: list[Entry]) -> list[Finished]:

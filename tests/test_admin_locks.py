@@ -150,7 +150,7 @@ async def test_an_action_takes_no_lease_and_no_finish_away(database: str):
         async with connection.transaction():
             await connection.execute("SELECT sidings.cancel_job($1, 'alice')", id)
             renew = load_sql("sidings.executor", "renew")
-            rows = await executor.fetch(renew, me, [ORIGIN, "t/1"], [7, 7], timedelta(hours=2))
+            rows = await executor.fetch(renew, me, [ORIGIN, "t/1"], "{7, 7}", timedelta(hours=2))
             assert {row["origin"]: (row["renewed"], row["held"]) for row in rows} == {
                 ORIGIN: (False, True),  # the next renewal comes soon; the lease is still there
                 "t/1": (True, True),
@@ -170,7 +170,7 @@ async def test_a_reset_takes_no_lease_away_however_long_it_takes(database: str):
         async with connection.transaction():
             reset = "SELECT cancelled FROM sidings.reset_offsets('transports', '{0}', '{0}', 'alice', 'why')"
             assert await connection.fetchval(reset) == 1
-            [row] = await executor.fetch(load_sql("sidings.executor", "renew"), me, [ORIGIN], [7], timedelta(hours=2))
+            [row] = await executor.fetch(load_sql("sidings.executor", "renew"), me, [ORIGIN], "{7}", timedelta(hours=2))
             assert (row["renewed"], row["held"]) == (True, True)
             await executor.execute("UPDATE sidings.origin SET lease_until = now() - interval '1 hour'")
             assert await acquire(executor, heir) == []

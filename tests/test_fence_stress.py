@@ -175,7 +175,7 @@ async def test_after_a_takeover_the_former_owner_neither_renews_nor_releases_nor
         assert await take_over(successor) == 2
         await owner.execute("UPDATE sidings.job SET position = NULL, run_at = now()")
         leased = await owner.fetchval("SELECT lease_until FROM sidings.origin")
-        [renewed] = await owner.fetch(RENEW, UUID(int=0), [ORIGIN], [epoch], timedelta(minutes=1))
+        [renewed] = await owner.fetch(RENEW, UUID(int=0), [ORIGIN], f"{{{epoch}}}", timedelta(minutes=1))
         assert (renewed["renewed"], renewed["held"]) == (False, False)
         assert await owner.fetch(RELEASE, UUID(int=0), [ORIGIN], [epoch]) == []
         assert await owner.fetchval("SELECT lease_until FROM sidings.origin") == leased
@@ -333,7 +333,7 @@ async def test_a_lease_that_somebody_has_locked_keeps_no_other_from_being_renewe
         await owner.execute("SELECT sidings.acquire($1, $2, 1, '1 hour', true)", UUID(int=0), both)
         async with somebody.transaction():
             await somebody.execute("SELECT FROM sidings.origin WHERE origin = $1 FOR UPDATE", ORIGIN)
-            rows = await owner.fetch(RENEW, UUID(int=0), both, [1, 1], timedelta(hours=1))
+            rows = await owner.fetch(RENEW, UUID(int=0), both, "{1, 1}", timedelta(hours=1))
     assert {(row["origin"], row["renewed"], row["held"]) for row in rows} == {
         (ORIGIN, False, True),
         ("t/1", True, True),
@@ -352,11 +352,11 @@ async def test_of_two_that_want_an_origin_its_holder_hears_of_the_newer_generati
         assert await connection.fetchval(wish.replace("1 hour", "1 millisecond"), UUID(int=1), 8) is None
         over = "SELECT wanted_until < clock_timestamp() FROM sidings.origin"
         await eventually(lambda: connection.fetchval(over), "the wish has run out")
-        [renewed] = await connection.fetch(RENEW, UUID(int=0), [ORIGIN], [1], timedelta(hours=1))
+        [renewed] = await connection.fetch(RENEW, UUID(int=0), [ORIGIN], "{1}", timedelta(hours=1))
         assert (renewed["renewed"], renewed["wanted_generation"]) == (True, None)
         for number, generation, heard in ((1, 6, 6), (2, 7, 7), (1, 6, 7)):
             assert await connection.fetchval(wish, UUID(int=number), generation) is None
-            [renewed] = await connection.fetch(RENEW, UUID(int=0), [ORIGIN], [1], timedelta(hours=1))
+            [renewed] = await connection.fetch(RENEW, UUID(int=0), [ORIGIN], "{1}", timedelta(hours=1))
             assert renewed["wanted_generation"] == heard
 
 
@@ -366,7 +366,7 @@ async def test_a_lease_that_its_owner_has_taken_anew_is_neither_renewed_nor_give
     """As where the first asking arrives behind its repetition. With that one no delayed job would be promoted."""
     async with an_owner_and_a_successor(database) as (owner, _, _):
         assert await owner.fetchval(ACQUIRE, UUID(int=0)) == 2
-        [renewed] = await owner.fetch(RENEW, UUID(int=0), [ORIGIN], [1], timedelta(minutes=1))
+        [renewed] = await owner.fetch(RENEW, UUID(int=0), [ORIGIN], "{1}", timedelta(minutes=1))
         assert (renewed["renewed"], renewed["held"]) == (False, False)
         assert await owner.fetch(RELEASE, UUID(int=0), [ORIGIN], [1]) == []
         assert await owner.fetch(RELEASE, UUID(int=0), [ORIGIN], [2]) == [(ORIGIN,)]

@@ -5,11 +5,14 @@ import logging
 import struct
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from sidings.executor import ExecutorSettings, PostgresSettings
+from sidings.executor import ExecutorSettings, PostgresSettings, connect
 from sidings.executor.leases import LeaseEvents, LeaseThread
+from sidings.executor.recording import array
+from sidings.schema import load_sql
 
 from .support import SECONDS, eventually
 
@@ -150,3 +153,17 @@ async def test_the_thread_is_not_waited_for_while_its_server_hangs() -> None:
         assert not leases._thread.is_alive()
     finally:
         server.close()
+
+
+async def test_a_renewal_asks_the_server_nothing_else(database: str) -> None:
+    """On each new connection asyncpg asked, in two statements before, what an array of epochs is: a third of the lease
+    was not enough for all where Postgres is slow, and the next renewal began with a new connection."""
+    asked: list[str] = []
+    connection = await connect(PostgresSettings(dsn=database))
+    try:
+        connection.add_query_logger(lambda record: asked.append(record.query))
+        arguments = (uuid4(), [Held.name], array([Held.epoch]), timedelta(seconds=15))
+        rows = await connection.fetch(renew := load_sql("sidings.executor", "renew"), *arguments)
+    finally:
+        await connection.close()
+    assert (asked, len(rows)) == ([renew], 1)

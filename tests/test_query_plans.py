@@ -23,6 +23,7 @@ from sidings.executor.flights import Batch
 from sidings.executor.metrics import ExecutorMetrics
 from sidings.executor.queues import Entry
 from sidings.executor.reader import Reader
+from sidings.executor.recording import array
 from sidings.executor.scheduler import Scheduler
 from sidings.jobs import SUCCEEDED, Again, ErrorInfo, Hold, OutcomeName, Registry
 from sidings.schema import load_sql, migrations
@@ -286,11 +287,12 @@ async def test_a_tick_of_a_periodic_job_looks_at_its_own_group_only(filled: str)
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [("renew", (timedelta(seconds=15),)), ("release", ())], ids=["renew", "release"]
+    ("name", "more"),
+    [("renew", (array([1] * len(ORIGINS)), timedelta(seconds=15))), ("release", ([1] * len(ORIGINS),))],
+    ids=["renew", "release"],
 )
 async def test_leases_are_renewed_and_released_by_key(filled: str, name: str, more: tuple[object, ...]):
-    arguments = (uuid4(), ORIGINS, [1] * len(ORIGINS), *more)
-    plans = await Plans.of(filled, "sidings.executor", name, *arguments)
+    plans = await Plans.of(filled, "sidings.executor", name, uuid4(), ORIGINS, *more)
     for used in plans.indexes().values():
         assert used <= BY_ORIGIN
     plans.must_not_scan_a_table()
