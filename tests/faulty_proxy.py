@@ -33,6 +33,7 @@ KINDS = {
     "doubt": re.compile(r"INSERT INTO sidings\.directory_doubt"),
     "receipts": re.compile(r"pg_xact_status"),
     "check": re.compile(r"sidings\.migration"),
+    "close": re.compile(r"(?!)"),  # of a prepared statement: a message of its own
 }
 
 
@@ -198,8 +199,10 @@ class FaultyProxy:
             elif message[:1] == b"B":
                 if await self._execute(session, session.statements.get(message[5:].split(b"\0", 2)[1], ""), message):
                     continue
-            elif message[:1] == b"Q" and await self._execute(session, _kind(message[5:-1].decode()), message):
-                continue
+            elif message[:1] in (b"Q", b"C"):
+                kind = "close" if message[:1] == b"C" else _kind(message[5:-1].decode())
+                if await self._execute(session, kind, message):
+                    continue
             if self.silent:
                 session.deaf = session.swallow = True
             if not session.deaf:
@@ -279,7 +282,7 @@ async def _message(reader: asyncio.StreamReader, *, typed: bool) -> bytes:
 
 async def _whole(session: _Session, message: bytes) -> bytes:
     """A statement that begins with this message."""
-    while message[:1] == b"B" and message[-5:] != b"S\0\0\0\4":  # up to Sync
+    while message[:1] in (b"B", b"C") and message[-5:] != b"S\0\0\0\4":  # up to Sync
         message += await _message(session.client[0], typed=True)
     return message
 

@@ -260,6 +260,22 @@ async def test_a_statement_is_given_up_in_time_where_nothing_passes_any_more(dat
         await link.close()
 
 
+async def test_a_statement_is_given_up_in_time_where_the_end_of_another_is_not_answered(database: str):
+    """asyncpg keeps a hundred prepared statements, each for five minutes. That it keeps one no more it told the server
+    after the next one was prepared, and waited for the answer, for ever."""
+    async with proxied(database) as proxy:
+        link = Link(PostgresSettings(dsn=proxy.dsn, call_seconds=1.0))
+        fault = proxy.arm("close", Moment.SILENT_BEFORE)
+        number = 0
+        while not fault.hits:
+            fetching = asyncio.create_task(link.fetch(f"SELECT {(number := number + 1)}"))
+            await asyncio.wait([fetching], timeout=12)
+            assert fetching.done()
+        assert isinstance(fetching.exception(), PostgresUnavailable)
+        assert await link.fetch("SELECT")
+        await link.close()
+
+
 async def test_a_statement_that_nobody_gives_up_may_take_longer(database: str):
     """As a reset of offsets does, which may have to cancel a million jobs."""
     connection = await connect(PostgresSettings(dsn=database, call_seconds=0.1))
