@@ -558,6 +558,15 @@ async def test_a_large_group_is_cleared_in_parts_from_its_end(database: str):
     assert counts == [10, 10, 5, 0]
 
 
+async def test_of_a_group_that_is_cleared_in_parts_what_is_delayed_goes_before_the_head(database: str):
+    """It would become due, and run, between two parts."""
+    head = await a_job(database)
+    await a_job(database, "delayed")
+    query = f"SELECT sidings.clear_group('{ORIGIN}', '{GROUP}', 'alice', most => 1)"
+    assert await value(database, query) == 1
+    assert [row["id"] for row in await fetch(database, "SELECT id FROM sidings.job")] == [head]
+
+
 async def test_clearing_goes_on_until_nothing_is_left(database: str, admin: Admin, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sidings.jobs.admin.admin._CLEARED_AT_ONCE", 2)
     for _ in range(5):

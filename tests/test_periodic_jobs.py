@@ -428,6 +428,27 @@ async def test_a_tick_waits_until_an_earlier_ones_job_has_ended(database: str) -
         assert_one_row_of_ticks(await ticks.ran("piling", 5))
 
 
+async def test_per_origin_a_tick_waits_for_an_earlier_ones_job_of_its_own_origin_only(database: str) -> None:
+    me, since, tick = (
+        await a_holder(database, "t/0", "t/1"),
+        datetime(2026, 1, 1, tzinfo=UTC),
+        datetime(2026, 5, 1, tzinfo=UTC),
+    )
+    for origin in ("t/0", "t/1"):
+        await remember(database, "sweep", "daily", None, origin)
+    async with connected(database) as connection:
+        await connection.execute("INSERT INTO sidings.job (type, origin, \"group\") VALUES ('sweep', 't/0', 'sweep')")
+        for alone, expected in ((True, [("t/0", False, True), ("t/1", True, False)]), (False, [("t/0", True, True)])):
+            origins = [origin for origin, _, _ in expected]
+            answers = await connection.fetch(
+                load_sql("sidings.executor", "fire_origins"),
+                me, "sweep", "daily", origins, [7] * len(origins), [since] * len(origins), [None] * len(origins),
+                [tick] * len(origins), alone, 0, origins, ["{}"] * len(origins),
+            )  # fmt: skip
+            assert sorted((answer["origin"], answer["fired"], answer["busy"]) for answer in answers) == expected
+    assert await jobs_left(database) == 3
+
+
 @pytest.mark.parametrize("per", ["service", "origin"])
 async def test_a_held_job_keeps_no_tick_waiting(database: str, per: str) -> None:
     ticks = Ticks()
@@ -627,6 +648,46 @@ async def test_a_schedule_that_comes_back_has_missed_no_tick_since_the_other_was
         await fetch(database, f"UPDATE sidings.periodic SET {other}")
         [job] = await ticks.ran("hourly", 1)
     assert job.payload.scheduled_at == latest
+
+
+async def test_what_is_known_of_a_periodic_job_stays_unless_another_schedule_comes_into_force(database: str) -> None:
+    """However long the service was down, and however seldom the job has a tick."""
+    me, before = await a_holder(database, "t/0", "t/1", "t/2", "t/3"), datetime(2026, 1, 1, tzinfo=UTC)
+    # Whether its process starts, the schedule that is found, for how many minutes nobody has seen it; then what is
+    # in force, and since when.
+    found = {
+        ("down", ""): (True, "daily", 120, "daily", "before"),
+        ("changed", ""): (True, "hourly", 120, "daily", "now"),
+        ("there", ""): (False, "daily", 120, "daily", "before"),
+        ("another", ""): (False, "hourly", 2, "hourly", "before"),
+        ("left", ""): (False, "hourly", 4, "daily", "seen"),
+        ("each", "t/0"): (False, "daily", 2_880, "daily", "before"),
+        ("each", "t/1"): (False, "hourly", 1, "daily", "now"),
+    }
+    for (name, origin), (_, schedule, minutes, _, _) in found.items():
+        await remember(database, name, schedule, before, origin, unseen=timedelta(minutes=minutes))
+    seen = {key: (await row(database, *key))["seen_at"] for key in found}
+    started = await value(database, "SELECT clock_timestamp()")
+    answers = dict[tuple[str, str], Any]()
+    for starting in (True, False):
+        keys = [key for key in found if found[key][0] == starting] + (
+            [] if starting else [("each", "t/2"), ("each", "t/3")]
+        )
+        names, origins = [name for name, _ in keys], [origin for _, origin in keys]
+        epochs = [6 if origin == "t/2" else 7 for origin in origins]  # t/2 was taken over since
+        attend = load_sql("sidings.executor", "attend_periodic")
+        rows = await fetch(database, attend, me, names, origins, epochs, starting, ["daily"] * len(keys))
+        answers |= {(answer["name"], answer["origin"]): answer for answer in rows}
+        assert len(rows) == len(keys) - (not starting)
+    assert answers.keys() == {*found, ("each", "t/3")}
+    assert await row(database, "each", "t/2") is None
+    for key, (_, _, _, schedule, since) in found.items():
+        stored = await row(database, *key)
+        assert tuple(answers[key])[2:5] == (stored["schedule"], stored["since"], stored["last_tick"])
+        assert (stored["schedule"], stored["last_tick"]) == (schedule, before)
+        assert (stored["seen_at"] > started) == (schedule == "daily")
+        assert stored["since"] == {"before": before, "seen": seen[key]}.get(since, stored["since"])
+        assert (stored["since"] > started) == (since == "now")
 
 
 async def in_force(database: str, schedule: str) -> bool:

@@ -190,10 +190,22 @@ async def test_a_delayed_job_that_is_due_is_superseded_by_nothing_else(database:
         assert await connection.fetchval("SELECT position FROM sidings.job WHERE id = $1", due) is not None
 
 
-async def test_the_newest_job_keeps_its_own_failures_where_they_are_the_more(database: str):
-    """As where an older one, which had failed, has been released behind it, or was committed late."""
+@pytest.mark.parametrize(
+    ("jobs", "expected"),
+    [
+        ([(1, 2, 2, "old"), (2, 5, 1, "new")], (5, 2, 1, "new")),
+        ([(3, 1, 2, "a"), (2, 4, 1, "b"), (9, 0, 0, None), (None, 0, None, None)], (4, 3, 1, "b")),
+        ([(3, 2, 1, "old"), (2, 1, 4, "new")], (2, 3, 1, "new")),
+    ],
+    ids=["its own", "those of several", "either"],
+)
+async def test_the_newest_job_has_the_most_failures_the_first_start_and_the_last_due_time(
+    database: str, jobs: list[tuple[int | None, int, int | None, str | None]], expected: tuple[object, ...]
+):
+    """Also where an older one, which had failed, has been released behind it, or was committed late. It has nothing of
+    those that have not failed, as snoozed ones."""
     async with connected(database) as connection:
-        for run_at, failures, started, error in ((1, 2, 2, "old"), (2, 5, 1, "new")):
+        for run_at, failures, started, error in jobs:
             await connection.execute(
                 """INSERT INTO sidings.job
                        (type, origin, "group", policy, payload, run_at, failures, first_started_at, error)
@@ -209,7 +221,7 @@ async def test_the_newest_job_keeps_its_own_failures_where_they_are_the_more(dat
         [left] = await connection.fetch(
             "SELECT failures, date_part('epoch', run_at), date_part('epoch', first_started_at), error FROM sidings.job"
         )
-        assert tuple(left) == (5, 2, 1, "new")
+        assert tuple(left) == expected
 
 
 async def test_a_superseded_job_that_somebody_has_locked_is_left_for_another_time(database: str):
