@@ -652,17 +652,18 @@ async def test_a_schedule_that_comes_back_has_missed_no_tick_since_the_other_was
 
 async def test_what_is_known_of_a_periodic_job_stays_unless_another_schedule_comes_into_force(database: str) -> None:
     """However long the service was down, and however seldom the job has a tick."""
-    me, before = await a_holder(database, "t/0", "t/1", "t/2", "t/3"), datetime(2026, 1, 1, tzinfo=UTC)
+    me, before = await a_holder(database, *(f"t/{n}" for n in range(5))), datetime(2026, 1, 1, tzinfo=UTC)
     # Whether its process starts, the schedule that is found, for how many minutes nobody has seen it; then what is
     # in force, and since when.
     found = {
         ("down", ""): (True, "daily", 120, "daily", "before"),
-        ("changed", ""): (True, "hourly", 120, "daily", "now"),
+        ("changed", ""): (True, "hourly", 1, "daily", "now"),
         ("there", ""): (False, "daily", 120, "daily", "before"),
         ("another", ""): (False, "hourly", 2, "hourly", "before"),
         ("left", ""): (False, "hourly", 4, "daily", "seen"),
         ("each", "t/0"): (False, "daily", 2_880, "daily", "before"),
         ("each", "t/1"): (False, "hourly", 1, "daily", "now"),
+        ("each", "t/4"): (False, "daily", 1, "daily", "before"),
     }
     for (name, origin), (_, schedule, minutes, _, _) in found.items():
         await remember(database, name, schedule, before, origin, unseen=timedelta(minutes=minutes))
@@ -681,11 +682,11 @@ async def test_what_is_known_of_a_periodic_job_stays_unless_another_schedule_com
         assert len(rows) == len(keys) - (not starting)
     assert answers.keys() == {*found, ("each", "t/3")}
     assert await row(database, "each", "t/2") is None
-    for key, (_, _, _, schedule, since) in found.items():
+    for key, (_, _, minutes, schedule, since) in found.items():
         stored = await row(database, *key)
         assert tuple(answers[key])[2:5] == (stored["schedule"], stored["since"], stored["last_tick"])
         assert (stored["schedule"], stored["last_tick"]) == (schedule, before)
-        assert (stored["seen_at"] > started) == (schedule == "daily")
+        assert (stored["seen_at"] > started) == (schedule == "daily" and (minutes > 1 or since == "now"))
         assert stored["since"] == {"before": before, "seen": seen[key]}.get(since, stored["since"])
         assert (stored["since"] > started) == (since == "now")
 

@@ -217,11 +217,12 @@ async def test_the_newest_job_has_the_most_failures_the_first_start_and_the_last
             f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '1 hour', true)", me
         )
         supersede = load_sql("sidings.executor", "supersede")
-        await connection.fetch(supersede, me, [ORIGIN], [epoch], ["a"], ["locate"], [], 100)
+        await connection.fetch(supersede, me, [ORIGIN], [epoch], ["a"], ["locate"], ["locate"], 100)
         [left] = await connection.fetch(
             "SELECT failures, date_part('epoch', run_at), date_part('epoch', first_started_at), error FROM sidings.job"
         )
         assert tuple(left) == expected
+        assert await ended(database) == {}  # its type leaves no history
 
 
 async def test_a_superseded_job_that_somebody_has_locked_is_left_for_another_time(database: str):
