@@ -622,12 +622,16 @@ async def test_a_pause_says_who_and_why_and_is_made_once(database: str, admin: A
 
 
 async def test_pauses_of_different_things_stand_side_by_side(database: str, admin: Admin):
-    for target in TARGETS:
+    others = [{"type": "other"}, {"origin": ORIGIN, "group": "h"}, {"origin": "t/9", "group": GROUP}]
+    for target in (*TARGETS, *others):
         await admin.pause(reason="x", **target)
     await admin.resume(origin=ORIGIN)
+    await admin.resume(type="other")
+    await admin.resume(origin=ORIGIN, group="h")
     assert {(pause.type, pause.origin, pause.group) for pause in await admin.pauses()} == {
         ("ride", None, None),
         (None, ORIGIN, GROUP),
+        (None, "t/9", GROUP),
     }
 
 
@@ -1030,14 +1034,14 @@ async def test_one_job_is_shown_with_all_that_happened_to_it(database: str, admi
 
 async def test_what_ended_without_success_is_found_again(database: str, admin: Admin):
     ids = [await a_job(database) for _ in range(4)]
+    await admin.cancel(ids[3])  # first, as a group is cleared from its end
     for id in ids[:3]:
         await admin.discard(id)
-    await admin.cancel(ids[3])
     await fetch(database, "UPDATE sidings.job_history SET outcome = 'succeeded' WHERE job_id = $1", ids[0])
-    assert [row.job_id for row in await admin.ended()] == [ids[3], ids[2], ids[1]]
+    assert [row.job_id for row in await admin.ended()] == [ids[2], ids[1], ids[3]]
     [newest] = await admin.ended(outcomes=["discarded"], limit=1)
     assert newest.job_id == ids[2]
-    assert [row.job_id for row in await admin.ended(before=newest.finished_at)] == [ids[1]]
+    assert [row.job_id for row in await admin.ended(before=newest.finished_at)] == [ids[1], ids[3]]
     assert await admin.ended(type="other") == await admin.ended(origin="t/9") == []
     assert await admin.ended(since=datetime.now(UTC) + timedelta(hours=1)) == []
     # What a person has ended comes back like any other; what was brought back, once.

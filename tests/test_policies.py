@@ -448,7 +448,7 @@ async def test_a_delayed_job_waits_for_no_other_but_a_locked_one_that_is_before_
                 SELECT '{ORIGIN}', '{{}}', NULL, v.type, v.its_group, v.policy, now() - v.ago * interval '1 s', v.held
                 FROM (VALUES ('locked serial', 'a', 0, 4, NULL), ('behind it', 'a', 0, 3, NULL),
                              ('before it', 'a', 0, 5, NULL), ('parallel to it', 'a', 2, 3, NULL),
-                             ('locked parallel', 'b', 2, 4, NULL), ('serial', 'b', 0, 3, NULL),
+                             ('locked parallel', 'b', 2, 3, NULL), ('serial', 'b', 0, 3, NULL),
                              ('latest', 'c', 1, 3, NULL), ('latest', 'c', 1, 3, 'a person'),
                              ('held', 'd', 0, -60, 'a person'))
                      v (type, its_group, policy, ago, held)"""
@@ -466,7 +466,7 @@ async def test_a_delayed_job_waits_for_no_other_but_a_locked_one_that_is_before_
         assert row["next_due_in"] is None, "nothing is due later, and another look at once would find the same"
         await connection.fetchrow(promote, me, [ORIGIN], [epoch], 10, [], row["looked_at"])
         promoted = await connection.fetch("SELECT type FROM sidings.job WHERE position IS NOT NULL ORDER BY position")
-        assert [job["type"] for job in promoted][4:] == ["locked serial", "locked parallel", "behind it"]
+        assert [job["type"] for job in promoted][4:] == ["locked serial", "behind it", "locked parallel"]
 
 
 async def test_a_delayed_job_waits_for_none_of_another_origin_and_for_none_that_is_held(database: str):
