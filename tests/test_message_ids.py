@@ -55,6 +55,22 @@ async def test_two_transactions_with_one_id_do_not_both_count_not_even_over_midn
                 await other.execute("DELETE FROM sidings.message_seen")
 
 
+async def test_who_waits_for_an_id_has_recorded_none_that_comes_behind_it(database):
+    """Else two transactions could wait for each other."""
+    async with (
+        connected(database) as one,
+        connected(database) as second,
+        connected(database, lock_timeout="5s") as third,
+    ):
+        await record(one, ("x", 0, 0))  # makes the day
+        async with one.transaction():
+            await record(one, ("a", 0, 1))
+            waiting = asyncio.create_task(record(second, ("b", 1, 1), ("a", 1, 2)))
+            await eventually(lambda: waits_for_a_lock(database, second.get_server_pid()))
+            assert await record(third, ("b", 2, 1)) == []
+        assert await asyncio.wait_for(waiting, SECONDS) == [0, 1]
+
+
 async def waits_for_a_lock(dsn: str, pid: int) -> bool:
     query = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')"
     return await value(dsn, query, pid)

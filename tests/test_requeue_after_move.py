@@ -78,6 +78,21 @@ async def test_a_move_before_its_group_came_there_counts_for_nothing(database: s
     assert found == ["b/0", "b/0"]
 
 
+async def test_a_move_after_its_group_has_left_counts_for_nothing(database: str, admin: Admin) -> None:
+    await a_holder(database, "b/0", "c/0", "d/0")
+    async with connected(database) as connection:
+        await connection.execute(GIVEN_BACK)
+    ended = await a_job(database, origin="a/0")
+    await admin.cancel(ended)
+    behind = await a_job(database, origin="a/0")
+    await admin.move("a/0", "b/0")
+    await admin.move("b/0", "c/0")
+    await admin.move("b/0", "d/0")
+    back = await admin.requeue(ended)
+    found = [await value(database, "SELECT origin FROM sidings.job WHERE id = $1", job) for job in (behind, back)]
+    assert found == ["c/0", "c/0"]
+
+
 async def test_it_comes_back_with_its_group_though_somebody_has_held_the_place_between(
     database: str, admin: Admin
 ) -> None:
