@@ -178,6 +178,7 @@ async def test_after_a_takeover_the_former_owner_neither_renews_nor_releases_nor
         [renewed] = await owner.fetch(RENEW, UUID(int=0), [ORIGIN], f"{{{epoch}}}", timedelta(minutes=1))
         assert (renewed["renewed"], renewed["held"]) == (False, False)
         assert await owner.fetch(RELEASE, UUID(int=0), [ORIGIN], [epoch]) == []
+        assert await successor.fetch(RELEASE, UUID(int=1), [ORIGIN], [1]) == []  # of a lease that it had before
         assert await owner.fetchval("SELECT lease_until FROM sidings.origin") == leased
         [promoted] = await owner.fetch(PROMOTE, UUID(int=0), [ORIGIN], [epoch], 10, [], None)
         assert promoted["promoted"] == 0
