@@ -104,3 +104,11 @@ async def test_a_call_that_raises_cancelled_error_itself_is_no_timeout():
 
     with Patience(LONG) as patience, pytest.raises(asyncio.CancelledError):
         await patience.call(raise_it())
+
+
+async def test_whoever_has_left_leaves_no_timer():
+    """It would look again and again, for ever: one more for each batch."""
+    with Patience(LONG) as patience:
+        await patience.call(asyncio.sleep(0))
+    assert patience._timer is not None
+    assert patience._timer.cancelled()
