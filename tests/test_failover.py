@@ -486,11 +486,11 @@ async def test_renewals_may_be_the_first_to_meet_the_new_server(failover: Failov
     async with failover.executor(registry, ORIGINS[:1], lease_seconds=2.0):
         await enqueue(failover.old, step, ["early"], origin=ORIGINS[0])
         await drained(failover.old)
-        renewals = "SELECT count(*) FROM pg_stat_activity WHERE query ~ 'SET lease_until' AND pid <> pg_backend_pid()"
+        renewals = "SELECT count(*) FROM pg_stat_activity WHERE query ~ 'Renew the listed' AND pid <> pg_backend_pid()"
         await eventually(lambda: value(failover.old, renewals), "the lease thread has its connection")
         await failover.lose_what_follows()
         await failover.switch()
-        await meets_the_new_server(failover, "SET lease_until")
+        await meets_the_new_server(failover, "Renew the listed")
         await enqueue(failover.new, step, ["late"], origin=ORIGINS[0])
         await drained(failover.new)
     assert ran == ["early", "late"]
@@ -531,7 +531,7 @@ async def test_a_transactional_end_may_be_the_first_to_meet_the_new_server(failo
     async with failover.executor(registry, ORIGINS[:1], lease_seconds=2.0):
         await enqueue(failover.old, step, ["early"], origin=ORIGINS[0])
         await drained(failover.old)
-        renewals = "SELECT count(*) FROM pg_stat_activity WHERE query ~ 'SET lease_until' AND pid <> pg_backend_pid()"
+        renewals = "SELECT count(*) FROM pg_stat_activity WHERE query ~ 'Renew the listed' AND pid <> pg_backend_pid()"
         await eventually(lambda: value(failover.old, renewals), "the lease thread has its connection")
         await failover.lose_what_follows()
         await failover.switch()
