@@ -210,7 +210,7 @@ class Link:
                 # asyncpg's own limit is not one of all: that it keeps a statement no more it tells the server when the
                 # next one has been prepared, and waits for the answer however long.
                 async with asyncio.timeout(seconds):
-                    return await connection.fetch(query, *args, timeout=seconds)
+                    return await connection.fetch(query, *args)
             # PgBouncer hands out a server connection per transaction: parse and execute have to share one.
             transaction = connection.transaction(isolation="read_committed")
             async with asyncio.timeout(seconds):
