@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
+from ..waiting import set_within
 from .refusals import NOT_CONNECTED
 from .sql import load_sql
 
@@ -14,6 +15,7 @@ __all__ = ["Connect", "watch_blockers"]
 Connect = Callable[[], Awaitable[asyncpg.Connection]]
 
 _LOOK_SECONDS = 0.5
+_LEAVE_SECONDS = 1.0
 
 
 @asynccontextmanager
@@ -24,27 +26,33 @@ async def watch_blockers(connect: Connect, pid: int) -> AsyncGenerator[list[str]
     opened only when the block takes longer than a moment.
     """
     seen: list[str] = []
-    watching = asyncio.create_task(_watch(connect, pid, seen), name="sidings blockers")
+    ended = asyncio.Event()
+    watching = asyncio.create_task(_watch(connect, pid, seen, ended), name="sidings blockers")
     try:
         yield seen
     finally:
+        # A connection that is being made is not cancelled at once: asyncpg can leave a future that nobody fetches, of
+        # which asyncio tells the log as of an error.
+        ended.set()
+        await asyncio.wait([watching], timeout=_LEAVE_SECONDS)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _watch(connect: Connect, pid: int, seen: list[str]) -> None:
-    await asyncio.sleep(_LOOK_SECONDS)
+async def _watch(connect: Connect, pid: int, seen: list[str], ended: asyncio.Event) -> None:
+    if await set_within(ended, _LOOK_SECONDS):
+        return
     query = load_sql(__package__, "blockers")
     try:
         connection = await connect()
         try:
-            while True:
+            while not ended.is_set():
                 await connection.execute("BEGIN")  # PgBouncer: parse and execute have to share a server
                 rows = await connection.fetch(query, pid)
                 await connection.execute("COMMIT")
                 if rows:
                     seen[:] = [_in_words(row) for row in rows]
-                await asyncio.sleep(_LOOK_SECONDS)
+                await set_within(ended, _LOOK_SECONDS)
         finally:
             connection.terminate()
     except NOT_CONNECTED as error:

@@ -27,9 +27,10 @@ from sidings.errors import (
     SchemaTooOld,
 )
 from sidings.jobs import Job, OutcomeName, Registry
-from sidings.schema import Migration, check, load_sql, migrate, migrations, valid_schema_name
+from sidings.schema import Migration, blockers, check, load_sql, migrate, migrations, valid_schema_name
 from sidings.schema.sql import rename_schema
 
+from .outbox_support import never_retrieved
 from .support import SECONDS, Ride, a_role, connected, enqueue, eventually, fetch, running, value
 
 LAST = len(migrations())
@@ -262,6 +263,19 @@ async def test_a_migration_gives_up_in_the_end_and_names_who_was_in_the_way(
     assert "nothing has changed" in str(refused.value)
     await checked(database)  # by the release without that migration
     assert await value(database, "SELECT to_regclass('sidings.half')") is None
+
+
+async def test_who_looks_for_what_is_in_the_way_leaves_nothing_behind_wherever_it_is_at_the_end(
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """It was cancelled while it connected, where a migration took about as long as it waits before; of a future that
+    asyncpg leaves then, "Future exception was never retrieved" stood in the log."""
+    monkeypatch.setattr(blockers, "_LOOK_SECONDS", 0.0)
+    for turns in [*range(12)] * 20:
+        async with blockers.watch_blockers(lambda: asyncpg.connect(database), 1):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+    assert never_retrieved(caplog) == []
 
 
 async def test_a_limit_of_the_roles_on_transactions_does_not_end_the_wait_for_a_lock(

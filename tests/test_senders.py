@@ -21,6 +21,8 @@ async def test_batches_that_have_not_had_their_turn_are_failed_without_a_word_of
     sidings_kafka: str, topic, caplog: pytest.LogCaptureFixture, idempotent: bool
 ) -> None:
     """For each, "Future exception was never retrieved" stood in the log, with ProducerClosed."""
+    never_retrieved(caplog)
+    caplog.clear()  # of what tests before have left
     name = await topic()
     sender = Sender(KafkaSettings(bootstrap=sidings_kafka), OutboxSettings(), idempotent=idempotent)
     await sender.start()
