@@ -40,6 +40,7 @@ log = logging.getLogger("sidings.executor")
 _SUPERSEDED, _OVER = "SD001", "SD002"
 _IDLE_SECONDS, _MOST_SECONDS = 300.0, 2_147_483.0  # the most that PostgreSQL takes
 _AWAY_SECONDS = 1.0  # until a job is tried again that the server did not let begin or end
+_COMMIT_SECONDS = 1.0  # within which the commit has to follow the fence, where the server's answers do not take longer
 _DECIDED = (Discard, Snooze, RetryAfter)
 _NOT_NOW = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InsufficientResourcesError)
 # What its own statements may have brought about: one that failed and was caught, or a stricter isolation level.
@@ -122,7 +123,7 @@ class Transactional:
         self.outages = Outages()
         self.connections = SpareConnections(self._connect)
         self._room = Room()
-        self._begun: set[asyncpg.Connection] = set()  # with an open transaction
+        self._begun: dict[asyncpg.Connection, float] = {}  # with an open transaction, and the seconds of its begin
 
     async def run(
         self,
@@ -144,13 +145,13 @@ class Transactional:
             return None
         try:
             try:
-                connection, transaction = await self._begin(
+                connection, transaction, begin_seconds = await self._begin(
                     min(max(job_type.timeout or 0.0, _IDLE_SECONDS), _MOST_SECONDS)
                 )
             except PostgresUnavailable as error:  # no failure of the handler's, which has not run
                 log.debug("job %s %s does not start yet: %s", entry.id, entry.type, error)
                 return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
-            self._begun.add(connection)
+            self._begun[connection] = begin_seconds
             guard = _Guard(connection, entry.origin, self._abort_seconds)
             try:
                 return await self._run(connection, transaction, job_type, job, entry, started, limit, judge)
@@ -165,7 +166,7 @@ class Transactional:
                 lost = PostgresUnavailable(f"the transaction was cut off before the lease of {entry.origin.name} ends")
                 return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(lost))  # no failure of the handler's
             finally:
-                self._begun.discard(connection)
+                del self._begun[connection]
                 guard.cancel()
         finally:
             self._room.leave()
@@ -257,9 +258,11 @@ class Transactional:
         except asyncpg.PostgresError as error:  # e.g. the password has been changed
             raise PostgresUnavailable(f"no connection to Postgres: {error!r}") from error
 
-    async def _begin(self, idle_seconds: float) -> tuple[asyncpg.Connection, Any]:
-        """A connection, and the transaction that is open on it. Raises `PostgresUnavailable`."""
+    async def _begin(self, idle_seconds: float) -> tuple[asyncpg.Connection, Any, float]:
+        """A connection, the transaction that is open on it, and the seconds in which the server has answered twice.
+        Raises `PostgresUnavailable`."""
         connection, used = await self.connections.take()
+        asked = now()
         clean = CLEAN if used else ""
         transaction = connection.transaction()
         # A paused client must not hold its locks for ever; PostgreSQL ends the transaction then.
@@ -278,7 +281,7 @@ class Transactional:
         except BaseException:
             connection.terminate()
             raise
-        return connection, transaction
+        return connection, transaction, now() - asked
 
     async def _undo(self, connection: asyncpg.Connection, transaction: Any, tx: Transaction | None) -> None:
         """What the handler has left running may go on with asyncpg's own object, which then must lead nowhere."""
@@ -308,11 +311,14 @@ class Transactional:
         started: float,
     ) -> Outcome:
         """Fence, end the job, commit. From the fence on, the origin cannot be taken over before the transaction ends;
-        should this process be paused there, PostgreSQL rolls it back after a second."""
+        should this process be paused there, PostgreSQL soon rolls it back: after a second, or four times of what an
+        answer took at the begin. The server waits for COMMIT as long as one takes, and no job ended where that was more
+        than its limit."""
         origin = entry.origin.name.replace("'", "''")
+        commit_seconds = min(max(_COMMIT_SECONDS, 2 * self._begun[connection]), self._postgres.call_seconds)
         timeline = "NULL" if entry.origin.timeline is None else f"'{entry.origin.timeline}'"
         finish = (
-            "SET LOCAL idle_in_transaction_session_timeout = '1s'; RESET ROLE; "
+            f"SET LOCAL idle_in_transaction_session_timeout = '{int(commit_seconds * 1000)}ms'; RESET ROLE; "
             f"SELECT {self._postgres.schema_name}.finish('{self.executor_id}', '{origin}', {entry.origin.epoch}, "
             f"{entry.id}, {entry.attempt}, {now() - started:.6f}, {str(job_type.history).lower()}, {timeline})"
         )

@@ -78,6 +78,23 @@ async def test_an_attempt_whose_connection_the_server_refuses_is_no_failure(data
     assert set(await outcomes(database)) == {"snoozed", "succeeded"}
 
 
+async def test_a_job_ends_although_each_answer_takes_its_time(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the second for which the server waited for COMMIT no job ended, and what was tried again counted as its
+    failures."""
+    monkeypatch.setattr(transactional, "_COMMIT_SECONDS", 0.05)
+    registry = Registry()
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, str]]) -> None: ...
+
+    async with proxied(database) as proxy, running(proxy.dsn, registry):
+        slow = [proxy.arm(kind, Moment.SLOW) for kind in ("begin", "finish")]
+        await enqueue(database, once, [{}])
+        await drained(database)
+    assert [fault.hits for fault in slow] == [1, 1]
+    assert await outcomes(database) == ["succeeded"]
+
+
 async def test_a_server_that_takes_no_writes_is_no_failure(database: str) -> None:
     """A primary that has been demoted under its connections, or is read-only since its disk is full: jobs that ran then
     failed, and with their last attempt they were gone."""
@@ -323,7 +340,7 @@ async def test_nothing_cuts_a_connection_off_for_the_sake_of_a_job_that_has_ende
         await enqueue(database, once, [{"fails": True}, {"fails": False}])
         await drained(database)
         assert [guard._timer is None or guard._timer.cancelled() for guard in guards] == [True, True]
-        assert executor._transactional._begun == set()
+        assert executor._transactional._begun == {}
 
 
 @pytest.mark.parametrize("timeout", [None, 0.2])
