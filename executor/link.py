@@ -14,7 +14,7 @@ from .clock import now
 from .forks import keep_from_children
 from .settings import PostgresSettings
 
-__all__ = ["BROKEN", "Backoff", "Link", "check_schema", "connect", "disk_is_full", "takes_no_writes"]
+__all__ = ["BROKEN", "IDLE_SECONDS", "Backoff", "Link", "check_schema", "connect", "disk_is_full", "takes_no_writes"]
 
 # Nothing that a query's result depends on, only guards against plans and waits that must not happen. A sequential
 # scan is what a generic plan made on an empty table would choose; jit costs more than these statements take.
@@ -28,6 +28,11 @@ _SERVER_SETTINGS = {
     "jit": "off",
     "lock_timeout": "3000",
     "plan_cache_mode": "force_generic_plan",
+}
+IDLE_SECONDS = 300.0  # after which the server ends the transaction of a handler that sends it nothing
+_FOR_HANDLERS = {
+    "application_name": "sidings",
+    "idle_in_transaction_session_timeout": f"{int(IDLE_SECONDS)}s",
 }
 
 _MOST_PATIENCE = 8
@@ -105,7 +110,7 @@ async def _connect(
     try:
         options: dict[str, Any] = {"statement_cache_size": 0}
         if not settings.pgbouncer:
-            chosen = {"application_name": "sidings"} if for_handlers else _SERVER_SETTINGS.copy()
+            chosen = _FOR_HANDLERS.copy() if for_handlers else _SERVER_SETTINGS.copy()
             if statement_seconds is not None:
                 chosen["statement_timeout"] = str(max(1, round(statement_seconds * 1000)))
             options = {"server_settings": chosen}

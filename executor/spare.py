@@ -47,18 +47,18 @@ class SpareConnections:
         self._owed = False  # the next that is given back is for the executor itself
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def take(self) -> tuple[asyncpg.Connection, bool]:
-        """A connection, and whether a job has used it before. Raises `PostgresUnavailable`."""
+    async def take(self) -> asyncpg.Connection:
+        """A connection. Raises `PostgresUnavailable`."""
         until = now() + _WAIT_SECONDS
         while True:
             while self._idle:
                 connection = self._idle.pop()
                 self._spare = min(self._spare, len(self._idle))
                 if not connection.is_closed():
-                    return connection, True
+                    return connection
             time = now()
             if not self._scarce or time >= self._ask_at:
-                return await self._ask(), False
+                return await self._ask()
             if time >= until:
                 raise PostgresUnavailable(self._refusal)
             await self._wait(min(until, self._ask_at) - time)
@@ -103,7 +103,7 @@ class SpareConnections:
             self._waiting.popleft().set_result(None)
 
     def keep(self, connection: asyncpg.Connection) -> None:
-        """For the next job; one that comes soon."""
+        """For the next job; one that comes soon. Its session is as a new one."""
         if self._owed:
             self._owed = False
             connection.terminate()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
@@ -27,7 +27,7 @@ from ..jobs import (
 from ..jobs.middleware import Call, Middleware, call_through, completed
 from .clock import now
 from .forks import end_if_forked, forks_so_far
-from .link import BROKEN, connect, takes_no_writes
+from .link import BROKEN, IDLE_SECONDS, connect, takes_no_writes
 from .outages import Outages
 from .queues import Entry, OriginQueue
 from .settings import PostgresSettings
@@ -38,9 +38,8 @@ __all__ = ["CLEAN", "Superseded", "Transactional"]
 log = logging.getLogger("sidings.executor")
 
 _SUPERSEDED, _OVER = "SD001", "SD002"
-_IDLE_SECONDS, _MOST_SECONDS = 300.0, 2_147_483.0  # the most that PostgreSQL takes
+_MOST_SECONDS = 2_147_483.0  # the most that PostgreSQL takes
 _AWAY_SECONDS = 1.0  # until a job is tried again that the server did not let begin or end
-_COMMIT_SECONDS = 1.0  # within which the commit has to follow the fence, where the server's answers do not take longer
 _DECIDED = (Discard, Snooze, RetryAfter)
 _NOT_NOW = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InsufficientResourcesError)
 # What its own statements may have brought about: one that failed and was caught, or a stricter isolation level.
@@ -49,7 +48,7 @@ _OF_HANDLER = (asyncpg.InFailedSQLTransactionError, asyncpg.TransactionRollbackE
 # asyncpg has prepared.
 CLEAN = (
     "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; SELECT pg_advisory_unlock_all(); "
-    "DISCARD TEMP; "
+    "DISCARD TEMP"
 )
 
 
@@ -120,10 +119,11 @@ class Transactional:
         self._on_fenced = on_fenced
         self._on_committed = on_committed
         self._abort_seconds = abort_seconds
+        self._clean = "" if postgres.pgbouncer else CLEAN  # the session is not ours
         self.outages = Outages()
         self.connections = SpareConnections(self._connect)
         self._room = Room()
-        self._begun: dict[asyncpg.Connection, float] = {}  # with an open transaction, and the seconds of its begin
+        self._begun: set[asyncpg.Connection] = set()  # with an open transaction
 
     async def run(
         self,
@@ -145,13 +145,13 @@ class Transactional:
             return None
         try:
             try:
-                connection, transaction, begin_seconds = await self._begin(
-                    min(max(job_type.timeout or 0.0, _IDLE_SECONDS), _MOST_SECONDS)
+                connection, transaction = await self._begin(
+                    min(max(job_type.timeout or 0.0, IDLE_SECONDS), _MOST_SECONDS)
                 )
             except PostgresUnavailable as error:  # no failure of the handler's, which has not run
                 log.debug("job %s %s does not start yet: %s", entry.id, entry.type, error)
                 return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(error))
-            self._begun[connection] = begin_seconds
+            self._begun.add(connection)
             guard = _Guard(connection, entry.origin, self._abort_seconds)
             try:
                 return await self._run(connection, transaction, job_type, job, entry, started, limit, judge)
@@ -166,7 +166,7 @@ class Transactional:
                 lost = PostgresUnavailable(f"the transaction was cut off before the lease of {entry.origin.name} ends")
                 return Again(OutcomeName.SNOOZED, _AWAY_SECONDS, ErrorInfo.of(lost))  # no failure of the handler's
             finally:
-                del self._begun[connection]
+                self._begun.discard(connection)
                 guard.cancel()
         finally:
             self._room.leave()
@@ -258,30 +258,24 @@ class Transactional:
         except asyncpg.PostgresError as error:  # e.g. the password has been changed
             raise PostgresUnavailable(f"no connection to Postgres: {error!r}") from error
 
-    async def _begin(self, idle_seconds: float) -> tuple[asyncpg.Connection, Any, float]:
-        """A connection, the transaction that is open on it, and the seconds in which the server has answered twice.
-        Raises `PostgresUnavailable`."""
-        connection, used = await self.connections.take()
-        asked = now()
-        clean = CLEAN if used else ""
+    async def _begin(self, idle_seconds: float) -> tuple[asyncpg.Connection, Any]:
+        """A connection, and the transaction that is open on it. Raises `PostgresUnavailable`."""
+        connection = await self.connections.take()
         transaction = connection.transaction()
-        # A paused client must not hold its locks for ever; PostgreSQL ends the transaction then.
-        limit = f"idle_in_transaction_session_timeout = '{int(idle_seconds * 1000)}ms'"
         try:
             async with asyncio.timeout(self._postgres.call_seconds):
-                if self._postgres.pgbouncer:  # the session is not ours
-                    await transaction.start()
-                    await connection.execute(f"SET LOCAL {limit}")
-                else:
-                    await connection.execute(f"{clean}SET {limit}")
-                    await transaction.start()
+                await transaction.start()
+                # A paused client must not hold its locks for ever; PostgreSQL ends the transaction then.
+                if self._postgres.pgbouncer or idle_seconds > IDLE_SECONDS:
+                    limit = f"SET LOCAL idle_in_transaction_session_timeout = '{int(idle_seconds * 1000)}ms'"
+                    await connection.execute(limit)
         except (*BROKEN, asyncpg.PostgresError) as error:  # it has been idle: it may have died silently since
             connection.terminate()
             raise PostgresUnavailable(f"no transaction could be begun: {error!r}") from error
         except BaseException:
             connection.terminate()
             raise
-        return connection, transaction, now() - asked
+        return connection, transaction
 
     async def _undo(self, connection: asyncpg.Connection, transaction: Any, tx: Transaction | None) -> None:
         """What the handler has left running may go on with asyncpg's own object, which then must lead nowhere."""
@@ -291,15 +285,29 @@ class Transactional:
             await self._roll_back(connection, transaction)
 
     async def _roll_back(self, connection: asyncpg.Connection, transaction: Any) -> None:
+        if connection.is_closed() or not connection.is_in_transaction():  # after COMMIT, the handler's or ours
+            connection.terminate()
+            return
+        if await self._answered(connection, connection.execute(f"ROLLBACK AND CHAIN; {self._clean}")):
+            await self._keep(connection, transaction)
+
+    async def _keep(self, connection: asyncpg.Connection, transaction: Any) -> None:
+        """asyncpg's own object ends what is chained to the transaction, which is empty."""
+        if await self._answered(connection, transaction.commit()):
+            self.connections.keep(connection)
+
+    async def _answered(self, connection: asyncpg.Connection, call: Awaitable[object]) -> bool:
+        """Whether the server has; else the connection is gone, and what is open on it is rolled back."""
         try:
             async with asyncio.timeout(self._postgres.call_seconds):
-                await transaction.rollback()
-            self.connections.keep(connection)
+                await call
         except (*BROKEN, asyncpg.PostgresError):
-            connection.terminate()  # which rolls back as well
+            connection.terminate()
+            return False
         except BaseException:
             connection.terminate()
             raise
+        return True
 
     async def _finish(
         self,
@@ -310,24 +318,18 @@ class Transactional:
         entry: Entry,
         started: float,
     ) -> Outcome:
-        """Fence, end the job, commit. From the fence on, the origin cannot be taken over before the transaction ends;
-        should this process be paused there, PostgreSQL soon rolls it back: after a second, or four times of what an
-        answer took at the begin. The server waits for COMMIT as long as one takes, and no job ended where that was more
-        than its limit."""
+        """Fence, end the job, commit, in one message: from the fence on, the origin cannot be taken over before the
+        transaction ends, which must not wait for a process that is paused, or for a slow network."""
         origin = entry.origin.name.replace("'", "''")
-        commit_seconds = min(max(_COMMIT_SECONDS, 2 * self._begun[connection]), self._postgres.call_seconds)
         timeline = "NULL" if entry.origin.timeline is None else f"'{entry.origin.timeline}'"
         finish = (
-            f"SET LOCAL idle_in_transaction_session_timeout = '{int(commit_seconds * 1000)}ms'; RESET ROLE; "
-            f"SELECT {self._postgres.schema_name}.finish('{self.executor_id}', '{origin}', {entry.origin.epoch}, "
-            f"{entry.id}, {entry.attempt}, {now() - started:.6f}, {str(job_type.history).lower()}, {timeline})"
+            f"RESET ROLE; SELECT {self._postgres.schema_name}.finish('{self.executor_id}', '{origin}', "
+            f"{entry.origin.epoch}, {entry.id}, {entry.attempt}, {now() - started:.6f}, "
+            f"{str(job_type.history).lower()}, {timeline}); COMMIT AND CHAIN; {self._clean}"
         )
-        ended = False
         try:
             async with asyncio.timeout(self._postgres.call_seconds):
                 await connection.execute(finish)
-                ended = True
-                await transaction.commit()
         except BROKEN as error:
             read_only = isinstance(error, asyncpg.ReadOnlySQLTransactionError)
             if read_only and await takes_no_writes(connection, error, failed=True):
@@ -339,6 +341,7 @@ class Transactional:
             connection.terminate()
             raise _Lost(started) from error
         except asyncpg.PostgresError as error:
+            ended = not connection.is_in_transaction()  # it is COMMIT that has failed, as of a deferred constraint
             await self._roll_back(connection, transaction)
             if error.sqlstate == _SUPERSEDED:
                 self.forget_connections()  # this one may lead to a former primary, where all would be refused
@@ -357,8 +360,8 @@ class Transactional:
         except BaseException:
             connection.terminate()
             raise
-        self.connections.keep(connection)
         self.outages.forget(entry)
         if tx.enqueued:
             self._on_committed(tx.enqueued)
+        await self._keep(connection, transaction)
         return Committed()

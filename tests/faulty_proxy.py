@@ -28,7 +28,7 @@ KINDS = {
     "finish": re.compile(r"sidings\.finish\("),
     "begin": re.compile(r"^BEGIN"),
     "commit": re.compile(r"^COMMIT"),
-    "limit": re.compile(r"SET idle_in_transaction_session_timeout"),
+    "limit": re.compile(r"^SET LOCAL idle_in_transaction_session_timeout"),
     "listen": re.compile(r"^LISTEN"),
     "doubt": re.compile(r"INSERT INTO sidings\.directory_doubt"),
     "receipts": re.compile(r"pg_xact_status"),

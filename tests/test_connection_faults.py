@@ -24,8 +24,8 @@ QUICK = {"call_seconds": 0.6, "connect_seconds": 1.0}
 @pytest.mark.parametrize(
     "kind",
     [
-        *["cycle", "read", "release", "commit"],
-        *[pytest.param(kind, marks=pytest.mark.long) for kind in ("acquire", "renew", "promote", "begin", "finish")],
+        *["cycle", "read", "release", "finish"],
+        *[pytest.param(kind, marks=pytest.mark.long) for kind in ("acquire", "renew", "promote", "begin", "commit")],
     ],
 )
 async def test_a_statement_whose_connection_fails_does_no_harm(database: str, tmp_path: Path, kind: str):
