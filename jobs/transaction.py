@@ -61,12 +61,25 @@ class Transaction:
     set it for all. Where somebody has taken it and the transaction fails, its connection is closed.
 
     It does not commit where a call of these methods, or of `enqueue` or `publish` with it, was not awaited.
+    seconds: that each call may take for which none are given; None: any.
     """
 
-    __slots__ = ("_calls", "_connection", "_depth", "_most_calls", "_unsure", "enqueued", "failed", "lent", "published")
+    __slots__ = (
+        "_calls",
+        "_connection",
+        "_depth",
+        "_most_calls",
+        "_seconds",
+        "_unsure",
+        "enqueued",
+        "failed",
+        "lent",
+        "published",
+    )
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, seconds: float | None = None) -> None:
         self._connection: Connection | None = connection
+        self._seconds = seconds
         # Origins whose executors should look for jobs once this has committed; and of jobs that came alone, which.
         self.enqueued: dict[str, list[int]] = {}
         self.published = False  # whether a relay should look for messages then
@@ -154,7 +167,7 @@ class Transaction:
     @noted
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
         """Run `query` and return Postgres' command tag."""
-        return await self._noting(self.opened().execute(query, *args, timeout=timeout))
+        return await self._noting(self.opened().execute(query, *args, timeout=timeout), self._limit(timeout))
 
     @noted
     async def executemany(self, query: str, args: Iterable[Any], *, timeout: float | None = None) -> None:
@@ -165,9 +178,12 @@ class Transaction:
             loop.call_soon(sending.cancel)  # where it waits for the answer, it has an error by then
 
         connection.add_termination_listener(broken)
-        sending = asyncio.ensure_future(self._noting(connection.executemany(query, args, timeout=timeout)))
-        try:
-            await asyncio.wait([sending])
+        sending = asyncio.ensure_future(self._noting(connection.executemany(query, args, timeout=timeout), None))
+        seconds = self._limit(timeout)
+        try:  # a little more than asyncpg, which ends what it sends in better order
+            await asyncio.wait([sending], timeout=None if seconds is None else seconds + _GIVE_UP_SECONDS)
+            if not sending.done():
+                raise TimeoutError
             sending.result()
         except BaseException as error:
             # asyncpg sends many before it looks at the next ones, and what it refuses is a DataError, too.
@@ -191,21 +207,28 @@ class Transaction:
     @noted
     async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
         """Run `query` and return all rows."""
-        return await self._noting(self.opened().fetch(query, *args, timeout=timeout))
+        return await self._noting(self.opened().fetch(query, *args, timeout=timeout), self._limit(timeout))
 
     @noted
     async def fetchrow(self, query: str, *args: Any, timeout: float | None = None) -> asyncpg.Record | None:
         """Run `query` and return its first row, or None."""
-        return await self._noting(self.opened().fetchrow(query, *args, timeout=timeout))
+        return await self._noting(self.opened().fetchrow(query, *args, timeout=timeout), self._limit(timeout))
 
     @noted
     async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
         """Run `query` and return one value of its first row, or None."""
-        return await self._noting(self.opened().fetchval(query, *args, column=column, timeout=timeout))
+        call = self.opened().fetchval(query, *args, column=column, timeout=timeout)
+        return await self._noting(call, self._limit(timeout))
 
-    async def _noting(self, statement: Awaitable[T]) -> T:
+    def _limit(self, timeout: float | None) -> float | None:
+        return self._seconds if timeout is None else float(timeout)
+
+    async def _noting(self, statement: Awaitable[T], seconds: float | None) -> T:
+        """Await `statement`, for so long at most: asyncpg's own limit is not one of all. That it keeps another one no
+        more it tells the server when this one has been prepared, and waits for the answer however long."""
         try:
-            return await statement
+            async with asyncio.timeout(seconds):
+                return await statement
         except BaseException as error:  # also its caller's timeout, or cancellation, which ends the statement
             self.failed = True
             # Postgres knows of its own errors, and what asyncpg refuses is not sent. But it may not read the answer.

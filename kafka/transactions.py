@@ -209,7 +209,7 @@ class Transactions:
             if self.settings.pgbouncer:  # it does not pass settings on at the start of a session
                 limits = "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in self._session().items())
                 await self._call(partial(connection.execute, limits), connection, begins=True)
-            tx = Transaction(connection)
+            tx = Transaction(connection, _COMMAND_SECONDS)
             try:
                 try:
                     yield tx

@@ -14,6 +14,7 @@ from sidings.jobs.transaction import is_closed
 from sidings.kafka import Outbox, Transactions
 
 from .consumer_support import TWICE_AND_PARK, Number, a_service, offset_reaches, produce
+from .faulty_proxy import Moment, proxied
 from .support import ORIGIN, SECONDS, Ride, connected, eventually, fetch
 
 
@@ -54,6 +55,35 @@ async def test_a_connection_that_could_not_be_cleaned_is_nobody_elses(database: 
     async with pool.open() as tx:
         assert await tx.fetchval("SELECT pg_backend_pid()") != backend
     await pool.stop()
+
+
+@pytest.mark.parametrize("how", ["as all", "with a limit, as a consumer's own", "many"])
+async def test_a_statement_is_given_up_in_time_where_the_end_of_another_is_not_answered(
+    database: str, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """asyncpg keeps a hundred prepared statements, each for five minutes. That it keeps one no more it told the server
+    after the next one was prepared, and waited for the answer, for ever."""
+    limit = 0.5 if "limit" in how else None
+    if limit is None:
+        monkeypatch.setattr("sidings.kafka.transactions._COMMAND_SECONDS", 0.5)
+    async with proxied(database) as proxy:
+        pool, fault = transactions(proxy.dsn), proxy.arm("close", Moment.SILENT_BEFORE)
+        await pool.start()
+
+        async def work() -> None:
+            async with pool.open() as tx:
+                for number in range(200):
+                    query = f"SELECT {number}, $1::text"
+                    await (tx.executemany(query, [("a",)]) if how == "many" else tx.fetch(query, "a", timeout=limit))
+
+        working = asyncio.create_task(work())
+        await asyncio.wait([working], timeout=12)
+        assert working.done()
+        assert isinstance(working.exception(), TimeoutError | PostgresUnavailable)
+        assert fault.hits == 1
+        async with pool.open() as tx:
+            assert await tx.fetchval("SELECT true")
+        await pool.stop()
 
 
 async def test_a_block_that_has_another_in_it_has_its_place_until_its_own_end(database: str) -> None:
