@@ -85,10 +85,14 @@ class Session:
         self.standby = _of_standby(replayed) if standby else None
 
     async def _fetch(self, sql: str, *arguments: object) -> "list[asyncpg.Record]":
+        import asyncio
+
         from ..executor.link import BROKEN
 
         try:
-            return await self.connection.fetch(sql, *arguments, timeout=_STATEMENT_SECONDS)
+            # For the end of another statement, of which asyncpg may tell the server before, it waits without limit.
+            async with asyncio.timeout(_STATEMENT_SECONDS):
+                return await self.connection.fetch(sql, *arguments)
         except BROKEN as error:
             raise _no_answer(error) from error
 

@@ -17,6 +17,7 @@ from sidings.jobs import OutcomeName, Transaction
 from sidings.jobs.admin import JobState
 
 from .admin_support import GROUP, STATES, a_holder, a_job, fence, slow_updates, some_jobs, the_job
+from .faulty_proxy import Moment, proxied
 from .guide import DOCS, block, run
 from .support import ORIGIN, SECONDS, connected, eventually, fetch, history, jobs_left, value
 
@@ -1170,6 +1171,25 @@ async def until_it_breaks(admin: Admin) -> None:
         await admin.jobs()
         with suppress(JobNotFound):
             await admin.cancel(1)
+
+
+async def test_a_call_is_given_up_in_time_where_the_end_of_another_statement_is_not_answered(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """asyncpg keeps so many prepared statements. That it keeps one no more it told the server after the next one was
+    prepared, and waited for the answer, for ever."""
+    monkeypatch.setattr("sidings.jobs.admin.calls._ROLLBACK_SECONDS", 0.1)
+    async with proxied(database) as proxy:
+        for look in (Admin.pauses, Admin.jobs, lambda admin: admin.cancel(1)):
+            connection = await asyncpg.connect(proxy.dsn, statement_cache_size=1)
+            await connection.fetch("SELECT")
+            fault = proxy.arm("close", Moment.SILENT_BEFORE)
+            looking = asyncio.create_task(look(Admin(connection, actor="alice", timeout=0.5)))
+            await asyncio.wait([looking], timeout=12)
+            assert (looking.done(), fault.hits) == (True, 1)
+            with pytest.raises(PostgresUnavailable, match="did not answer"):
+                await looking
+            connection.terminate()
 
 
 # -- the documentation --------------------------------------------------------------------------------------------

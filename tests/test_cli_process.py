@@ -20,7 +20,7 @@ from sidings.schema import migrations
 
 from .admin_support import a_job, some_jobs
 from .cli_support import EXECUTABLE, cli, cli_json, executed, refused
-from .faulty_proxy import proxied
+from .faulty_proxy import Moment, proxied
 from .support import SECONDS, connected, eventually, fetch, jobs_left, value
 from .test_cli import execute
 
@@ -125,6 +125,20 @@ async def test_a_watch_ends_where_the_server_ceases_to_answer(
         proxy.silence()
         with pytest.raises(PostgresUnavailable, match="Postgres did not answer"):
             await asyncio.wait_for(shows, 15)
+
+
+async def test_a_watch_ends_where_the_end_of_another_statement_is_not_answered(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """asyncpg keeps a statement for five minutes, and waited for the answer to its end, for ever."""
+    monkeypatch.setattr("sidings.cli.session._STATEMENT_SECONDS", 1.0)
+    async with proxied(database) as proxy, open_session(PostgresSettings(dsn=proxy.dsn)) as session:
+        for number in range(100):
+            await session.connection.fetch(f"SELECT {number}")
+        proxy.arm("close", Moment.SILENT_BEFORE)
+        shows = asyncio.create_task(session.look_at_clock())
+        await asyncio.wait([shows], timeout=12)
+        assert isinstance(shows.exception() if shows.done() else None, PostgresUnavailable)
 
 
 async def test_a_table_that_somebody_has_locked_is_told_of(database: str, monkeypatch: pytest.MonkeyPatch):

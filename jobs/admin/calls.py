@@ -74,14 +74,14 @@ class Calls:
     async def rows(self, name: str, *arguments: object) -> list[asyncpg.Record]:
         """All rows of a query, which is sent in autocommit."""
         async with self._connection() as connection:
-            return await connection.fetch(load_sql(__package__, name, self._schema), *arguments, timeout=self._timeout)
+            return await self._fetch(connection, self._timeout, name, arguments)
 
     async def act(self, name: str, *arguments: object, seconds: float = 0.0) -> list[asyncpg.Record]:
         """All rows of an action, in a transaction of its own: a database or a role may have another isolation level for
         a default. seconds: that it may take, if that is longer."""
         timeout = max(self._timeout, seconds)
         async with self._connection() as connection, _transaction(connection, "", self._timeout):
-            return await connection.fetch(load_sql(__package__, name, self._schema), *arguments, timeout=timeout)
+            return await self._fetch(connection, timeout, name, arguments)
 
     async def value(self, name: str, *arguments: object, seconds: float = 0.0) -> Any:
         """The one value of an action."""
@@ -91,7 +91,14 @@ class Calls:
         """All rows of a query that walks along indexes of the job table, whatever the planner knows of the table."""
         async with self._connection() as connection, _transaction(connection, "READ ONLY", self._timeout):
             await connection.execute(_WALK, timeout=self._timeout)
-            return await connection.fetch(load_sql(__package__, name, self._schema), *arguments, timeout=self._timeout)
+            return await self._fetch(connection, self._timeout, name, arguments)
+
+    async def _fetch(
+        self, connection: Connection, seconds: float, name: str, arguments: tuple[object, ...]
+    ) -> list[asyncpg.Record]:
+        """For the end of another statement, of which asyncpg may tell the server before, it waits without limit."""
+        async with asyncio.timeout(seconds):
+            return await connection.fetch(load_sql(__package__, name, self._schema), *arguments, timeout=seconds)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncGenerator[Connection]:
