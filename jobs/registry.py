@@ -3,12 +3,13 @@
 import inspect
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Annotated, Any, Never, get_args, get_origin, get_type_hints
+from typing import Any, Never, get_args, get_origin, get_type_hints
 from weakref import WeakSet
 
 from ..errors import ConfigurationError, EnqueueError, UnknownJobType
 from .connections import AnyConnection, AnySyncConnection
 from .enqueue import short
+from .handlers import bare, check_listed
 from .job import Job, JobId, P
 from .job_type import GroupOf, Handler, JobType, PolicyName
 from .middleware import Middleware
@@ -16,7 +17,7 @@ from .periodic import Missed, Per, Tick, periodic_of
 from .retry import Retry
 from .transaction import Transaction, noted
 
-__all__ = ["Registry", "bare"]
+__all__ = ["Registry"]
 
 
 class Registry:
@@ -107,6 +108,7 @@ class Registry:
                 short("name", label)
             except EnqueueError as error:
                 raise ConfigurationError(str(error)) from None
+            check_listed(handler, label, Job, batch)
             model = _payload_model(handler, label, batch is not None) if payload is None else payload
             _check_handler(handler, label)
             return self.add(
@@ -275,11 +277,6 @@ def _check_ticks(handler: Callable[..., object], label: str) -> None:
         return  # an annotation that cannot be resolved, or looked at, says nothing wrong
     if hints and get_origin(hints[0]) is Job and get_args(hints[0])[0] not in (Tick, Any):
         raise ConfigurationError(f"{label}: the payload of a periodic job is a Tick: annotate its handler: Job[Tick]")
-
-
-def bare(hint: Any) -> Any:
-    """Without what `Annotated` says of it as a whole; within it that is the model's, as a discriminator."""
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _payload_model(handler: Callable[..., object], label: str, batch: bool) -> Any:

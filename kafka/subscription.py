@@ -10,9 +10,9 @@ from tenacity import stop_after_attempt, wait_exponential, wait_random
 
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
+from ..jobs.handlers import bare, check_listed
 from ..jobs.middleware import Call, Middleware, call_through, completed, is_error
 from ..jobs.payloads import adapter_of
-from ..jobs.registry import bare
 from .calling import shown, told_of, working_on
 from .checks import can_be_called, check_count, check_function, check_seconds
 from .message import Message, Record, StoredMessage
@@ -60,6 +60,7 @@ class Subscription(Generic[T]):
         if not can_be_called(handler, len(self.takes)):
             raise ConfigurationError(f"the handler of {topic!r} must take {' and '.join(self.takes)}")
         check_count(batch, "batch", topic, "a positive number, or None for single messages")
+        check_listed(handler, topic, Message, batch, batches=len(self.takes) > 1)
         if not isinstance(isolate, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"{topic}: isolate={isolate!r}: give True or False")
         if start not in ("earliest", "latest", "committed", "fail"):

@@ -187,6 +187,37 @@ def test_a_job_type_that_could_only_fail_is_refused(handler, options, text):
 
 
 async def a_tick(job: Job[Tick]) -> None: ...
+async def many_messages(messages: list[Message[Number]], tx: Transaction) -> None: ...
+async def many_lone_messages(messages: list[Message[Number]]) -> None: ...
+
+
+STATELESS: dict[str, Any] = {"stateless": True, "dead_letter": "a.dlq"}
+
+
+@pytest.mark.parametrize(
+    ("declare", "text"),
+    [
+        (lambda service: service.job()(a_batch), "a_batch: the handler takes a list of jobs: give batch="),
+        (lambda service: service.job(payload=Ride)(a_batch), "takes a list of jobs: give batch="),
+        (lambda service: service.job(payload=Ride, batch=9)(a_job), "with batch= the handler takes a list of jobs"),
+        (lambda service: service.consumer("a")(many_messages), "a: the handler takes a list of messages: give batch="),
+        (lambda service: service.consumer("a", model=Number)(many_messages), "a list of messages: give batch="),
+        (lambda service: service.topic("a", type_field="t").on("b")(many_messages), "a list of messages: give batch="),
+        (
+            lambda service: service.consumer("a", **STATELESS)(many_lone_messages),
+            "messages: annotate its first",
+        ),
+        (
+            lambda service: service.consumer("a", batch=9, model=Number)(a_message),
+            "with batch= the handler takes a list",
+        ),
+    ],
+)
+def test_a_handler_of_lists_without_a_batch_is_refused_and_one_of_a_single_job_with_it(declare, text):
+    """Without the model in the decorator, the refusal asked for an annotation that was there; with it, each call
+    failed."""
+    with pytest.raises(ConfigurationError, match=text):
+        declare(a_declaration())
 
 
 @pytest.mark.parametrize(

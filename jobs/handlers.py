@@ -1,0 +1,41 @@
+"""What a handler says of itself, looked at where it is declared: else its first call would tell, in other words."""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+
+from ..errors import ConfigurationError
+
+__all__ = ["bare", "check_listed"]
+
+
+def bare(hint: Any) -> Any:
+    """Without what `Annotated` says of it as a whole; within it that is the model's, as a discriminator."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def check_listed(
+    handler: Callable[..., object], label: str, unit: type, batch: int | None, *, batches: bool = True
+) -> None:
+    """A handler whose annotation says that it takes a list, of jobs or messages, needs ``batch=``, and one that takes a
+    single one must not have it. batches: whether it may. Raises `ConfigurationError`."""
+    try:
+        first = next(iter(inspect.signature(handler).parameters), "")
+        hint = bare(get_type_hints(handler, include_extras=True).get(first))
+    except Exception:  # noqa: BLE001 - an annotation may be anything; what cannot be resolved says nothing wrong
+        return
+    one, many = f"{unit.__name__}[X]", f"{unit.__name__.lower()}s"
+    if batch is None and get_origin(hint) is list and _is(bare(get_args(hint)[0]), unit):
+        remedy = "give batch=, how many it may have, or " if batches else ""
+        raise ConfigurationError(
+            f"{label}: the handler takes a list of {many}: {remedy}annotate its first parameter as {one}"
+        )
+    if batch is not None and _is(hint, unit):
+        raise ConfigurationError(
+            f"{label}: with batch= the handler takes a list of {many}: annotate its first parameter as list[{one}], or "
+            "leave batch= out"
+        )
+
+
+def _is(hint: Any, unit: type) -> bool:
+    return unit in (cast(object, hint), get_origin(hint))
