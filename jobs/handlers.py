@@ -6,12 +6,24 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigurationError
 
-__all__ = ["bare", "check_listed"]
+__all__ = ["bare", "check_listed", "check_no_method"]
 
 
 def bare(hint: Any) -> Any:
     """Without what `Annotated` says of it as a whole; within it that is the model's, as a discriminator."""
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def check_no_method(handler: Callable[..., object], label: str, decorator: str) -> None:
+    """A function in the body of a class would be called without its object. Raises `ConfigurationError`."""
+    if not inspect.isfunction(handler) or next(iter(inspect.signature(handler).parameters), "") not in ("self", "cls"):
+        return
+    place = handler.__qualname__.rpartition(".")[0]
+    if place and not place.endswith("<locals>"):
+        raise ConfigurationError(
+            f"{label}: {handler.__qualname__} is a method, and would be called without its object: write a function, "
+            f"or declare the method of an object, as in {decorator}(an_object.{handler.__name__})"
+        )
 
 
 def check_listed(

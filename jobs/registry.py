@@ -9,7 +9,7 @@ from weakref import WeakSet
 from ..errors import ConfigurationError, EnqueueError, UnknownJobType
 from .connections import AnyConnection, AnySyncConnection
 from .enqueue import short
-from .handlers import bare, check_listed
+from .handlers import bare, check_listed, check_no_method
 from .job import Job, JobId, P
 from .job_type import GroupOf, Handler, JobType, PolicyName
 from .middleware import Middleware
@@ -108,6 +108,7 @@ class Registry:
                 short("name", label)
             except EnqueueError as error:
                 raise ConfigurationError(str(error)) from None
+            check_no_method(handler, label, "service.job()")
             check_listed(handler, label, Job, batch)
             model = _payload_model(handler, label, batch is not None) if payload is None else payload
             _check_handler(handler, label)
@@ -169,6 +170,7 @@ class Registry:
         def declare(handler: Handler[Tick]) -> JobType[Tick]:
             label = name or getattr(handler, "__name__", "")
             periodic = periodic_of(label, cron, every, timezone, missed, per)
+            check_no_method(handler, label, "service.periodic(...)")
             _check_ticks(handler, label)
             if per == "origin" and home is not None:
                 raise ConfigurationError(f"{label}: home={home!r} and per='origin' exclude each other")

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigurationError
 from ..jobs import Retry
+from ..jobs.handlers import check_no_method
 from ..jobs.middleware import Call, call_through
 from .calling import working_on
 from .checks import can_be_called, check_count
@@ -38,6 +39,7 @@ class StatelessSubscription(Subscription[T]):
     ) -> None:
         if dead_letter:
             check_topic(dead_letter, "dead_letter")
+        check_no_method(handler, topic, "service.consumer(...)")
         if not inspect.iscoroutinefunction(handler) or not can_be_called(handler, 1):
             raise ConfigurationError(
                 f"the handler of {topic!r} must be `async def on_x(message: Message[X]) -> None`: with stateless=True "

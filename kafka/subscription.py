@@ -10,7 +10,7 @@ from tenacity import stop_after_attempt, wait_exponential, wait_random
 
 from ..errors import ConfigurationError, UndecodableMessage
 from ..jobs import Again, ErrorInfo, Job, Outcome, OutcomeName, Registry, Retry, Transaction
-from ..jobs.handlers import bare, check_listed
+from ..jobs.handlers import bare, check_listed, check_no_method
 from ..jobs.middleware import Call, Middleware, call_through, completed, is_error
 from ..jobs.payloads import adapter_of
 from .calling import shown, told_of, working_on
@@ -57,6 +57,7 @@ class Subscription(Generic[T]):
     ) -> None:
         if not inspect.iscoroutinefunction(handler):
             raise ConfigurationError(f"the handler of {topic!r} must be `async def`: it works in a transaction")
+        check_no_method(handler, topic, "service.consumer(...)")
         if not can_be_called(handler, len(self.takes)):
             raise ConfigurationError(f"the handler of {topic!r} must take {' and '.join(self.takes)}")
         check_count(batch, "batch", topic, "a positive number, or None for single messages")

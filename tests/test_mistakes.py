@@ -220,6 +220,35 @@ def test_a_handler_of_lists_without_a_batch_is_refused_and_one_of_a_single_job_w
         declare(a_declaration())
 
 
+class Carrier:
+    """An object whose methods are to be handlers."""
+
+    async def a_job(self, job: Job[Ride]) -> None: ...
+    async def a_tick(self, job: Job[Tick]) -> None: ...
+    async def a_message(self, message: Message[Number], tx: Transaction) -> None: ...
+    async def an_odd_message(self, message: Any, tx: Any = None) -> None: ...
+    async def a_lone_message(self, message: Message[Number]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("declare", "name"),
+    [
+        (lambda service, its: service.job()(its.a_job), "a_job"),
+        (lambda service, its: service.job(payload=Ride)(its.a_job), "a_job"),
+        (lambda service, its: service.periodic(every=60)(its.a_tick), "a_tick"),
+        (lambda service, its: service.consumer("a")(its.a_message), "a_message"),
+        (lambda service, its: service.consumer("a", model=Number)(its.an_odd_message), "an_odd_message"),
+        (lambda service, its: service.topic("a", type_field="t").on("b")(its.a_message), "a_message"),
+        (lambda service, its: service.consumer("a", **STATELESS)(its.a_lone_message), "a_lone_message"),
+    ],
+)
+def test_a_method_is_refused_in_its_class_and_a_handler_of_its_object(declare, name):
+    """The refusal asked for an annotation that was there. One with defaults was called with the message for itself."""
+    with pytest.raises(ConfigurationError, match=rf"Carrier.{name} is a method, .*\(an_object.{name}\)"):
+        declare(a_declaration(), Carrier)
+    declare(a_declaration(), Carrier())
+
+
 @pytest.mark.parametrize(
     ("declare", "text"),
     [
