@@ -91,6 +91,10 @@ class Workers:
             for task in self._tasks():
                 task.cancel()
 
+    def include(self, task: "asyncio.Task[Any] | None") -> bool:
+        """Whether it runs handlers."""
+        return any(worker.task is task for worker in self.all if task is not None)
+
     def _tasks(self) -> "list[asyncio.Task[None]]":
         tasks = [*(worker.task for worker in self.all), self._sweeper]
         return [task for task in tasks if task is not None]

@@ -139,6 +139,10 @@ class Consumer(ConsumerRebalanceListener):
         for task in self._tasks:
             task.cancel()
 
+    def includes(self, task: "asyncio.Task[Any] | None") -> bool:
+        """Whether it is one of those that run handlers, or serve them."""
+        return task in self._tasks
+
     def leave(self) -> None:
         """Leave the group: `run` returns soon."""
         self._stopping.set()

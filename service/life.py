@@ -278,9 +278,10 @@ class Life:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Stop all parts, in order, as ``__aexit__`` does; where it does not run, nothing. Raises what brought the
-        service down."""
+        service down. `RuntimeError` in one of its own handlers, for which it would wait."""
         if self._stack is None:
             return
+        self._refuse_own_handler(asyncio.current_task())
         self._supervisor.stopping = True
         try:
             await self._stack.__aexit__(kind, error, traceback)
@@ -288,6 +289,15 @@ class Life:
             raise only_error(group) from None
         finally:
             self._stack = None
+
+    def _refuse_own_handler(self, task: "asyncio.Task[Any] | None") -> None:
+        database, consumer = self._parts.database, self.consumer
+        of_job = database is not None and database.executor.workers.include(task)
+        if of_job or (consumer is not None and consumer.includes(task)):
+            raise RuntimeError(
+                "a handler cannot end its own service, which waits for it: call service.stop(), where service.run() "
+                "runs it, or let the block around the service end, as by an asyncio.Event that it waits for"
+            )
 
     def hurry(self) -> None:
         """Cancel what still runs, again and again, since a cancelled job is taken up anew until the executor stops."""

@@ -674,6 +674,31 @@ async def test_a_migration_without_postgres_says_where_nobody_answers(database):
         assert "secret" not in str(refused.value)
 
 
+async def test_a_handler_that_ends_its_own_service_is_told_so_at_once(database, sidings_kafka, topic):
+    """Each waited for the other, until the time for a stop was over; then the origins were not given back."""
+    name, refused = await topic(), list[str]()
+    service = a_service(database, sidings_kafka)
+
+    async def end() -> None:
+        with pytest.raises(RuntimeError, match=r"cannot end its own service.*call service.stop\(\)") as raised:
+            await service.__aexit__(None, None, None)
+        refused.append(str(raised.value))
+
+    @service.job()
+    async def later(job: Job[Number]) -> None:
+        await end()
+
+    @service.consumer(name)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await end()
+        await later.enqueue(tx, message.value)
+
+    await produce(sidings_kafka, name, [0])
+    async with service:
+        await eventually(lambda: len(refused) == 2)
+        assert service.problems() == []
+
+
 async def test_a_declaration_after_the_start_is_refused(database, sidings_kafka):
     async with a_service(database, sidings_kafka) as service:
 
