@@ -56,7 +56,6 @@ class Watchdog:
         workers: Workers,
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:
-        self.loop_answered = now()
         self._settings = settings
         self._leases = leases
         self._workers = workers
@@ -65,7 +64,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
-        self._asked = False
+        self._asked_at: float | None = None  # None: the event loop has answered
         self._reported = False
         self._told: set[Entry] = set()  # whose handlers take no notice
 
@@ -73,7 +72,6 @@ class Watchdog:
         """Start watching the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self.loop_answered = now()
         self._thread = threading.Thread(target=self._run, name="sidings watchdog", daemon=True)
         self._thread.start()
 
@@ -83,7 +81,8 @@ class Watchdog:
 
     def stalled_seconds(self) -> float:
         """How long the loop has not answered."""
-        return max(0.0, now() - self.loop_answered) if self._asked else 0.0
+        asked_at = self._asked_at
+        return now() - asked_at if asked_at is not None else 0.0
 
     def deaf(self, seconds: float = 0.0) -> list[Deaf]:
         """Handlers that go on although they were cancelled so many seconds ago, or more; at least a few."""
@@ -118,12 +117,11 @@ class Watchdog:
     def _look_at_loop(self) -> None:
         if self._loop is None or self._loop.is_closed():
             return
-        if not self._asked:
-            self._asked = True
-            self.loop_answered = now()
+        if self._asked_at is None:
+            self._asked_at = now()
             tell_loop(self._loop, self._answer)
             return
-        silent = now() - self.loop_answered
+        silent = self.stalled_seconds()
         if silent >= self._settings.stall_warn_seconds and not self._reported:
             self._reported = True
             text, stack = "the event loop has not answered for %.1f s; it is blocked here:\n%s", self._stack()
@@ -134,9 +132,8 @@ class Watchdog:
             _aside(lambda: log.error(end, silent))
 
     def _answer(self) -> None:
-        silent, reported = now() - self.loop_answered, self._reported
-        self._asked = self._reported = False
-        self.loop_answered = now()
+        silent, reported = self.stalled_seconds(), self._reported
+        self._asked_at, self._reported = None, False
         if self._leases.suspended:
             self._leases.suspended = False
             self._leases.renew_soon()

@@ -374,4 +374,4 @@ def test_a_loop_that_is_closed_does_not_stall():
     watchdog._loop = asyncio.new_event_loop()
     watchdog._loop.close()
     watchdog._look_at_loop()
-    assert not watchdog._asked
+    assert watchdog._asked_at is None
