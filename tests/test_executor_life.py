@@ -1,6 +1,7 @@
 """Starts and stops of an executor that cross each other."""
 
 import asyncio
+import threading
 
 import pytest
 from sidings.jobs import Job, Registry
@@ -34,6 +35,8 @@ async def test_an_executor_that_starts_long_after_it_was_made_has_missed_no_rene
         executor.assign([ORIGIN], 1)
         await executor.settled(20)
         assert executor.problems() == []
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("sidings ")]
+        assert [thread.daemon for thread in threads] == [True, True], "a process that never stops it ends all the same"
     finally:
         await executor.stop()
 

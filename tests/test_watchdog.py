@@ -321,8 +321,12 @@ def a_watchdog(worker: Working, exits: list[Any]) -> Watchdog:
     return Watchdog(ExecutorSettings(), cast(Any, None), workers, exits.append)
 
 
+class AnEntry(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
 def an_entry(id: int, *, deadline: float) -> Any:
-    return SimpleNamespace(id=id, type="ride", origin=SimpleNamespace(name="t/0", deadline=deadline))
+    return AnEntry(id=id, type="ride", origin=SimpleNamespace(name="t/0", deadline=deadline))
 
 
 def test_the_watchdog_ends_the_process_also_where_there_are_no_threads_left_to_say_so(monkeypatch):
@@ -367,6 +371,36 @@ def test_a_handler_that_was_cancelled_a_moment_ago_is_not_deaf_yet():
     entry = an_entry(1, deadline=float("inf"))
     assert a_watchdog(Working(entry, cancelled=now() - 1.0), []).deaf() == []
     assert len(a_watchdog(Working(entry, cancelled=now() - 6.0), []).deaf()) == 1
+
+
+async def test_a_deaf_handler_is_told_of_again_when_it_is_so_again_and_the_log_is_not_waited_for():
+    """One that nobody reads would have kept the watchdog from ending the process when the lease runs out."""
+    go_on, told = threading.Event(), list[bool]()
+    stuck = logging.Handler()
+    stuck.emit = lambda record: told.append(go_on.wait(SECONDS))  # type: ignore[method-assign]
+    worker = Working(an_entry(1, deadline=float("inf")))
+    watchdog, deaf = a_watchdog(worker, []), worker.entries
+    logging.getLogger("sidings.watchdog").addHandler(stuck)
+    try:
+        for entries in (deaf, deaf, [None], deaf):
+            worker.entries = entries
+            watchdog._look_at_cancelled()
+        go_on.set()
+        await eventually(lambda: told == [True, True], told)
+    finally:
+        go_on.set()
+        logging.getLogger("sidings.watchdog").removeHandler(stuck)
+
+
+@pytest.mark.parametrize("lease_seconds", [1.0, 3_600.0])
+def test_the_watchdog_looks_often_enough(lease_seconds: float):
+    """Between two looks less than the margin passes, and of long leases no more than what a stall may take untold."""
+    watchdog, waits = a_watchdog(Working(None), []), list[float]()
+    watchdog._settings = settings = ExecutorSettings(lease_seconds=lease_seconds)
+    watchdog._workers = cast(Any, SimpleNamespace(running=lambda: 0))
+    watchdog._stop = cast(Any, SimpleNamespace(wait=lambda seconds: waits.append(seconds) or True))
+    watchdog._run()
+    assert waits[0] < min(settings.margin_seconds, settings.stall_warn_seconds)
 
 
 def test_a_loop_that_is_closed_does_not_stall():
