@@ -46,7 +46,7 @@ async def test_a_signal_that_has_stopped_a_service_goes_on_to_who_had_it_before(
             await asyncio.wait_for(stopped.wait(), 5)
             assert told == []
         assert told == [("web server", signal.SIGTERM)]
-        with stop_signals(stopped.set, stopped.set):
+        with stop_signals(stopped.set, stopped.set), stop_signals(stopped.set, stopped.set):
             pass
         assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is web_server
         assert told == [("web server", signal.SIGTERM)]

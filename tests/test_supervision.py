@@ -4,9 +4,10 @@ import asyncio
 import subprocess
 import sys
 
+import pytest
 from sidings.supervision import Supervisor, only_error
 
-from .support import SECONDS
+from .support import SECONDS, eventually
 
 
 async def ended(supervisor: Supervisor, *failures: Exception) -> BaseException:
@@ -32,6 +33,27 @@ async def test_of_two_failures_the_first_ends_the_service():
     """A second assignment is refused before the first refusal has ended all."""
     first, second = ValueError("the first"), ValueError("the second")
     assert await ended(Supervisor(), first, second) is first
+
+
+async def test_a_part_that_ends_is_told_of_also_where_nobody_can_be_cancelled():
+    """As in a notebook, whose cell has ended: it ran on without that part, and `/health` has to say so."""
+    supervisor, bug = Supervisor(), ValueError("a bug")
+    await asyncio.create_task(supervisor.__aenter__())
+
+    async def part() -> None:
+        raise bug
+
+    supervisor.watch("the part", part())
+    await eventually(lambda: supervisor.failures)
+    assert supervisor.failures == ["the part has ended unexpectedly, and the service has to be ended"]
+    with pytest.raises(ExceptionGroup) as raised:
+        await supervisor.__aexit__(None, None, None)
+    assert only_error(raised.value) is bug
+
+
+def test_of_several_errors_none_is_hidden():
+    both = ExceptionGroup("both", [ValueError("one"), ValueError("another")])
+    assert only_error(ExceptionGroup("around", [both])) is both
 
 
 FORK = """
