@@ -372,13 +372,13 @@ async def test_a_run_that_is_stopped_tidies_up(database: str, tmp_path: Path, by
         assert not jobs(tmp_path)
 
 
-async def test_the_age_of_what_is_not_archived_is_a_metric(
-    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_age_of_what_is_not_archived_is_a_metric_and_what_is_kept_for_it_is_told_of(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr("sidings.executor.upkeep._ARCHIVE_SECONDS", 0.05)
     registry = CollectorRegistry()
     begin = OLD.replace(hour=0)
-    async with connected(database) as connection, running(database, Registry(), prometheus=registry):
+    async with connected(database) as connection, running(database, Registry(), prometheus=registry, history_days=7):
 
         async def becomes(least: float, most: float) -> None:
             def age() -> float | None:
@@ -402,3 +402,5 @@ async def test_the_age_of_what_is_not_archived_is_a_metric(
         await becomes(*since(begin + timedelta(days=3)))
         await stored(database, [an_attempt(4, OLD - timedelta(days=3))], partitions=False)  # into the default partition
         await becomes(*since(begin - timedelta(days=2)))
+    [told] = [message for message in caplog.messages if "kept until they are archived" in message]  # once an hour
+    assert f"days of the history, from {begin.date()} on, are over history_days=7 and" in told

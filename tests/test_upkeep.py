@@ -271,6 +271,8 @@ async def test_what_took_long_for_want_of_postgres_has_its_next_turn_within_minu
     monkeypatch.setattr("sidings.executor.link._REST", 1e9)
     task = upkeep_module._Task(count, 5.0, 0.0, "what waits could not be counted", rests=True)
     assert await task.turn() == 300.0
+    seldom = upkeep_module._Task(count, 3_600.0, 0.0, "the history could not be maintained")
+    assert await seldom.turn() == 60.0, "not in an hour"
 
 
 async def test_an_origin_that_nobody_holds_is_named_once_and_counted(database: str, caplog):
