@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from sidings.errors import PostgresUnavailable
 from sidings.jobs import Job, Registry
 
 from .faulty_proxy import proxied
@@ -132,6 +133,27 @@ async def test_why_leases_are_not_renewed_stands_in_health(database: str):
         await eventually(told, executor.problems)
         await connection.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
         await eventually(lambda: executor.problems() == [], executor.problems)
+
+
+async def test_that_delayed_jobs_cannot_be_promoted_stands_in_health_until_they_can(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Or until there is nothing to be promoted here: an instance whose origins others have is well."""
+
+    async def fails(*_: object) -> None:
+        raise PostgresUnavailable("it does not answer")
+
+    async with running(database, Registry()) as executor:
+        backoff = executor._promoter.backoff
+        for again in (lambda: monkeypatch.undo(), lambda: executor.assign([], 2)):
+            monkeypatch.setattr(executor._promoter._link, "fetchrow", fails)
+            await eventually(backoff.failing_seconds)
+            backoff._since -= 100.0
+            [problem] = executor.problems()
+            assert problem.startswith("delayed jobs cannot be promoted, for 100.")
+            assert problem.endswith("s: it does not answer")
+            again()
+            await eventually(lambda: executor.problems() == [], executor.problems)
 
 
 async def test_leases_are_renewed_no_more_when_a_stop_is_cancelled_again_and_again(database: str):

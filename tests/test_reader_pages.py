@@ -242,6 +242,7 @@ async def test_where_a_look_for_what_is_due_takes_long_others_begin_where_it_end
     """Beside a million jobs that had been promoted, and could not be removed, each look took 0.2 s of Postgres' CPU,
     four times a second."""
     monkeypatch.setattr(promoter, "_QUICK_LOOK", -1.0)
+    monkeypatch.setattr(promoter, "_MOST_PER_ORIGIN", 1)
     monkeypatch.setattr("sidings.executor.link._REST", 1e9)
     registry, started, begins = Registry(), list[int](), list[object]()
 
@@ -261,12 +262,18 @@ async def test_where_a_look_for_what_is_due_takes_long_others_begin_where_it_end
 
         monkeypatch.setattr(executor._promoter._link, "fetchrow", noting)
         await enqueue(database, quick, [Ride(number=2)], run_at=datetime.now(UTC) - timedelta(hours=1))
-        await enqueue(database, quick, [Ride(number=3)], delay=2)  # so that it is committed before it is due
-        await eventually(lambda: len(started) == 2)
-        assert started == [1, 3]
+        # These are committed before they are due, at the same moment, and one look promotes one of them.
+        await enqueue(database, quick, [Ride(number=3), Ride(number=4)], delay=2)
+        await eventually(lambda: len(started) == 3)
+        assert started == [1, 3, 4]
         assert None not in begins
         executor._promoter._whole_at = 0.0
-        await eventually(lambda: started == [1, 3, 2], "what was due before it was committed")
+        await eventually(lambda: started == [1, 3, 4, 2], "what was due before it was committed")
+        await eventually(lambda: executor._promoter._whole_at > now() + SECONDS)
+        another, overdue = "transports/1", datetime.now(UTC) - timedelta(hours=1)
+        await enqueue(database, quick, [Ride(number=5)], origin=another, run_at=overdue)
+        executor.assign([ORIGIN, another], 2)
+        await eventually(lambda: started[-1] == 5, "of an origin that has come since, all that is due")
 
 
 @pytest.mark.parametrize("fails", [False, True])
