@@ -31,28 +31,29 @@ async def test_a_signal_stops_all_services_that_run_side_by_side():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-async def test_a_signal_that_has_stopped_a_service_goes_on_to_who_had_it_before():
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_that_has_stopped_a_service_goes_on_to_who_had_it_before(name: signal.Signals):
     """A web server that had taken SIGTERM, as uvicorn's `Server.serve()` does, went on without the service for ever."""
     told: list[tuple[str, int]] = []
 
     def web_server(number: int, _: object) -> None:
         told.append(("web server", number))
 
-    before = {name: signal.signal(name, web_server) for name in (signal.SIGTERM, signal.SIGINT)}
+    before = {each: signal.signal(each, web_server) for each in (signal.SIGTERM, signal.SIGINT)}
     try:
         stopped = asyncio.Event()
         with stop_signals(stopped.set, lambda: told.append(("hurry", 0))):
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), name)
             await asyncio.wait_for(stopped.wait(), 5)
             assert told == []
-        assert told == [("web server", signal.SIGTERM)]
+        assert told == [("web server", name)]
         with stop_signals(stopped.set, stopped.set), stop_signals(stopped.set, stopped.set):
             pass
         assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is web_server
-        assert told == [("web server", signal.SIGTERM)]
+        assert told == [("web server", name)]
     finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def test_after_a_service_asyncio_run_has_its_handler_of_sigint_again():

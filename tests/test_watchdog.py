@@ -334,7 +334,7 @@ def test_the_watchdog_ends_the_process_also_where_there_are_no_threads_left_to_s
         raise RuntimeError("can't start new thread")
 
     exits: list[int] = []
-    watchdog = a_watchdog(Working(an_entry(1, deadline=0.0)), exits)
+    watchdog = a_watchdog(Working(an_entry(1, deadline=now())), exits)
     monkeypatch.setattr(threading.Thread, "start", none_left)
     watchdog._look_at_deadlines()
     assert exits == [70]
