@@ -157,7 +157,6 @@ def _after_fork_in_child() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _stopped_by_signals.clear()  # a service of the child's own is its first
-        _had_before.clear()
     _after_fork()
 
 
