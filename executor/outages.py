@@ -24,11 +24,6 @@ class Outages:
         bring the server down, or something ends what takes as long as it does."""
         return _count(self._cuts, entry.id) > _MAX_CUTS
 
-    def forget(self, entry: Entry) -> None:
-        """The job has ended."""
-        self._met.pop(entry.id, None)
-        self._cuts.pop(entry.id, None)
-
 
 def _count(counts: dict[int, int], id: int) -> int:
     if len(counts) >= _MOST:

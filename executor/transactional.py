@@ -360,7 +360,6 @@ class Transactional:
         except BaseException:
             connection.terminate()
             raise
-        self.outages.forget(entry)
         if tx.enqueued:
             self._on_committed(tx.enqueued)
         await self._keep(connection, transaction)
