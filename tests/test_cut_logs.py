@@ -350,6 +350,26 @@ async def test_what_is_read_in_one_epoch_takes_no_more_memory_the_more_it_is():
     assert len(leader.epochs._read[TP].starts) == 1
 
 
+async def test_what_was_read_before_a_log_was_cut_off_and_read_again_counts_no_more():
+    """As where a batch was rolled back. The epoch of before, stored with an offset behind, would tell of a cut there."""
+    leader = Leader()
+    leader.ends = {3: 12}
+    leader.epochs.begin(TP, 10, 3)
+    assert await leader.fetch(10, (10, 3), (14, 4)) == 0
+    leader.epochs.begin(TP, 12, 3)
+    assert await leader.fetch(12, (12, 5)) == 0
+    assert leader.epochs.before(TP, 15) == 5
+
+
+async def test_an_answer_may_end_within_a_batch():
+    """It has so many bytes, and no more."""
+    leader = Leader()
+    leader.epochs.begin(TP, 10, 3)
+    for there in range(struct.calcsize(">qiib")):
+        leader.damaged = struct.pack(">qiib", 11, 60, 3, 2)[:there]
+        assert await leader.fetch(10, (10, 3)) == 0
+
+
 @pytest.mark.parametrize("length", [-12, -100, 0])
 async def test_a_batch_whose_length_is_damaged_is_left_to_who_reads_the_records(length):
     """Who looks for the next batch behind it would look for ever, and nothing else of the service would run."""
