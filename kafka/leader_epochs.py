@@ -130,7 +130,6 @@ class _Read(NamedTuple):
         first = bisect_right(self.starts, start)
         if first and self.epochs[first - 1] >= epoch:
             return
-        first -= bool(first) and self.starts[first - 1] == start
         last = first
         while last < len(self.epochs) and self.epochs[last] <= epoch:
             last += 1
