@@ -318,14 +318,19 @@ async def test_an_id_with_half_of_a_character_is_one(effects, topic, sidings_kaf
 async def test_a_function_that_fails_loses_no_message(effects, topic, sidings_kafka, caplog):
     name = await topic()
     service = a_service(effects, sidings_kafka)
-    given = {1: "a", 2: 3.5}
+
+    class Odd:
+        def __repr__(self) -> str:
+            return "\0 \ud800"  # neither of which Postgres takes
+
+    given = {1: "a", 2: Odd()}
     service.consumer(name, model=Number, dedup=lambda message: given[message.value.n])(record)
     caplog.set_level(logging.ERROR)
     await send(sidings_kafka, name, [(1, None), (2, None), (3, None)])
     async with service:
         await eventually(offset_reaches(effects, name, 3))
     reasons = [row["held"] for row in await fetch(effects, "SELECT held FROM sidings.job ORDER BY id")]
-    assert "dedup= returned 3.5: it must be str, bytes or None" in reasons[0]
+    assert r"dedup= returned \0 \ud800: it must be str, bytes or None" in reasons[0]
     assert "dedup= failed: KeyError: 3" in reasons[1]
     assert await numbers(effects) == [1]
 
