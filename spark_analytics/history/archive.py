@@ -6,6 +6,7 @@ a new file, syncs it, gives it its name, enters it in `history_archive`, removes
 commits.
 So whenever it is killed: a file under its name is whole, an entry has its file, and a row that is in neither is either
 in a partition that is not entered, or noted; both keep retention from dropping it, and the next run goes on from there.
+So it is where a file was damaged later: a run that finds it so takes its entry out, as long as Postgres has the rows.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownParameterType=false
@@ -14,6 +15,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,8 +70,8 @@ def archive(
 
     Raises `ConfigurationError` where the DSN is none, or the directory is another service's archive or holds other
     things; `SchemaMissing` where the schema is not there or too old, `PostgresUnavailable` where nobody answers;
-    `SidingsError`, when all others are archived, where a day is in use, its file has rows that the database has not, or
-    its partition was detached; asyncpg's errors, and `OSError`.
+    `SidingsError`, when all others are archived, where a day is in use, its file is damaged or has rows that the
+    database has not, or its partition was detached; asyncpg's errors, and `OSError`.
     """
     return asyncio.run(_archive(dsn, directory.resolve(), valid_schema_name(schema), on_day))
 
@@ -79,10 +81,9 @@ async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str
     try:
         claim_archive(directory, await connection.fetchval(f"SELECT name FROM {schema}.service"))
         done, busy, foreign, detached = 0, list[date](), list[_Foreign](), list[date]()
-        for row in await connection.fetch(load_sql(__package__, "closed_days", schema)):
-            here = row["location"] != str(directory) or part_file(directory, row["day"], row["part"]).exists()
-            if row["archived"] and here:
-                continue
+        closed = await connection.fetch(load_sql(__package__, "closed_days", schema))
+        # All of them first: what ends a run must not leave a day to retention whose file is gone.
+        for row in [row for row in closed if not await _archived(connection, directory, schema, row)]:
             try:
                 if not row["divided"]:
                     await connection.execute(load_sql(__package__, "note_dropped", schema), row["day"])
@@ -124,6 +125,30 @@ async def _archive(dsn: str, directory: Path, schema: str, on_day: Callable[[str
         return done
     finally:
         await connection.close(timeout=_CLOSE_SECONDS)
+
+
+async def _archived(connection: "Connection", directory: Path, schema: str, row: asyncpg.Record) -> bool:
+    """Whether a day is in the archive with all of its rows. Where its file is not what was entered any more, the entry
+    goes: by it retention would drop them."""
+    if not row["archived"]:
+        return False
+    if row["location"] != str(directory) or _rows(part_file(directory, row["day"], row["part"])) >= row["rows"]:
+        return True
+    with suppress(asyncpg.UndefinedTableError):  # retention has dropped it
+        async with connection.transaction(isolation="read_committed"):
+            await connection.execute(f"LOCK TABLE {schema}.job_history_{row['day']:%Y%m%d} IN ACCESS SHARE MODE")
+            await connection.execute(
+                f"DELETE FROM {schema}.history_archive WHERE day = $1 AND dropped_at IS NULL", row["day"]
+            )
+    return False
+
+
+def _rows(file: Path) -> int:
+    """How many rows a file has; -1: it is gone or damaged, so that no row of it can be read."""
+    try:
+        return pq.read_metadata(file).num_rows
+    except (ValueError, OSError):  # those of Arrow are either
+        return -1
 
 
 async def _day(connection: "Connection", directory: Path, schema: str, day: date) -> int | None:

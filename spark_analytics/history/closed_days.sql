@@ -3,7 +3,8 @@
 -- that the day has now, or will get. What is in the default partition is not archived, whatever was: its partition was detached, or
 -- somebody has dropped it. Oldest first.
 SELECT k.day, bool_or(k.divided) AS divided, coalesce(max(a.part) FILTER (WHERE a.dropped_at IS NOT NULL), 0) + 1 AS part,
-       bool_or(k.divided) AND sidings.history_archived(k.day) AS archived, max(a.location) FILTER (WHERE a.dropped_at IS NULL) AS location
+       bool_or(k.divided) AND sidings.history_archived(k.day) AS archived, max(a.location) FILTER (WHERE a.dropped_at IS NULL) AS location,
+       max(a.rows) FILTER (WHERE a.dropped_at IS NULL) AS rows
 FROM (
     SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS day, true AS divided
     FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
