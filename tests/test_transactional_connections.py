@@ -98,6 +98,22 @@ async def test_a_job_and_its_effects_are_committed_although_the_answer_to_its_en
     assert await outcomes(database) == ["succeeded"]
 
 
+async def test_what_its_commit_refuses_is_a_failure_of_the_job(database: str) -> None:
+    """As a deferred constraint. It comes with the answer to the job's end, whose own refusals are no failures."""
+    registry = Registry()
+    async with connected(database) as connection:
+        await connection.execute("CREATE TABLE effect (number int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+
+    @registry.job(transactional=True, retry=ONCE)
+    async def once(job: Job[dict[str, int]]) -> None:
+        await job.tx.execute("INSERT INTO effect SELECT $1 FROM generate_series(1, $1)", job.payload["copies"])
+
+    async with running(database, registry, concurrency=1):
+        await enqueue(database, once, [{"copies": copies} for copies in (2, 1)])
+        await drained(database)
+    assert await outcomes(database) == ["discarded", "succeeded"]
+
+
 async def test_a_server_that_takes_no_writes_is_no_failure(database: str) -> None:
     """A primary that has been demoted under its connections, or is read-only since its disk is full: jobs that ran then
     failed, and with their last attempt they were gone."""
