@@ -44,6 +44,6 @@ class ReadMarks:
     def _mark(self, xid: int, high_before: int) -> int:
         if xid in self.open:
             return self.open[xid]
-        if self.snapshot is None or xid >= self.next_xid:
+        if xid >= self.next_xid:
             return high_before
         return self.unseen
