@@ -224,6 +224,9 @@ async def test_a_refused_message_is_seen_released_and_discarded(database: str, s
         await eventually(refused_again)
         with pytest.raises(InvalidMessage):
             await outbox.discard(actor="alice")
+        [message] = await outbox.parked()
+        for decide in (outbox.release, outbox.discard):
+            assert await decide("another topic", ids=[message.id], actor="alice") == []
         assert len(await outbox.discard(small, actor="alice")) == 1
         assert await outbox.parked() == []
 
@@ -308,6 +311,49 @@ async def test_a_relay_that_has_died_has_no_share_and_what_it_held_can_be_had(da
             row = await connection.fetchrow(attend, relay, 30.0, "host", 1, slots)
             assert row is not None
             assert (row["others"], row["place"], row["free"]) == (1, place, [slots[0], slots[2]])
+
+
+async def test_a_relay_that_has_been_dead_for_a_minute_takes_its_failing_topics_with_it(database: str) -> None:
+    """They would fail for ever: nobody else says that they work. One that was paused for as long keeps its own, and
+    what they are now."""
+    dead, paused = UUID(int=1), UUID(int=2)
+    attend, fails = (load_sql("sidings.kafka.outbox", name) for name in ("attend", "topic_fails"))
+    async with connected(database) as connection:
+        for relay in (dead, paused):
+            await connection.fetchrow(attend, relay, -61.0, "host", 1, [])
+            await connection.execute(fails, "etas", relay, 1, 3_600.0, "the first error")
+        await connection.execute(fails, "etas", paused, 2, -1.0, "the second error")
+        row = await connection.fetchrow(attend, paused, 30.0, "host", 1, [])
+        assert row is not None
+        assert row["due"] == ["etas"]
+        topics = await connection.fetch("SELECT relay, retries, error FROM sidings.outbox_topic")
+        assert [tuple(topic) for topic in topics] == [(paused, 2, "the second error")]
+        await connection.execute(fails, "etas", paused, 3, 3_600.0, "the third error")
+        row = await connection.fetchrow(attend, paused, 30.0, "host", 1, [])
+        assert row is not None
+        assert row["due"] == []
+
+
+async def test_of_a_topic_that_cannot_be_sent_to_all_is_parked_but_what_is_locked_or_has_been_sent(
+    database: str,
+) -> None:
+    """What has been sent would be sent anew, behind newer ones; and what is locked would hold up all others."""
+    relay, park = uuid4(), load_sql("sidings.kafka.outbox", "park_topic")
+    async with connected(database) as connection, connected(database) as person, person.transaction():
+        await connection.execute("INSERT INTO sidings.origin (origin, owner, epoch) VALUES ('outbox/3', $1, 1)", relay)
+        await connection.execute(
+            """INSERT INTO sidings.outbox (id, slot, topic, value)
+               SELECT n, 3, CASE n WHEN 6 THEN 'others' ELSE 'etas' END, '' FROM generate_series(1, 7) n;
+               INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, error)
+               VALUES (3, now(), 3, 'etas', 'x')"""
+        )
+        await person.execute("SELECT FROM sidings.outbox WHERE id = 2 FOR UPDATE")
+        arguments = relay, [3], ["outbox/3"], [1], "etas", "no", 2, [1]
+        assert [await connection.fetchval(park, *arguments) for _ in range(3)] == [2, 2, 0]
+        left = await connection.fetch("SELECT id FROM sidings.outbox ORDER BY id")
+        assert [row["id"] for row in left] == [1, 2, 6]
+        parked = {row["id"] for row in await connection.fetch("SELECT id FROM sidings.outbox_parked")}
+        assert (parked >= {3, 4, 5, 7}, len(parked)) == (True, 5), "of the two that were 3 one has another id"
 
 
 async def test_what_a_person_decides_about_messages_is_audited_with_it(database: str) -> None:
