@@ -5,6 +5,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+import asyncpg
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError
@@ -17,7 +18,7 @@ from sidings.kafka.placing import Placer
 
 from .support import eventually
 
-TP = TopicPartition("positions", 0)
+TP, OTHER = TopicPartition("positions", 0), TopicPartition("positions", 1)
 FIRST, STORED = 5, 3  # retention has deleted what is between
 
 
@@ -68,10 +69,12 @@ class Server:
         {"load": [PostgresUnavailable("away")]},
         {"jump": [KafkaError("a commit is refused")]},
         {"jump": [OffsetsMoved([TP])]},
+        {"load": [asyncpg.PostgresError("no right")]},
+        {"jump": [TimeoutError()]},
     ],
-    ids=["no offset", "refused", "moved"],
+    ids=["no offset", "refused", "moved", "refused by Postgres", "not answered"],
 )
-async def test_a_partition_that_could_not_be_placed_is_placed_later(alone, ends, monkeypatch):
+async def test_a_partition_that_could_not_be_placed_is_placed_later(alone, ends, monkeypatch, caplog):
     """alone: by itself, since Kafka has not said at first where the logs of all begin."""
     monkeypatch.setattr("sidings.kafka.placing._AGAIN_SECONDS", 0.01)
     away = [KafkaConnectionError("nobody leads it")] * 2 if alone else []
@@ -98,7 +101,71 @@ async def test_a_partition_that_could_not_be_placed_is_placed_later(alone, ends,
         partition.displace()
         placer.wake()
         await eventually(lambda: partition.state is State.READY, "it is not placed again", seconds=10)
+        await eventually(lambda: alone or "and works again" in caplog.text)
+        assert not any(task.done() and task.exception() for task in tasks), "which would end the consumer"
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Cluster(Server):
+    """The same of two partitions, of which nobody leads `away`. asked: for which of them, each time."""
+
+    def __init__(self, *away: TopicPartition) -> None:
+        super().__init__({})
+        self.away = away
+        self.asked: list[set[TopicPartition]] = []
+
+    def assignment(self) -> set[TopicPartition]:
+        return {TP, OTHER}
+
+    async def beginning_offsets(self, tps: Any) -> dict[TopicPartition, int]:
+        self.asked.append(set(tps))
+        if self.asked[-1] & set(self.away):
+            raise KafkaConnectionError("nobody leads it")
+        return dict.fromkeys(tps, 0)
+
+    async def end_offsets(self, tps: Any) -> dict[TopicPartition, int]:
+        return dict.fromkeys(tps, 9)
+
+    async def load(self, tps: Any) -> dict[TopicPartition, int]:
+        return dict.fromkeys(tps, STORED)
+
+
+async def test_a_partition_that_nobody_leads_is_asked_for_alone_until_it_is_anothers(monkeypatch):
+    """Together with others it would keep them from their places, each time that one of them needs one."""
+    monkeypatch.setattr("sidings.kafka.placing._AGAIN_SECONDS", 0.01)
+    cluster: Any = Cluster(OTHER)
+    partitions = {tp: Partition(tp) for tp in (TP, OTHER)}
+    alone: list[asyncio.Task[None]] = []
+    placer = Placer(
+        cluster,
+        partitions,
+        {},
+        cluster,
+        cluster,
+        ConsumerMetrics("test", CollectorRegistry(), {TP.topic}),
+        request_seconds=1,
+        on_placed=lambda: None,
+        spawn=lambda work: alone.append(asyncio.create_task(cast(Any, work))),
+    )
+    running = asyncio.create_task(placer.run())
+    try:
+        placer.wake()
+        await eventually(lambda: partitions[TP].state is State.READY)
+        partitions[TP].displace()
+        placer.wake()
+        await eventually(lambda: partitions[TP].state is State.READY)
+        assert cluster.asked.count({TP, OTHER}) == 1
+        assert len(alone) == 2
+        assert partitions[OTHER].reason.startswith("Kafka does not say where their logs begin and end")
+        [asking] = [task for task in alone if not task.done()]
+        partitions[OTHER] = Partition(OTHER)  # as a rebalance makes it
+        await eventually(asking.done)
+        cluster.away = ()
+        await eventually(lambda: partitions[OTHER].state is State.READY)
+    finally:
+        for task in (running, *alone):
+            task.cancel()
+        await asyncio.gather(running, *alone, return_exceptions=True)
