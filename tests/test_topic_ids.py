@@ -1,10 +1,17 @@
 """A topic that was deleted and made anew has the same name: nothing of it is taken for a part of the old one."""
 
+import asyncio
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaConnectionError
 from sidings import Message, Transaction
 from sidings.kafka import topic_ids
+from sidings.kafka.partition import Partition, State
 
 from .consumer_support import (
     TWICE_AND_PARK,
@@ -177,3 +184,50 @@ async def test_brokers_that_know_no_ids_are_read_as_before(effects, topic, sidin
     async with consuming(effects, sidings_kafka, name):
         await eventually(offset_reaches(effects, name, 3))
     assert await value(effects, "SELECT topic_id IS NULL FROM sidings.consumer_offset")
+
+
+class Broker:
+    """What it tells of topics, once it leads some of their partitions, and after `failures`."""
+
+    def __init__(self, ids: dict[str, UUID], *failures: Exception) -> None:
+        self.cluster = self._client = self  # what a client has
+        self.ids, self.failures = ids, list(failures)
+        self.leads, self.looks, self.asked = False, 0, 0
+
+    def leader_for_partition(self, tp: TopicPartition) -> int | None:
+        self.looks += 1
+        return {"lost": -1, "unknown": None}.get(tp.topic, 1 if self.leads else -1)
+
+    async def send(self, node: int, request: Any) -> Any:
+        assert node == 1
+        self.asked += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return SimpleNamespace(topics=[(0, topic, self.ids[topic]) for topic in request._topics if topic in self.ids])
+
+
+async def test_only_partitions_whose_topic_is_known_to_be_another_are_displaced_and_once(monkeypatch):
+    """Whatever a broker answers meanwhile: what came out of the watch would end the consumer's connection."""
+    monkeypatch.setattr(topic_ids, "_LOOK_SECONDS", 0.01)
+    names = ("another", "the same", "adopted", "gone", "lost", "refused", "unplaced", "unknown")
+    partitions = {TopicPartition(name, 0): Partition(TopicPartition(name, 0)) for name in names}
+    for tp, partition in partitions.items():
+        partition.state = {"refused": State.REFUSED, "unplaced": State.UNPLACED}.get(tp.topic, State.READY)
+    stored = {tp: uuid4() for tp in partitions if tp.topic != "adopted"}
+    now = {name: uuid4() for name in names if name != "gone"}
+    now["the same"] = stored[TopicPartition("the same", 0)]
+    broker: Any = Broker(now, KafkaConnectionError("away"), TimeoutError(), OSError("unreachable"))
+    displaced = list[str]()
+
+    def displace(found: Any) -> None:
+        for partition in found:
+            displaced.append(partition.tp.topic)
+            partition.enter(State.REFUSED)  # as it is placed
+
+    watching = asyncio.create_task(topic_ids.TopicIdWatch(broker, partitions, stored.get, displace).run())
+    await eventually(lambda: broker.looks > 2 * len(names) or watching.done())
+    broker.leads = True
+    await eventually(lambda: broker.asked >= 6 or watching.done())
+    assert not watching.done()
+    watching.cancel()
+    assert displaced == ["another", "lost", "unknown"]
