@@ -1,0 +1,51 @@
+"""What the client of a group is made with, how long it is waited for, and what follows where a task of it ends."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaError
+from sidings import KafkaSettings
+from sidings.kafka import membership
+
+HOURS = 3600.0
+
+
+async def test_a_client_leaves_no_group_for_want_of_polls_and_shares_what_it_has_had_with_no_other():
+    """With Postgres away nothing is polled. And an assignor keeps in its class what its client has had: of two services
+    in a process each would tell the group of the other's partitions."""
+    settings = KafkaSettings(bootstrap="127.0.0.1:1", client_id="tracker-1", session_seconds=7)
+    one, other = (membership.make_client(settings, "test") for _ in range(2))
+    made: Any = one
+    assert made._max_poll_interval_ms / 1000 > 24 * HOURS
+    assert made._client._client_id == "tracker-1"
+    assert made._client.session_seconds == 7
+    [its], [others] = made._partition_assignment_strategy, other._partition_assignment_strategy
+    assert its is not others
+    assert (its.name, others.name) == ("sticky", "sticky")
+
+
+@pytest.mark.parametrize("stopping", [True, False])
+async def test_a_client_that_does_not_connect_is_not_waited_for(stopping):
+    stop, hanging = asyncio.Event(), asyncio.Event()
+    client: Any = SimpleNamespace(start=hanging.wait)
+    if stopping:
+        stop.set()
+        await asyncio.wait_for(membership.connect(client, stop, HOURS), 10)
+    else:
+        with pytest.raises(TimeoutError, match=r"Kafka did not answer within 0\.01 s"):
+            await asyncio.wait_for(membership.connect(client, stop, 0.01), 10)
+
+
+@pytest.mark.parametrize("which", ["fetches", "asks"])
+async def test_a_client_of_which_a_task_was_cancelled_has_to_be_made_anew(which):
+    task = asyncio.create_task(asyncio.sleep(HOURS))
+    task.cancel()
+    await asyncio.wait([task])
+    client: Any = SimpleNamespace(
+        _fetcher=SimpleNamespace(_fetch_task=task if which == "fetches" else None),
+        _client=SimpleNamespace(_sync_task=task if which == "asks" else None),
+    )
+    with pytest.raises(KafkaError, match="a task of the client has ended: None"):
+        membership.Contact(client).check()
