@@ -93,6 +93,9 @@ async def test_consumers_and_readiness_wait_for_the_directories(topic, sidings_k
     async with service:
         await eventually(lambda: "there is no topic" in caplog.text)
         assert await status(service, "/ready") == 503
+        told = service._life.not_ready()
+        assert terminals.not_ready()[0] in told, "a service without consumers would be ready"
+        assert "the consumer has no assignment yet" in told
         assert await status(service, "/health") == 200, "waiting is no illness"
         assert not service._life.consumer.joined
         assert not terminals.ready
