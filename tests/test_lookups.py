@@ -1,9 +1,11 @@
 """Where host names are looked up."""
 
 import asyncio
+import socket
 import threading
 
 from sidings import Job, StaticAssignment
+from sidings.service.lookups import look_up_apart
 
 from .consumer_support import a_service
 from .support import ORIGIN, SECONDS, Ride, connected, enqueue, eventually
@@ -32,3 +34,15 @@ async def test_a_service_connects_again_while_handlers_keep_the_threads_of_async
         finally:
             gate.set()
             await asyncio.gather(*calls)
+
+
+async def test_a_loop_gets_its_threads_once_and_what_it_asks_for():
+    """Each service that starts in it would leave threads behind, and what connects be given addresses for datagrams."""
+    look_up_apart()
+    loop = asyncio.get_running_loop()
+    first = loop.getaddrinfo
+    look_up_apart()
+    assert loop.getaddrinfo is first
+    [found] = await loop.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)
+    assert found[1] is socket.SOCK_STREAM
+    assert found[4] == ("127.0.0.1", 80)
