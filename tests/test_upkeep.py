@@ -12,7 +12,7 @@ from sidings.errors import PostgresUnavailable
 from sidings.executor import ExecutorMetrics, ExecutorSettings, PostgresSettings
 from sidings.executor import upkeep as upkeep_module
 from sidings.executor.link import Link
-from sidings.executor.queues import OriginQueue
+from sidings.executor.queues import NOTHING_PAUSED, OriginQueue
 from sidings.executor.scheduler import Scheduler
 from sidings.executor.upkeep import Upkeep
 from sidings.jobs import Registry
@@ -114,6 +114,16 @@ async def test_the_audit_looks_behind_its_first_page_and_misses_nothing_that_a_p
     assert len(found) == 1, "the origin is read anew"
     scheduler.pauses = ({"x"}, set(), set())
     assert await upkeep.audit() == 0
+    scheduler.pauses, unaccounted = NOTHING_PAUSED, upkeep._unaccounted
+
+    async def and_one_ends(queue: OriginQueue) -> set[int]:
+        found = await unaccounted(queue)
+        async with connected(database) as connection:
+            await connection.execute("DELETE FROM sidings.job WHERE position = 3")
+        return found
+
+    monkeypatch.setattr(upkeep, "_unaccounted", and_one_ends)
+    assert await upkeep.audit() == 4, "it looks twice: what is on its way is not missed"
     await link.close()
 
 
