@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from sidings import Message, Transaction
-from sidings.executor import Executor, PostgresSettings, connect
+from sidings.executor import Executor, PostgresSettings, connect, forks
 from sidings.jobs import Job, Registry
 from sidings.kafka.transactions import Transactions
 from sidings.service.monitor import Monitor
@@ -149,14 +149,17 @@ def test_a_forked_process_does_not_listen():
 
 
 @pytest.mark.parametrize("whose", ["a loop's", "a consumer's"])
-async def test_a_forked_process_keeps_no_transaction_open(database: str, whose: str):
+async def test_a_forked_process_keeps_no_transaction_open(database: str, whose: str, monkeypatch: pytest.MonkeyPatch):
     """Where it outlived a killed service, Postgres went on with its transactions, and nobody else got their locks."""
     settings = PostgresSettings(dsn=database)
+    closed = await connect(settings)
+    await closed.close()
     transactions = Transactions(settings, lambda _: None)
     await transactions.start()
     assert transactions._pool is not None
     connection = await (connect(settings) if whose == "a loop's" else transactions._pool.acquire())
     await connection.execute("BEGIN; LOCK TABLE sidings.pause")
+    monkeypatch.setattr(forks, "_connections", [closed, *forks._connections])  # of which nothing is left to take away
     ready = forking.Event()
     child = forking.Process(target=_sleep, args=(ready,), daemon=True)
     child.start()
@@ -171,6 +174,15 @@ async def test_a_forked_process_keeps_no_transaction_open(database: str, whose: 
         child.kill()
         child.join()
         await transactions.stop()
+
+
+@pytest.mark.parametrize(("code", "ends_with"), [(None, 0), (3, 3), ("it went wrong", 1)])
+def test_a_forked_process_that_calls_sys_exit_ends_as_it_says(code: Any, ends_with: int):
+    so_far = forks.forks_so_far()
+    if (child := os.fork()) == 0:
+        forks.end_if_forked(so_far, SystemExit(code))
+        os._exit(99)
+    assert _exit_code(child) == ends_with
 
 
 @pytest.mark.parametrize("leaves", ["exit", "error", "return"])
