@@ -329,6 +329,9 @@ async def test_a_relay_that_has_been_dead_for_a_minute_takes_its_failing_topics_
         topics = await connection.fetch("SELECT relay, retries, error FROM sidings.outbox_topic")
         assert [tuple(topic) for topic in topics] == [(paused, 2, "the second error")]
         await connection.execute(fails, "etas", paused, 3, 3_600.0, "the third error")
+        other = UUID(int=3)
+        assert (await connection.fetchrow(attend, other, 30.0, "host", 1, []) or {})["due"] == []
+        await connection.execute(fails, "etas", other, 1, -1.0, "its own")
         row = await connection.fetchrow(attend, paused, 30.0, "host", 1, [])
         assert row is not None
         assert row["due"] == []
