@@ -150,7 +150,7 @@ async def test_that_delayed_jobs_cannot_be_promoted_stands_in_health_until_they_
             await eventually(backoff.failing_seconds)
             backoff._since -= 100.0
             [problem] = executor.problems()
-            assert problem.startswith("delayed jobs cannot be promoted, for 100.")
+            assert problem.startswith("delayed jobs cannot be promoted, for 1")
             assert problem.endswith("s: it does not answer")
             again()
             await eventually(lambda: executor.problems() == [], executor.problems)
