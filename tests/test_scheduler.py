@@ -637,6 +637,7 @@ def test_a_suspect_that_ends_after_its_time_alone_makes_room_for_one_that_has_ju
     rig.put(2, group=None, losses=1)
     assert rig.choose() == []
     rig.scheduler.ended(first, rig.now)
+    assert rig.scheduler.next_due() is None  # it waits for a worker, and for no time
     rig.scheduler.wake_due(rig.now)
     assert positions(rig.choose()) == [2]
 
