@@ -492,6 +492,30 @@ async def test_a_delayed_job_waits_for_none_of_another_origin_and_for_none_that_
         assert [job["type"] for job in promoted] == ["behind it", "elsewhere"]
 
 
+async def test_a_delayed_job_that_is_put_off_or_held_while_it_is_looked_for_is_not_promoted(database: str):
+    """The look had seen it as it was before."""
+    async with connected(database) as connection, connected(database) as person:
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        acquire = f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '1 hour', true)"
+        epoch = await connection.fetchval(acquire, me)
+        await connection.execute(
+            f"""INSERT INTO sidings.job (type, origin, payload, position, run_at)
+                SELECT v.type, '{ORIGIN}', '{{}}', NULL, now() - interval '1 s'
+                FROM (VALUES ('put off'), ('held'), ('left alone')) v (type)"""
+        )
+        async with person.transaction():
+            await person.execute("SELECT FROM sidings.origin FOR UPDATE")
+            promote = load_sql("sidings.executor", "promote")
+            looking = asyncio.create_task(connection.fetchrow(promote, me, [ORIGIN], [epoch], 10, [], None))
+            waits = "SELECT cardinality(pg_blocking_pids($1)) > 0"
+            await eventually(lambda: person.fetchval(waits, connection.get_server_pid()))
+            await person.execute("UPDATE sidings.job SET run_at = now() + interval '1 hour' WHERE type = 'put off'")
+            await person.execute("UPDATE sidings.job SET held = 'a person' WHERE type = 'held'")
+        await looking
+        promoted = await connection.fetch("SELECT type FROM sidings.job WHERE position IS NOT NULL")
+        assert [job["type"] for job in promoted] == ["left alone"]
+
+
 async def test_a_latest_group_under_a_steady_stream_still_runs(database: str):
     registry = Registry()
     seen: list[int] = []
