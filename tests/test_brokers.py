@@ -1,0 +1,202 @@
+"""What a client does about brokers that are slow, say nothing, throttle it, or cannot be connected to."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import KafkaConnectionError, NodeNotReadyError, RequestTimedOutError
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.group import HeartbeatRequest
+from aiokafka.structs import BrokerMetadata
+from sidings.kafka import brokers
+from sidings.kafka.brokers import go_around_hanging_brokers, unreached
+
+from .support import eventually
+
+MIB = 1024 * 1024
+WANTED = 50 * MIB
+
+
+@pytest.fixture
+async def client() -> Any:
+    """One that has met two brokers, and connected to none."""
+    client: Any = AIOKafkaClient(bootstrap_servers="127.0.0.1:1")
+    go_around_hanging_brokers(client, session_seconds=0.01)
+    met = [BrokerMetadata(node, "kafka", 9090 + node, None) for node in (1, 2)]
+    client.cluster = SimpleNamespace(brokers=lambda: met, broker_metadata=lambda node: met[node - 1])
+    client.asked_anew = 0
+
+    def ask_anew() -> None:
+        client.asked_anew += 1
+
+    client.force_metadata_update = ask_anew
+    return client
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The time as the client sees it."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(brokers, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+async def test_a_fetch_that_was_not_answered_in_time_asks_for_less_and_later_for_more_again(client, clock, monkeypatch):
+    answers, asked = list[Any](), list[int]()
+
+    async def send(_: Any, __: int, request: Any, **___: Any) -> Any:
+        asked.append(request._max_bytes)
+        size, seconds = answers.pop(0)
+        clock.now += seconds
+        if size is None:
+            raise RequestTimedOutError
+        return SimpleNamespace(topics=[("t", [(0, 0, 0, 0, None, bytes(size))])])
+
+    async def fetch(size: int | None, seconds: float = 0) -> int:
+        answers.append((size, seconds))
+        request = FetchRequest(0, 0, WANTED, 0, [])
+        if size is None:
+            with pytest.raises(RequestTimedOutError):
+                await client.send(1, request)
+        else:
+            await client.send(1, request)
+        return asked[-1]
+
+    monkeypatch.setattr(AIOKafkaClient, "send", send)
+    assert await fetch(10) == WANTED
+    assert [await fetch(None) for _ in range(4)] == [WANTED, WANTED // 16, WANTED // 256, 64 * 1024]
+    assert await fetch(64 * 1024, seconds=client._request_timeout_ms / 2000) == 64 * 1024
+    assert await fetch(32 * 1024) == 64 * 1024, "it had just come through"
+    assert await fetch(64 * 1024) == 64 * 1024, "so little says nothing of more"
+    assert await fetch(128 * 1024) == 128 * 1024
+    for _ in range(9):
+        last = await fetch(client.fetch_bytes.get(1, 0))
+    assert last == WANTED
+    assert client.fetch_bytes == {}
+
+
+async def test_a_broker_that_is_not_connected_to_in_time_is_tried_once_for_all_who_wait(client, clock, monkeypatch):
+    monkeypatch.setattr(brokers, "_CONNECT_SECONDS", 0.01)
+    tried, connected = list[int](), asyncio.Event()
+
+    async def connect(_: Any, node: int, **__: Any) -> Any:
+        tried.append(node)
+        try:
+            await connected.wait()
+        finally:
+            clock.now += 1
+        return SimpleNamespace(connected=lambda: True)
+
+    monkeypatch.setattr(AIOKafkaClient, "_get_conn", connect)
+    assert await asyncio.gather(*(client._get_conn(1) for _ in range(5))) == [None] * 5
+    assert tried == [1]
+    assert client.asked_anew == 1
+    assert client.patience[1] == 0.02, "it may be slow, and no more"
+    assert ": no connection to broker 1 at kafka:9091," in unreached(client)
+    with pytest.raises(NodeNotReadyError, match="broker 1: no connection to broker 1 at kafka:9091"):
+        await client._ask(1, None)
+    connected.set()
+    assert await client._get_conn(1) is not None
+    assert client.patience[1] == 2.0, "twice the second that it took"
+    assert unreached(client) == ""
+    assert client.connecting == {}
+
+
+async def test_who_answers_is_asked_before_who_throttles_and_who_says_nothing_last(client, clock):
+    client._conns = {(2, 0): SimpleNamespace(connected=lambda: True)}
+    order = [client._nodes() for _ in range(20)]
+    assert order == [[2, 1]] * 20, "no connection has to be made to it"
+    client.throttled_until[2, 0] = clock.now + 1
+    assert client._nodes() == [1, 2]
+    assert client.throttled
+    client.late[1] = 1
+    assert client._nodes() == [2, 1]
+    client.late[1] = 0
+    clock.now += 2
+    assert not client.throttled
+    client.connecting[2, 0] = clock.now
+    assert client._nodes() == [2, 1]
+    clock.now += 1.5
+    assert client._nodes() == [1, 2], "it does not take a connection"
+
+
+async def test_a_broker_whose_answer_is_late_is_known_for_it_until_it_has_come(client, monkeypatch):
+    monkeypatch.setattr(brokers, "_LATE_SECONDS", 0.01)
+    answered = asyncio.Event()
+
+    async def send(*_: Any, **__: Any) -> Any:
+        await answered.wait()
+        return SimpleNamespace()
+
+    monkeypatch.setattr(AIOKafkaClient, "send", send)
+    sending = [asyncio.create_task(client.send(1, SimpleNamespace())) for _ in range(2)]
+    await eventually(lambda: client.asked_anew >= 6)
+    assert client.late[1] == 2, "as often as there are requests"
+    answered.set()
+    await asyncio.gather(*sending)
+    assert client.late[1] == 0
+    asked = client.asked_anew
+    await asyncio.sleep(0.05)
+    assert client.asked_anew == asked, "a timer is left"
+
+
+@pytest.mark.parametrize("way", ["send", "ask"])
+async def test_a_broker_that_throttles_is_sent_nothing_until_its_time_is_over(client, clock, monkeypatch, way):
+    """What is sent meanwhile stands in its buffer, and is done later, whoever has sent it again by then."""
+    sent = list[object]()
+
+    async def send(*arguments: Any, **_: Any) -> Any:
+        sent.append(arguments)
+        return SimpleNamespace(throttle_time_ms=20)
+
+    monkeypatch.setattr(AIOKafkaClient, "send", send)
+    client._conns = {(1, 0): SimpleNamespace(connected=lambda: True, send=send)}
+    await client.send(1, SimpleNamespace())
+    waiting = asyncio.create_task(client.send(1, SimpleNamespace()) if way == "send" else client._ask(1, None))
+    await asyncio.sleep(0.1)  # by the client's clock none has passed
+    assert len(sent) == 1
+    clock.now += 1
+    await waiting
+    assert len(sent) == 2
+
+
+@pytest.mark.parametrize("of_its_own", [True, False])
+async def test_a_coordinator_that_hangs_is_looked_for_anew_within_the_session(client, monkeypatch, of_its_own):
+    closed = list[object]()
+
+    async def send(*_: Any, **__: Any) -> Any:
+        if of_its_own:
+            raise TimeoutError
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(AIOKafkaClient, "send", send)
+    client._conns = {(1, 0): SimpleNamespace(connected=lambda: True, close=lambda reason: closed.append(reason))}
+    with pytest.raises(TimeoutError if of_its_own else RequestTimedOutError):
+        await asyncio.wait_for(client.send(1, HeartbeatRequest("test", 1, "a")), 10)
+    assert bool(closed) != of_its_own
+
+
+async def test_the_next_broker_is_asked_where_one_says_nothing_and_nobody_is_waited_for_then(monkeypatch):
+    monkeypatch.setattr(brokers, "_NEXT_SECONDS", 0.01)
+    cancelled = list[str]()
+
+    async def hang() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append("hanging")
+            raise
+        return ""
+
+    async def fail() -> str:
+        raise KafkaConnectionError("away")
+
+    async def answer() -> str:
+        return "answer"
+
+    assert await asyncio.wait_for(brokers._first([fail, hang, answer]), 10) == "answer"
+    assert cancelled == ["hanging"]
+    with pytest.raises(KafkaConnectionError, match="away"):
+        await brokers._first([fail, fail])
