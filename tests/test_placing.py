@@ -62,6 +62,18 @@ class Server:
     def epoch(self, _: object) -> None: ...
 
 
+def a_placer(server: Any, partitions: dict[TopicPartition, Partition], **options: Any) -> Placer:
+    return Placer(
+        server,
+        partitions,
+        {TP.topic: cast(Any, SimpleNamespace(start="earliest"))},
+        server,
+        server,
+        ConsumerMetrics("test", CollectorRegistry(), {TP.topic}),
+        **{"request_seconds": 1, "on_placed": lambda: None, "spawn": lambda _: None} | options,
+    )
+
+
 @pytest.mark.parametrize("alone", [False, True], ids=["together", "alone"])
 @pytest.mark.parametrize(
     "ends",
@@ -81,17 +93,7 @@ async def test_a_partition_that_could_not_be_placed_is_placed_later(alone, ends,
     server: Any = Server({"log": away} | {what: list(errors) for what, errors in ends.items()})
     partition = Partition(TP)
     tasks: list[asyncio.Task[None]] = []
-    placer = Placer(
-        server,
-        {TP: partition},
-        {},
-        server,
-        server,
-        ConsumerMetrics("test", CollectorRegistry(), {TP.topic}),
-        request_seconds=1,
-        on_placed=lambda: None,
-        spawn=lambda work: tasks.append(asyncio.create_task(cast(Any, work))),
-    )
+    placer = a_placer(server, {TP: partition}, spawn=lambda work: tasks.append(asyncio.create_task(cast(Any, work))))
     tasks.append(asyncio.create_task(placer.run()))
     try:
         placer.wake()
@@ -129,7 +131,11 @@ class Cluster(Server):
     async def end_offsets(self, tps: Any) -> dict[TopicPartition, int]:
         return dict.fromkeys(tps, 9)
 
+    def partitions_for_topic(self, _: str) -> set[int]:
+        return {0, 1}
+
     async def load(self, tps: Any) -> dict[TopicPartition, int]:
+        self._answer("load")
         return dict.fromkeys(tps, STORED)
 
 
@@ -139,17 +145,7 @@ async def test_a_partition_that_nobody_leads_is_asked_for_alone_until_it_is_anot
     cluster: Any = Cluster(OTHER)
     partitions = {tp: Partition(tp) for tp in (TP, OTHER)}
     alone: list[asyncio.Task[None]] = []
-    placer = Placer(
-        cluster,
-        partitions,
-        {},
-        cluster,
-        cluster,
-        ConsumerMetrics("test", CollectorRegistry(), {TP.topic}),
-        request_seconds=1,
-        on_placed=lambda: None,
-        spawn=lambda work: alone.append(asyncio.create_task(cast(Any, work))),
-    )
+    placer = a_placer(cluster, partitions, spawn=lambda work: alone.append(asyncio.create_task(cast(Any, work))))
     running = asyncio.create_task(placer.run())
     try:
         placer.wake()
@@ -169,3 +165,59 @@ async def test_a_partition_that_nobody_leads_is_asked_for_alone_until_it_is_anot
         for task in (running, *alone):
             task.cancel()
         await asyncio.gather(running, *alone, return_exceptions=True)
+
+
+@pytest.mark.parametrize("early", ["covers", "has_shrunk"])
+async def test_a_partition_waits_until_it_is_known_how_many_its_topic_has(monkeypatch, early):
+    """Keys of it may have jobs elsewhere, and not everybody knows that. Nobody wakes who places it then."""
+    monkeypatch.setattr("sidings.kafka.placing._EARLY_SECONDS", 0.01)
+    cluster: Any = Cluster()
+    partitions = {tp: Partition(tp) for tp in (TP, OTHER)}
+    partitions[OTHER].enter(State.REFUSED, "the log was cut off")
+    known = False
+    topics = SimpleNamespace(
+        covers=lambda _: known or early != "covers", has_shrunk=lambda *_: not known and early == "has_shrunk"
+    )
+    running = asyncio.create_task(a_placer(cluster, partitions, topics=topics).run())
+    try:
+        await eventually(lambda: "sidings.topic" in partitions[TP].reason)
+        assert partitions[OTHER].reason == "the log was cut off"
+        assert cluster.asked == []
+        cluster.ends["load"] = [PostgresUnavailable("away")]
+        known = True
+        await eventually(lambda: not cluster.ends["load"])
+        assert partitions[TP].reason == "", "it waits for something else now"
+        await eventually(lambda: partitions[TP].state is State.READY)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+class Stored(Cluster):
+    """Only one of the partitions has an offset; that of the other is refused, then it gets lost, then somebody else
+    was faster to store one."""
+
+    async def load(self, tps: Any) -> dict[TopicPartition, int]:
+        return {tp: offset for tp, offset in {TP: STORED, OTHER: self.stored}.items() if tp in tps and offset >= 0}
+
+    async def create(self, _: object) -> None:
+        self._answer("create")
+        self.stored = 7 if "lost" in self.ends else -1
+        self.ends["lost"] = []
+
+
+async def test_a_first_offset_that_is_refused_or_lost_keeps_no_other_from_its_place(caplog):
+    server: Any = Stored()
+    server.stored, server.ends = -1, {"create": [KafkaError("no right to commit")]}
+    partitions = {tp: Partition(tp) for tp in (TP, OTHER)}
+    placer = a_placer(server, partitions)
+    running = asyncio.create_task(placer.run())
+    try:
+        placer.wake()
+        await eventually(lambda: partitions[OTHER].state is State.READY)
+        assert partitions[OTHER].next_offset == 7
+        assert server.asked == [{TP, OTHER}, {OTHER}, {OTHER}]
+        assert "partitions could not be placed yet, trying again: KafkaError('no right to commit')" in caplog.text
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
