@@ -1,0 +1,150 @@
+"""What a consumer shows of itself: its figures, and what its health check complains about, by a clock of the test's."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from sidings.kafka.partition import Partition, State
+from sidings.kafka.vitals import Vitals
+
+from .support import eventually
+
+NOW = 1_000.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidings.kafka.vitals.time", SimpleNamespace(monotonic=lambda: NOW))
+
+
+def a_partition(number: int, state: State, *, seconds: float = 0, next_offset: int = 5, reason: str = "") -> Partition:
+    """One that has been in this state for so long."""
+    partition = Partition(TopicPartition("positions", number))
+    partition.enter(state, reason)
+    partition.since, partition.next_offset = NOW - seconds, next_offset
+    partition.idle_at = partition.answered_at = NOW
+    return partition
+
+
+def of(partitions: list[Partition], *loops: Any, backlog: Any = None, highwater: Any = lambda _: None) -> Vitals:
+    vitals = Vitals({"positions", "orders"}, {"positions"}, lambda: partitions)
+    client: Any = SimpleNamespace(partitions_for_topic=lambda _: {0}, highwater=highwater)
+    contact: Any = SimpleNamespace(lost_since=None, silence=lambda _: "", unreached="")
+    vitals.connected(client, loops, backlog, contact)
+    vitals.rebalance_ends()
+    return vitals
+
+
+def test_what_the_figures_are_of(clock):
+    partitions = [
+        a_partition(0, State.ASIDE, seconds=10),
+        a_partition(1, State.ASIDE, seconds=3),
+        a_partition(2, State.FULL, next_offset=20),
+        a_partition(3, State.REFUSED, next_offset=12, reason="the log was cut off"),
+        a_partition(4, State.UNPLACED, next_offset=-1),
+        a_partition(5, State.READY),
+        a_partition(6, State.READY),
+        a_partition(7, State.READY),
+    ]
+    told: dict[int, Any] = {0: 9, 3: 9, 4: 7, 5: AssertionError(), 6: AttributeError(), 7: 8}
+
+    def highwater(tp: TopicPartition) -> int | None:
+        if isinstance(found := told.get(tp.partition), Exception):
+            raise found
+        return found
+
+    backlog = SimpleNamespace(waiting={TopicPartition("positions", 2): 30}, outage=None)
+    vitals = of(partitions, backlog=backlog, highwater=highwater)
+    vitals._ends = {TopicPartition("positions", 2): 30, TopicPartition("positions", 7): 6}
+    figures: dict[str, Any] = {name.removeprefix("sidings_consumer_"): values for name, _, values in vitals.figures()}
+    positions, none = ("positions", None), {("orders", None): 0.0}
+    assert figures["paused_partitions"] == {positions: 2} | none
+    assert figures["stalled_seconds"] == {positions: 10} | none
+    assert figures["full_partitions"] == {positions: 1} | none
+    assert figures["stopped_partitions"] == {positions: 1} | none
+    assert figures["waiting_jobs"] == {("positions", 2): 30}
+    assert {number: lag for (_, number), lag in figures["lag"].items()} == {0: 4, 2: 10, 3: 0, 7: 3}
+
+
+def test_what_is_no_problem_yet_any_more_or_of_another_kind(clock):
+    def an_outage(seconds: float, failed_before: float) -> Any:
+        return SimpleNamespace(seconds=lambda: seconds, error="no right", failed_at=NOW - failed_before)
+
+    def a_loop(turned_before: float, *outages: Any) -> Any:
+        return SimpleNamespace(topic="positions", turned_at=NOW - turned_before, outages=outages)
+
+    def problems(*partitions: Partition, loop: Any = None, backlog: Any = None) -> list[str]:
+        return of(list(partitions), *([] if loop is None else [loop]), backlog=backlog).problems()
+
+    def uncounted(seconds: float) -> Any:
+        return SimpleNamespace(outage=an_outage(seconds, 1), waiting={})
+
+    assert problems(loop=a_loop(59)) == []
+    assert problems(loop=a_loop(61)) == ["the consumer of 'positions' is stuck for 61 s"]
+    assert problems(loop=a_loop(1, an_outage(14, 1))) == []
+    assert problems(loop=a_loop(1, an_outage(90, 61))) == [], "it has no more"
+    assert problems(loop=a_loop(1, an_outage(16, 1))) == [
+        "the consumer of 'positions' has got no further for 16 s: no right"
+    ]
+    assert problems(a_partition(0, State.UNPLACED, seconds=14)) == []
+    waiting = [a_partition(0, State.UNPLACED, seconds=16), a_partition(1, State.UNPLACED, seconds=14)]
+    some = "1 partitions (positions/0) have no place to read from yet"
+    assert problems(*waiting) == [f"{some}: their stored offsets could not be read"]
+    waiting[0].reason = "nobody leads it"
+    assert problems(*waiting) == [f"{some}: nobody leads it"]
+    full = a_partition(0, State.FULL, seconds=90)
+    assert problems(full, backlog=uncounted(14)) == problems(backlog=uncounted(90)) == []
+    assert problems(full, backlog=uncounted(16)) == [
+        "positions/0: paused, and the jobs that wait could not be counted: no right"
+    ]
+    aside, before, ready = (a_partition(n, State.READY, seconds=90) for n in range(3))
+    aside.enter(State.ASIDE)
+    before.since = NOW - 59
+    for partition in (aside, before, ready):
+        partition.answered_at = NOW - 61
+    assert problems(aside, before) == []
+    assert problems(aside, before, ready) == ["Kafka has not answered for 60 s about positions/2"]
+    ready.since, ready.answered_at = NOW - 61, NOW - 1
+    assert problems(ready) == []
+
+
+async def test_where_logs_end_of_which_nothing_is_read_is_known_of_all_whose_broker_answers(monkeypatch, caplog):
+    """One that hangs, or fails in whatever way, is heard of by its own partitions alone, which keep what was known."""
+    monkeypatch.setattr("sidings.kafka.vitals._ENDS_SECONDS", 0.02)
+    partitions = [a_partition(n, State.FULL) for n in range(3)] + [a_partition(3, State.READY)]
+    hanging, asked = False, list[set[int]]()
+    unled = [["positions/1"], [], ["positions/1"], ["positions/1"], ["positions/1"], []]
+
+    async def ends(tps: list[TopicPartition]) -> dict[TopicPartition, int]:
+        asked.append({tp.partition for tp in tps})
+        if hanging and tps[0].partition == 0:
+            await asyncio.Event().wait()
+        if hanging and tps[0].partition == 1:
+            raise RuntimeError("a client that is closing")
+        return dict.fromkeys(tps, 7 if hanging else 6)
+
+    cluster = SimpleNamespace(leader_for_partition=lambda tp: tp.partition)
+    client: Any = SimpleNamespace(end_offsets=ends, _client=SimpleNamespace(cluster=cluster))
+    vitals = of(partitions)
+    vitals._contact = SimpleNamespace(lost_since=None, unled=lambda _: unled.pop(0) if unled else [])  # type: ignore[assignment]
+
+    def known() -> list[int | None]:
+        return [vitals._ends.get(partition.tp) for partition in partitions]
+
+    watching = asyncio.create_task(vitals.watch_ends(client))
+    try:
+        await eventually(lambda: known() == [6, 6, 6, None])
+        hanging = True
+        await eventually(lambda: known() == [6, 6, 7, None])
+        await eventually(lambda: not unled and "and works again" in caplog.text)
+        assert all(len(numbers) == 1 for numbers in asked)
+        vitals.disconnected()
+        seen = len(asked)
+        await eventually(lambda: len(asked) > seen + 6 or watching.done())
+        assert not watching.done(), "the client is given up a moment later"
+    finally:
+        watching.cancel()
+    assert caplog.text.count("what nobody leads could not be read, trying again: positions/1") == 1
+    assert caplog.text.count("and works again") == 1
