@@ -297,6 +297,12 @@ def test_what_is_too_many_is_given_back_and_no_more(workers: int, running: dict[
         assert held[type] >= TIMES_THE_REST * rest, f"the one at {first} could have stayed"
 
 
+def test_what_was_named_last_is_given_back_first_and_the_rest_stays():
+    held = {"a": 14}
+    assert too_many(10, held, ["a"] * 8) == [False] * 2 + [True] * 6
+    assert held == {"a": 8}
+
+
 @pytest.mark.parametrize(("types", "workers"), [(3, 10), (3, 100), (10, 100)])
 async def test_what_is_named_of_several_slow_types_is_not_given_back_again_and_again(
     database: str, types: int, workers: int
