@@ -337,6 +337,16 @@ async def test_a_relay_that_has_been_dead_for_a_minute_takes_its_failing_topics_
         assert row["due"] == []
 
 
+async def test_only_what_waits_in_the_slots_of_a_relay_waits_for_it(database: str) -> None:
+    """A stop would say that messages were left, where another relay sends them."""
+    waits = load_sql("sidings.kafka.outbox", "waits")
+    async with connected(database) as connection:
+        await connection.execute("INSERT INTO sidings.outbox (slot, topic, value) VALUES (3, 'etas', '')")
+        asked = [([3], ["etas"]), ([3], None), ([4], ["etas"]), ([3], ["others"]), ([4], None)]
+        told = [await connection.fetchval(waits, *arguments) for arguments in asked]
+    assert told == [True, True, False, False, False]
+
+
 async def test_of_a_topic_that_cannot_be_sent_to_all_is_parked_but_what_is_locked_or_has_been_sent(
     database: str,
 ) -> None:
