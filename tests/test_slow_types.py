@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from sidings.executor import slow_types, workers
 from sidings.executor.queues import Entry
 from sidings.executor.shares import TIMES_THE_REST, shares, too_many
+from sidings.executor.slow_types import SlowTypes
 from sidings.jobs import Job, JobType, Registry
 
 from .support import ORIGIN, Ride, connected, drained, enqueue, eventually, running, value
@@ -295,6 +297,19 @@ def test_what_is_too_many_is_given_back_and_no_more(workers: int, running: dict[
     if True in back:
         type = claimed[first := back.index(True)]
         assert held[type] >= TIMES_THE_REST * rest, f"the one at {first} could have stayed"
+
+
+def test_a_type_is_slow_after_two_looks_and_not_for_long_after_it_has_been():
+    """However long it was. Nor is it while most workers have nothing to do, which leave enough to others."""
+    slow, entry = SlowTypes(10), SimpleNamespace(type="call_carrier")
+    busy: list[Any] = [SimpleNamespace(entry=entry, started=0.0)] * 8
+    slow.several, slow.held = True, Counter(call_carrier=8)
+    assert [slow.look(busy, 6, 100.0) for _ in range(5)] == [False] * 5
+    assert [slow.look(busy, 2, 100.0) for _ in range(100)] == [False, True] + [False] * 98
+    assert slow.names == {"call_carrier"}
+    assert [slow.look([], 10, 100.0) for _ in range(20)].count(True) == 1
+    assert slow.names == frozenset()
+    assert [slow.look(busy, 2, 100.0) for _ in range(2)] == [False, True]
 
 
 def test_what_was_named_last_is_given_back_first_and_the_rest_stays():
