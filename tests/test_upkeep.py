@@ -94,6 +94,14 @@ async def test_a_look_at_ages_begins_where_the_last_one_found_something(database
     monkeypatch.setattr(link, "fetch", read_late)
     await look()
     assert queue.first == 85
+
+    async def lose_it(*args: object) -> list[asyncpg.Record]:
+        scheduler.remove_origin(ORIGIN)
+        return await fetch(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(link, "fetch", lose_it)
+    await look()
+    assert scheduler.origins == {}
     await connection.close()
     await link.close()
 
@@ -120,6 +128,7 @@ async def test_the_audit_looks_behind_its_first_page_and_misses_nothing_that_a_p
         found = await unaccounted(queue)
         async with connected(database) as connection:
             await connection.execute("DELETE FROM sidings.job WHERE position = 3")
+        scheduler.add_origin("another/0", 1)  # acquired meanwhile: it has its turn another time
         return found
 
     monkeypatch.setattr(upkeep, "_unaccounted", and_one_ends)
