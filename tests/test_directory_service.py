@@ -23,7 +23,7 @@ from sidings import (
     migrate,
 )
 from sidings.devstack.topics import create_topic
-from sidings.kafka import KafkaExecutor
+from sidings.kafka import Consumer, KafkaExecutor
 
 from .directory_support import COMPACTED, Acquirer, put, quick, row
 from .support import SECONDS, Ride, enqueue, eventually
@@ -215,6 +215,33 @@ async def test_a_directory_that_cannot_be_loaded_ends_the_service(topic, sidings
     with pytest.raises(StorageError):
         async with service:
             await asyncio.sleep(SECONDS)
+
+
+async def test_nothing_reads_a_directory_that_could_not_be_loaded_where_nobody_can_end_the_service(
+    topic, sidings_kafka, monkeypatch
+):
+    """As where the cell of a notebook that has started it has ended."""
+    begun: list[Consumer] = []
+
+    async def run(consumer: Consumer) -> None:
+        if not consumer._stopping.is_set():
+            begun.append(consumer)
+        consumer._drained.set()
+
+    monkeypatch.setattr(Consumer, "run", run)
+    payments = await topic("payments")
+    service = a_service(sidings_kafka)
+    service.directory(f"{payments}-nowhere", model=Acquirer, load_seconds=0.1)
+
+    @service.consumer(payments, stateless=True, dead_letter=f"{payments}.dlq")
+    async def route(message: Message[Payment]) -> None: ...
+
+    await asyncio.create_task(service.__aenter__())
+    await eventually(lambda: any("has ended unexpectedly" in problem for problem in service.problems()))
+    await asyncio.sleep(0.05)
+    assert begun == []
+    with pytest.raises(DirectoryNotReady):
+        await service.__aexit__(None, None, None)
 
 
 def test_wrong_declarations_are_refused():
