@@ -4,6 +4,7 @@ would wake who places it, and it stood still without a word."""
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -11,6 +12,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from prometheus_client import CollectorRegistry
 from sidings import PostgresUnavailable
+from sidings.kafka import placing
 from sidings.kafka.metrics import ConsumerMetrics
 from sidings.kafka.offsets import Move, OffsetsMoved
 from sidings.kafka.partition import Partition, State
@@ -218,6 +220,103 @@ async def test_a_first_offset_that_is_refused_or_lost_keeps_no_other_from_its_pl
         assert partitions[OTHER].next_offset == 7
         assert server.asked == [{TP, OTHER}, {OTHER}, {OTHER}]
         assert "partitions could not be placed yet, trying again: KafkaError('no right to commit')" in caplog.text
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_partition_whose_offset_cannot_be_moved_keeps_no_other_from_its_place():
+    """As where a stateless consumer's Kafka takes no commit of that topic."""
+    everything = [TopicPartition("positions", number) for number in range(6)]
+    server: Any = Cluster()
+    server.assignment = lambda: set(everything)
+
+    async def beginnings(tps: Any) -> dict[TopicPartition, int]:
+        return {tp: FIRST if tp == TP else 0 for tp in tps}
+
+    async def jump(_: object) -> None:
+        raise KafkaError("no right to commit")
+
+    server.beginning_offsets, server.jump = beginnings, jump
+    partitions = {tp: Partition(tp) for tp in everything}
+    placer = a_placer(server, partitions)
+    running = asyncio.create_task(placer.run())
+    try:
+        placer.wake()
+        await eventually(lambda: all(partitions[tp].state is State.READY for tp in everything if tp != TP))
+        assert partitions[TP].state is State.UNPLACED
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+class Shared(Cluster):
+    """One whose group has had a stateless consumer of these partitions. done: what is sought, moved and committed, in
+    order; refusals: how commits end first."""
+
+    def __init__(self, *refusals: Exception) -> None:
+        super().__init__()
+        self.offsets = {TP: STORED, OTHER: STORED}
+        self.ends = {"commit": list(refusals)}
+        self.done: list[Any] = []
+
+    async def load(self, tps: Any) -> dict[TopicPartition, int]:
+        return {tp: self.offsets[tp] for tp in tps}
+
+    def epoch(self, tp: object) -> Any:
+        return 1 if tp == TP else None
+
+    def topic_id(self, _: object) -> Any:
+        return None
+
+    async def adopt(self, _: object) -> None: ...
+
+    def begin(self, *place: object) -> None:
+        self.done.append(place)
+
+    async def jump(self, move: Move) -> None:
+        self.offsets[move.tp] = move.next
+        self.done.append(move)
+
+    async def commit(self, offsets: Any) -> None:
+        self._answer("commit")
+        self.done.append(offsets)
+
+
+@pytest.mark.parametrize(
+    ("tp", "committed", "goes_on"),
+    [(TP, (9, 4, 0), 9), (TP, (2, 4, 0), STORED), (TP, (9, 4, STORED + 1), STORED), (OTHER, (9, 4, 0), STORED)],
+    ids=["further", "not so far", "beginning behind", "set by a person"],
+)
+@pytest.mark.parametrize("refused", [None, KafkaError("no right"), TimeoutError()], ids=repr)
+async def test_only_what_a_stateless_consumer_has_handled_since_is_passed_once_kafka_is_told(
+    tp, committed, goes_on, refused, monkeypatch, caplog
+):
+    """Nothing goes back, which would be handled twice, and nothing that Kafka does not take keeps others waiting."""
+    cluster: Any = Shared(*([] if refused is None else [refused]))
+    found = {tp: committed}
+
+    async def ids(_: object, tps: Any) -> dict[str, Any]:
+        return {each.topic: uuid4() for each in tps}
+
+    async def committed_stateless(_: object, tps: Any) -> Any:
+        return {each: place for each, place in found.items() if each in tps}
+
+    monkeypatch.setattr(placing, "ask_topic_ids", ids)
+    monkeypatch.setattr(placing, "committed_stateless", committed_stateless)
+    partitions = {each: Partition(each) for each in (TP, OTHER)}
+    placer = a_placer(cluster, partitions, topic_ids=cluster)
+    running = asyncio.create_task(placer.run())
+    try:
+        placer.wake()
+        await eventually(lambda: all(partition.state is State.READY for partition in partitions.values()))
+        assert partitions[tp].next_offset == cluster.offsets[tp] == goes_on
+        passed = [(tp, 9, 4), Move(tp, STORED, 9)] if goes_on == 9 else []
+        assert cluster.done[: len(passed)] == passed
+        assert [done for done in cluster.done if isinstance(done, Move)] == passed[1:]
+        told, placed = cluster.done.index({tp: goes_on}), cluster.done.index((tp, goes_on, cluster.epoch(tp)))
+        assert told < placed
+        assert ("partitions could not be placed yet, trying again" in caplog.text) == (refused is not None)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

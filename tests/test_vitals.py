@@ -100,7 +100,7 @@ def test_what_is_no_problem_yet_any_more_or_of_another_kind(clock):
         "positions/0: paused, and the jobs that wait could not be counted: no right"
     ]
     aside, before, ready = (a_partition(n, State.READY, seconds=90) for n in range(3))
-    aside.enter(State.ASIDE)
+    aside.state = State.ASIDE
     before.since = NOW - 59
     for partition in (aside, before, ready):
         partition.answered_at = NOW - 61
@@ -108,6 +108,40 @@ def test_what_is_no_problem_yet_any_more_or_of_another_kind(clock):
     assert problems(aside, before, ready) == ["Kafka has not answered for 60 s about positions/2"]
     ready.since, ready.answered_at = NOW - 61, NOW - 1
     assert problems(ready) == []
+
+
+def test_a_connection_that_breaks_after_long_breaks_once_and_a_rebalance_tells_of_the_error_before_it(monkeypatch):
+    now = NOW
+    monkeypatch.setattr("sidings.kafka.vitals.time", SimpleNamespace(monotonic=lambda: now))
+    vitals = of([])
+    client, contact = vitals._client, vitals._contact
+    assert client is not None
+    assert contact is not None
+
+    def breaks() -> None:
+        vitals.disconnected(OSError("reset"))
+        assert vitals.missing_topics() == [], "there is no client to ask"
+        vitals.connected(client, (), None, contact)
+
+    breaks()
+    vitals.rebalance_ends()
+    now += 3_600
+    breaks()
+    assert vitals.problems() == []
+    now += 14
+    assert vitals.problems() == []
+    now += 2
+    assert vitals.problems() == ["the connection to Kafka breaks again and again: OSError('reset')"]
+    vitals.rebalance_ends()
+    now += 6
+    assert vitals.problems() == []
+    breaks()
+    now += 61
+    assert vitals.problems()[-1] == "the group has been rebalancing for 61 s; the last error: OSError('reset')"
+    vitals.rebalance_ends()
+    vitals.rebalance_begins()
+    now += 61
+    assert vitals.problems() == ["the group has been rebalancing for 61 s"]
 
 
 async def test_where_logs_end_of_which_nothing_is_read_is_known_of_all_whose_broker_answers(monkeypatch, caplog):
