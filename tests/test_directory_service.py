@@ -135,10 +135,12 @@ async def test_jobs_wait_for_the_directories(database, topic, sidings_kafka, cap
 
 
 async def test_a_service_stops_at_once_while_it_waits(database, topic, sidings_kafka, caplog, monkeypatch):
+    for what in ("DRAIN", "LEAVE"):  # neither of them is needed
+        monkeypatch.setattr(f"sidings.service.life._{what}_SECONDS", 3_600.0)
     started: list[KafkaExecutor] = []
     monkeypatch.setattr(KafkaExecutor, "start", lambda executor: started.append(executor))
     payments = await topic("payments")
-    service = a_service(sidings_kafka, postgres=database)
+    service = a_service(sidings_kafka, postgres=database, executor=ExecutorSettings(shutdown_seconds=3_600))
     service.directory(f"{payments}-nowhere", model=Acquirer)
 
     @service.consumer(payments, stateless=True, dead_letter=f"{payments}.dlq")
@@ -190,8 +192,9 @@ async def test_a_service_that_stops_while_its_executor_starts_lets_it_end_that(
     assert steps == ["started", "stopped"]
 
 
-async def test_a_service_with_directories_stops_at_once_while_kafka_hangs():
+async def test_a_service_with_directories_stops_at_once_while_kafka_hangs(monkeypatch):
     """Each directory waited for an answer for 10 s, one after the other."""
+    monkeypatch.setattr("sidings.service.life._LEAVE_SECONDS", 3_600.0)
     asked = asyncio.Event()
     server = await asyncio.start_server(lambda *_: asked.set(), "127.0.0.1", 0)
     service = a_service(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")

@@ -50,9 +50,12 @@ async def test_health_tells_of_each_part(database, topic, sidings_kafka, monkeyp
     service.directory(await topic("terminals"), model=Number, key=lambda row: row.key)
     monkeypatch.setattr(Relay, "problems", lambda _: ["the relay is slow"])
     monkeypatch.setattr(Directory, "problems", lambda _: ["the directory is old"])
+    assert "the service does not run" in service.problems()
     async with service:
         await eventually(lambda: not any("not loaded" in told for told in service._life.not_ready()))
         assert {"the relay is slow", "the directory is old"} <= set(service.problems())
+        assert "the service does not run" not in service.problems()
+    assert "the service does not run" in service.problems()
 
 
 async def test_health_tells_of_a_failure_where_the_task_that_has_started_the_service_has_ended(
