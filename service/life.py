@@ -180,7 +180,6 @@ class Life:
         if self._parts.messaging is not None:
             self._parts.messaging.producer.begin()  # also where another event loop sends first
             stack.push_async_callback(self._parts.messaging.producer.stop)
-        stack.callback(self._giving_up.set)
         if self._subscriptions.directories:
             following = [
                 (directory, self._supervisor.watch(f"directory {directory.topic!r}", directory.run()))
@@ -197,7 +196,7 @@ class Life:
             consuming = self._supervisor.watch("the consumer", self._consume(self.consumer))
             stack.callback(self._leave, self.consumer, consuming)
             stack.push_async_callback(self.consumer.drain, drain_seconds)
-        stack.callback(self._giving_up.set)  # the first thing at the end, or the last where the start has failed before
+        stack.callback(self._giving_up.set)  # the first thing at the end
 
     async def _start_database(self, database: Database, stack: AsyncExitStack) -> None:
         transactions, topics, executor = database.transactions, database.topics, database.executor
