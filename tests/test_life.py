@@ -4,8 +4,10 @@ import asyncio
 import gc
 import time
 from collections import Counter
+from typing import Any
 from weakref import ref
 
+import psutil
 import pytest
 from aiokafka import AIOKafkaConsumer
 from prometheus_client import CollectorRegistry
@@ -15,7 +17,7 @@ from sidings.executor import Executor
 from sidings.executor.clock import now
 from sidings.kafka import Directory, KafkaSettings, Relay
 
-from .consumer_support import Number, a_service, numbers, produce, record, sample
+from .consumer_support import TWICE_AND_PARK, Number, a_service, numbers, produce, record, sample
 from .support import ORIGIN, SECONDS, Ride, enqueue, eventually, value
 
 
@@ -43,6 +45,39 @@ async def test_a_service_without_consumers_stops_while_its_jobs_wait_for_a_direc
             pass
 
     await asyncio.wait_for(run(), SECONDS)
+
+
+async def test_a_service_that_has_ended_leaves_no_connection_behind(effects, topic, sidings_kafka):
+    """As in a process that lives on: a notebook's, or that of a web server which starts another one."""
+    names = [await topic() for _ in range(4)]
+    port = int(sidings_kafka.rpartition(":")[2])
+
+    def to_kafka() -> set[Any]:
+        return {c.laddr for c in psutil.Process().net_connections() if c.raddr and c.raddr.port == port}
+
+    before = to_kafka()
+    for name in names[:2]:
+        await produce(sidings_kafka, name, [0])
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(names[0])
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        await record(message, tx)
+
+    @service.consumer(names[1], stateless=True, dead_letter=names[2], retry=TWICE_AND_PARK)
+    async def refuse(message: Message[Number]) -> None:
+        await service.producer.send(names[3], key="k", value=message.value)
+        raise ValueError("no")
+
+    async with service:
+        await eventually(lambda: numbers(effects))
+        async with service.transaction() as tx:
+            receipt = await service.outbox.publish(tx, names[3], key="k", value=Number(n=1))
+        await asyncio.wait_for(service.outbox.published(receipt), SECONDS)
+        await eventually(lambda: sample(service, "sidings_consumer_messages_total", result="dead_letter") == 1)
+    count = "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    await eventually(lambda: value(effects, count))
+    await eventually(lambda: to_kafka() <= before)
 
 
 async def test_health_tells_of_each_part(database, topic, sidings_kafka, monkeypatch):
