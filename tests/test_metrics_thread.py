@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.registry import Collector
 from sidings.executor.queues import Entry
+from sidings.exposition import gauge, show, show_no_more
 from sidings.jobs import Registry
 
 from .support import ORIGIN, an_executor
@@ -37,3 +39,25 @@ def test_groups_that_come_and_go_meanwhile_do_not_break_the_metrics():
             for entry in scheduler.choose(1, 0.0):
                 scheduler.ended(entry, 0.0)
         assert b'sidings_blocked_groups{service="test"} 3000.0' in answer.result()[-1]
+
+
+def test_what_leaves_a_registry_meanwhile_takes_no_other_with_it_and_may_leave_twice():
+    prometheus = CollectorRegistry()
+
+    class Part(Collector):
+        def __init__(self, name: str) -> None:
+            self.name = name
+            show(self, prometheus)
+
+        def collect(self):
+            if self.name == "ending":
+                show_no_more(self, prometheus)
+            return [gauge("parts", "Parts.", ["part"], {(self.name,): 1.0})]
+
+    ending, staying = Part("ending"), Part("staying")
+    assert b'parts{part="staying"} 1.0' in generate_latest(prometheus)
+    show_no_more(ending, prometheus)
+    assert generate_latest(prometheus).count(b"parts{") == 1
+    show_no_more(staying, prometheus)
+    show_no_more(staying, prometheus)
+    assert generate_latest(prometheus) == b""
