@@ -129,7 +129,7 @@ async def test_a_client_that_says_nothing_keeps_no_monitor_from_stopping_and_its
     another.stop()
 
 
-async def test_clients_that_never_end_their_requests_use_up_neither_threads_nor_files(monkeypatch, capfd):
+async def test_clients_that_never_end_their_requests_use_up_neither_threads_nor_files(monkeypatch, capfd, caplog):
     """Each kept a thread and a file, for as long as it sent a byte every 10 s; a process without a file left cannot
     connect to anything."""
     monkeypatch.setattr(monitor_module, "_MOST_CONNECTIONS", 3)
@@ -155,7 +155,7 @@ async def test_clients_that_never_end_their_requests_use_up_neither_threads_nor_
         slow[7].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     await eventually(lambda: threads() == 0, threading.enumerate)
     monitor.stop()
-    assert capfd.readouterr().err == "", "who hangs up writes no traceback"
+    assert (capfd.readouterr().err, caplog.text) == ("", ""), "who hangs up writes no traceback"
 
 
 @pytest.mark.parametrize("http", ["[::1]:0", "[::]:0"])
