@@ -9,6 +9,8 @@ kept in the checkpoint: `topics/<name>/<id>`, an empty file for each.
 
 Of one that is left out Spark says that it was deleted, but only when it has written into the checkpoint that it is not
 read any more: from then on the query does not go on with it either.
+
+Nor does it tell that offsets are missing, as in a checkpoint that was copied or restored in part.
 """
 
 from typing import Any, cast
@@ -32,7 +34,8 @@ def check_topics(spark: SparkSession, config: Config) -> None:
 
     Raises:
         ConfigurationError: One does not exist, one that is read was deleted and made anew, one that was read is left
-            out, Spark has no connector, or it could not read the state at a checkpoint that is new.
+            out, Spark has no connector, it could not read the state at a checkpoint that is new, or the checkpoint
+            lacks the offsets of its last micro-batch.
     """
     jvm = cast(Any, spark.sparkContext)._jvm  # Spark 4.2 has no public way to its Kafka, and to the checkpoint's files
     hadoop = cast(Any, spark.sparkContext)._jsc.hadoopConfiguration()
@@ -46,6 +49,7 @@ def check_topics(spark: SparkSession, config: Config) -> None:
                 " character that URLs do not have, and not read it there, so nobody would be told of open transactions."
                 " Give another path"
             )
+    _check_offsets(jvm, hadoop, config)
     _check_left_out(jvm, hadoop, config)
     for topic in config.read:
         folder = jvm.org.apache.hadoop.fs.Path(config.checkpoint, f"{FOLDER}/{topic}")
@@ -60,6 +64,24 @@ def check_topics(spark: SparkSession, config: Config) -> None:
                 f"topic {topic!r} is another one than the checkpoint's: it was deleted and made anew, and its first"
                 " records would be passed over. Begin anew, with another `checkpoint`"
             )
+
+
+def _check_offsets(jvm: Any, hadoop: Any, config: Config) -> None:
+    """Where the offsets of a micro-batch that has ended are missing, Spark says "assertion failed", or, when it has
+    sent the one before once more, that there is another query."""
+    done, known = (_batches(jvm, hadoop, config, name) for name in ("commits", "offsets"))
+    if done and max(done) not in known:
+        raise ConfigurationError(
+            f"checkpoint {config.checkpoint!r} is damaged: it has commits/{max(done)}, and not offsets/{max(done)}."
+            " Restore it, or begin anew, with another `checkpoint`"
+        )
+
+
+def _batches(jvm: Any, hadoop: Any, config: Config, log: str) -> set[int]:
+    folder = jvm.org.apache.hadoop.fs.Path(config.checkpoint, log)
+    files = folder.getFileSystem(hadoop)
+    names = [status.getPath().getName() for status in files.listStatus(folder)] if files.exists(folder) else []
+    return {int(name) for name in names if name.isdigit()}
 
 
 def _check_left_out(jvm: Any, hadoop: Any, config: Config) -> None:
