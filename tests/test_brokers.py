@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import aiokafka.client
 import pytest
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError, NodeNotReadyError, RequestTimedOutError
@@ -41,6 +42,51 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(brokers, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
+
+
+class Address:
+    """A connection to one of the addresses that a client is given."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error, self.closed = error, False
+
+    async def send(self, _: object) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("topics", [True, False])
+async def test_each_address_has_its_share_of_the_time_and_leaves_no_connection(monkeypatch, topics):
+    """But of a cluster without topics, which tells of no brokers: it is asked again over the one that there is."""
+    client: Any = AIOKafkaClient(bootstrap_servers=["a:1", "b:1", "c:1"], request_timeout_ms=30_000)
+    go_around_hanging_brokers(client)
+    known = [1] if topics else list[int]()
+    client.cluster = SimpleNamespace(brokers=lambda: known, update_metadata=lambda _: None)
+    client._md_synchronizer = asyncio.Event().wait
+    made, shares = list[Address](), list[int]()
+    failures: list[Exception | None] = [OSError("refused"), KafkaConnectionError("the password is wrong"), None]
+
+    async def create(*_: Any, request_timeout_ms: int, **__: Any) -> Address:
+        shares.append(request_timeout_ms)
+        failure = failures.pop(0)
+        if isinstance(failure, OSError):
+            raise failure
+        made.append(Address(failure))
+        return made[-1]
+
+    monkeypatch.setattr(aiokafka.client, "create_conn", create)
+    await client.bootstrap()
+    client._sync_task.cancel()
+    assert shares == [10_000] * 3
+    assert client._request_timeout_ms == 30_000
+    assert [address.closed for address in made] == [True, topics]
+    assert list(client._conns.values()) == ([] if topics else made[1:])
+    failures = [OSError("refused"), KafkaConnectionError("the password is wrong"), TimeoutError()]
+    with pytest.raises(KafkaConnectionError, match=r"refused.*; .*the password is wrong.*; .*TimeoutError"):
+        await client.bootstrap()
 
 
 async def test_a_fetch_that_was_not_answered_in_time_asks_for_less_and_later_for_more_again(client, clock, monkeypatch):
