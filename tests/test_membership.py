@@ -5,9 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 from sidings import KafkaSettings
 from sidings.kafka import membership
+
+from .support import eventually
 
 HOURS = 3600.0
 
@@ -49,3 +51,49 @@ async def test_a_client_of_which_a_task_was_cancelled_has_to_be_made_anew(which)
     )
     with pytest.raises(KafkaError, match="a task of the client has ended: None"):
         membership.Contact(client).check()
+
+
+async def test_who_waits_for_an_assignment_looks_after_its_contact_meanwhile(monkeypatch):
+    """A cluster that is lost gives none."""
+    monkeypatch.setattr(membership, "_LOOK_SECONDS", 0.01)
+    hanging, looks = asyncio.Event(), list[None]()
+    client: Any = SimpleNamespace(getmany=lambda *_, **__: hanging.wait())
+    contact: Any = SimpleNamespace(check=lambda: looks.append(None))
+    watching = asyncio.create_task(membership.watch(client, contact))
+    await eventually(lambda: len(looks) > 3 or watching.done())
+    assert not watching.done(), "each would cost all members a rebalance"
+    watching.cancel()
+
+
+def forever() -> "asyncio.Task[object]":
+    return asyncio.create_task(asyncio.sleep(HOURS))
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_a_client_that_is_not_closed_in_time_leaves_no_task_behind(monkeypatch, connected):
+    """As one that a rebalance keeps from leaving, whose heartbeats go on, and whose fetches begin others."""
+    monkeypatch.setattr(membership, "_CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(membership, "_END_SECONDS", 0.01)
+    before, hanging, pending = asyncio.all_tasks(), asyncio.Event(), set[Any]()
+
+    async def fetch() -> None:
+        try:
+            await hanging.wait()
+        finally:
+            pending.add(forever())
+
+    async def refuse() -> None:
+        raise KafkaConnectionError("closed")
+
+    names = ("_coordination_task", "_heartbeat_task", "_commit_refresh_task")
+    client: Any = SimpleNamespace(
+        stop=hanging.wait,
+        _coordinator=SimpleNamespace(**{name: forever() if connected else None for name in names}),
+        _fetcher=SimpleNamespace(_fetch_task=asyncio.create_task(fetch()), _pending_tasks=pending, close=hanging.wait)
+        if connected
+        else None,
+        _client=SimpleNamespace(_sync_task=None, close=refuse),
+    )
+    await asyncio.sleep(0)
+    await asyncio.wait_for(membership.close(client), 10)
+    await eventually(lambda: asyncio.all_tasks() <= before)
