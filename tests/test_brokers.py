@@ -7,7 +7,13 @@ from typing import Any
 import aiokafka.client
 import pytest
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import KafkaConnectionError, NodeNotReadyError, RequestTimedOutError
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    KafkaConnectionError,
+    NodeNotReadyError,
+    RequestTimedOutError,
+)
+from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.group import HeartbeatRequest
 from aiokafka.structs import BrokerMetadata
@@ -222,6 +228,28 @@ async def test_a_coordinator_that_hangs_is_looked_for_anew_within_the_session(cl
     with pytest.raises(TimeoutError if of_its_own else RequestTimedOutError):
         await asyncio.wait_for(client.send(1, HeartbeatRequest("test", 1, "a")), 10)
     assert bool(closed) != of_its_own
+
+
+async def test_who_was_put_out_of_its_group_commits_nothing(client, monkeypatch):
+    """A group that is empty takes what says to be of none, from anybody, also a process that has stood still."""
+    sent = list[int]()
+
+    async def send(_: Any, __: int, request: Any, **___: Any) -> Any:
+        sent.append(request._consumer_group_generation_id)
+
+    monkeypatch.setattr(AIOKafkaClient, "send", send)
+    for generation in (-1, 7):
+        await client.send(1, OffsetCommitRequest("test", generation, "", -1, []))
+    assert sent == [0, 7]
+
+
+async def test_a_coordinator_that_refuses_the_group_is_none(client, monkeypatch):
+    async def send(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(error_code=GroupAuthorizationFailedError.errno, coordinator_id=-1)
+
+    monkeypatch.setattr(AIOKafkaClient, "send", send)
+    with pytest.raises(GroupAuthorizationFailedError):
+        await client.coordinator_lookup(0, "test")
 
 
 async def test_the_next_broker_is_asked_where_one_says_nothing_and_nobody_is_waited_for_then(monkeypatch):
