@@ -46,6 +46,24 @@ from .consumer_support import (
 from .support import SECONDS, Ride, connected, drained, eventually, fetch, value
 
 
+@pytest.mark.parametrize(("timeout", "limit"), [(30.0, "35s"), (100.0, "105s"), (None, "0")])
+async def test_a_handler_may_be_idle_in_its_transaction_for_as_long_as_it_may_take(
+    effects, topic, sidings_kafka, timeout, limit
+):
+    """Postgres would close the connection under it, each time."""
+    name, found = await topic(), list[str]()
+    service = a_service(effects, sidings_kafka)
+
+    @service.consumer(name, timeout=timeout)
+    async def handle(message: Message[Number], tx: Transaction) -> None:
+        found.append(await tx.fetchval("SHOW idle_in_transaction_session_timeout"))
+
+    await produce(sidings_kafka, name, [0])
+    async with service:
+        await eventually(lambda: found)
+    assert found == [limit]
+
+
 async def test_effects_jobs_and_offsets_commit_together(effects, topic, sidings_kafka):
     positions = await topic("positions", partitions=3)
     service = a_service(effects, sidings_kafka)
