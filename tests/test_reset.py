@@ -618,6 +618,12 @@ async def test_wrong_orders_are_refused_with_the_remedy(effects, topic, sidings_
             await service.reset_offsets(name, to, **{"actor": "alice"} | options)
     with pytest.raises(ConfigurationError, match="does not exist"):
         await service.reset_offsets(f"{name}-other", "latest", actor="alice")
+
+    async def alone(message: Message[Number]) -> None: ...
+
+    service.consumer(f"{name}-alone", stateless=True, dead_letter="dead")(alone)
+    with pytest.raises(ConfigurationError, match="a stateless consumer, are in Kafka: reset the group there"):
+        await service.reset_offsets(f"{name}-alone", "latest", actor="alice")
     with pytest.raises(ConfigurationError, match="needs postgres="):
         await a_service(None, sidings_kafka).reset_offsets(name, "latest", actor="alice")
     away = a_service(effects, "127.0.0.1:1", settings={"request_seconds": 2, "rebalance_seconds": 1})
