@@ -140,6 +140,7 @@ async def test_a_second_start_beside_the_first_is_refused_and_the_first_goes_on(
     again = service.run() if where == "the same event loop" else asyncio.to_thread(asyncio.run, service.run())
     with pytest.raises(ConfigurationError, match="started before"):
         await again
+    assert service._loop is asyncio.get_running_loop(), "a stop from another thread would not wake it"
     await eventually(lambda: ORIGIN in service.executor.held, "the first to run")
     assert service.problems() == []
     await asyncio.to_thread(service.stop)
