@@ -351,7 +351,7 @@ async def test_what_is_read_in_one_epoch_takes_no_more_memory_the_more_it_is():
 
 
 async def test_what_was_read_before_a_log_was_cut_off_and_read_again_counts_no_more():
-    """As where a batch was rolled back. The epoch of before, stored with an offset behind, would tell of a cut there."""
+    """As where a batch was rolled back. The epoch of before, stored with an offset behind it, would tell of a cut."""
     leader = Leader()
     leader.ends = {3: 12}
     leader.epochs.begin(TP, 10, 3)
