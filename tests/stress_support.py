@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import IllegalOperation, KafkaError
 
 from .support import SECONDS, eventually
 
 _ID = "flow"  # of the transactions
 CHAOS_SECONDS = float(os.environ.get("SIDINGS_CHAOS_SECONDS", "60"))
-BROKEN = (KafkaError, OSError, AssertionError)  # the last are aiokafka's own, of transactions that were cut
+# The last two are aiokafka's own, of transactions that were cut off, as by a successor.
+BROKEN = (KafkaError, OSError, IllegalOperation, AssertionError)
 
 
 def a_seed() -> int:

@@ -108,6 +108,7 @@ def stack_directory(sidings_devstack_directory: Path) -> Iterator[Path]:
     devstack.Stack(directory).remove()
 
 
+@pytest.mark.long
 def test_up_status_and_down_work_from_separate_processes_and_data_stays(stack_directory: Path):
     def up(**environment: str) -> dict[str, str]:
         done = run_devstack(stack_directory, "up", **environment)
@@ -447,6 +448,7 @@ def test_sessions_that_begin_at_the_same_time_remove_what_is_left_together(
 # -- Kafka
 
 
+@pytest.mark.long
 def test_kafka_keeps_acknowledged_messages_through_sigkill_and_sigstop(own_kafka):
     kafka: Kafka = own_kafka()
     asyncio.run(create_topic(kafka.bootstrap, "numbers", partitions=1))

@@ -20,6 +20,7 @@ READING = sys.modules[_transaction.__module__]  # the package's `reading` is the
 OLD = TODAY - timedelta(days=9, hours=12)
 
 
+@pytest.mark.long
 def test_a_day_whose_partition_is_detached_is_read_once(
     spark: SparkSession, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

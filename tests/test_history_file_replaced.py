@@ -14,6 +14,7 @@ from .history_support import Attempt, store
 pytestmark = pytest.mark.timeout(600)  # Spark starts
 
 
+@pytest.mark.long
 def test_a_file_that_is_replaced_while_it_is_read_is_told(spark: SparkSession, database: str, tmp_path: Path):
     day = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=3)
     row = Attempt(1, 1, "succeeded", day, day + timedelta(seconds=2), day + timedelta(seconds=1))

@@ -201,6 +201,7 @@ async def owned(fleet: Fleet, executor: Executor) -> list[str]:
     return [row["origin"] for row in rows]
 
 
+@pytest.mark.long
 async def test_reassignments_in_a_row_lose_nothing_while_three_four_and_two_processes_work(
     database: str, tmp_path: Path
 ):

@@ -411,6 +411,7 @@ async def test_a_topic_that_was_made_anew_smaller_is_told_of(grown, monkeypatch,
 # -- a real Kafka -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_partitions_are_added_under_load_and_each_keys_jobs_stay_in_order(
     database, topic, sidings_kafka, quick_growth
 ):

@@ -257,6 +257,7 @@ async def test_files_for_tls_that_are_replaced_are_read_again_by_clients_that_li
             assert told in caplog.text
 
 
+@pytest.mark.long
 async def test_kafka_is_down_for_a_while_under_load(
     database: str, guarded: Kafka, caplog: pytest.LogCaptureFixture
 ) -> None:

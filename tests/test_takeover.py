@@ -108,6 +108,7 @@ async def test_a_process_that_slept_past_its_lease_ends_itself_if_its_handlers_c
         assert await fleet.outcomes() == ["lost", "succeeded"] * len(asleep_with)
 
 
+@pytest.mark.long
 async def test_zombies_that_wake_again_and_again_change_nothing(database: str, tmp_path: Path):
     """Two executors, both assigned everything, paused in turn for longer than the lease, under load."""
     async with Fleet(database, tmp_path, executor={"lease_seconds": 1.0, "exit_when_fenced": False}) as fleet:

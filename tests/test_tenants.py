@@ -385,6 +385,7 @@ async def test_nothing_is_confirmed_before_kafka_has_acknowledged_it(
     process.end()
 
 
+@pytest.mark.long
 def test_the_story_of_the_example_runs_and_ends_by_itself(sidings_postgres: str, sidings_kafka: str):
     environment = os.environ | {"SIDINGS_POSTGRES": sidings_postgres, "SIDINGS_KAFKA": sidings_kafka}
     told = subprocess.run(
