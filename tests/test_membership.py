@@ -30,27 +30,34 @@ async def test_a_client_leaves_no_group_for_want_of_polls_and_shares_what_it_has
 
 @pytest.mark.parametrize("stopping", [True, False])
 async def test_a_client_that_does_not_connect_is_not_waited_for(stopping):
-    stop, hanging = asyncio.Event(), asyncio.Event()
-    client: Any = SimpleNamespace(start=hanging.wait)
+    stop = asyncio.Event()
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)  # it accepts, and says nothing
+    port = server.sockets[0].getsockname()[1]
+    client = membership.make_client(KafkaSettings(bootstrap=f"127.0.0.1:{port}"), "test")
     if stopping:
         stop.set()
         await asyncio.wait_for(membership.connect(client, stop, HOURS), 10)
     else:
-        with pytest.raises(TimeoutError, match=r"Kafka did not answer within 0\.01 s"):
-            await asyncio.wait_for(membership.connect(client, stop, 0.01), 10)
+        with pytest.raises(TimeoutError, match=r"Kafka did not answer within 0\.1 s"):
+            await asyncio.wait_for(membership.connect(client, stop, 0.1), 10)
+    await membership.close(client)
+    server.close()
 
 
 @pytest.mark.parametrize("which", ["fetches", "asks"])
-async def test_a_client_of_which_a_task_was_cancelled_has_to_be_made_anew(which):
-    task = asyncio.create_task(asyncio.sleep(HOURS))
-    task.cancel()
-    await asyncio.wait([task])
-    client: Any = SimpleNamespace(
-        _fetcher=SimpleNamespace(_fetch_task=task if which == "fetches" else None),
-        _client=SimpleNamespace(_sync_task=task if which == "asks" else None),
-    )
-    with pytest.raises(KafkaError, match="a task of the client has ended: None"):
-        membership.Contact(client).check()
+async def test_a_client_of_which_a_task_was_cancelled_has_to_be_made_anew(sidings_kafka, which):
+    client: Any = membership.make_client(KafkaSettings(bootstrap=sidings_kafka), f"test-{which}")
+    await membership.connect(client, asyncio.Event(), HOURS)
+    try:
+        contact = membership.Contact(client)
+        contact.check()
+        task = client._fetcher._fetch_task if which == "fetches" else client._client._sync_task
+        task.cancel()
+        await asyncio.wait([task])
+        with pytest.raises(KafkaError, match="a task of the client has ended: None"):
+            contact.check()
+    finally:
+        await membership.close(client)
 
 
 async def test_who_waits_for_an_assignment_looks_after_its_contact_meanwhile(monkeypatch):
