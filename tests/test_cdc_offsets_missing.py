@@ -16,6 +16,7 @@ pytestmark = pytest.mark.timeout(900)
 TOPICS = ("cdc", "customers", "addresses", "alerts")
 
 
+@pytest.mark.long
 async def test_offsets_that_are_missing_are_named_before_anything_is_sent(
     spark: SparkSession, sidings_kafka: str, topic: TopicFactory, tmp_path: Path
 ):

@@ -14,6 +14,7 @@ from .test_cdc_streaming import UPDATE, configured, ended
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.mark.long
 async def test_a_topic_that_is_left_out_is_named_before_anything_is_done(
     spark: SparkSession, sidings_kafka: str, topic: TopicFactory, tmp_path: Path
 ):

@@ -12,6 +12,7 @@ from .history_support import DAY, Attempt, stored
 pytestmark = pytest.mark.timeout(600)  # Spark starts
 
 
+@pytest.mark.long
 def test_a_head_that_is_held_or_lost_at_the_windows_end_is_told(spark: SparkSession, database: str):
     """A group that stands still behind a head that is held stood in no table: who waits there has no history."""
     at = [DAY + timedelta(seconds=n) for n in range(10)]
@@ -33,6 +34,7 @@ def test_a_head_that_is_held_or_lost_at_the_windows_end_is_told(spark: SparkSess
     assert told == [("blocked", "held", 2, 3_598, "fp1"), ("lost", "lost", 0, 3_594, None)]
 
 
+@pytest.mark.long
 def test_what_was_lost_of_a_type_without_history_is_not_told_as_failing(spark: SparkSession, database: str):
     """That it has succeeded since leaves no row: after each instance that had been killed, all that had run there was
     still failing at the end."""

@@ -40,6 +40,7 @@ def count(spark: SparkSession, window: Selection, **source: object) -> int:
         return attempts.count()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("both", [False, True])
 def test_a_file_of_the_archive_that_was_not_written_whole_is_told(
     spark: SparkSession, database: str, tmp_path: Path, both: bool
@@ -58,6 +59,7 @@ def test_a_file_of_the_archive_that_was_not_written_whole_is_told(
             count(spark, window, **source)
 
 
+@pytest.mark.long
 def test_a_file_from_before_rows_came_late_is_told(spark: SparkSession, database: str, tmp_path: Path):
     store(database, rows_of(12))
     archive(database, tmp_path)
@@ -73,6 +75,7 @@ def test_a_file_from_before_rows_came_late_is_told(spark: SparkSession, database
         count(spark, window, archive=tmp_path, postgres=database)
 
 
+@pytest.mark.long
 def test_days_of_which_nothing_is_known_are_told(
     spark: SparkSession, database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

@@ -20,6 +20,7 @@ READING = sys.modules[_transaction.__module__]  # the package's `reading` is the
 OLD = TODAY - timedelta(days=9, hours=12)
 
 
+@pytest.mark.long
 def test_rows_that_get_a_partition_while_they_are_read_are_read(
     spark: SparkSession, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -130,6 +130,7 @@ def test_directories_may_have_any_name(spark: SparkSession, database: str, tmp_p
         assert [tuple(row[:2]) for row in read(spark, window, postgres=database, scratch=other)] == expected, name
 
 
+@pytest.mark.long
 def test_what_is_written_after_the_snapshot_is_not_read(spark: SparkSession, database: str):
     window = Selection(TODAY - timedelta(days=9), TODAY)
     store(database, some(1, 5))
@@ -141,6 +142,7 @@ def test_what_is_written_after_the_snapshot_is_not_read(spark: SparkSession, dat
     assert sorted(row.job_id for row in found) == [1, 1, 2]
 
 
+@pytest.mark.long
 def test_spark_goes_by_what_the_environment_says_of_tls(
     spark: SparkSession, database: str, monkeypatch: pytest.MonkeyPatch
 ):

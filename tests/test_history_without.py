@@ -33,6 +33,7 @@ async def worked_off(database: str) -> None:
         await eventually(ended, "all have ended")
 
 
+@pytest.mark.long
 def test_one_that_was_discarded_does_not_make_a_type_without_history_fail_always(
     spark: SparkSession, database: str, tmp_path: Path
 ):
