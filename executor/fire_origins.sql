@@ -2,7 +2,7 @@
 -- (origin, owner, epoch) keeps a superseded one out. Returns a row per origin that it holds.
 -- Lock order: origins by name, then rows of periodic. Plan: origin_pkey, periodic_pkey, job_group, driven by unnest().
 -- $1 executor, $2 name, $3 schedule, $4 origins, $5 epochs, $6 since, $7 last ticks (null: none), $8 ticks, $9 whether a tick
--- waits until an earlier job has ended, $10 policy, $11 the jobs' origins, $12 their payloads
+-- waits until an earlier job has ended, $10 the jobs' origins, $11 their payloads
 WITH mine AS MATERIALIZED (
     SELECT o.origin, m.since, m.last_tick, m.tick
     FROM unnest($4::text[], $5::bigint[], $6::timestamptz[], $7::timestamptz[], $8::timestamptz[])
@@ -21,9 +21,9 @@ WITH mine AS MATERIALIZED (
       AND NOT ($9 AND EXISTS (SELECT FROM busy b WHERE b.origin = m.origin))
     RETURNING p.origin
 ), job AS (
-    INSERT INTO sidings.job (type, origin, "group", policy, payload)
-    SELECT $2, f.origin, $2, $10, u.payload::json
-    FROM unnest($11::text[], $12::text[]) WITH ORDINALITY u (origin, payload, number) JOIN fired f ON f.origin = u.origin
+    INSERT INTO sidings.job (type, origin, "group", payload)
+    SELECT $2, f.origin, $2, u.payload::json
+    FROM unnest($10::text[], $11::text[]) WITH ORDINALITY u (origin, payload, number) JOIN fired f ON f.origin = u.origin
     ORDER BY u.number
 )
 SELECT clock_timestamp() AS now, m.origin, f.origin IS NOT NULL AS fired, b.origin IS NOT NULL AS busy

@@ -5,7 +5,7 @@
 -- too, but not by executors.
 -- Plan: periodic_pkey, origin_pkey, executor_pkey; job_group in tick_waits().
 -- $1 name, $2 schedule, $3 since, $4 last tick (null: none), $5 tick, $6 home (null: none), $7 whether the tick waits
--- until an earlier job has ended, $8 policy, $9 payloads
+-- until an earlier job has ended, $8 payloads
 WITH its AS MATERIALIZED (
     SELECT p.job_origin FROM sidings.periodic p
     WHERE p.name = $1 AND p.origin = '' AND p.schedule = $2 AND p.since = $3
@@ -32,8 +32,8 @@ WITH its AS MATERIALIZED (
       AND $5::timestamptz <= clock_timestamp()
     RETURNING c.origin
 ), job AS (
-    INSERT INTO sidings.job (type, origin, "group", policy, payload)
-    SELECT $1, f.origin, $1, $8, u.payload::json FROM fired f, unnest($9::text[]) WITH ORDINALITY u (payload, number)
+    INSERT INTO sidings.job (type, origin, "group", payload)
+    SELECT $1, f.origin, $1, u.payload::json FROM fired f, unnest($8::text[]) WITH ORDINALITY u (payload, number)
     ORDER BY u.number
 )
 SELECT clock_timestamp() AS now, f.origin AS fired, c.origin, c.busy, c.leased

@@ -248,7 +248,6 @@ class PeriodicLoop:
             ticks[-1],
             row.job_type.home,
             row.periodic.alone,
-            row.job_type.policy,
             _payloads(row.last_tick, ticks),
         )
         assert answer is not None
@@ -303,7 +302,6 @@ class PeriodicLoop:
             [row.last_tick for row, _ in due],
             [ticks[-1] for _, ticks in due],
             first.periodic.alone,
-            first.job_type.policy,
             [origin for origin, _ in payloads],
             [text for _, text in payloads],
         )

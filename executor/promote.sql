@@ -48,11 +48,10 @@ WITH mine AS MATERIALIZED (
           ORDER BY run_at, id) d
 ), promoted AS (
     UPDATE sidings.job j SET position = n.position, txid = pg_current_xact_id()
-    FROM numbered n WHERE j.id = n.id AND num_nonnulls(j.position, j.held) = 0
+    FROM numbered n WHERE j.id = n.id
     RETURNING j.id
 ), superseded AS (
-    DELETE FROM sidings.job j USING followed d
-    WHERE j.id = d.id AND num_nonnulls(j.position, j.held) = 0
+    DELETE FROM sidings.job j USING followed d WHERE j.id = d.id
     RETURNING j.*, d.epoch
 ), history AS (
     INSERT INTO sidings.job_history

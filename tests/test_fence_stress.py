@@ -189,7 +189,7 @@ STATEMENTS: dict[str, tuple[object, ...]] = {
     "promote": (10, [], None),
     "supersede": (["a"], ["latest"], [], 10),
     "renumber": (2**62, 10),
-    "fire_origins": ([SINCE], [None], [SINCE], True, 0, [ORIGIN], ["{}"]),
+    "fire_origins": ([SINCE], [None], [SINCE], True, [ORIGIN], ["{}"]),
 }
 
 

@@ -158,7 +158,7 @@ async def test_a_superseded_holder_fires_nothing(database: str) -> None:
         for me, its_epoch, fired in ((executor.id, epoch - 1, []), (executor.id, epoch, ["t/0"])):
             rows = await connection.fetch(
                 load_sql("sidings.executor", "fire_origins"),
-                me, "sweep", "daily", ["t/0"], [its_epoch], [since], [None], [tick], True, 0, ["t/0"], ["{}"],
+                me, "sweep", "daily", ["t/0"], [its_epoch], [since], [None], [tick], True, ["t/0"], ["{}"],
             )  # fmt: skip
             assert [answer["origin"] for answer in rows if answer["fired"]] == fired
     assert (await row(database, "sweep", "t/0"))["last_tick"] == tick
@@ -176,20 +176,20 @@ async def test_no_tick_is_fired_twice_or_before_its_time_or_of_a_schedule_that_w
         to_come = datetime.now(UTC) + timedelta(hours=1)
         [answer] = await connection.fetch(
             load_sql("sidings.executor", "fire_origins"),
-            executor.id, "sweep", "daily", ["t/0"], [executor.held["t/0"]], [since], [None], [to_come], False, 0,
+            executor.id, "sweep", "daily", ["t/0"], [executor.held["t/0"]], [since], [None], [to_come], False,
             ["t/0"], ["{}"],
         )  # fmt: skip
         assert not answer["fired"]  # an executor's clock may be ahead of the server's
         for its_since, fired in ((since - timedelta(days=1), None), (since, "t/0"), (since, None)):
             row = await connection.fetchrow(
                 load_sql("sidings.executor", "fire_service"),
-                "sweep", "daily", its_since, None, tick, None, False, 0, ["{}"],
+                "sweep", "daily", its_since, None, tick, None, False, ["{}"],
             )  # fmt: skip
             assert row is not None
             assert row["fired"] == fired
             [answer] = await connection.fetch(
                 load_sql("sidings.executor", "fire_origins"),
-                executor.id, "sweep", "daily", ["t/0"], [executor.held["t/0"]], [its_since], [None], [tick], False, 0,
+                executor.id, "sweep", "daily", ["t/0"], [executor.held["t/0"]], [its_since], [None], [tick], False,
                 ["t/0"], ["{}"],
             )  # fmt: skip
             assert answer["fired"] == (fired is not None)
@@ -199,7 +199,7 @@ async def test_of_two_that_fire_a_tick_at_once_the_second_finds_it_fired(databas
     """It waits for the first, and looks at what that has left."""
     await remember(database, "sweep", "daily", None, job_origin="t/0")
     since = datetime(2026, 1, 1, tzinfo=UTC)
-    its = "sweep", "daily", since, None, datetime(2026, 5, 1, tzinfo=UTC), "t", False, 0, ["{}"]
+    its = "sweep", "daily", since, None, datetime(2026, 5, 1, tzinfo=UTC), "t", False, ["{}"]
     fire = load_sql("sidings.executor", "fire_service")
     await fetch(database, "INSERT INTO sidings.topic (topic, partitions) VALUES ('t', 1)")
     async with connected(database) as one, connected(database) as other:
@@ -443,7 +443,7 @@ async def test_per_origin_a_tick_waits_for_an_earlier_ones_job_of_its_own_origin
             answers = await connection.fetch(
                 load_sql("sidings.executor", "fire_origins"),
                 me, "sweep", "daily", origins, [7] * len(origins), [since] * len(origins), [None] * len(origins),
-                [tick] * len(origins), alone, 0, origins, ["{}"] * len(origins),
+                [tick] * len(origins), alone, origins, ["{}"] * len(origins),
             )  # fmt: skip
             assert sorted((answer["origin"], answer["fired"], answer["busy"]) for answer in answers) == expected
     assert await jobs_left(database) == 3

@@ -274,9 +274,9 @@ async def test_promotion_walks_the_due_jobs_in_their_order(filled: str):
 
 async def test_a_tick_of_a_periodic_job_looks_at_its_own_group_only(filled: str):
     at = datetime(2026, 5, 1, tzinfo=UTC)
-    service = ("g1", "every 30 s", at, at, at, None, True, 0, ["{}"])
+    service = ("g1", "every 30 s", at, at, at, None, True, ["{}"])
     of_origins = (ORIGINS, [1] * len(ORIGINS), [at] * len(ORIGINS), [at] * len(ORIGINS), [at] * len(ORIGINS))
-    origins = (uuid4(), "g1", "every 30 s", *of_origins, True, 0, ORIGINS, ["{}"] * len(ORIGINS))
+    origins = (uuid4(), "g1", "every 30 s", *of_origins, True, ORIGINS, ["{}"] * len(ORIGINS))
     for name, arguments in (("fire_service", service), ("fire_origins", origins)):
         plans = await Plans.of(filled, "sidings.executor", name, *arguments)
         for used in plans.indexes().values():

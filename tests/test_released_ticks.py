@@ -121,7 +121,7 @@ async def test_a_tick_waits_for_a_release_in_the_origin_of_the_last_one_too(data
 
         async with person.transaction():
             await person.fetch("SELECT sidings.release_job($1, 'me')", held)
-            its = ("report", "daily", since, None, since, None, False, 0, ["{}"])
+            its = ("report", "daily", since, None, since, None, False, ["{}"])
             firing = asyncio.create_task(executor.fetchrow(fire, *its))
             await eventually(waits_or_is_done)
         fired = await firing
@@ -143,7 +143,7 @@ async def test_a_tick_waits_for_a_requeue_in_the_origin_of_the_last_one_too(data
 
         async with person.transaction():
             await person.fetch("SELECT sidings.requeue_job($1, 'me')", ended)
-            its = ("report", "daily", since, None, since, None, False, 0, ["{}"])
+            its = ("report", "daily", since, None, since, None, False, ["{}"])
             firing = asyncio.create_task(executor.fetchrow(load_sql("sidings.executor", "fire_service"), *its))
             await eventually(waits_or_is_done)
         await firing
