@@ -261,6 +261,40 @@ async def test_one_that_cannot_be_fired_keeps_no_other_waiting(database: str, ca
         assert executor.problems() == []
 
 
+async def test_neither_what_is_not_due_nor_what_fails_is_looked_at_without_pause(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take the event loop, or Postgres, for itself."""
+    ticks = Ticks()
+    hourly, latest = await half_an_hour_away(database)
+    for name in ("hourly", "replaced", "failing"):
+        ticks.declare(name, hourly)
+    last = {"hourly": latest, "replaced": latest, "failing": latest - LONG_AGO}
+    for name, tick in last.items():
+        await remember(database, name, f"{hourly}, UTC", tick)
+    async with connected(database) as connection, running(database, ticks.registry) as executor:
+        await ticks.ran("failing", 1)
+        loop = executor._periodic
+        await connection.execute(
+            """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+               CREATE TRIGGER refuse BEFORE INSERT ON sidings.job FOR EACH ROW EXECUTE FUNCTION refuse();
+               UPDATE sidings.periodic SET last_tick = NULL WHERE name = 'failing';
+               UPDATE sidings.periodic SET schedule = 'another' WHERE name = 'replaced'"""
+        )
+        loop._look_at = 0.0
+        await eventually(lambda: loop.outages.keys() == {"failing"} and not loop._rows["replaced", ""].in_force)
+        turns, asked = list[None](), list[str]()
+        fire, fetch, fetchrow = loop._fire, loop._link.fetch, loop._link.fetchrow
+        monkeypatch.setattr(loop, "_fire", lambda: (turns.append(None), fire())[1])
+        monkeypatch.setattr(loop._link, "fetch", lambda query, *its: (asked.append(query), fetch(query, *its))[1])
+        monkeypatch.setattr(loop._link, "fetchrow", lambda query, *its: (asked.append(query), fetchrow(query, *its))[1])
+        for its in loop._rows.values():
+            its.try_at = 0.0
+        await asyncio.sleep(1.0)  # in which there are four pauses, and two tries
+        assert len(turns) < 20
+        assert len(asked) < 5
+
+
 async def test_what_cannot_be_fired_in_an_origin_that_goes_away_is_no_problem_here_any_more(database: str) -> None:
     ticks = Ticks()
     ticks.declare("sweep", every=0.2, per="origin")

@@ -225,6 +225,33 @@ async def test_the_newest_job_has_the_most_failures_the_first_start_and_the_last
         assert await ended(database) == {}  # its type leaves no history
 
 
+@pytest.mark.parametrize("statement", ["supersede", "promote"])
+async def test_the_history_tells_of_a_superseded_job_all_that_it_had(database: str, statement: str):
+    """Reports reckon with it, and out of it a person has the job run after all."""
+    arguments = (["a"], ["locate"], [], 100) if statement == "supersede" else (100, [], None)
+    place = "nextval('sidings.job_position')" if statement == "supersede" else "NULL"
+    async with connected(database) as connection:
+        await connection.execute(
+            f"""INSERT INTO sidings.job (type, origin, "group", policy, priority, attempt, enqueued_at, run_at, headers,
+                                         payload, position)
+                SELECT 'locate', '{ORIGIN}', 'a', 1, 7, 3, now() - interval '1 h', now() - interval '1 min',
+                       '{{"correlation_id": "c"}}', '{{"number": 1}}', {place} FROM generate_series(1, 2)"""
+        )
+        old = await connection.fetchrow(
+            """SELECT id AS job_id, enqueued_at, run_at AS due_at, attempt, priority, type, origin, "group",
+                      headers ->> 'correlation_id' AS correlation_id, payload FROM sidings.job ORDER BY id LIMIT 1"""
+        )
+        me = await connection.fetchval("INSERT INTO sidings.executor (id) VALUES (gen_random_uuid()) RETURNING id")
+        epoch = await connection.fetchval(
+            f"SELECT acquired_epoch FROM sidings.acquire($1, '{{{ORIGIN}}}', 1, '1 hour', true)", me
+        )
+        await connection.fetch(load_sql("sidings.executor", statement), me, [ORIGIN], [epoch], *arguments)
+    [told] = await history(database)
+    assert old is not None
+    assert dict(old).items() <= dict(told).items()
+    assert (told["executor"], told["epoch"], told["outcome"], told["started_at"]) == (me, epoch, "superseded", None)
+
+
 async def test_a_superseded_job_that_somebody_has_locked_is_left_for_another_time(database: str):
     """All that is to be read would wait with it."""
     async with connected(database, lock_timeout="1s") as connection, connected(database) as person:
