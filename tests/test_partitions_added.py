@@ -3,7 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,6 +133,32 @@ async def test_every_way_in_finds_the_group(grown, way):
             assert "SQL" in way or tx.enqueued.keys() == {origin}, "the wrong executor is woken"
         assert await value(grown, "SELECT array_agg(DISTINCT origin) FROM sidings.job") == [origin]
         await end_all(grown)
+
+
+@pytest.mark.parametrize("when", [{}, {"delay": 3_600.0}, {"run_at": datetime(2100, 1, 1, tzinfo=UTC)}], ids=str)
+async def test_what_is_said_of_a_job_is_stored_whatever_finds_out_its_origin(grown, when):
+    """Each way has a statement of its own."""
+    said = {"priority": 7, "headers": {"correlation_id": "c"}, **when}
+    async with connected(grown) as connection, connection.transaction():
+        for where in ("given", "grown", "home"):
+            registry = Registry()
+            registry.has_grown = lambda _, grown=where == "grown": grown
+            home = "positions" if where == "home" else None
+            ride: Any = registry.job(name="ride", group="transport", payload=Ride, policy="latest", home=home)(print)
+            at = said if home else {"origin": after(KEY), **said}
+            await ride.enqueue(connection, Ride(transport=KEY), **at)
+            await ride.enqueue_many(connection, [Ride(transport=KEY)], **at)
+            await ride.enqueue(connection, Ride(transport=KEY), unique_key=where, **at)
+        due = "(clock_timestamp() + interval '1 h')" if "delay" in when else "'2100-01-01Z'" if when else "NULL"
+        stored = await connection.fetch(
+            f"""SELECT count(*), type, origin, "group", priority, policy, headers ->> 'correlation_id', payload::text,
+                       position IS NULL, abs(date_part('epoch', run_at - {due})) < 60
+                FROM sidings.job GROUP BY {", ".join(str(n) for n in range(2, 11))}"""
+        )
+        payload = Ride(transport=KEY).model_dump_json()
+    assert [tuple(row) for row in stored] == [
+        (9, "ride", after(KEY), KEY, 7, 1, "c", payload, bool(when), True if when else None)
+    ]
 
 
 async def test_topics_that_never_grew_pay_nothing(database):
