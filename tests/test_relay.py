@@ -27,6 +27,7 @@ from sidings.kafka.outbox.backlog import Slot
 from sidings.kafka.outbox.failures import InvalidRecordError
 from sidings.kafka.outbox.slots import SlotKeeper
 
+from .consumer_support import a_service
 from .outbox_support import a_relay, emptied, firsts, publish, publishing, records, relay_process, relaying, sending
 from .support import SECONDS, connected, eventually, fetch, value
 
@@ -342,15 +343,19 @@ async def test_what_waits_is_counted_also_while_no_relay_reaches_kafka(database:
 async def test_a_commit_of_this_process_is_relayed_without_waiting_for_the_poll(
     database: str, sidings_kafka: str, topic
 ) -> None:
+    """Nor is one of a connection that is not the service's, once somebody waits for what it has published."""
     etas = await topic("etas")
-    async with relaying(database, sidings_kafka, poll_seconds=60.0) as relay, publishing(database) as (_, connection):
-        await eventually(lambda: len(relay.held) == 16)
-        outbox = Outbox(PostgresSettings(dsn=database), wake=relay.wake)
-        async with connection.transaction():
-            receipt = await outbox.publish(connection, etas, key="a", value=b"x")
-        relay.wake()
-        await outbox.published(receipt, timeout=10)
-        await outbox.close()
+    service = a_service(database, sidings_kafka, outbox=OutboxSettings(poll_seconds=60.0))
+    async with service:
+        await eventually(lambda: len(service._parts.database.relay.held) == 16)
+        for _ in range(3):  # the first one may still be found by a read of the start's
+            async with service.transaction() as tx:
+                await service.outbox.publish(tx, etas, key="a", value=b"x")
+            await emptied(database)
+        async with connected(database) as connection:
+            async with connection.transaction():
+                receipt = await service.outbox.publish(connection, etas, key="a", value=b"x")
+            await service.outbox.published(receipt, timeout=10)
 
 
 async def test_a_stopping_relay_sends_what_waits_first(database: str, sidings_kafka: str, topic) -> None:
