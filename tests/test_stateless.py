@@ -180,7 +180,7 @@ async def test_what_cannot_be_handled_goes_unchanged_to_the_dead_letter_topic(to
         await producer.send_and_wait(name, b'{"n": 13}', key=b"k")
         await producer.send_and_wait(name, b'{"n": 14}', key=b"k")
         await producer.send_and_wait(name, None, key=b"k")
-    service = a_service(sidings_kafka)
+    service = a_service(sidings_kafka, group=name)
 
     @service.consumer(name, stateless=True, retry=TWICE, dead_letter=dead)
     async def handle(message: Message[Number]) -> None:
@@ -192,7 +192,7 @@ async def test_what_cannot_be_handled_goes_unchanged_to_the_dead_letter_topic(to
         await eventually(lambda: sample(service, "sidings_consumer_messages_total") == 5)
         assert sample(service, "sidings_consumer_messages_total", result="dead_letter") == 4
         assert sample(service, "sidings_consumer_failures_total") == 2
-    assert await committed(sidings_kafka, name) == 5
+    assert await committed(sidings_kafka, name, group=name) == 5
     assert seen == [13, 13, 14]
     letters = await everything(sidings_kafka, dead)
     assert [(m.key, m.value) for m in letters[:2]] == [(b"\xfe", b"\x00not json"), (None, b"")]
@@ -201,7 +201,7 @@ async def test_what_cannot_be_handled_goes_unchanged_to_the_dead_letter_topic(to
     told = dict(letters[0].headers[3:])
     assert b"json" in told["sidings-error"].lower()
     assert told["sidings-topic"] == name.encode()
-    assert told["sidings-group"] == b"test"
+    assert told["sidings-group"] == name.encode()  # not the service's name
     assert (told["sidings-partition"], told["sidings-offset"], told["sidings-timestamp"]) == (
         b"0",
         b"0",
