@@ -320,3 +320,28 @@ async def test_only_what_a_stateless_consumer_has_handled_since_is_passed_once_k
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_nothing_is_passed_of_a_topic_that_was_made_anew(monkeypatch):
+    """What is stored belongs to another log: Kafka would be told of it, and whoever is stateless again go on there."""
+    cluster: Any = Shared()
+    cluster.topic_id, cluster.how_to_delete = lambda _: uuid4(), "delete it"
+
+    async def ids(_: object, tps: Any) -> dict[str, Any]:
+        return {each.topic: uuid4() for each in tps}
+
+    async def committed_stateless(_: object, tps: Any) -> Any:
+        return dict.fromkeys(tps, (9, 4, 0))
+
+    monkeypatch.setattr(placing, "ask_topic_ids", ids)
+    monkeypatch.setattr(placing, "committed_stateless", committed_stateless)
+    partitions = {each: Partition(each) for each in (TP, OTHER)}
+    placer = a_placer(cluster, partitions, topic_ids=cluster)
+    running = asyncio.create_task(placer.run())
+    try:
+        placer.wake()
+        await eventually(lambda: all(partition.state is State.REFUSED for partition in partitions.values()))
+        assert cluster.done == []
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
