@@ -102,6 +102,30 @@ async def test_a_failed_attempt_leaves_no_effect(connection: asyncpg.Connection,
     assert await outcomes(connection) == ["retried", "retried", "succeeded"]
 
 
+async def test_the_history_tells_when_a_job_began_also_where_its_end_waits_for_a_lock(
+    connection: asyncpg.Connection, database: str, start: Start
+) -> None:
+    registry = Registry()
+    other = await asyncpg.connect(database)
+
+    @registry.job(transactional=True)
+    async def held_up(job: Job[dict[str, str]]) -> None:
+        if job.attempt == 1:
+            await other.execute("BEGIN")
+            await other.execute("SELECT FROM sidings.job WHERE id = $1 FOR UPDATE", job.id)
+        await job.tx.execute("INSERT INTO effect VALUES ($1, clock_timestamp()::text)", job.id)
+
+    await start(registry)
+    async with connection.transaction():
+        await held_up.enqueue(connection, {}, origin="t/0")
+    await until(connection, "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
+    await asyncio.sleep(0.3)  # the end waits for that much longer than the handler took to come to its statement
+    await other.close()
+    await until(connection, NOTHING_WAITS)
+    began = "SELECT started_at FROM sidings.job_history WHERE outcome = 'succeeded'"
+    assert await connection.fetchval(f"SELECT ({began}) <= note::timestamptz FROM effect")
+
+
 @pytest.mark.parametrize("lent", [False, True])
 async def test_what_a_failed_attempt_has_left_behind_reaches_no_other_transaction(
     connection: asyncpg.Connection, start: Start, lent: bool
