@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
+from types import FunctionType, MethodType
 from typing import Any, Protocol, TypeGuard, cast
 
 from ..errors import ConfigurationError
@@ -18,6 +19,7 @@ __all__ = ["Call", "Middleware", "Next", "call_through", "check_middleware", "co
 
 _ITEMS = (list, tuple, set, frozenset)  # asyncio.wait returns two sets in a tuple
 _MAY_NOT_HAVE_RUN = (Generator, AsyncGenerator, Awaitable, Future)
+_NOT_CALLED = (FunctionType, MethodType, partial)  # as of a decorator without its parentheses
 _LEVELS = 4  # of what such hold that is looked at
 
 
@@ -71,6 +73,12 @@ async def completed(result: object, *, judged: bool = False) -> object:
         return result
     while inspect.isawaitable(result) or isinstance(result, Future):
         result = await (asyncio.wrap_future(cast("Future[object]", result)) if isinstance(result, Future) else result)
+    if isinstance(result, _NOT_CALLED):
+        kind = type(cast(object, result)).__name__
+        raise TypeError(
+            f"the handler returned a {kind}, which nobody calls: call it; where a decorator stands without its "
+            "parentheses, write @timed() for @timed"
+        )
     if (error := not_run(result)) is not None:
         raise error
     if is_error(result) and not judged:
@@ -99,7 +107,7 @@ def not_run(result: object) -> BaseException | None:
 @lru_cache
 def _is_plain(kind: type) -> bool:
     """Whether such a result can neither be, nor hold, what has not run, and is no error."""
-    return not issubclass(kind, (dict, *_ITEMS, *_MAY_NOT_HAVE_RUN, BaseException, type))
+    return not issubclass(kind, (dict, *_ITEMS, *_MAY_NOT_HAVE_RUN, *_NOT_CALLED, BaseException, type))
 
 
 def _of_kinds(level: list[object], kinds: set[type], of: Any, seen: dict[int, object]) -> list[Any]:

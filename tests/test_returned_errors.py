@@ -139,6 +139,32 @@ async def test_what_has_not_run_is_no_success(database: str, kind: str) -> None:
     assert all(attempt.error is not None and "the handler returned a" in attempt.error.message for attempt in attempts)
 
 
+async def test_a_decorator_without_its_parentheses_is_no_success(database: str) -> None:
+    """It takes the handler for its option, and each job for the handler: the jobs were gone, and nothing had run."""
+    registry, ran = Registry(), list[object]()
+
+    def timed(name: Any = "") -> Any:
+        def decorate(handler: Any) -> Any:
+            @wraps(handler)
+            async def call(job: Any) -> None:
+                await handler(job)
+
+            return call
+
+        return decorate
+
+    @registry.job(name="ride", payload=Ride)
+    @timed  # for @timed()
+    async def ride(job: Job[Ride]) -> None:
+        ran.append(job)
+
+    await enqueue(database, ride, [Ride()])
+    [attempt] = await drain(database, registry)
+    assert (attempt.outcome, ran) == ("retried", [])
+    assert attempt.error is not None
+    assert "write @timed() for @timed" in attempt.error.message
+
+
 @pytest.mark.parametrize("where", ["thread", "event loop"])
 async def test_what_a_plain_handler_hands_on_is_waited_for(database: str, where: str) -> None:
     """Its job was done as soon as somebody else had begun with it, however that ended."""
