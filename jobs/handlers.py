@@ -5,8 +5,11 @@ from collections.abc import Callable
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigurationError
+from .job_type import JobType
 
 __all__ = ["bare", "check_listed", "check_no_method"]
+
+_OBJECTS = ("self", "cls")
 
 
 def bare(hint: Any) -> Any:
@@ -15,14 +18,18 @@ def bare(hint: Any) -> Any:
 
 
 def check_no_method(handler: Callable[..., object], label: str, decorator: str) -> None:
-    """A function in the body of a class would be called without its object. Raises `ConfigurationError`."""
-    if not inspect.isfunction(handler) or next(iter(inspect.signature(handler).parameters), "") not in ("self", "cls"):
+    """A function in the body of a class would be called without its object; and what a decorator has made a job type is
+    none any more. Raises `ConfigurationError`."""
+    if isinstance(handler, JobType):
+        raise ConfigurationError(f"{label}: {handler!r} is a job type already: write a function of its own")
+    function = cast(object, handler.__func__ if isinstance(handler, classmethod) else handler)  # pyright: ignore[reportUnknownMemberType]
+    if not inspect.isfunction(function) or next(iter(inspect.signature(function).parameters), "") not in _OBJECTS:
         return
-    place = handler.__qualname__.rpartition(".")[0]
+    place = function.__qualname__.rpartition(".")[0]
     if place and not place.endswith("<locals>"):
         raise ConfigurationError(
-            f"{label}: {handler.__qualname__} is a method, and would be called without its object: write a function, "
-            f"or declare the method of an object, as in {decorator}(an_object.{handler.__name__})"
+            f"{label}: {function.__qualname__} is a method, and would be called without its object: write a function, "
+            f"or declare the method of an object, as in {decorator}(an_object.{function.__name__})"
         )
 
 

@@ -55,9 +55,9 @@ class Subscription(Generic[T]):
         dedup: Dedup = False,
         max_waiting: int | None = None,
     ) -> None:
+        check_no_method(handler, topic, "service.consumer(...)")
         if not inspect.iscoroutinefunction(handler):
             raise ConfigurationError(f"the handler of {topic!r} must be `async def`: it works in a transaction")
-        check_no_method(handler, topic, "service.consumer(...)")
         if not can_be_called(handler, len(self.takes)):
             raise ConfigurationError(f"the handler of {topic!r} must take {' and '.join(self.takes)}")
         check_count(batch, "batch", topic, "a positive number, or None for single messages")

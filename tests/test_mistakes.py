@@ -250,6 +250,28 @@ def test_a_method_is_refused_in_its_class_and_a_handler_of_its_object(declare, n
 
 
 @pytest.mark.parametrize(
+    "declare",
+    [
+        lambda service, given: service.job(name="a", payload=Ride)(given),
+        lambda service, given: service.periodic(every=60, name="a")(given),
+        lambda service, given: service.consumer("a")(given),
+        lambda service, given: service.consumer("a", **STATELESS)(given),
+    ],
+)
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (classmethod(Carrier.a_job), "a: Carrier.a_job is a method, .*(an_object.a_job)"),  # type: ignore[arg-type]
+        (Registry().job()(a_job), r"a: JobType\('a_job'\) is a job type already: write a function of its own"),
+    ],
+)
+def test_what_another_decorator_has_made_of_a_handler_is_told_by_its_name(declare, given, text):
+    """The refusal asked for an `async def` where there was one, or was an error of `inspect`'s."""
+    with pytest.raises(ConfigurationError, match=text):
+        declare(a_declaration(), given)
+
+
+@pytest.mark.parametrize(
     ("declare", "text"),
     [
         (lambda service: service.periodic(every=math.inf)(a_tick), "a_tick: every=inf: give 0.1 seconds to 366 days"),
