@@ -589,9 +589,16 @@ async def test_metrics_and_health_are_served(database, topic, sidings_kafka):
         await eventually(lambda: not service._life.not_ready())
         assert (await get(service, "/health")) == (200, '{"status": "ok"}')
         assert (await get(service, "/ready")) == (200, '{"status": "ok"}')
-        status, text = await get(service, "/metrics")
+        handled = f'sidings_consumer_messages_total{{result="handled",service="test",topic="{name}"}} 3.0'
+        status, text = 0, ""
+
+        async def counted() -> bool:  # a moment after the commit
+            nonlocal status, text
+            status, text = await get(service, "/metrics")
+            return handled in text
+
+        await eventually(counted, lambda: text)
         assert status == 200
-        assert f'sidings_consumer_messages_total{{result="handled",service="test",topic="{name}"}} 3.0' in text
         assert 'sidings_held_origins{service="test"} 1.0' in text
         assert (await get(service, "/other"))[0] == 404
 
