@@ -44,7 +44,9 @@ class Session:
     @property
     def where(self) -> str:
         """The database, for people: without user and password."""
-        return _where(self.settings.dsn)
+        from ..schema import without_account
+
+        return without_account(self.settings.dsn)
 
     def admin(self, by: str | None = None) -> "Admin":
         """by: who acts, for the audit; None: the user of this process and its host."""
@@ -155,7 +157,7 @@ async def open_session(settings: "PostgresSettings", *, checked: bool = True) ->
 
     from ..executor import connect
     from ..executor.link import BROKEN
-    from ..schema import check
+    from ..schema import check, without_account
 
     try:
         connection = await connect(settings, for_handlers=True, statement_seconds=_STATEMENT_SECONDS)
@@ -163,11 +165,12 @@ async def open_session(settings: "PostgresSettings", *, checked: bool = True) ->
         raise ConfigurationError(
             "--postgres: this DSN cannot be read: in user and password / @ : ? # have to be percent-encoded (%2F, …)"
         ) from None
-    except (PostgresUnavailable, asyncpg.PostgresError) as error:
+    except PostgresUnavailable as error:
         if isinstance(error.__cause__, ValueError):  # asyncpg's, of an option in it
             raise ConfigurationError(f"--postgres: {error.__cause__}") from None
-        reason = str(error).removeprefix("no connection to Postgres: ")
-        raise PostgresUnavailable(f"no connection to {_where(settings.dsn)}: {reason}") from error
+        raise
+    except asyncpg.PostgresError as error:
+        raise PostgresUnavailable(f"no connection to {without_account(settings.dsn)}: {error}") from error
     try:
         try:
             async with asyncio.timeout(_STATEMENT_SECONDS):
@@ -192,7 +195,7 @@ async def open_session(settings: "PostgresSettings", *, checked: bool = True) ->
 async def _owner(connection: "asyncpg.Connection", settings: "PostgresSettings") -> str:
     import asyncpg
 
-    from ..schema import load_sql
+    from ..schema import load_sql, without_account
 
     schema = settings.schema_name
     try:
@@ -201,10 +204,6 @@ async def _owner(connection: "asyncpg.Connection", settings: "PostgresSettings")
         found = [row[0] for row in await connection.fetch(load_sql(__package__, "find_schemas"))]
         others = f" (there is {', '.join(found)}: give --schema)" if found else ""
         raise SchemaMissing(
-            f"{_where(settings.dsn)} has no schema {schema!r} of Sidings{others}: "
+            f"{without_account(settings.dsn)} has no schema {schema!r} of Sidings{others}: "
             f"make it with `sidings migrate apply --service NAME`"
         ) from None
-
-
-def _where(dsn: str) -> str:
-    return re.sub(r"//.*@", "//", dsn).partition("?")[0]  # up to the last @: a password may have a / or an @

@@ -9,7 +9,7 @@ import asyncpg
 
 from ..errors import ConfigurationError, PostgresUnavailable
 from ..jobs import Connection
-from ..schema import check, connect_any
+from ..schema import check, connect_any, without_account
 from .clock import now
 from .forks import keep_from_children
 from .settings import PostgresSettings
@@ -127,9 +127,9 @@ async def _connect(
                 f"the DSN leads to PgBouncer ({error}): give postgres=PostgresSettings(dsn=..., pgbouncer=True), "
                 "or set SIDINGS_POSTGRES_PGBOUNCER=true for Service.from_env"
             ) from error
-        raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
+        raise _unreached(settings, error) from error
     except (*BROKEN, RuntimeError) as error:  # a host is looked up in a thread, and there may be none left for it
-        raise PostgresUnavailable(f"no connection to Postgres: {_text(error)}") from error
+        raise _unreached(settings, error) from error
 
 
 async def takes_no_writes(connection: Connection, error: BaseException, *, failed: bool) -> bool:
@@ -307,6 +307,10 @@ def _limits(seconds: float) -> str:
         f"SET LOCAL lock_timeout = 3000; SET LOCAL statement_timeout = {most}; "
         f"SET LOCAL idle_in_transaction_session_timeout = {most}"
     )
+
+
+def _unreached(settings: PostgresSettings, error: BaseException) -> PostgresUnavailable:
+    return PostgresUnavailable(f"no connection to {without_account(settings.dsn)}: {_text(error)}")
 
 
 def _text(error: BaseException) -> str:

@@ -6,7 +6,7 @@ other packages.
 """
 
 from .migrate import Migration, check, migrate, migrations
-from .refusals import REFUSED, check_dsn, refusal
+from .refusals import REFUSED, check_dsn, refusal, without_account
 from .servers import connect_any
 from .sql import check_service_name, load_sql, valid_schema_name
 
@@ -22,4 +22,5 @@ __all__ = [
     "migrations",
     "refusal",
     "valid_schema_name",
+    "without_account",
 ]

@@ -6,7 +6,7 @@ import asyncpg
 
 from ..errors import ConfigurationError, PostgresUnavailable, SchemaError, SidingsError
 
-__all__ = ["NOT_CONNECTED", "REFUSED", "check_dsn", "refusal", "refused_migration"]
+__all__ = ["NOT_CONNECTED", "REFUSED", "check_dsn", "refusal", "refused_migration", "without_account"]
 
 REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -46,7 +46,7 @@ def check_dsn(dsn: str, name: str) -> None:
 def refusal(dsn: str, error: BaseException) -> SidingsError:
     """What to raise for the `error` of a connection to `dsn`: `ConfigurationError` where another attempt cannot do
     better, else `PostgresUnavailable`. Raise it ``from None``: the error itself may show a part of the password."""
-    where = _where(dsn)
+    where = without_account(dsn)
     remedy = "correct the DSN (Service.from_env: SIDINGS_POSTGRES)"
     if isinstance(error, asyncpg.ClientConfigurationError):  # of an option in it
         return ConfigurationError(f"postgres=: {error}: {remedy}")
@@ -63,7 +63,7 @@ def refusal(dsn: str, error: BaseException) -> SidingsError:
 
 def refused_migration(dsn: str, schema: str, error: BaseException) -> SidingsError | None:
     """What to raise for an `error` amid a migration of `schema`; None: itself."""
-    where = _where(dsn)
+    where = without_account(dsn)
     match error:
         case asyncpg.InsufficientPrivilegeError():
             return ConfigurationError(
@@ -100,5 +100,9 @@ def refused_migration(dsn: str, schema: str, error: BaseException) -> SidingsErr
             return None
 
 
-def _where(dsn: str) -> str:
-    return re.sub(r"//.*@", "//", dsn).partition("?")[0]  # up to the last @: a password may have a / or an @
+def without_account(dsn: str) -> str:
+    """The server and its database, for people: without user and password."""
+    address, _, options = dsn.partition("?")
+    if "@" in options:  # of one of them, or of a password that has a ? in it: nobody can tell
+        return dsn.partition("//")[0] + "//..."
+    return re.sub(r"//.*@", "//", address)  # up to the last @: a password may have a / or an @

@@ -17,7 +17,7 @@ from sidings.executor import suspects
 from sidings.executor.deferral import Deferral
 from sidings.executor.upkeep import Upkeep
 from sidings.jobs import Job, OutcomeName, Registry, Retry
-from sidings.schema import load_sql, migrate
+from sidings.schema import load_sql, migrate, without_account
 from tenacity import wait_fixed, wait_none
 
 from .support import (
@@ -666,7 +666,7 @@ async def test_an_executor_may_start_before_postgres_can_be_reached(own_postgres
     await executor.start()
     try:
         executor.assign([ORIGIN], 1)
-        told = "the executor has not reached Postgres yet: no connection to Postgres: ConnectionRefusedError: "
+        told = f"the executor has not reached Postgres yet: no connection to {without_account(dsn)}: ConnectionRefused"
         await eventually(lambda: [each.startswith(told) for each in executor.problems()] == [True], executor.problems)
         with pytest.raises(TimeoutError):
             await executor.settled(0.2)

@@ -689,11 +689,27 @@ async def test_a_dsn_that_cannot_be_read_ends_the_start_without_showing_a_passwo
 async def test_a_migration_without_postgres_says_where_nobody_answers(database):
     for dsn, kind, text in (
         ("postgresql://me:secret@127.0.0.1:1/x", PostgresUnavailable, "no connection to postgresql://127.0.0.1:1/x: "),
+        (
+            "postgresql://127.0.0.1:1/x?user=me@us&password=secret",
+            PostgresUnavailable,
+            "no connection to postgresql://",
+        ),
+        ("postgresql://127.0.0.1:1/x?password=a@secret", PostgresUnavailable, "no connection to postgresql://"),
         (f"{database}x", ConfigurationError, r"^postgres=: \S+ refuses: database .* does not exist: correct the DSN"),
     ):
         with pytest.raises(kind, match=text) as refused:
             await Service("test", postgres=dsn, prometheus=CollectorRegistry()).migrate()
         assert "secret" not in str(refused.value)
+
+
+async def test_a_service_that_does_not_reach_postgres_says_which(caplog):
+    """Of a host without an address, or one that is silent, the log said "Name or service not known" alone."""
+    service = Service("test", postgres="postgresql://me:secret@nowhere.invalid/x", prometheus=CollectorRegistry())
+    async with service:
+        [problem] = await eventually(lambda: [each for each in service.problems() if "no connection" in each])
+    for told in (problem, caplog.text):
+        assert "no connection to postgresql://nowhere.invalid/x: gaierror" in told
+        assert "secret" not in told
 
 
 async def test_a_handler_that_ends_its_own_service_is_told_so_at_once(database, sidings_kafka, topic):
