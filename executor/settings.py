@@ -1,13 +1,14 @@
 """Settings of an executor and of its database connections. Durations are seconds."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
 from ..errors import ConfigurationError
-from ..schema import check_dsn, valid_schema_name
+from ..schema import check_dsn, valid_schema_name, without_account
 from ..settings import Settings
 
 __all__ = ["ExecutorSettings", "PostgresSettings"]
@@ -33,6 +34,10 @@ class PostgresSettings(Settings):
     connect_seconds: float = Field(default=5.0, gt=0, le=1_000_000)
     call_seconds: float = Field(default=10.0, gt=0, le=1_000_000)  # Postgres' most is 2^31 ms
     pool_size: int = Field(default=10, ge=1, le=10_000)
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        shown = without_account(self.dsn)
+        return [(name, shown if name == "dsn" else value) for name, value in super().__repr_args__()]
 
     @field_validator("password", mode="before")
     @classmethod
