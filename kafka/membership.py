@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.consumer.fetcher import PartitionRecords
 from aiokafka.errors import (
     BrokerResponseError,
     CorruptRecordException,
@@ -20,6 +21,7 @@ from aiokafka.errors import (
     UnsupportedCodecError,
     kafka_errors,
 )
+from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
 
 from ..waiting import unless_set
 from .assignor import Assignor
@@ -56,6 +58,16 @@ class GroupMaxSizeReachedError(BrokerResponseError):
 
 
 kafka_errors[GroupMaxSizeReachedError.errno] = GroupMaxSizeReachedError
+
+
+def _contains_abort_marker(_records: object, batch: Iterator[Any]) -> bool:
+    """Compaction takes a marker away, and leaves its batch, empty, where the producer's epoch stands nowhere else.
+    aiokafka 0.14 takes that for a mistake, and reads no further."""
+    marker = next(batch, None)
+    return marker is not None and ControlRecord.parse(marker.key) == ABORT_MARKER
+
+
+PartitionRecords._contains_abort_marker = _contains_abort_marker  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 _CLOSE_SECONDS = 5.0
 _END_SECONDS = 2.0
