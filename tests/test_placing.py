@@ -283,6 +283,19 @@ class Shared(Cluster):
         self.done.append(offsets)
 
 
+def stateless_before(monkeypatch: Any, found: dict[TopicPartition, Any]) -> None:
+    """What a stateless consumer has left in Kafka, by partition."""
+
+    async def ids(_: object, tps: Any) -> dict[str, Any]:
+        return {each.topic: uuid4() for each in tps}
+
+    async def committed_stateless(_: object, tps: Any) -> Any:
+        return {each: place for each, place in found.items() if each in tps}
+
+    monkeypatch.setattr(placing, "ask_topic_ids", ids)
+    monkeypatch.setattr(placing, "committed_stateless", committed_stateless)
+
+
 @pytest.mark.parametrize(
     ("tp", "committed", "goes_on"),
     [(TP, (9, 4, 0), 9), (TP, (2, 4, 0), STORED), (TP, (9, 4, STORED + 1), STORED), (OTHER, (9, 4, 0), STORED)],
@@ -294,16 +307,7 @@ async def test_only_what_a_stateless_consumer_has_handled_since_is_passed_once_k
 ):
     """Nothing goes back, which would be handled twice, and nothing that Kafka does not take keeps others waiting."""
     cluster: Any = Shared(*([] if refused is None else [refused]))
-    found = {tp: committed}
-
-    async def ids(_: object, tps: Any) -> dict[str, Any]:
-        return {each.topic: uuid4() for each in tps}
-
-    async def committed_stateless(_: object, tps: Any) -> Any:
-        return {each: place for each, place in found.items() if each in tps}
-
-    monkeypatch.setattr(placing, "ask_topic_ids", ids)
-    monkeypatch.setattr(placing, "committed_stateless", committed_stateless)
+    stateless_before(monkeypatch, {tp: committed})
     partitions = {each: Partition(each) for each in (TP, OTHER)}
     placer = a_placer(cluster, partitions, topic_ids=cluster)
     running = asyncio.create_task(placer.run())
@@ -326,15 +330,7 @@ async def test_nothing_is_passed_of_a_topic_that_was_made_anew(monkeypatch):
     """What is stored belongs to another log: Kafka would be told of it, and whoever is stateless again go on there."""
     cluster: Any = Shared()
     cluster.topic_id, cluster.how_to_delete = lambda _: uuid4(), "delete it"
-
-    async def ids(_: object, tps: Any) -> dict[str, Any]:
-        return {each.topic: uuid4() for each in tps}
-
-    async def committed_stateless(_: object, tps: Any) -> Any:
-        return dict.fromkeys(tps, (9, 4, 0))
-
-    monkeypatch.setattr(placing, "ask_topic_ids", ids)
-    monkeypatch.setattr(placing, "committed_stateless", committed_stateless)
+    stateless_before(monkeypatch, dict.fromkeys((TP, OTHER), (9, 4, 0)))
     partitions = {each: Partition(each) for each in (TP, OTHER)}
     placer = a_placer(cluster, partitions, topic_ids=cluster)
     running = asyncio.create_task(placer.run())
