@@ -89,7 +89,10 @@ async def test_each_new_connection_asks_for_the_password_of_the_moment(
         await eventually(lambda: (plain, transactional) == ([1, 2], [1, 2]))
 
 
-@pytest.mark.parametrize("dsn", ["postgresql://me:geheim@db/x", "postgresql://db/x?user=me@db&password=geheim"])
+@pytest.mark.parametrize(
+    "dsn",
+    ["postgresql://me:geheim@db/x", "postgresql://me:geheim?1@db/x", "postgresql://db/x?user=me@db&password=geheim"],
+)
 def test_settings_do_not_show_the_password_of_their_dsn(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stood in whatever shows the variables of a traceback, as pytest and error reporters do."""
     monkeypatch.setenv("SIDINGS_POSTGRES", dsn)
