@@ -160,8 +160,9 @@ class Directory(Generic[T]):
         offset: of a message in `partition`: until that is applied. Or positions, as `end_offsets` gives them. None:
         until all that is in the topic now is applied. timeout: seconds; None: any.
 
-        Raises `DirectoryBehind` after `timeout`, with what was missing, and when the directory has ended;
-        `ConfigurationError` in another event loop than that which it runs in.
+        Raises `DirectoryBehind` after `timeout`, with what was missing; when the directory has ended; and when the
+        topic was made anew, or cut off, and ends before. `ConfigurationError` in another event loop than that which it
+        runs in.
         """
         check_loop(self._loop, _ITS_OWN)
         wanted: Mapping[int, int] | None = {partition: offset + 1} if isinstance(offset, int) else offset
@@ -174,7 +175,14 @@ class Directory(Generic[T]):
             async with asyncio.timeout(timeout):
                 if wanted is None:
                     wanted = await self.end_offsets()
-                await self._follower.wait_for(wanted)
+                while not await self._follower.wait_for(wanted):
+                    if offset is not None:
+                        raise DirectoryBehind(
+                            f"directory {self.topic!r}: its topic was made anew, or cut off, since wait_until() was "
+                            f"called, and ends before: {self._follower.missing(wanted)}. "
+                            "Offsets of before tell nothing of it"
+                        )
+                    wanted = await self.end_offsets()
         except TimeoutError:
             told = "it has not been started" if self._began is None else self._follower.missing(wanted)
             raise DirectoryBehind(f"directory {self.topic!r} is not there after {timeout} s: {told}") from None

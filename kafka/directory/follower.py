@@ -123,10 +123,15 @@ class Follower(Generic[T]):
         """`run` returns soon."""
         self._stopping.set()
 
-    async def wait_for(self, wanted: Mapping[int, int]) -> None:
-        """Return when all positions are there. Raises `DirectoryBehind` when nobody reads any more."""
+    async def wait_for(self, wanted: Mapping[int, int]) -> bool:
+        """Return True when all positions are there, and False where they were of another log: the topic has been read
+        anew meanwhile, and ends before. Raises `DirectoryBehind` when nobody reads any more."""
+        rebuilds = self.rebuilds
         while self._again is not None or not self.progress.has(wanted):
+            if self.rebuilds > rebuilds and not self._loading and not self.progress.may_have(wanted):
+                return False
             await self._move()
+        return True
 
     def missing(self, wanted: Mapping[int, int] | None) -> str:
         """What `wait_for` waits for, for a person."""
@@ -448,13 +453,13 @@ class Follower(Generic[T]):
             faults = self.faults.now()
             await self._storage.apply(Batch((), positions, marks, faults, self._completeness.at, self._log.topic_id))
             self._again = None
-            self._wake()
             log.info("directory %r has been built anew: %s rows were gone", self.topic, len(gone))
         self._collector.resume()
         if not self._loaded:
             self._loaded = True
             self._completeness.loaded()
             self._on_loaded()
+        self._wake()
 
 
 def _other(kept: Identity, wanted: Identity) -> str | None:

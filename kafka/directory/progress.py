@@ -28,6 +28,10 @@ class Progress:
         """Whether all positions are there."""
         return all(self.positions.get(partition, -1) >= offset for partition, offset in wanted.items())
 
+    def may_have(self, wanted: Mapping[int, int]) -> bool:
+        """Whether the log is as long, as far as is known."""
+        return all(self.tails.get(partition, 0) >= offset for partition, offset in wanted.items())
+
     def missing(self, wanted: Mapping[int, int]) -> dict[int, tuple[int, int]]:
         """Partitions that are not there: where they are, and where they should be."""
         return {
