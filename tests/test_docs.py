@@ -253,11 +253,26 @@ def test_a_decoder_is_given_what_its_page_says(page: str) -> None:
     assert str(taken).rpartition(".")[2] == documented[1].replace("\\", "")
 
 
+def anchors(page: Path) -> set[str]:
+    """Those of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
 def test_every_link_inside_the_documentation_leads_somewhere() -> None:
-    broken = [
-        f"{page.relative_to(ROOT)}: {target}"
-        for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text())
-        if not (page.parent / target).exists()
+    pages = [
+        page
+        for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/**/*.md")
+        for page in ROOT.glob(pattern)
     ]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text())]
+    inside = [(page, *link.partition("#")[::2]) for page, link in links if not link.startswith("https:")]
+    broken = [
+        f"{page.relative_to(ROOT)}: {path}#{anchor}"
+        for page, path, anchor in inside
+        for target in [page.parent / path if path else page]
+        if not target.exists() or (anchor and anchor not in anchors(target))
+    ]
+    assert len(inside) > 100
     assert broken == []
