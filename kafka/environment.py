@@ -73,8 +73,9 @@ def environment() -> dict[str, Any]:
 def _filled(settings: type[_Filled]) -> BaseSettings:
     try:
         return settings()
-    except SettingsError as error:
-        raise ConfigurationError(f"environment: {error}: give JSON") from None
+    except SettingsError as error:  # that it is no JSON is told before the model sees it, and only by the field
+        field = str(error).partition('"')[2].partition('"')[0]
+        raise ConfigurationError(f"environment: {settings.named(field)}: give JSON") from None
 
 
 def _warn_of_typos() -> None:

@@ -236,7 +236,7 @@ def test_settings_come_from_the_environment_and_arguments_win(monkeypatch):
     with pytest.raises(ConfigurationError, match="environment: SIDINGS_EXECUTOR_CONCURRENCY"):
         Service.from_env("tracker", prometheus=CollectorRegistry())
     monkeypatch.setenv("SIDINGS_KAFKA_PARTITIONERS", "crc32")
-    with pytest.raises(ConfigurationError, match=r'environment: .*"partitioners".* JSON'):
+    with pytest.raises(ConfigurationError, match=r"^environment: SIDINGS_KAFKA_PARTITIONERS: give JSON$"):
         Service.from_env("tracker", prometheus=CollectorRegistry())
 
 
