@@ -20,6 +20,7 @@ from .schemas import DICTS, Schema, parts_of
 __all__ = [
     "HALF",
     "MASK",
+    "STAR",
     "becomes_another",
     "changed_fields",
     "classes_in",
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 MASK = b'"**********"'  # for SecretStr, SecretBytes and Secret
+STAR = MASK[1]  # looked for first: one byte is found in a tenth of the time
 HALF = "\ufffd".encode()  # for half a character, in a key
 
 # Types of pydantic's core schemas that hold no float themselves; a Decimal that is no number is written as text.

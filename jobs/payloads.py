@@ -16,6 +16,7 @@ from .limits import may_be_nested, too_much_in
 from .lossy import (
     HALF,
     MASK,
+    STAR,
     becomes_another,
     changed_fields,
     classes_in,
@@ -102,14 +103,14 @@ class Payloads(Generic[P]):
                         "its model changes numbers or texts of it again when it is enqueued: let validators leave as "
                         "it is what they have made before, or make it anew of what was changed in it"
                     )
-                if MASK in text and masks_secret(self._dump(checked)):
+                if STAR in text and MASK in text and masks_secret(self._dump(checked)):
                     raise ValueError(
                         "it holds a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that "
                         "reveals it, or a name by which the handler finds it"
                     )
                 if may_hold_nan and b"null" in text and self._loses_numbers(checked, text):
                     raise ValueError(_NO_NUMBER)
-                if may_have_keys and HALF[:1] in text and HALF in text and self._has_half_characters(checked):
+                if may_have_keys and HALF[0] in text and HALF in text and self._has_half_characters(checked):
                     raise ValueError("it holds a key with half a character (a lone surrogate): correct its decoding")
                 if len(text) > _LONG and (too_much := too_much_in(checked, text, nested=self._may_be_nested)):
                     raise ValueError(too_much)

@@ -11,7 +11,17 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from ...jobs.context import CORRELATION_ID, missing_headers
-from ...jobs.lossy import HALF, MASK, has_half_characters, held_by, loses_numbers, masks_secret, may_hold_floats, told
+from ...jobs.lossy import (
+    HALF,
+    MASK,
+    STAR,
+    has_half_characters,
+    held_by,
+    loses_numbers,
+    masks_secret,
+    may_hold_floats,
+    told,
+)
 from ..message import possible_topic
 from .errors import InvalidMessage
 
@@ -158,9 +168,9 @@ def _may_hold_floats(model: type[BaseModel]) -> bool:
 
 def _lost(value: BaseModel, data: bytes) -> str:
     """What in it JSON has no form for, and what to do; empty where all of it is there."""
-    if MASK in data and masks_secret(value.model_dump):
+    if STAR in data and MASK in data and masks_secret(value.model_dump):
         return "a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that reveals it"
-    if HALF[:1] in data and HALF in data and has_half_characters(held_by(value.model_dump)):
+    if HALF[0] in data and HALF in data and has_half_characters(held_by(value.model_dump)):
         return "a key with half a character (a lone surrogate), of which JSON gets another one: correct its decoding"
     looked_at = b"null" in data and _may_hold_floats(type(value))
     if looked_at and loses_numbers(held_by(value.model_dump), from_json(data)):
