@@ -80,15 +80,17 @@ RUN_BY = {
         "What goes on": HERE,
         "In a web server": HERE,
         "Held jobs": HERE,
-        "Questions": HERE,
+        "Postgres' clock was wrong": HERE,
+        "A backup is restored": "test_dump_and_restore.py",
         "A copy, as for staging": HERE,
+        "A schema under another name": "test_schema.py",
         "A consumed topic gets another name": "test_renamed_topics.py",
         "A published topic gets another name": "test_renamed_topics.py",
         "One service becomes two": "test_split_and_merged.py",
         "Two services become one": "test_split_and_merged.py",
         "Another Kafka": "test_another_kafka.py",
         "Migrations of your own": HERE,
-        "Releases of your service": HERE,
+        "A field is renamed": HERE,
     },
     "docs/outbox.md": {"": HERE},
     "docs/periodic.md": {"": "test_periodic.py", "What comes next": "test_periodic.py"},
@@ -410,7 +412,7 @@ async def test_what_a_wrong_clock_has_left_is_mended(database: str):
         "INSERT INTO sidings.outbox_relay (id, alive_until, host, pid) "
         "VALUES (gen_random_uuid(), clock_timestamp() + interval '1 hour', 'there', 1)",
     )
-    for statement in block("operations.md", "Questions", "sql").split(";\n"):
+    for statement in block("operations.md", "Postgres' clock was wrong", "sql").split(";\n"):
         await fetch(database, statement)
     assert await value(database, "SELECT count(*) FROM sidings.origin WHERE lease_until <= clock_timestamp()") == 2
     assert await value(database, "SELECT count(*) FROM sidings.outbox_relay") == 0
@@ -464,7 +466,7 @@ async def test_a_field_of_payloads_is_renamed_while_deployments_roll(database: s
     class Before(BaseModel):
         amount: int = 0
 
-    names = execute(block("operations.md", "Releases of your service", "python"))
+    names = execute(block("operations.md", "A field is renamed", "python"))
     releases = [(Before, "amount"), (names["Fee"], "amount"), (names["RenamedFee"], "cents")]
     told: list[int] = []
 

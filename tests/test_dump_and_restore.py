@@ -10,7 +10,7 @@ from sidings.devstack.binaries import postgres_program
 from sidings.devstack.process import clean_environment
 from sidings.schema import migrate
 
-from .guide import DOCS
+from .guide import DOCS, block
 from .support import connected, value
 
 TABLE = """
@@ -52,9 +52,7 @@ async def test_directory_tables_are_restored_with_their_own_schema(own_postgres:
 async def test_after_a_backup_is_restored_no_number_or_fence_comes_again(own_postgres: Any, tmp_path: Path):
     """Receivers know them by what the backup lacks: other jobs were repeats to them, and the owner a stale one."""
     former, new = (own_postgres({"fsync": "off"}) for _ in range(2))
-    told = (DOCS / "operations.md").read_text().partition("job.fence` goes back")[2]
-    statements = told.partition("```sql\n")[2].partition("```")[0]
-    assert "job_id_seq" in statements
+    statements = block("operations.md", "A backup is restored", "sql")
     await migrate(former.dsn, service="test")
     enqueue = "SELECT sidings.enqueue('pay', '{}', origin => 't/0')"
     take_over = "UPDATE sidings.origin SET epoch = epoch + 1 RETURNING epoch"

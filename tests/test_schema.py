@@ -30,6 +30,7 @@ from sidings.jobs import Job, OutcomeName, Registry
 from sidings.schema import Migration, blockers, check, load_sql, migrate, migrations, valid_schema_name
 from sidings.schema.sql import rename_schema
 
+from .guide import block
 from .outbox_support import never_retrieved
 from .support import SECONDS, Ride, a_role, connected, enqueue, eventually, fetch, running, value
 
@@ -604,8 +605,8 @@ async def test_a_schema_that_was_renamed_is_refused_and_made_to_work_as_the_guid
         await connection.execute(
             "CREATE TABLE rate (id int PRIMARY KEY); SELECT sidings.directory_table('rate', 'rates', '{id}')"
         )
-        guide = (Path(__file__).parents[1] / "docs/operations.md").read_text()
-        [rename, rewrite] = re.search(r"```sql\n(ALTER SCHEMA [^`]*)\\gexec", guide)[1].split(";\n")  # type: ignore[index]
+        guide = block("operations.md", "A schema under another name", "sql")
+        [rename, rewrite] = guide.removesuffix("\\gexec\n").split(";\n")
         await connection.execute(rename)
         await migrate(empty_database, service="other")
         for refused in (
