@@ -172,7 +172,7 @@ def _lost(value: BaseModel, data: bytes) -> str:
         return "a secret (SecretStr), of which JSON gets asterisks: give the field a serializer that reveals it"
     if HALF[0] in data and HALF in data and has_half_characters(held_by(value.model_dump)):
         return "a key with half a character (a lone surrogate), of which JSON gets another one: correct its decoding"
-    looked_at = b"null" in data and _may_hold_floats(type(value))
+    looked_at = _may_hold_floats(type(value)) and b"null" in data
     if looked_at and loses_numbers(held_by(value.model_dump), from_json(data)):
         return "a float that is NaN or infinite, of which JSON gets null: ConfigDict(ser_json_inf_nan='strings')"
     return ""
