@@ -20,9 +20,8 @@ from sidings import Job, Message, PostgresSettings, Retry, Service, Transaction,
 from sidings.devstack.topics import create_topic, delete_topics
 from tenacity import wait_fixed
 
-logging.getLogger("aiokafka").setLevel(
-    logging.CRITICAL
-)  # on a fresh broker it logs errors until the group has a coordinator
+# On a fresh broker it logs errors until the group has a coordinator.
+logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 servers = devstack.ensure()  # a Postgres and a Kafka on this machine, unless yours are named in the environment
 TOPIC = f"positions-{token_hex(4)}"
 
