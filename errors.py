@@ -73,11 +73,14 @@ __all__ = [
 
 
 class SidingsError(Exception):
-    """The root of all errors raised by Sidings."""
+    """The root of all errors that Sidings raises."""
 
 
 class ConfigurationError(SidingsError):
-    """A setting, a declaration or an argument is wrong. Raised where it is given: at import, at start, by a call."""
+    """A setting, a declaration or an argument is wrong; the message names it and the remedy.
+
+    It is raised where the wrong thing is given: at import, at the start, or by a call.
+    """
 
 
 class SchemaError(SidingsError):
@@ -93,15 +96,15 @@ class SchemaTooOld(SchemaError):
 
 
 class SchemaTooNew(SchemaError):
-    """A newer release of Sidings has migrated the schema; this process must not touch it."""
+    """A newer release has migrated the schema in a way that this one cannot run with. Deploy that release."""
 
 
 class SchemaBusy(SchemaError):
-    """Others hold locks on tables that ``migrate`` has to alter. Nothing has changed; the message names them."""
+    """Others hold locks that ``migrate`` needs; the message names them. Nothing has changed: call it again."""
 
 
 class SchemaChanged(SchemaError):
-    """An applied migration differs from the file in this release."""
+    """An applied migration differs from the file in this release. Restore the file."""
 
 
 class ForeignSchema(SchemaError):
@@ -121,8 +124,12 @@ class InvalidPayload(EnqueueError):
 
 
 class MissingOrigin(EnqueueError):
-    """No origin was given, and the call does not stand inside a consumer or a job that has one; or how many partitions
-    the topic of a home has is not known yet."""
+    """No origin was given and none can be derived; nothing has been written.
+
+    Outside of a consumer's or job's handler, give ``origin=``. For a type with a home, and in `Service.origin_for`, the
+    number of the topic's partitions is not known yet: start a service that consumes the topic, or names it in
+    ``topics=``, once while Kafka is up.
+    """
 
 
 class MissingGroup(EnqueueError):
@@ -130,8 +137,10 @@ class MissingGroup(EnqueueError):
 
 
 class NotInTransaction(EnqueueError):
-    """The connection is in autocommit, or the transaction has ended, so the job could not commit together with the
-    state change."""
+    """The connection is in autocommit, or its transaction has ended; nothing has been written.
+
+    What you store could not commit together with your state change. Store it inside of an open transaction.
+    """
 
 
 class ConsumerError(SidingsError):
@@ -139,8 +148,10 @@ class ConsumerError(SidingsError):
 
 
 class UndecodableMessage(ConsumerError):
-    """A message's value does not fit its model, or the decoder refused it. The message is kept as a held job, or
-    as the dead letter of a stateless consumer."""
+    """A message's value does not fit its model, or the decoder refused it.
+
+    The message is kept as a held job, or as a dead letter of a stateless consumer.
+    """
 
 
 class UnknownMessageType(ConsumerError):
@@ -148,8 +159,10 @@ class UnknownMessageType(ConsumerError):
 
 
 class OffsetOutOfRange(ConsumerError):
-    """The stored offset, or one to be reset to, is none of this log: it lies outside of it, belongs to a topic that was
-    deleted and made anew, or to a record that cannot be read."""
+    """The stored offset, or one to be reset to, is none of this log.
+
+    It lies outside of the log, belongs to a topic that was deleted and made anew, or to a record that cannot be read.
+    """
 
 
 class OffsetUnknown(ConsumerError):
@@ -189,22 +202,29 @@ class Busy(AdministrationError):
 
 
 class PostgresUnavailable(SidingsError):
-    """Postgres did not answer in time or cut the connection. What was sent may have been committed."""
+    """Postgres did not answer in time, or cut the connection. What was sent may have been committed.
+
+    A handler that raises it has not failed, and runs again (docs/policies.md).
+    """
 
     blameless = False
     """Whether it cannot have come from what was asked: there was no connection, or the server takes no writes."""
 
     @classmethod
     def without_blame(cls, message: str, blameless: bool = True) -> "PostgresUnavailable":
-        """One that is, or is not."""
+        """An error with this message that is `blameless`, or is not."""
         error = cls(message)
         error.blameless = blameless
         return error
 
 
 class KafkaUnavailable(SidingsError):
-    """No Kafka broker answered in time."""
+    """Kafka cannot be reached, or did not answer in time. What was sent may have arrived."""
 
 
 class Fenced(SidingsError):
-    """The origin has a newer epoch: another executor runs its jobs now, this attempt's outcome is void."""
+    """Another executor has taken the origin over, and runs its jobs now.
+
+    Sidings itself does not raise it. A handler may, where a receiver has refused its `Job.fence`; the attempt has
+    failed then, as by any other error.
+    """

@@ -84,11 +84,15 @@ def _text(value: object) -> str:
 
 
 def current_headers() -> dict[str, str]:
-    """The headers that what is done now hands on: those of the job or message that the handler works on (of several:
-    what they have in common), with the current OpenTelemetry span in the place of its trace. `enqueue`,
-    `Outbox.publish` and `Producer.send` add them; send them along with calls to other services::
+    """The headers that what is done now hands on, for calls to other services::
 
         await http.post(url, headers={"x-correlation-id": current_headers().get("correlation_id", "")})
+
+    `enqueue`, `Outbox.publish` and `Producer.send` add them by themselves.
+
+    Returns:
+        Of `correlation_id`, `traceparent` and `tracestate` those that there are: of the job or message that the handler
+        works on (of several: what they have in common), with the current OpenTelemetry span in the place of its trace.
     """
     work = current_work.get()
     headers = {} if work is None else shared_headers(work)
@@ -179,13 +183,21 @@ class _Given:
 def correlated(
     correlation_id: str, *, traceparent: str | None = None, tracestate: str | None = None
 ) -> Generator[None]:
-    """Begin a chain, or carry on one that came in another way than by a job or message, e.g. in an HTTP request::
+    """Begin a chain, or carry on one that came in another way than by a job or message::
 
         with correlated(request.headers.get("x-correlation-id") or uuid4().hex):
             await send_eta.enqueue(tx, SendEta(...))
 
-    What is enqueued and published inside carries it; without a traceparent, the trace is the one around it. Raises
-    `ValueError` where a text cannot travel: empty, longer than 512 characters, not printable, or no traceparent.
+    What is enqueued and published inside of the block carries it.
+
+    Args:
+        correlation_id: 1 to 512 printable characters.
+        traceparent: As W3C's trace context has it. Default: the trace around this block.
+        tracestate: Goes with `traceparent`.
+
+    Raises:
+        ValueError: A text cannot travel: it is empty, longer than 512 characters, not printable, or no traceparent; or
+            there is a tracestate without a traceparent.
     """
     given = {CORRELATION_ID: correlation_id, TRACEPARENT: traceparent, TRACESTATE: tracestate}
     wanted = {name: text for name, text in given.items() if text is not None}
@@ -205,16 +217,20 @@ def correlated(
 
 
 class LogContext(logging.Filter):
-    """Gives each record of the log the fields `service`, `job_id`, `job_type`, `origin`, `group`, `attempt`, `topic`,
-    `partition`, `offset`, `correlation_id` and `trace_id`::
+    """Gives each record of the log the fields of the job or message that is worked on::
 
         handler = logging.StreamHandler()
         handler.addFilter(LogContext("tracker"))
         handler.setFormatter(logging.Formatter("%(levelname)s %(correlation_id)s %(job_id)s %(message)s"))
         logging.basicConfig(handlers=[handler], level=logging.INFO)
 
-    Put it on a handler of the log, not on a logger, so that it sees the records of all loggers. missing: the value of a
-    field that there is nothing to say for; None suits formatters that write JSON. What a record brings along stays.
+    The fields are `service`, `job_id`, `job_type`, `origin`, `group`, `attempt`, `topic`, `partition`, `offset`,
+    `correlation_id` and `trace_id`. What a record brings along stays. Put the filter on a handler of the log, not on a
+    logger, so that it sees the records of all loggers.
+
+    Args:
+        service: Value of the field `service`.
+        missing: Value of a field that there is nothing to say for. None suits formatters that write JSON.
     """
 
     def __init__(self, service: str = "", *, missing: str | None = "-") -> None:

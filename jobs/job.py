@@ -17,10 +17,15 @@ JobId = NewType("JobId", int)
 
 
 class Fence(NamedTuple):
-    """A fencing token for effects outside the database: of two tokens of one origin the larger epoch is right, also
-    after a failover of Postgres that has lost takeovers.
+    """A fencing token for effects outside the database.
 
-    Example: send it along, and let the receiver refuse an epoch smaller than the largest it has seen.
+    Send it along, and let the receiver refuse an epoch smaller than the largest that it has seen of the origin. Of two
+    tokens of one origin the one with the larger epoch is right, also after a failover of Postgres that has lost
+    takeovers.
+
+    Attributes:
+        origin: ``topic/partition``.
+        epoch: Grows with every change of owner.
     """
 
     origin: str
@@ -34,8 +39,18 @@ _NO_FENCE = Fence("", 0)
 class Job(Generic[P]):
     """One attempt of a job, as its handler receives it.
 
-    attempt counts runs from 1, lost and snoozed ones included; failures counts those that failed.
-    enqueued_timestamp: seconds since the epoch, by the database's clock.
+    Attributes:
+        payload: Validated against the type's model.
+        type: Name of the job type.
+        origin: ``topic/partition``.
+        group: None for a job without one.
+        attempt: Counts runs from 1, lost and snoozed ones included.
+        failures: Counts those runs that failed.
+        priority: -100 to 100, larger first.
+        enqueued_timestamp: Seconds since 1970, by the database's clock. `enqueued_at` is the same as a datetime.
+        headers: What was given at the `enqueue`, with the correlation id and the trace.
+        fence: A fencing token, for effects outside the database.
+        transaction: What `tx` gives; None unless the type is transactional.
     """
 
     payload: P
@@ -67,9 +82,15 @@ class Job(Generic[P]):
         epoch: int = 1,
         tx: Transaction | None = None,
     ) -> "Job[F]":
-        """A job that stands in no database, to call a handler with: ``await send_eta(Job.fake(SendEta(...)))``.
+        """A job that is in no database, to call a handler with::
 
-        tx: for a transactional handler: a `Transaction` around a connection of the test's.
+            await send_eta(Job.fake(SendEta(...)))
+
+        Args:
+            origin: What the handler enqueues belongs to it, unless the handler says otherwise.
+            enqueued_at: Default: now.
+            epoch: Of the job's `fence`.
+            tx: For a transactional handler: a `Transaction` around a connection of the test's.
         """
         return Job(
             payload,
@@ -88,7 +109,11 @@ class Job(Generic[P]):
 
     @property
     def tx(self) -> Transaction:
-        """The transaction that ends this job, for types declared with ``transactional=True``."""
+        """The transaction that ends this job, for types declared with ``transactional=True``.
+
+        Raises:
+            ConfigurationError: The type is not transactional, or `fake` was given no `tx`.
+        """
         if self.transaction is None:
             raise ConfigurationError(
                 f"{self.type}: job.tx exists where the type is declared with transactional=True; a test gives it by "
@@ -97,11 +122,11 @@ class Job(Generic[P]):
         return self.transaction
 
     def travelling(self) -> dict[str, str]:
-        """Those of its headers that go on to what its handler enqueues and publishes (docs/observability.md)."""
+        """The headers that go on to what the handler enqueues and publishes (docs/observability.md)."""
         return travelling(self.headers.items()) if self.headers else {}
 
     def log_fields(self) -> dict[str, object]:
-        """What `LogContext` writes into each line of the log."""
+        """What `LogContext` adds to each line of the log."""
         return {
             "job_id": self.id,
             "job_type": self.type,

@@ -53,8 +53,11 @@ class Destination(Protocol):
 
 
 class JobType(Generic[P]):
-    """A named handler with its payload model, group, retry policy and timeout. Made by ``Service.job`` or
-    ``Registry.job``; call its `enqueue` to store a job. Calling the type calls the handler."""
+    """A named handler with its payload model, group, retry policy and timeout.
+
+    It is made by ``Service.job`` or ``Registry.job``. Call its `enqueue` to store a job. Calling the type itself calls
+    the handler alone, as in a test; what that enqueues belongs to the job's origin.
+    """
 
     def __init__(
         self,
@@ -143,25 +146,41 @@ class JobType(Generic[P]):
         headers: Mapping[str, str] | None = None,
         unique_key: str | None = None,
     ) -> JobId:
-        """Store one job in the caller's transaction, which this call neither commits nor rolls back.
+        """Store one job in the caller's transaction, which this call neither commits nor rolls back::
 
-        tx: a consumer's or service's `Transaction`; or a connection with a transaction open: asyncpg's, psycopg's
-        ``AsyncConnection``, SQLAlchemy's ``AsyncConnection`` or ``AsyncSession`` (docs/enqueueing.md).
-        origin: default: where the group is at home, for a type with a `home`; else the partition of the message, or the
-        origin of the job, whose handler makes the call.
-        group: default: what the type's `group` yields for the payload. delay: seconds or a timedelta, or run_at:
-        an aware datetime. priority: -100 to 100, larger first, between groups only.
-        headers: texts that the handler finds in `job.headers`; the current correlation id and trace are added to them.
-        unique_key: until the job ends, no other job of its type with this key is stored. It stands while the job waits,
-        runs, backs off or is held; an enqueue whose transaction is still open is waited for.
+            await send_eta.enqueue(tx, SendEta(transport_id="t-1"), delay=60)
 
-        Returns the job's id; with a `unique_key`, that of the job which has it. The job exists if and only if the
-        transaction commits; jobs of one group run in the order of their commits where writers lock the entity's row
-        before they enqueue.
+        The job exists if and only if the transaction commits. Jobs of one group run in the order of their commits where
+        writers lock the entity's row before they enqueue. A job that was stored through a `Transaction` starts at once
+        after the commit; any other is found by the next poll (`ExecutorSettings.poll_seconds`).
 
-        Raises `InvalidPayload`, `MissingOrigin`, `MissingGroup`, `NotInTransaction`, and `EnqueueError` itself for
-        what else cannot be stored; nothing is written then. Where Sidings' tables are missing or old: `SchemaError`,
-        with the remedy; the transaction has to be rolled back then.
+        Args:
+            tx: A consumer's or service's `Transaction`; or a connection with a transaction open: asyncpg's, psycopg's
+                ``AsyncConnection``, SQLAlchemy's ``AsyncConnection`` or ``AsyncSession`` (docs/enqueueing.md).
+            origin: ``topic/partition``. Default: where the group is at home, for a type with a `home`; else the origin
+                of the message or job whose handler makes the call.
+            group: Default: what the type's `group` yields for the payload.
+            delay: Seconds, or a timedelta, until the job is due.
+            run_at: When the job is due, an aware datetime; instead of `delay`.
+            priority: -100 to 100, larger first, between groups only.
+            headers: Texts that the handler finds in `job.headers`. The current correlation id and trace are added to
+                them.
+            unique_key: Until the job ends, no other job of its type with this key is stored. The key is taken while the
+                job waits, is delayed, runs, backs off or is held; an enqueue of it whose transaction is still open is
+                waited for.
+
+        Returns:
+            The job's id; with a `unique_key`, the id of the job that has it.
+
+        Raises:
+            InvalidPayload: The handler would not get what was given; the message says why.
+            MissingOrigin: No origin is given, and none can be derived.
+            MissingGroup: The type needs a group, and got none.
+            NotInTransaction: The connection is in autocommit, or the transaction has ended.
+            EnqueueError: Something else cannot be stored. After this error and the ones above nothing has been written,
+                and the transaction stays usable.
+            SchemaError: Sidings' tables are missing or old. The message says what to run; the transaction has to be
+                rolled back.
         """
         statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
         rows = await store(tx, statement)
@@ -183,7 +202,13 @@ class JobType(Generic[P]):
         priority: int = 0,
         headers: Mapping[str, str] | None = None,
     ) -> list[JobId]:
-        """Store many jobs with one statement, in the order of `payloads`; see `enqueue`. All or none are stored."""
+        """Store many jobs with one statement, in the order of `payloads`; all or none are stored.
+
+        Arguments and errors are those of `enqueue`; there is no `group` and no `unique_key`.
+
+        Returns:
+            The jobs' ids, in the order of `payloads`.
+        """
         statement = self._many(payloads, origin, delay, run_at, priority, headers)
         rows = await store(tx, statement)
         if isinstance(tx, Transaction):
@@ -204,8 +229,12 @@ class JobType(Generic[P]):
         headers: Mapping[str, str] | None = None,
         unique_key: str | None = None,
     ) -> JobId:
-        """`enqueue` for synchronous code, with psycopg's ``Connection``, SQLAlchemy's ``Connection`` or ``Session``, or
-        ``django.db.connection``."""
+        """`enqueue` for synchronous code.
+
+        Args:
+            connection: psycopg's ``Connection``, SQLAlchemy's ``Connection`` or ``Session``, or
+                ``django.db.connection``, with a transaction open.
+        """
         statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
         rows = store_sync(connection, statement)
         return rows[0][0] if rows else self._homeless()
@@ -221,7 +250,7 @@ class JobType(Generic[P]):
         priority: int = 0,
         headers: Mapping[str, str] | None = None,
     ) -> list[JobId]:
-        """`enqueue_many` for synchronous code; see `enqueue_sync`."""
+        """`enqueue_many` for synchronous code, on a connection as of `enqueue_sync`."""
         statement = self._many(payloads, origin, delay, run_at, priority, headers)
         return self._ids(statement, store_sync(connection, statement))
 
@@ -290,11 +319,19 @@ class JobType(Generic[P]):
         )
 
     def dump(self, payload: P) -> str:
-        """Serialise `payload` to JSON, which `load` reads. Raises `InvalidPayload`."""
+        """Serialise `payload` to the JSON that `load` reads.
+
+        Raises:
+            InvalidPayload: The handler would not get what was given; the message says why.
+        """
         return self._payloads.prepared(payload)[1].decode()
 
     def group_of(self, payload: P) -> str | None:
-        """The group of a job with this payload; None where the type has no groups. Raises `MissingGroup`."""
+        """The group of a job with this payload; None where the type has no groups.
+
+        Raises:
+            MissingGroup: The payload yields none, or none that reads the same each time.
+        """
         return None if self._group is None else self._text_of_group(self._group_value(payload))
 
     def _groups_of(self, values: list[object]) -> list[str]:
@@ -316,7 +353,11 @@ class JobType(Generic[P]):
         return self.checked_group(text)
 
     def checked_group(self, group: str | None) -> str | None:
-        """Refuse an empty group where the type is serial. Raises `MissingGroup`."""
+        """Refuse an empty group where the type has groups.
+
+        Raises:
+            MissingGroup: It is empty, or None.
+        """
         if not group and self.grouped:
             raise MissingGroup(
                 f"{self.name!r} runs serially by group, but {self._group!r} gave {group!r}: fill that field, "

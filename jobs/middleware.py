@@ -27,9 +27,12 @@ _LEVELS = 4  # of what such hold that is looked at
 class Call:
     """One call of a handler, as a middleware sees it.
 
-    name: the job type, or the topic of a consumer. origin: ``topic/partition``. jobs: what a job's handler gets: one,
-    or several where it takes lists; empty for a consumer. messages: the `Message` objects that a consumer's handler
-    gets; empty for a job. tx: the transaction of a consumer or of a transactional job; None elsewhere.
+    Attributes:
+        name: The job type, or the topic of a consumer.
+        origin: ``topic/partition``.
+        jobs: What a job's handler gets: one, or several where it takes lists. Empty for a consumer.
+        messages: The `Message` objects that a consumer's handler gets. Empty for a job.
+        tx: The transaction of a consumer or of a transactional job; None elsewhere.
     """
 
     name: str
@@ -40,7 +43,7 @@ class Call:
 
 
 class Next(Protocol):
-    """What a middleware gets to call: the next one, or at last the handler, whose result it returns."""
+    """What a middleware gets to call: the next middleware, or at last the handler, whose result it returns."""
 
     def __call__(self) -> Awaitable[object]: ...
 

@@ -96,9 +96,14 @@ class OutcomeName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error as the history keeps it: its class, its message (at most 4,000 characters, no NUL; of an exception group
-    also what is in it), a fingerprint that is equal for errors which differ only in numbers, ids and quoted values, and
-    where a handler raised it, if known."""
+    """An error as the history keeps it.
+
+    Attributes:
+        error_class: Its class, with the module unless that is ``builtins``.
+        message: At most 4,000 characters, no NUL; of an exception group also what is in it.
+        fingerprint: Equal for errors that differ only in numbers, ids and quoted values.
+        place: Where a handler raised it, if that is known.
+    """
 
     error_class: str
     message: str

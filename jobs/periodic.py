@@ -44,9 +44,12 @@ _LONGEST_SECONDS = 366 * 86_400
 class Tick(BaseModel):
     """The payload of a periodic job.
 
-    scheduled_at: the time that the schedule names, in UTC; the job may run later. previous: the tick that the job
-    before this one had; None for the first. Where ticks were missed, both are further apart than the schedule says: a
-    job that works off what has happened from `previous` to `scheduled_at` leaves no gap.
+    Where ticks were missed, the two times are further apart than the schedule says. A job that works off what has
+    happened from `previous` to `scheduled_at` leaves no gap.
+
+    Attributes:
+        scheduled_at: The time that the schedule names, in UTC. The job may run later.
+        previous: The tick that the job before this one had; None for the first.
     """
 
     scheduled_at: AwareDatetime

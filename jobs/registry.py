@@ -23,14 +23,14 @@ __all__ = ["Registry"]
 class Registry:
     """A set of job types without a service, for modules that services include::
 
-    jobs = Registry()
+        jobs = Registry()
 
+        @jobs.job(group="order_id")
+        async def ship(job: Job[Shipment]) -> None: ...
 
-    @jobs.job(group="order_id")
-    async def ship(job: Job[Shipment]) -> None: ...
+        service.include(jobs)
 
-
-    service.include(jobs)
+    `job` and `periodic` are those of a `Service`.
     """
 
     def __init__(self) -> None:
@@ -56,34 +56,44 @@ class Registry:
         policy: PolicyName = "serial",
         batch: int | None = None,
     ) -> Callable[[Handler[P]], JobType[P]]:
-        """Declare a job type.
+        """Declare a job type::
 
-        name: default: the function's name; it is stored with every job, so keep it when you rename the function.
-        payload: the model; default: the parameter of the handler's ``Job[...]`` annotation.
-        group: name of a payload field, or a function of the payload. Jobs of one origin and group run one at a time,
-            in order. Without it every job stands alone.
-        retry: default `Retry()`: exponential backoff with jitter, for ever.
-        timeout: seconds (or timedelta) after which an attempt is cancelled and counts as failed; of a transactional
-            one while its handler runs, not while Postgres begins or ends it. A plain function cannot be interrupted:
-            it keeps its group until it returns.
-        history: whether attempts of this type leave rows in `job_history`; one that is discarded always does, with its
-            payload.
-        transactional: the handler gets `job.tx`, a transaction that also ends the job: what it writes there happens
-            exactly once. It must not commit by itself, has to await what it starts with `job.tx`, and holds a
-            connection while it runs.
-        home: a topic. The jobs belong to the partition of it that has their group as its key, wherever they are
-            enqueued: so those that come from messages of several topics, from HTTP requests or from timers meet.
-        policy: how the jobs of one group relate. ``"serial"``: one at a time, in order, whatever their types.
-            ``"latest"``: as serial, but of this type's jobs that wait in the group only the newest runs; the others end
-            as superseded, and it inherits their failures. With a `delay` it debounces. ``"parallel"``: the group orders
-            nothing; it is there to be seen, paused and cleared by.
-        batch: the handler takes ``list[Job[...]]``, up to so many jobs of one origin, no two of a group. It returns
-            None when all have succeeded, or for each job, in their order, None or an error (``Discard(...)`` and
-            ``Retry.after(...)`` as well), as ``asyncio.gather(..., return_exceptions=True)`` does. What it raises has
-            failed them all; a job that has failed once is given to it alone, so that a bad one spoils no other's
-            second attempt.
+            @service.job(group="order_id", timeout=30)
+            async def ship(job: Job[Shipment]) -> None: ...
 
-        The handler is ``async def``, or a plain function, which runs in a thread. Raises `ConfigurationError`.
+        The handler is ``async def``, or a plain function, which runs in a thread.
+
+        Args:
+            name: Default: the function's name. It is stored with every job, so keep it when you rename the function.
+            payload: The model. Default: the parameter of the handler's ``Job[...]`` annotation.
+            group: Name of a payload field, or a function of the payload. Jobs of one origin and group run one at a
+                time, in order. Without it every job stands alone.
+            retry: Default `Retry()`: exponential backoff with jitter, for ever.
+            timeout: Seconds, or a timedelta, after which an attempt is cancelled and counts as failed. None: any time.
+                Of a transactional attempt the time counts while its handler runs, not while Postgres begins or ends it.
+                A plain function cannot be interrupted: it keeps its group until it returns.
+            history: Whether attempts of this type leave rows in `job_history`. One that is discarded always does, with
+                its payload.
+            transactional: The handler gets `job.tx`, a transaction that also ends the job: what it writes there happens
+                exactly once. It must not commit by itself, has to await what it starts with `job.tx`, and holds a
+                connection while it runs.
+            home: A topic. The jobs belong to that partition of it which has their group as its key, wherever they are
+                enqueued. So jobs that come from messages of several topics, from HTTP requests or from timers meet.
+            policy: How the jobs of one group relate. ``"serial"``: one at a time, in order, whatever their types.
+                ``"latest"``: as serial, but of this type's jobs that wait in the group only the newest runs; the others
+                end as superseded, and it inherits their failures. With a `delay` it debounces. ``"parallel"``: the
+                group orders nothing; it is there to be seen, paused and cleared by.
+            batch: 2 to 500: the handler takes ``list[Job[...]]``, up to so many jobs of one origin, no two of a group.
+                It returns None when all have succeeded, or for each job, in their order, None or an error
+                (``Discard(...)`` and ``Retry.after(...)`` as well), as ``asyncio.gather(..., return_exceptions=True)``
+                does. What it raises has failed them all. A job that has failed once is given to it alone, so that a bad
+                one spoils no other's second attempt.
+
+        Returns:
+            A decorator, which makes a `JobType` of the handler.
+
+        Raises:
+            ConfigurationError: The declaration cannot work. The decorator raises it too.
         """
         if misplaced:  # without parentheses, the handler itself
             raise ConfigurationError(
@@ -151,14 +161,23 @@ class Registry:
             @service.periodic("0 6 * * *", timezone="Europe/Tallinn")
             async def nightly(job: Job[Tick]) -> None: ...
 
-        cron: minute, hour, day of the month, month, day of the week, as cron reads them, in `timezone` (default: UTC).
-        every: instead of it, a period in seconds, or a timedelta.
-        missed: what becomes of ticks that nobody fired in time: ``"once"``: one job stands for all of them;
-            ``"skip"``: what is more than a minute late gets no job; ``"all"``: a job for each.
-        per: ``"origin"``: a job in every origin, instead of one for the service.
-
         Ticks never overlap: they are one group, and with "once" and "skip" a tick waits until the job of the one before
-        has ended. See docs/periodic.md, and `job` for the other arguments. Raises `ConfigurationError`.
+        has ended. See docs/periodic.md.
+
+        Args:
+            cron: Minute, hour, day of the month, month, day of the week, as cron reads them.
+            every: Instead of `cron`, a period in seconds, or a timedelta.
+            timezone: Of `cron`. Default: UTC.
+            missed: What becomes of ticks that nobody fired in time. ``"once"``: one job stands for all of them.
+                ``"skip"``: what is more than a minute late gets no job. ``"all"``: a job for each.
+            per: ``"origin"``: a job in every origin, instead of one for the service; not together with `home`.
+            home: As of `job`; so are `name`, `retry`, `timeout`, `history` and `transactional`.
+
+        Returns:
+            A decorator, which makes a `JobType` of the handler.
+
+        Raises:
+            ConfigurationError: The declaration cannot work. The decorator raises it too.
         """
         if cron is not None and not isinstance(cron, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             # Without parentheses this is the handler, and nothing would be declared.
@@ -190,7 +209,11 @@ class Registry:
         return declare
 
     def add(self, job_type: JobType[P]) -> JobType[P]:
-        """Register a type, here and where this is included. Raises `ConfigurationError` if its name is taken."""
+        """Register a type, here and where this registry is included.
+
+        Raises:
+            ConfigurationError: Its name is taken.
+        """
         if self._types.setdefault(job_type.name, job_type) is not job_type:
             raise ConfigurationError(f"two job types are called {job_type.name!r}: give one of them name=...")
         if job_type.batch is not None:
@@ -200,9 +223,14 @@ class Registry:
         return job_type
 
     def include(self, other: "Registry") -> None:
-        """Take over the types of `other`, also those that it declares or includes later. From now on they enqueue into
-        this registry's schema, so it serves one service of a process at a time: another one, with another schema, that
-        has included it before does not start any more. Raises `ConfigurationError` where `other` includes this one."""
+        """Take over the types of `other`, also those that it declares or includes later.
+
+        From now on they enqueue into this registry's schema. So a registry serves one service of a process at a time:
+        another service, with another schema, that has included it before does not start any more.
+
+        Raises:
+            ConfigurationError: `other` includes this one, or has a type whose name is taken here.
+        """
         if not isinstance(other, Registry):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
             raise ConfigurationError(f"include({_named(other)}): give a Registry, such as a module's `jobs`")
         if other._leads_to(self):
@@ -226,7 +254,11 @@ class Registry:
         return self._types.get(name)
 
     def __getitem__(self, name: str) -> JobType[Any]:
-        """The type of that name. Raises `UnknownJobType`."""
+        """The type of that name.
+
+        Raises:
+            UnknownJobType: There is none; the message names those that there are.
+        """
         try:
             return self._types[name]
         except KeyError:
@@ -238,11 +270,25 @@ class Registry:
 
     @noted
     async def enqueue(self, tx: Transaction | AnyConnection, type_name: str, payload: Any, **options: Any) -> JobId:
-        """`JobType.enqueue` by name. Raises `UnknownJobType` as well."""
+        """`JobType.enqueue` by name.
+
+        Args:
+            options: The keyword arguments of `JobType.enqueue`.
+
+        Raises:
+            UnknownJobType: No type of that name is registered. Other errors are those of `JobType.enqueue`.
+        """
         return await self[type_name].enqueue(tx, payload, **options)
 
     def enqueue_sync(self, connection: AnySyncConnection, type_name: str, payload: Any, **options: Any) -> JobId:
-        """`JobType.enqueue_sync` by name. Raises `UnknownJobType` as well."""
+        """`JobType.enqueue_sync` by name.
+
+        Args:
+            options: The keyword arguments of `JobType.enqueue_sync`.
+
+        Raises:
+            UnknownJobType: No type of that name is registered. Other errors are those of `JobType.enqueue_sync`.
+        """
         return self[type_name].enqueue_sync(connection, payload, **options)
 
     def silent(self) -> list[str]:

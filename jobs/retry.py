@@ -32,8 +32,17 @@ class Discard(SidingsError):
 
 
 class Snooze(SidingsError):
-    """``raise Snooze(seconds)`` runs the job again later without counting a failure. A serial job keeps its
-    place, so its group waits as well."""
+    """``raise Snooze(seconds)`` in a handler runs the job again later, without counting a failure.
+
+    A serial job keeps its place, so its group waits as well.
+
+    Args:
+        seconds: From 0 to 366 days.
+        reason: What the history keeps as the error's message.
+
+    Raises:
+        ConfigurationError: `seconds` is no such number.
+    """
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         self.seconds = _seconds("Snooze", seconds)
@@ -41,8 +50,17 @@ class Snooze(SidingsError):
 
 
 class RetryAfter(SidingsError):
-    """``raise Retry.after(seconds)``: this failure is retried after `seconds`, whatever the policy's `wait`
-    says. The policy's `stop` still applies."""
+    """``raise Retry.after(seconds)`` in a handler: this failure is retried after `seconds`.
+
+    That holds whatever the policy's `wait` says. The policy's `stop` still applies.
+
+    Args:
+        seconds: From 0 to 366 days.
+        reason: What the history keeps as the error's message.
+
+    Raises:
+        ConfigurationError: `seconds` is no such number.
+    """
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         self.seconds = _seconds("Retry.after", seconds)
@@ -51,18 +69,24 @@ class RetryAfter(SidingsError):
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a failed job runs again, and what becomes of it when it does not.
+    """When a failed job runs again, and what becomes of it when it does not::
 
-    wait: seconds until the next attempt; a tenacity ``wait_*``. Default: exponential from 1 s to 300 s, with jitter.
-    stop: when to give up; a tenacity ``stop_*``. Default: never, because no number that ran out may lose a job.
-        ``attempt_number`` counts failures of this job over all executors (losses and snoozes do not count), and
-        ``seconds_since_start`` runs from the start of the first attempt that failed.
-    retry: which failures (or results) are worth another attempt; a tenacity ``retry_if_*``. Default: every exception.
-    on_exhausted: ``"skip"`` ends the job as discarded (the history keeps its payload), ``"hold"`` keeps it for a
-        person while its group goes on, ``"block"`` keeps it at the head of its group, which waits for a person.
+        Retry(wait=wait_exponential_jitter(1, max=60), stop=stop_after_attempt(5), on_exhausted="hold")
 
-    Raises `ConfigurationError` for what is no such object, as a class, and for coroutine functions: a decision about a
-    retry must not wait for anything.
+    Args:
+        wait: Seconds until the next attempt; a tenacity ``wait_*``. Default: exponential from 1 s to 300 s, with
+            jitter.
+        stop: When to give up; a tenacity ``stop_*``. Default: never, because no number that ran out may lose a job.
+            ``attempt_number`` counts the failures of this job over all executors (losses and snoozes do not count), and
+            ``seconds_since_start`` runs from the start of the first attempt that failed.
+        retry: Which failures (or results) are worth another attempt; a tenacity ``retry_if_*``. Default: every
+            exception.
+        on_exhausted: ``"skip"`` ends the job as discarded (the history keeps its payload). ``"hold"`` keeps it for a
+            person while its group goes on. ``"block"`` keeps it at the head of its group, which waits for a person.
+
+    Raises:
+        ConfigurationError: An argument is no such object, but a class, say; or a coroutine function: a decision about a
+            retry must not wait for anything.
     """
 
     wait: wait_base = field(default_factory=lambda: wait_exponential_jitter(initial=1, max=300))
@@ -72,7 +96,11 @@ class Retry:
 
     @staticmethod
     def given(value: object, what: str) -> "Retry | None":
-        """The `retry=` of a declaration called `what`. Raises `ConfigurationError` where it is no `Retry`."""
+        """The `retry=` of a declaration called `what`.
+
+        Raises:
+            ConfigurationError: It is neither a `Retry` nor None.
+        """
         if value is not None and not isinstance(value, Retry):
             raise ConfigurationError(f"{what}: retry={value!r}: give Retry(wait=..., stop=...)")
         return value
@@ -90,7 +118,12 @@ class Retry:
 
     @staticmethod
     def after(seconds: float, reason: str = "") -> RetryAfter:
-        """The exception to raise for one retry after `seconds`: ``raise Retry.after(30)``."""
+        """The exception to raise for one retry after `seconds` (0 to 366 days)::
+
+            raise Retry.after(30)
+
+        The policy's `wait` does not count then; its `stop` does.
+        """
         return RetryAfter(seconds, reason)
 
     @property
@@ -101,15 +134,23 @@ class Retry:
     def decide(self, error: BaseException, *, failures: int, elapsed: float) -> Outcome:
         """What follows `error`.
 
-        failures: failed attempts before this one; elapsed: seconds since the first failed attempt started.
+        Args:
+            failures: Failed attempts before this one.
+            elapsed: Seconds since the first failed attempt started.
         """
         info = ErrorInfo.of(error).at(place_of(error))
         state = _call_state(failures, elapsed, error)
         return self._decide(state, info, error.seconds if isinstance(error, RetryAfter) else None)
 
     def put_off(self, error: BaseException, *, failures: int, elapsed: float) -> Again:
-        """What follows `error` where it is no failure of the handler's: the same wait, of a second at least, and no
-        `stop`. failures: those that the wait is to be for."""
+        """What follows `error` where it is no failure of the handler's.
+
+        The job waits as `wait` says, a second at least; `stop` does not count.
+
+        Args:
+            failures: As many as the wait is to be for.
+            elapsed: Seconds since the first failed attempt started.
+        """
         state = _call_state(failures, elapsed, error)
         delay = max(self._delay(state), _LEAST_PUT_OFF_SECONDS)
         return Again(OutcomeName.SNOOZED, delay, ErrorInfo.of(error).at(place_of(error)))

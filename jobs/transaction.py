@@ -55,13 +55,19 @@ def noted(method: F) -> F:
 
 
 class Transaction:
-    """An open transaction. Whoever opened it commits it: a consumer after its handler, ``service.transaction()``
-    at the end of its block. It has asyncpg's query methods, and `savepoint`; `connection` is asyncpg's own object. A
-    codec that is set on that stays for whoever has the connection next: where one handler needs it, let a middleware
-    set it for all. Where somebody has taken it and the transaction fails, its connection is closed.
+    """An open transaction; whoever opened it commits it.
 
-    It does not commit where a call of these methods, or of `enqueue` or `publish` with it, was not awaited.
-    seconds: that each call may take for which none are given; None: any.
+    That is a consumer after its handler, and ``service.transaction()`` at the end of its block. It has asyncpg's query
+    methods, and `savepoint`. It does not commit where a call of these methods, or of `enqueue` or `publish` with it,
+    was not awaited; nor where one was given up, by its timeout or by a cancellation, without a `savepoint` around it.
+
+    `connection` is asyncpg's own object. A codec that is set on it stays for whoever has the connection next: where one
+    handler needs it, let a middleware set it for all. Where somebody has taken `connection` and the transaction fails,
+    the connection is closed.
+
+    Args:
+        connection: asyncpg's, with a transaction open. A test makes a `Transaction` of one.
+        seconds: How long each call may take that gives no `timeout`. None: any time.
     """
 
     __slots__ = (
@@ -92,13 +98,22 @@ class Transaction:
 
     @property
     def connection(self) -> Connection:
-        """asyncpg's own object. Savepoints of that, and calls of it that were given up or not awaited, go unnoticed.
-        Raises `NotInTransaction` after the transaction's end."""
+        """asyncpg's own object.
+
+        Its savepoints, and calls of it that were given up or not awaited, go unnoticed.
+
+        Raises:
+            NotInTransaction: The transaction has ended.
+        """
         self.lent = True
         return self.opened()
 
     def opened(self) -> Connection:
-        """As `connection`, for who hands it to nobody."""
+        """As `connection`, for who hands it to nobody.
+
+        Raises:
+            NotInTransaction: The transaction has ended.
+        """
         if self._connection is None:
             raise NotInTransaction(
                 "this transaction is over: await all that is started in it inside of its `async with` block, or its "
@@ -107,8 +122,11 @@ class Transaction:
         return self._connection
 
     def close(self) -> None:
-        """It is about to end: what a block or handler has left behind must neither commit by itself then, nor reach the
-        transaction of whoever has the connection next."""
+        """End the use of this object, just before the transaction ends.
+
+        What a block or handler has left behind must neither commit by itself then, nor reach the transaction of whoever
+        has the connection next.
+        """
         self._connection = None
 
     def _begun(self, call: Coroutine[Any, Any, Any], of: object) -> None:
@@ -119,10 +137,14 @@ class Transaction:
         self._calls.append((call, of))
 
     def check_awaited(self) -> None:
-        """To be called before the commit. Raises `RuntimeError` where a call has not ended, as without its ``await``:
-        what it should have stored would be missing, without a word. `asyncpg.InFailedSQLTransactionError` where one was
-        given up, by a timeout say, or has failed, that Postgres may have done all the same: it would commit, against
-        its caller's belief."""
+        """Make sure that all calls have ended; to be called before the commit.
+
+        Raises:
+            RuntimeError: A call has not ended, as without its ``await``: what it should have stored would be missing,
+                without a word.
+            asyncpg.InFailedSQLTransactionError: A call was given up, by a timeout say, or has failed, that Postgres may
+                have done all the same: it would commit, against its caller's belief.
+        """
         for call, of in self._calls:
             state = getcoroutinestate(call)
             if state == CORO_CLOSED:
@@ -142,9 +164,14 @@ class Transaction:
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncGenerator[None]:
-        """A block that is undone as a whole where it raises; what stands around it stays. While something in it is
-        under way, it cannot be undone: then nothing commits. With asyncpg's own, through `connection`, a transaction
-        that fails costs its connection: who has that object may still use it."""
+        """A block that is undone as a whole where it raises; what stands around it stays::
+
+            async with tx.savepoint():
+                await tx.execute("INSERT INTO ...", timeout=2)
+
+        While something in it is under way, it cannot be undone: then nothing commits. With asyncpg's own, through
+        `connection`, a transaction that fails costs its connection: who has that object may still use it.
+        """
         self._depth += 1
         name, unsure = f"sidings_{self._depth}", self._unsure
         try:  # each of these may be cancelled, and Postgres do it all the same
@@ -166,12 +193,12 @@ class Transaction:
 
     @noted
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
-        """Run `query` and return Postgres' command tag."""
+        """Run `query` and return Postgres' command tag. `timeout` is in seconds."""
         return await self._noting(self.opened().execute(query, *args, timeout=timeout), timeout)
 
     @noted
     async def executemany(self, query: str, args: Iterable[Any], *, timeout: float | None = None) -> None:
-        """Run `query` once for each sequence of arguments."""
+        """Run `query` once for each sequence of arguments. `timeout` is in seconds."""
         connection, loop = self.opened(), asyncio.get_running_loop()
 
         def broken(_: object) -> None:  # asyncpg waits on until it takes more
@@ -203,17 +230,17 @@ class Transaction:
 
     @noted
     async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[asyncpg.Record]:
-        """Run `query` and return all rows."""
+        """Run `query` and return all rows. `timeout` is in seconds."""
         return await self._noting(self.opened().fetch(query, *args, timeout=timeout), timeout)
 
     @noted
     async def fetchrow(self, query: str, *args: Any, timeout: float | None = None) -> asyncpg.Record | None:
-        """Run `query` and return its first row, or None."""
+        """Run `query` and return its first row, or None. `timeout` is in seconds."""
         return await self._noting(self.opened().fetchrow(query, *args, timeout=timeout), timeout)
 
     @noted
     async def fetchval(self, query: str, *args: Any, column: int = 0, timeout: float | None = None) -> Any:
-        """Run `query` and return one value of its first row, or None."""
+        """Run `query` and return one value of its first row, or None. `timeout` is in seconds."""
         call = self.opened().fetchval(query, *args, column=column, timeout=timeout)
         return await self._noting(call, timeout)
 
