@@ -46,8 +46,8 @@ log = logging.getLogger("sidings.executor")
 class Executor:
     """Runs the jobs of the origins that are assigned to this process. One per service instance.
 
-    Guarantees, with their conditions, stand in `docs/guarantees.md`. `assign` says which origins; `start` returns at
-    once, also while Postgres is away; `stop` lets running handlers end, then cancels them, then gives the origins back.
+    `assign` says which origins. `start` returns at once, also while Postgres is away. `stop` lets running handlers end,
+    then cancels them, then gives the origins back. What is guaranteed stands in docs/guarantees.md.
     """
 
     def __init__(
@@ -160,8 +160,12 @@ class Executor:
     def assign(self, origins: Collection[str], generation: int = 0) -> None:
         """From now on these origins, and no others, belong to this process as far as Kafka is concerned.
 
-        generation: of the consumer group; a holder yields an origin to a newer one. Origins that are no longer listed
-        are drained; new ones are acquired in the background, as soon as their former owner has let go.
+        Origins that are no longer listed are drained. New ones are acquired in the background, as soon as their former
+        owner has let go.
+
+        Args:
+            origins: Each ``topic/partition``.
+            generation: Of the consumer group; a holder yields an origin to a newer one.
         """
         self._reconciler.assign(origins, generation)
 
@@ -171,7 +175,14 @@ class Executor:
         return {queue.name: queue.epoch for queue in self.scheduler.origins.values() if not queue.draining}
 
     async def settled(self, timeout: float | None = None) -> None:
-        """Return when all that is assigned is held and all else released. Raises `TimeoutError`."""
+        """Return when all that is assigned is held and all else released.
+
+        Args:
+            timeout: Seconds. None: any time.
+
+        Raises:
+            TimeoutError: It is not so after `timeout`.
+        """
         async with asyncio.timeout(timeout):
             await self._reconciler.settled()
 
@@ -180,8 +191,11 @@ class Executor:
         self.reader.wake()
 
     def committed(self, jobs: Mapping[str, Sequence[int]]) -> None:
-        """This process has just committed jobs, their ids by origin: wake whoever runs them. Where there are many, or
-        they are delayed, the ids are better left out."""
+        """Wake whoever runs the jobs that this process has just committed.
+
+        Args:
+            jobs: Their ids by origin. Where there are many, or they are delayed, the ids are better left out.
+        """
         self._there_are(jobs)
         if self._notifier is not None:
             self._notifier.announce(jobs)
@@ -195,7 +209,8 @@ class Executor:
     async def start(self) -> None:
         """Start in the background. Postgres may be away: the executor waits for it.
 
-        Raises `SchemaError` at once if the database answers and its schema does not fit.
+        Raises:
+            SchemaError: The database answers, and its schema does not fit.
         """
         try:
             await check_schema(self.postgres, self._service)
@@ -211,8 +226,11 @@ class Executor:
         self._main = asyncio.create_task(self._run(), name="sidings executor")
 
     async def stop(self) -> None:
-        """Let running handlers end for `shutdown_seconds`, cancel those that have not, record what came of them and
-        give the origins back. Safe to call twice, and when never started; then it does not start any more."""
+        """Stop: let running handlers end for `shutdown_seconds`, cancel the others, give the origins back.
+
+        What came of the handlers is recorded before. Safe to call twice, and when never started; then it does not start
+        any more.
+        """
         self._stopped = True
         async with self._stopping:  # who comes second returns when all is done
             if self._main is not None:

@@ -15,16 +15,25 @@ __all__ = ["ExecutorSettings", "PostgresSettings"]
 
 
 class PostgresSettings(Settings):
-    """How to reach the service's database.
+    """How to reach the service's database::
 
-    dsn: ``postgresql://...``. schema_name: where Sidings' tables live. pgbouncer: set it when connections go through
-    PgBouncer in transaction mode; prepared statements and start-up parameters are not used then.
-    connect_seconds: how long to wait for a connection. call_seconds: how long any single statement of ours may take
-    before its connection is given up. pool_size: transactions of ``service.transaction()`` at once; consumers have
-    connections beside these, for messages that are tried alone half as many.
-    password: in place of the DSN's; or, for one that expires, as a cloud's tokens do, a plain function that gives that
-    of the moment. Each new connection calls it, in the event loop or in the thread that renews leases: let it answer
-    from memory. What it raises counts as Postgres being away.
+        PostgresSettings(dsn="postgresql://tracker@db/tracker", password=tokens.current, pool_size=20)
+
+    Args:
+        dsn: ``postgresql://user:password@host/database``.
+        password: In place of the DSN's. For one that expires, as a cloud's tokens do: a plain function that gives that
+            of the moment. Each new connection calls it, in the event loop or in the thread that renews leases: let it
+            answer from memory. What it raises counts as Postgres being away.
+        schema_name: Where Sidings' tables live; lower case, digits, underscores.
+        pgbouncer: Set it when connections go through PgBouncer in transaction mode. Prepared statements and start-up
+            parameters are not used then.
+        connect_seconds: How long to wait for a connection.
+        call_seconds: How long any single statement of ours may take before its connection is given up.
+        pool_size: Transactions of ``service.transaction()`` at once. Consumers have connections beside these, half as
+            many for messages that are tried alone.
+
+    Raises:
+        ConfigurationError: A value cannot work; the message names the field, and does not show a secret.
     """
 
     dsn: str
@@ -47,7 +56,11 @@ class PostgresSettings(Settings):
         raise PydanticCustomError("password", "give a text, or a plain function that gives one")
 
     def check(self) -> None:
-        """The schema's name, the DSN's scheme, the kind of function. Raises `ConfigurationError`."""
+        """Look at the schema's name, the DSN's scheme and the kind of function.
+
+        Raises:
+            ConfigurationError: One of them cannot work.
+        """
         valid_schema_name(self.schema_name)
         check_dsn(self.dsn, "PostgresSettings: dsn")
         if inspect.iscoroutinefunction(self.password):
@@ -56,7 +69,7 @@ class PostgresSettings(Settings):
             )
 
     def secret(self) -> str | Callable[[], str] | None:
-        """`password`, for asyncpg: a function's failure is that of a server that cannot be reached."""
+        """`password`, for asyncpg. A function's failure becomes that of a server that cannot be reached."""
         password = self.password
         if password is None:
             return None
@@ -75,19 +88,25 @@ class PostgresSettings(Settings):
 class ExecutorSettings(Settings):
     """How jobs run.
 
-    concurrency: handlers that run at once; of several types, a slow one has at most four fifths of them. lease_seconds:
-    how long an origin stays ours without a renewal; a takeover after a kill takes that long. poll_seconds: how often to
-    look for jobs that others enqueued without telling us.
-    poison_after: losses after which a job is held instead of run. drain_seconds: how long a handler may go on after
-    its partition was taken away; shutdown_seconds: the same for the end of the process; then it is cancelled.
-    exit_when_fenced: end the process (`os._exit`) when a lease would run out under a handler that cannot be stopped.
-    Without it such a handler may overlap with its successor elsewhere; the database is fenced either way.
-    stall_warn_seconds, stall_seconds: an event loop that has not answered for so long is logged with its stack, and
-    its leases are no longer renewed.
-    notify: tell other instances at once of jobs for their origins (`LISTEN`/`NOTIFY`, coalesced) instead of leaving
-    them to their polling; not through PgBouncer in transaction mode.
-    history_days: how long `job_history` keeps attempts. audit_seconds: how often all waiting jobs are compared with
-    what the reader has found.
+    Args:
+        concurrency: Handlers that run at once. Of several types, a slow one has at most four fifths of them.
+        lease_seconds: How long an origin stays ours without a renewal. A takeover after a kill takes that long.
+        poll_seconds: How often to look for jobs that others enqueued without telling us.
+        poison_after: Losses after which a job is held instead of run.
+        drain_seconds: How long a handler may go on after its partition was taken away; then it is cancelled.
+        shutdown_seconds: How long handlers may go on at the end of the process; then they are cancelled.
+        exit_when_fenced: End the process (`os._exit`) when a lease would run out under a handler that cannot be
+            stopped. Without it such a handler may overlap with its successor elsewhere; the database is fenced either
+            way.
+        stall_warn_seconds: An event loop that has not answered for so long is logged with its stack.
+        stall_seconds: After so long without an answer of the event loop its leases are no longer renewed.
+        history_days: How long `job_history` keeps attempts.
+        notify: Tell other instances at once of jobs for their origins (`LISTEN`/`NOTIFY`, coalesced), instead of
+            leaving them to their polling. Not through PgBouncer in transaction mode.
+        audit_seconds: How often all waiting jobs are compared with what the reader has found.
+
+    Raises:
+        ConfigurationError: A value is out of bounds; the message names the field.
     """
 
     concurrency: int = Field(default=100, ge=1, le=10_000)
@@ -105,7 +124,7 @@ class ExecutorSettings(Settings):
 
     @property
     def margin_seconds(self) -> float:
-        """Taken off every lease on our own clock, for clocks that run at slightly different speeds."""
+        """What is taken off every lease on our own clock, for clocks that run at slightly different speeds."""
         return min(1.0, self.lease_seconds * 0.1)
 
     @property
