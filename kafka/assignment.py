@@ -32,8 +32,13 @@ _SLOT = re.compile(r"outbox/(\d|1[0-5])")
 class StaticAssignment:
     """Origins for a service without Kafka: ``StaticAssignment(["orders/0", "orders/1"])``.
 
-    Several instances may be given the same origins: one has the lease, the others take over when it is gone. Raises
-    `ConfigurationError`.
+    Several instances may be given the same origins: one has the lease, the others take over when it is gone.
+
+    Args:
+        origins: At least one, each once; not ``outbox/0`` to ``outbox/15``, which are the slots of the outbox.
+
+    Raises:
+        ConfigurationError: They are not.
     """
 
     origins: tuple[str, ...]
@@ -63,12 +68,14 @@ class RebalanceListener(ConsumerRebalanceListener):
     """Turns the assignments of a consumer group into those of an executor.
 
     For a consumer of your own: ``consumer.subscribe(topics, listener=service.executor.rebalance_listener)``, or call
-    its two methods from a listener of yours. The consumer must not commit by itself (``enable_auto_commit=False``):
-    it would commit messages whose jobs are not stored yet; nor may a topic be called as the outbox' slots are.
-    `on_refused` gets the `ConfigurationError`.
+    its two methods from a listener of yours, within aiokafka's own callback. The consumer must not commit by itself
+    (``enable_auto_commit=False``): it would commit messages whose jobs are not stored yet. Nor may a topic have the
+    name that the outbox' slots have, ``outbox``.
 
-    patience_seconds: after partitions were revoked, how long to wait for the next assignment before the jobs are
-    drained. A rebalance that takes longer is none that this process takes part in.
+    Args:
+        patience_seconds: After partitions were revoked, how long to wait for the next assignment before the jobs are
+            drained. A rebalance that takes longer is none that this process takes part in.
+        on_refused: Gets the `ConfigurationError` where the consumer breaks these rules. None: it is raised.
     """
 
     def __init__(
@@ -92,7 +99,12 @@ class RebalanceListener(ConsumerRebalanceListener):
             self._start_timer()
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """A rebalance has ended with the complete assignment of this member."""
+        """A rebalance has ended with the complete assignment of this member.
+
+        Raises:
+            ConfigurationError: The consumer commits by itself, or a topic has the name of the outbox' slots; unless
+                `on_refused` takes it.
+        """
         if self._closed:
             return
         self._stop_timer()

@@ -76,9 +76,10 @@ class Record(Protocol):
 class Message(Generic[T]):
     """A Kafka message with its decoded value.
 
-    timestamp_ms: milliseconds since 1970, as the producer or the broker set it; -1 when there is none.
-    headers: in the order of the message; a name may occur more than once, a value may be None.
-    type: where its topic has messages of several types (``Service.topic``): this one's, or None where it has none.
+    Attributes:
+        timestamp_ms: Milliseconds since 1970, as the producer or the broker set it; -1 when there is none.
+        headers: In the order of the message. A name may occur more than once, a value may be None.
+        type: Where its topic has messages of several types (``Service.topic``): this one's, or None where it has none.
     """
 
     value: T
@@ -97,13 +98,20 @@ class Message(Generic[T]):
 
     @property
     def timestamp(self) -> datetime | None:
-        """When the message was sent (or appended, as the topic is configured), in UTC. None where there is none, and
-        where it lies behind the year 9999: producers may send any number, and no `datetime` can be that one."""
+        """When the message was sent (or appended, as the topic is configured), in UTC.
+
+        None where there is none, and where it lies behind the year 9999: producers may send any number, and no
+        `datetime` can be that one.
+        """
         return datetime.fromtimestamp(self.timestamp_ms / 1000, UTC) if 0 <= self.timestamp_ms < _END_MS else None
 
     @property
     def key_text(self) -> str | None:
-        """The key as text. Raises `UnicodeDecodeError` where it is none."""
+        """The key as text; None where there is no key.
+
+        Raises:
+            UnicodeDecodeError: The key is no text.
+        """
         return None if self.key is None else self.key.decode()
 
     def header(self, name: str) -> bytes | None:
@@ -111,11 +119,11 @@ class Message(Generic[T]):
         return next((value for key, value in reversed(self.headers) if key == name), None)
 
     def travelling(self) -> dict[str, str]:
-        """Those of its headers that go on to what its handler enqueues and publishes (docs/observability.md)."""
+        """The headers that go on to what the handler enqueues and publishes (docs/observability.md)."""
         return travelling(self.headers) if self.headers else {}
 
     def log_fields(self) -> dict[str, object]:
-        """What `LogContext` writes into each line of the log."""
+        """What `LogContext` adds to each line of the log."""
         return {
             "origin": self.origin,
             "topic": self.topic,

@@ -25,7 +25,7 @@ _GRACE_SECONDS = 1.0  # for what others have under way, before a producer that h
 
 
 class Producer:
-    """Sends directly: ``acks=all``, idempotent. One per service; connects at the first message.
+    """Sends messages directly, with ``acks=all`` and idempotent. One per service; connects at the first message.
 
     For services without Postgres, and for messages that need not stand or fall with a transaction. Messages of one key
     are kept in the order of the calls, as long as none fails.
@@ -60,12 +60,19 @@ class Producer:
         partition_key: str | bytes | None = None,
         timestamp: datetime | None = None,
     ) -> None:
-        """Send one message and return when all in-sync replicas have it; arguments as of `Outbox.publish`.
+        """Send one message, and return when all in-sync replicas have it::
 
-        Raises `InvalidMessage` (nothing was sent, or Kafka refused it for what it is), `NotPublished` (no such topic,
-        or no right to write to it), `KafkaUnavailable` (no acknowledgement in `delivery_seconds`: it may have arrived;
-        or a clock is wrong, so that Kafka refuses the time of now), `ConfigurationError` in another event loop than the
-        service's, or that of the first call.
+            await service.producer.send("etas", key="t-1", value=Eta(transport="t-1", eta=eta))
+
+        Args:
+            value: A pydantic model, bytes, or None for a tombstone. This and the others are as of `Outbox.publish`.
+
+        Raises:
+            InvalidMessage: Nothing was sent, or Kafka refused the message for what it is.
+            NotPublished: There is no such topic, or no right to write to it.
+            KafkaUnavailable: No acknowledgement in `OutboxSettings.delivery_seconds`: the message may have arrived. Or
+                a clock is wrong, so that Kafka refuses the time of now.
+            ConfigurationError: This is another event loop than the service's, or than that of the first call.
         """
         message = outgoing(
             topic,
@@ -80,8 +87,10 @@ class Producer:
         await self.send_many([message])
 
     async def send_many(self, messages: Sequence[Outgoing]) -> None:
-        """Send many of one topic, in order; return when all are acknowledged. Raises as `send`; some may have arrived
-        then."""
+        """Send many messages of one topic, in order, and return when all are acknowledged.
+
+        Errors are those of `send`; some messages may have arrived then.
+        """
         if not messages:
             return
         topic, ids = messages[0].topic, [uuid4().hex.encode() for _ in messages]

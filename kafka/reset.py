@@ -39,8 +39,13 @@ _PROBE_MS = 1_000  # longer than Kafka waits for records that there are none of
 
 
 class Reset(NamedTuple):
-    """A partition that was reset. before: its stored offset until now, None where it had none. cancelled: jobs of
-    messages that will be delivered again: parked, held or isolated ones."""
+    """A partition that was reset.
+
+    Attributes:
+        before: Its stored offset until now; None where it had none.
+        offset: Where it goes on.
+        cancelled: Jobs of messages that will be delivered again: parked, held or isolated ones.
+    """
 
     partition: int
     before: int | None

@@ -25,31 +25,40 @@ Mechanism = Literal["PLAIN", "GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHB
 
 
 class KafkaSettings(Settings):
-    """How to reach Kafka, and how the consumer behaves towards it.
+    """How to reach Kafka, and how the consumer behaves towards it::
 
-    bootstrap: ``host:port``, several separated by commas. group: the consumer group; default: the service's name.
-    client_id: shown in the brokers' logs; default: aiokafka's.
+        KafkaSettings(bootstrap="kafka-1:9092,kafka-2:9092", security_protocol="SSL", cafile="/etc/ssl/kafka.pem")
 
-    TLS and SASL go to aiokafka as they are. security_protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
-    ssl_context: one of your own; otherwise it is made from cafile (default: the system's authorities), certfile,
-    keyfile and keyfile_password. Files that are replaced are read again for the next connection.
-    sasl_mechanism: PLAIN and SCRAM take sasl_username and sasl_password, OAUTHBEARER sasl_oauth_token_provider (while
-    that raises, Kafka is away), GSSAPI the kerberos names.
+    TLS and SASL go to aiokafka as they are.
 
-    isolation_level: ``read_committed`` leaves out messages of aborted transactions.
-    session_seconds: without a heartbeat for so long, Kafka gives the partitions to others; it is a part of the time
-    that a takeover takes after a kill. rebalance_seconds: how long a rebalance waits for a slow member.
-    request_seconds: how long any request to Kafka may take; longer than rebalance_seconds.
-    fetch_seconds: how long Kafka may wait for new messages; a partition that resumes may wait as long.
-    fetch_bytes, partition_fetch_bytes: most bytes of one fetch, of one partition in it. Fewer are fetched after one
-    that was not answered in request_seconds.
-    metadata_seconds: how often to look for new partitions and topics.
-    max_records: most messages in one transaction. batch_seconds: after so long the transaction is committed, and
-    what is left of the messages goes into the next one.
-    dedup_days: how long the ids of messages are remembered, where a consumer says dedup=.
-    partitioners: topics whose producers choose the partition of a key as librdkafka does (crc32), not as Java.
+    Args:
+        bootstrap: ``host:port``, several separated by commas.
+        group: The consumer group. Default: the service's name.
+        client_id: Shown in the brokers' logs. Default: aiokafka's.
+        ssl_context: One of your own. Otherwise it is made from the files.
+        cafile: Default: the system's authorities. Files that are replaced are read again for the next connection.
+        certfile: With `keyfile` and `keyfile_password`, for a client's certificate.
+        sasl_mechanism: PLAIN and SCRAM take `sasl_username` and `sasl_password`, OAUTHBEARER
+            `sasl_oauth_token_provider`, GSSAPI the kerberos names.
+        sasl_oauth_token_provider: While it raises, or takes longer than `request_seconds`, Kafka is away.
+        isolation_level: ``"read_committed"`` leaves out messages of aborted transactions.
+        session_seconds: Without a heartbeat for so long, Kafka gives the partitions to others. It is a part of the time
+            that a takeover takes after a kill.
+        rebalance_seconds: How long a rebalance waits for a slow member.
+        request_seconds: How long any request to Kafka may take; longer than `rebalance_seconds`.
+        fetch_seconds: How long Kafka may wait for new messages. A partition that resumes may wait as long.
+        fetch_bytes: Most bytes of one fetch. Fewer are fetched after one that was not answered in `request_seconds`.
+        partition_fetch_bytes: Most bytes of one partition in a fetch.
+        metadata_seconds: How often to look for new partitions and topics.
+        max_records: Most messages in one transaction.
+        batch_seconds: After so long the transaction is committed, and what is left of the messages goes into the next
+            one.
+        dedup_days: How long the ids of messages are remembered, where a consumer says ``dedup=``.
+        partitioners: How a topic's producers choose the partition of a key, where it is not as Java does
+            (``"murmur2"``): ``{"positions": "crc32"}``, as librdkafka does.
 
-    Raises `ConfigurationError` for values that cannot work.
+    Raises:
+        ConfigurationError: A value cannot work, or some do not go together; the message names the fields.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -83,7 +92,11 @@ class KafkaSettings(Settings):
     partitioners: Mapping[str, Literal["murmur2", "crc32"]] = {}
 
     def check(self) -> None:
-        """Addresses, credentials, files and times go together. Raises `ConfigurationError`."""
+        """See whether addresses, credentials, files and times go together.
+
+        Raises:
+            ConfigurationError: They do not.
+        """
         for address in self.bootstrap.replace(" ", "").split(","):
             found = _ADDRESS.fullmatch(address)
             if found is None or not 1 <= int(found[2] or 9092) <= 65_535:

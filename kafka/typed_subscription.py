@@ -19,7 +19,7 @@ Unknown = Literal["park", "skip", "fail"]
 
 
 class TypedSubscription(Subscription[Any]):
-    """Made by ``Service.topic``; see there. `on` declares the handlers."""
+    """Messages of one topic by their type, made by ``Service.topic``; `on` declares the handlers."""
 
     def __init__(
         self,
@@ -70,12 +70,24 @@ class TypedSubscription(Subscription[Any]):
         batch: int | None = None,
         decoder: Decoder | None = None,
     ) -> Callable[[H], H]:
-        """Handle the messages of one type; None: those that have none, such as tombstones.
+        """Handle the messages of one type::
 
-        model, decoder: of the whole value, as of ``Service.consumer``. batch: the handler gets lists of up to so many
-        messages that follow each other in one partition and are all of this type, so that order is kept.
+            @transports.on("TransportPlanned")
+            async def on_planned(message: Message[TransportPlanned], tx: Transaction) -> None: ...
 
-        Returns the handler, as ``Service.consumer`` does. Raises `ConfigurationError`.
+        Args:
+            type: None: the messages that have none, such as tombstones.
+            model: Of the whole JSON value, as of ``Service.consumer``.
+            batch: The handler gets lists of up to so many messages that follow each other in one partition and are all
+                of this type, so that order is kept.
+            decoder: Of the whole value, as of ``Service.consumer``.
+
+        Returns:
+            A decorator, which gives the handler back as ``Service.consumer`` does.
+
+        Raises:
+            ConfigurationError: The declaration cannot work, or the type has a handler already. The decorator raises it
+                too.
         """
         if type is not None and not isinstance(type, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             # Without parentheses this is the handler, and nothing would be declared.
@@ -93,7 +105,11 @@ class TypedSubscription(Subscription[Any]):
         return declare
 
     def check(self) -> None:
-        """Called when the service starts. Raises `ConfigurationError` where no handler is declared."""
+        """Called when the service starts.
+
+        Raises:
+            ConfigurationError: No handler is declared.
+        """
         if not self._routes:
             raise ConfigurationError(
                 f"the topic {self.topic!r} has no handler: declare one with @….on('SomeType'), or leave the topic out"

@@ -19,7 +19,12 @@ T = TypeVar("T")
 
 
 class Changed(NamedTuple, Generic[T]):
-    """A key whose value is another one now. old: None where it is new; new: None where it was deleted."""
+    """A key whose value is another one now.
+
+    Attributes:
+        old: None where the key is new.
+        new: None where the key was deleted.
+    """
 
     key: Hashable
     old: T | None

@@ -43,8 +43,18 @@ class Directory(Generic[T]):
         async with Directory("terminal-acquirer", kafka="localhost:9092", model=TerminalAcquirer) as terminals:
             acquirer = terminals["T-1"].acquirer_id
 
-    In a service it is declared with ``Service.directory``; see there for what comes in, and
-    docs/directories.md for the rest.
+    In a service it is declared with ``Service.directory``, which says what most arguments mean. See docs/directories.md
+    for the rest. Besides its methods it has ``directory[key]``, ``in``, ``len`` and iteration over the keys. Values are
+    shared: do not change them.
+
+    Args:
+        kafka: Bootstrap servers, or `KafkaSettings`.
+        load_seconds: How long the load may take from Kafka's first answer on. None: any time.
+        service: A label of its metrics.
+        prometheus: Where its metrics are registered.
+
+    Raises:
+        ConfigurationError: The declaration cannot work.
     """
 
     def __init__(
@@ -91,7 +101,12 @@ class Directory(Generic[T]):
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Hashable) -> T:
-        """The value of `key`. Raises `KeyError`, and `DirectoryNotReady` before the load has ended."""
+        """The value of `key`.
+
+        Raises:
+            KeyError: There is none.
+            DirectoryNotReady: The load has not ended yet.
+        """
         if (value := self.get(key)) is None:
             raise KeyError(key)
         return value
@@ -101,7 +116,11 @@ class Directory(Generic[T]):
     @overload
     def get(self, key: Hashable, default: D) -> T | D: ...
     def get(self, key: Hashable, default: object = None) -> object:
-        """The value of `key`, or `default`. Raises `DirectoryNotReady`."""
+        """The value of `key`, or `default`.
+
+        Raises:
+            DirectoryNotReady: The load has not ended yet.
+        """
         if self._load_took is None:
             raise self._not_ready()
         value = self._storage.get(key)
@@ -131,7 +150,11 @@ class Directory(Generic[T]):
         return [value for _, value in self.items()]
 
     def items(self) -> list[tuple[Hashable, T]]:
-        """All keys and values, as they are now. Raises `DirectoryNotReady`."""
+        """All keys and values, as they are now.
+
+        Raises:
+            DirectoryNotReady: The load has not ended yet. `keys` and `values` raise it as well.
+        """
         if self._load_took is None:
             raise self._not_ready()
         return self._storage.items()
@@ -147,7 +170,13 @@ class Directory(Generic[T]):
 
         It is not called for the load, only for what changes afterwards. It is called between two batches, when all of a
         batch is in the directory: of several changes of a key in one batch it sees the last. What it raises is logged
-        and counted. Returns it unchanged. Raises `ConfigurationError` for an ``async def``.
+        and counted.
+
+        Returns:
+            The function, unchanged.
+
+        Raises:
+            ConfigurationError: It is an ``async def``, or does not take one argument.
         """
         self._callbacks.add(function)
         return function
@@ -155,14 +184,19 @@ class Directory(Generic[T]):
     async def wait_until(
         self, offset: int | Mapping[int, int] | None = None, *, partition: int = 0, timeout: float | None = None
     ) -> None:
-        """Return when the directory has got so far.
+        """Return when the directory has got so far::
 
-        offset: of a message in `partition`: until that is applied. Or positions, as `end_offsets` gives them. None:
-        until all that is in the topic now is applied. timeout: seconds; None: any.
+            await terminals.wait_until(offset, partition=0, timeout=5)
 
-        Raises `DirectoryBehind` after `timeout`, with what was missing; when the directory has ended; and when the
-        topic was made anew, or cut off, and ends before. `ConfigurationError` in another event loop than that which it
-        runs in.
+        Args:
+            offset: Of a message in `partition`: until that is applied. Or positions, as `end_offsets` gives them. None:
+                until all that is in the topic now is applied.
+            timeout: Seconds. None: any time.
+
+        Raises:
+            DirectoryBehind: It is not there after `timeout`, and the message says what was missing; or it has ended; or
+                its topic was made anew, or cut off, and ends before.
+            ConfigurationError: This is another event loop than that which it runs in, or `offset` is neither.
         """
         check_loop(self._loop, _ITS_OWN)
         wanted: Mapping[int, int] | None = {partition: offset + 1} if isinstance(offset, int) else offset
@@ -188,8 +222,15 @@ class Directory(Generic[T]):
             raise DirectoryBehind(f"directory {self.topic!r} is not there after {timeout} s: {told}") from None
 
     async def wait_ready(self, timeout: float | None = None) -> None:
-        """Return when all is applied that was in the topic at the start. Raises `DirectoryNotReady` after `timeout`,
-        and when the directory has ended before; `ConfigurationError` in another event loop than its own."""
+        """Return when all is applied that was in the topic at the start.
+
+        Args:
+            timeout: Seconds. None: any time.
+
+        Raises:
+            DirectoryNotReady: `timeout` is over, or the directory has ended before.
+            ConfigurationError: This is another event loop than its own.
+        """
         check_loop(self._loop, _ITS_OWN)
         if not await set_within(self._loaded, timeout) or not self.ready:
             raise self._not_ready()
@@ -218,15 +259,21 @@ class Directory(Generic[T]):
         return dict(self._follower.progress.positions)
 
     async def end_offsets(self) -> dict[int, int]:
-        """The end of each partition, now: what a position has to reach. Waits for Kafka. Raises `ConfigurationError` in
-        another event loop than its own."""
+        """The end of each partition, now: what a position has to reach. Waits for Kafka.
+
+        Raises:
+            DirectoryBehind: The directory has ended.
+            ConfigurationError: This is another event loop than its own.
+        """
         check_loop(self._loop, _ITS_OWN)
         return await self._follower.end_offsets()
 
     def errors(self) -> list[BadRecord]:
-        """Records that could not be applied and still matter, oldest first: a good record of the same row ends the
-        error. The former value of the row is in force. Of more than 1,000 the last ones, and until the next start the
-        first of each partition."""
+        """Records that could not be applied and still matter, oldest first.
+
+        The former value of the row is in force; a good record of the same row ends the error. Of more than 1,000 it
+        gives the last ones, and until the next start the first of each partition.
+        """
         return list(self._follower.faults)
 
     def problems(self) -> list[str]:
@@ -256,7 +303,10 @@ class Directory(Generic[T]):
     async def run(self) -> None:
         """Load, and follow until `stop`. Kafka may come and go.
 
-        Raises `DirectoryNotReady` when the load takes longer than it may, and `StorageError`.
+        Raises:
+            DirectoryNotReady: The load has taken longer than it may; the message says how far it is.
+            StorageError: The store cannot be used.
+            ConfigurationError: The directory has been started before.
         """
         if self._began is not None:
             raise ConfigurationError(f"directory {self.topic!r} has been started before: make another one")
@@ -275,11 +325,16 @@ class Directory(Generic[T]):
             self._loaded.set()  # nobody needs to wait any more
 
     def stop(self) -> None:
-        """`run` returns soon."""
+        """Let `run` return soon."""
         self._follower.stop()
 
     async def __aenter__(self) -> Self:
-        """Start, and return when it is ready. Raises `DirectoryNotReady`, `StorageError`."""
+        """Start, and return when it is ready.
+
+        Raises:
+            DirectoryNotReady: The load has taken longer than it may; the message says how far it is.
+            StorageError: The store cannot be used.
+        """
         running = asyncio.create_task(self.run(), name=f"sidings directory {self.topic}")
         loaded = asyncio.create_task(self._loaded.wait())
         try:

@@ -49,8 +49,10 @@ _FORMS = frozenset({"strip_whitespace", "to_lower", "to_upper", "validation_alia
 class BadRecord:
     """A record that could not be applied, so that the row's former value stays.
 
-    key: as text, or as Python writes bytes; None where there is none. timestamp_ms: of the record. reason: for
-    a person.
+    Attributes:
+        key: As text, or as Python writes bytes; None where there is none.
+        timestamp_ms: Of the record, milliseconds since 1970.
+        reason: What is wrong with it, for a person.
     """
 
     topic: str

@@ -58,11 +58,17 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class SQLite(Generic[T]):
-    """Holds the rows in the file `path`, which is made if it is not there; beside it are ``-wal``, ``-shm`` and
-    ``.lock``.
+    """Holds the rows of a directory in a file, so that a restart reads only what is new.
 
-    After a kill it is as after the last batch; after a power failure the last batches may be missing, and are read
-    again. A damaged file is put aside as ``path.damaged``, and built anew.
+    After a kill the file is as after the last batch. After a power failure the last batches may be missing, and are
+    read again. A damaged file is put aside as ``path.damaged``, and built anew.
+
+    Args:
+        path: The file is made if it is not there; beside it are ``-wal``, ``-shm`` and ``.lock``. Two processes cannot
+            share one.
+
+    Raises:
+        ConfigurationError: `path` is no path. What goes wrong with the file is a `StorageError`, of every method.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -83,7 +89,11 @@ class SQLite(Generic[T]):
     # -- the port: what writes --------------------------------------------------------------------------------------
 
     async def open(self, plan: Plan[T]) -> Kept:
-        """Begin, with what is in the file. Raises `StorageError`."""
+        """Begin, with what is in the file.
+
+        Raises:
+            StorageError: The file cannot be used; the message says why.
+        """
         if self._thread is not None:
             raise self._in_use()
         self._plan = plan
@@ -97,11 +107,19 @@ class SQLite(Generic[T]):
             raise
 
     async def reset(self, identity: Identity) -> None:
-        """Forget everything. Raises `StorageError`."""
+        """Forget everything.
+
+        Raises:
+            StorageError: The file cannot be used.
+        """
         await self._work(lambda: self._reset(identity))
 
     async def apply(self, batch: Batch[T]) -> None:
-        """Apply `batch` in one transaction, which is seen when this returns. Raises `StorageError`."""
+        """Apply `batch` in one transaction, which is seen when this returns.
+
+        Raises:
+            StorageError: The file cannot be used.
+        """
         if self._damage is not None:
             raise self._unusable(self._damage)
         if self._written > _CHECKPOINT_PAGES:
@@ -122,7 +140,11 @@ class SQLite(Generic[T]):
     # -- the port: what reads ---------------------------------------------------------------------------------------
 
     def get(self, key: Hashable) -> T | None:
-        """The value of a key. Raises `StorageError`, as all reading does, when it is closed."""
+        """The value of a key.
+
+        Raises:
+            StorageError: The file is closed, or cannot be read, as for all reading.
+        """
         with self._reads() as (plan, reader):
             query = load_sql(__package__, "get_key" if plan.derived else "get_row")
             found = reader.execute(query, (column_of(key),)).fetchone()
@@ -137,7 +159,7 @@ class SQLite(Generic[T]):
                 return reader.execute(query).fetchone()[0]
 
     def items(self) -> list[tuple[Hashable, T]]:
-        """All keys and values: all of the file is read and decoded. The event loop waits where it has asked."""
+        """All keys and values: all of the file is read and decoded, and the event loop waits where it has asked."""
         found: dict[Hashable, T] = {}
         with self._all() as (plan, cursor):
             while entries := self._next_of(cursor):

@@ -20,7 +20,11 @@ class PublishError(SidingsError):
 
 
 class InvalidMessage(PublishError):
-    """The message cannot be stored or sent. Nothing has been written; the caller's transaction is still usable."""
+    """The message cannot be stored or sent as it is; it says why.
+
+    From `Outbox` nothing has been written, and the caller's transaction is still usable. From `Producer` Kafka may have
+    been asked, and have refused it.
+    """
 
 
 class NotPublished(PublishError):
@@ -28,8 +32,8 @@ class NotPublished(PublishError):
 
 
 class RolledBack(NotPublished):
-    """The transaction (or the savepoint) that published the message was rolled back."""
+    """The transaction, or the savepoint, that published the message was rolled back."""
 
 
 class MessageParked(NotPublished):
-    """Kafka refused the message. It is kept in `outbox_parked`: see `Outbox.parked`, `release`, `discard`."""
+    """Kafka refused the message, and it is kept in `outbox_parked`: see `Outbox.parked`, `release` and `discard`."""

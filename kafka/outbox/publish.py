@@ -35,7 +35,7 @@ _ITS_OWN = "that the service runs in"
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What `publish` returns: with it `Outbox.published` finds the messages again. Direct messages leave it empty."""
+    """What `publish` returns: with it `Outbox.published` finds the messages again. Of direct messages it is empty."""
 
     ids: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
@@ -47,7 +47,12 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class ParkedMessage:
-    """A message that Kafka refused, with its reason."""
+    """A message that Kafka refused.
+
+    Attributes:
+        headers: JSON text; None without any.
+        error: Why Kafka refused it.
+    """
 
     id: int
     topic: str
@@ -61,7 +66,13 @@ class ParkedMessage:
 
 @dataclass(frozen=True, slots=True)
 class FailingTopic:
-    """A topic that a relay cannot send to at present."""
+    """A topic that a relay cannot send to at present; each relay has its own view.
+
+    Attributes:
+        error: What the last try met.
+        retry_at: When the relay tries again.
+        relay: Which relay; `host` and `pid` are of its process.
+    """
 
     topic: str
     error: str
@@ -80,10 +91,17 @@ class Direct(Protocol):
 
 
 class Outbox:
-    """Messages that leave after, and only after, the caller's transaction has committed.
+    """Messages that leave after, and only after, the caller's transaction has committed::
 
-    Works while Kafka is away, and needs no relay in this process. wake: called when a transaction of ours has published
-    and committed.
+        async with service.transaction() as tx:
+            receipt = await service.outbox.publish(tx, "etas", key="t-1", value=Eta(transport="t-1", eta=eta))
+        await service.outbox.published(receipt, timeout=5)  # only where the caller must know
+
+    It works while Kafka is away, and needs no relay in this process.
+
+    Args:
+        direct: Sends the messages of topics whose route is direct.
+        wake: Called when a transaction of ours has published and committed.
     """
 
     def __init__(
@@ -119,19 +137,28 @@ class Outbox:
     ) -> Receipt:
         """Store one message in the caller's transaction, which this call neither commits nor rolls back.
 
-        tx: a `Transaction`, or a connection with a transaction open: asyncpg's, psycopg's ``AsyncConnection``,
-        SQLAlchemy's ``AsyncConnection`` or ``AsyncSession``; None only where the topic's route is direct.
-        value: a pydantic model (stored as JSON, under the names of its fields unless it has ``serialize_by_alias``),
-        bytes, or None for a tombstone. partition_key: chooses the partition in place of the key. timestamp: aware;
-        default: now. headers: the current correlation id and trace are added to them (docs/observability.md).
-
         The message reaches its topic at least once if the transaction commits, and never otherwise. Messages of one key
         keep the order of their commits where writers lock the entity's row before they publish. A repeat carries the
         same header ``sidings-id``.
 
-        Raises `InvalidMessage` and `NotInTransaction`; nothing is written then. Where Sidings' tables are missing or
-        old: `SchemaError`, with the remedy; the transaction has to be rolled back then. Where the topic's route is
-        direct: as `Producer.send`.
+        Args:
+            tx: A `Transaction`, or a connection with a transaction open: asyncpg's, psycopg's ``AsyncConnection``,
+                SQLAlchemy's ``AsyncConnection`` or ``AsyncSession``. None only where the topic's route is direct.
+            value: A pydantic model (stored as JSON, under the names of its fields unless it has
+                ``serialize_by_alias``), bytes, or None for a tombstone.
+            headers: The current correlation id and trace are added to them (docs/observability.md).
+            partition_key: Chooses the partition, in place of the key.
+            timestamp: An aware datetime. Default: now.
+
+        Returns:
+            What `published` takes, for those who must know that the message has arrived.
+
+        Raises:
+            InvalidMessage: The message cannot be stored or sent as it is. Nothing has been written.
+            NotInTransaction: The connection is in autocommit, or the transaction has ended. Nothing has been written.
+            SchemaError: Sidings' tables are missing or old. The message says what to run; the transaction has to be
+                rolled back.
+            NotPublished: And `KafkaUnavailable`, as of `Producer.send`, where the topic's route is direct.
         """
         message = self._message(topic, key, value, headers, partition_key, timestamp)
         if self._is_direct(topic):
@@ -143,8 +170,11 @@ class Outbox:
     async def publish_many(
         self, tx: Transaction | AnyConnection | None, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]
     ) -> Receipt:
-        """Store many messages of one topic, pairs of key and value, with one statement, in order; see `publish`.
-        All or none are stored."""
+        """Store many messages of one topic with one statement, in order; all or none are stored.
+
+        Args:
+            messages: Pairs of key and value. All else is as of `publish`.
+        """
         made = self._messages(topic, messages)
         if self._is_direct(topic):
             await self._sender().send_many(made)
@@ -162,25 +192,38 @@ class Outbox:
         partition_key: str | bytes | None = None,
         timestamp: datetime | None = None,
     ) -> Receipt:
-        """`publish` for synchronous code, with psycopg's ``Connection``, SQLAlchemy's ``Connection`` or ``Session``, or
-        ``django.db.connection``. Not for topics whose route is direct."""
+        """`publish` for synchronous code.
+
+        Args:
+            connection: psycopg's ``Connection``, SQLAlchemy's ``Connection`` or ``Session``, or
+                ``django.db.connection``, with a transaction open.
+
+        Raises:
+            InvalidMessage: As of `publish`; or the topic's route is direct.
+        """
         message = self._message(topic, key, value, headers, partition_key, timestamp)
         return self._store_sync(connection, topic, self._one(message))
 
     def publish_many_sync(
         self, connection: AnySyncConnection, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]
     ) -> Receipt:
-        """`publish_many` for synchronous code; see `publish_sync`."""
+        """`publish_many` for synchronous code, on a connection as of `publish_sync`."""
         return self._store_sync(connection, topic, self._many(topic, self._messages(topic, messages)))
 
     async def published(self, receipt: Receipt, timeout: float | None = None) -> None:
         """Return when Kafka has acknowledged all messages of `receipt`. Call it after the transaction has committed.
 
-        timeout: seconds. Raises `TimeoutError` when it is over (the messages may still leave later), `RolledBack` when
-        the transaction did not commit, `MessageParked` when Kafka refused one of them, `NotPublished` when it is so
-        long ago that Postgres does not know any more what came of the transaction, `PostgresUnavailable` when Postgres
-        was replaced meanwhile (a failover), or has crashed before the transaction was seen to have committed, so that
-        nobody can tell whether they were kept, and `ConfigurationError` in another event loop than the service's.
+        Args:
+            timeout: Seconds. None: any time.
+
+        Raises:
+            TimeoutError: `timeout` is over. The messages may still leave later.
+            RolledBack: The transaction did not commit.
+            MessageParked: Kafka refused one of the messages.
+            NotPublished: It is so long ago that Postgres does not know any more what came of the transaction.
+            PostgresUnavailable: Nobody can tell whether the messages were kept: Postgres was replaced meanwhile (a
+                failover), or has crashed before the transaction was seen to have committed.
+            ConfigurationError: This is another event loop than the service's, or `receipt` is none.
         """
         check_loop(self.loop, _ITS_OWN)
         if not isinstance(receipt, Receipt):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
@@ -215,32 +258,74 @@ class Outbox:
     # -- what a person looks at and decides ------------------------------------------------------------------------
 
     async def failing(self) -> list[FailingTopic]:
-        """The topics that cannot be sent to at present, with error, retries and the time of the next try."""
+        """The topics that cannot be sent to at present, with error, retries and the time of the next try.
+
+        Raises:
+            PostgresUnavailable: Postgres does not answer.
+        """
         rows = await self._fetch("failing_topics")
         return [FailingTopic(**dict(row)) for row in rows]
 
     async def retry(self, topic: str, *, actor: str, reason: str | None = None) -> bool:
-        """Try a failing topic again now. False: it was not failing, and nothing is written into the audit. actor,
-        reason: who does it, and why, for the audit."""
+        """Try a failing topic again now.
+
+        Args:
+            actor: Who does it, for the audit.
+            reason: Why, for the audit.
+
+        Returns:
+            False: the topic was not failing, and nothing is written into the audit.
+
+        Raises:
+            PostgresUnavailable: Postgres does not answer.
+            ConfigurationError: `actor` is empty.
+        """
         return bool(await self._fetch("retry_topic", topic, _named("retry", actor), reason))
 
     async def parked(self, topic: str | None = None, *, after: int = 0, limit: int = 100) -> list[ParkedMessage]:
-        """Messages that Kafka refused, the oldest first; `after` is the id of the last one of the page before."""
+        """Messages that Kafka refused, the oldest first.
+
+        Args:
+            topic: None: of all topics.
+            after: The id of the last message of the page before.
+            limit: Most messages of one page.
+
+        Raises:
+            PostgresUnavailable: Postgres does not answer.
+        """
         return [ParkedMessage(**dict(row)) for row in await self._fetch("parked_messages", topic, after, limit)]
 
     async def release(
         self, topic: str | None = None, *, ids: Sequence[int] | None = None, actor: str, reason: str | None = None
     ) -> list[int]:
-        """Send parked messages again, as new ones: behind all that waits, in the order that they had. Returns their old
-        ids. Give a topic, ids, or both. actor, reason: who does it, and why, for the audit. 5,000 are one transaction:
-        what was released stays so, whatever comes after. Raises `Busy` where somebody else has one of them locked."""
+        """Send parked messages again, as new ones: behind all that waits, in the order that they had.
+
+        5,000 are one transaction: what was released stays so, whatever comes after.
+
+        Args:
+            topic: Its messages; with `ids`, those of them. Give one of the two, or both.
+            actor: Who does it, for the audit.
+            reason: Why, for the audit.
+
+        Returns:
+            The old ids of the messages.
+
+        Raises:
+            Busy: Somebody else has one of the messages locked. Try again, or give the ids of others.
+            InvalidMessage: Neither `topic` nor `ids` is given.
+            PostgresUnavailable: Postgres does not answer.
+            ConfigurationError: `actor` is empty.
+        """
         return await self._decide("release", topic, ids, actor, reason)
 
     async def discard(
         self, topic: str | None = None, *, ids: Sequence[int] | None = None, actor: str, reason: str | None = None
     ) -> list[int]:
-        """Delete parked messages for good. Returns their ids. Give a topic, ids, or both. actor, reason: as for
-        `release`."""
+        """Delete parked messages for good. Arguments and errors are those of `release`.
+
+        Returns:
+            The ids of the messages.
+        """
         return await self._decide("discard", topic, ids, actor, reason)
 
     async def close(self) -> None:

@@ -16,25 +16,30 @@ Route = Literal["outbox", "direct"]
 class OutboxSettings(Settings):
     """How messages leave.
 
-    routes: topic -> ``"direct"`` sends at once, without Postgres, and waits for the acknowledgement, whatever becomes
-        of the transaction; the default is ``"outbox"``.
-    relay: whether this process sends messages of the outbox.
-    batch_size: most messages for one partition in one request.
-    batch_bytes: most bytes for one partition in one request; a larger single message is sent alone.
-    max_message_bytes: larger messages are refused in `publish`; raise it where brokers and topics take more.
-    poll_seconds: how often to look for messages that others published.
-    window: most messages in memory; a quarter of it, and at least `batch_size`, may be under way of one topic.
-    lease_seconds: how long a slot stays ours without a renewal; a takeover after a kill takes that long.
-    delivery_seconds: how long Kafka may leave a batch unacknowledged before its topic counts as failing.
-    metadata_seconds: how long to look for a topic before it counts as missing.
-    slow_seconds: after so long without an acknowledgement a topic's messages leave the memory to others.
-    backoff_seconds, max_backoff_seconds: first and longest pause of a failing topic.
-    topic_patience_seconds: a topic that does not exist, or that we may not write to, is tried for so long; then its
-        messages are parked. None: never.
-    shutdown_seconds: how long the relay may go on sending when it is stopped.
-    figures_seconds: how often the waiting messages are counted, at most.
-    correlation_header: the name under which messages carry the correlation id of the handler that publishes them.
-    compression: of batches, on their way and in the log.
+    Args:
+        routes: By topic. ``"direct"`` sends at once, without Postgres, and waits for the acknowledgement, whatever
+            becomes of the transaction. The default is ``"outbox"``.
+        relay: Whether this process sends messages of the outbox.
+        batch_size: Most messages for one partition in one request.
+        batch_bytes: Most bytes for one partition in one request. A larger single message is sent alone.
+        max_message_bytes: Larger messages are refused in `publish`. Raise it where brokers and topics take more.
+        poll_seconds: How often to look for messages that others published.
+        window: Most messages in memory. A quarter of it, and at least `batch_size`, may be under way of one topic.
+        lease_seconds: How long a slot stays ours without a renewal. A takeover after a kill takes that long.
+        delivery_seconds: How long Kafka may leave a batch unacknowledged before its topic counts as failing.
+        metadata_seconds: How long to look for a topic before it counts as missing.
+        slow_seconds: After so long without an acknowledgement a topic's messages leave the memory to others.
+        backoff_seconds: First pause of a failing topic.
+        max_backoff_seconds: Longest pause of a failing topic.
+        topic_patience_seconds: A topic that does not exist, or that we may not write to, is tried for so long; then its
+            messages are parked. None: never.
+        shutdown_seconds: How long the relay may go on sending when it is stopped.
+        figures_seconds: How often the waiting messages are counted, at most.
+        correlation_header: The name under which messages carry the correlation id of the handler that publishes them.
+        compression: Of batches, on their way and in the log.
+
+    Raises:
+        ConfigurationError: A value is out of bounds; the message names the field.
     """
 
     routes: Mapping[str, Route] = Field(default_factory=dict[str, Route])
