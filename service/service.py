@@ -56,24 +56,30 @@ class Service:
 
         service = Service("tracker", postgres="postgresql://localhost/tracker", kafka="localhost:9092")
 
-        @service.consumer("positions", model=Position)
+        @service.consumer("positions")
         async def on_position(message: Message[Position], tx: Transaction) -> None:
             await send_eta.enqueue(tx, SendEta(...))
 
         asyncio.run(service.run())  # or: async with service: ...
 
-    name: of the service. It is the consumer group, the owner of the schema, and a label of every metric.
-    postgres: a DSN, or `PostgresSettings`. kafka: bootstrap servers, or `KafkaSettings`; None for a service that brings
-    its own consumer (`executor.rebalance_listener`) or has a fixed `assignment`.
-    topics: joined beside those that have a consumer here, for jobs whose origin is one of their partitions.
-    schema: of Sidings' tables. executor: how jobs run. outbox: how messages leave.
-    http: ``"host:port"`` or a port for ``/metrics``, ``/health`` and ``/ready``; None: not served.
-    prometheus: where the metrics are registered; None: nowhere.
-
     It starts without Kafka and without Postgres, and waits for them. A wrong schema ends it with a `SchemaError`, at
-    once or as soon as the database answers; a part that dies unexpectedly brings the whole service down.
+    once or as soon as the database answers. A part that dies unexpectedly brings the whole service down.
 
-    Raises `ConfigurationError`.
+    Args:
+        name: The consumer group, the owner of the schema, and a label of every metric.
+        postgres: A DSN, or `PostgresSettings`. None: a service of stateless consumers and directories.
+        kafka: Bootstrap servers, or `KafkaSettings`. None for a service that brings its own consumer
+            (`executor.rebalance_listener`) or has a fixed `assignment`.
+        assignment: Origins without Kafka.
+        topics: Joined beside those that have a consumer here, for jobs whose origin is one of their partitions.
+        schema: Of Sidings' tables. Default: ``sidings``.
+        executor: How jobs run.
+        outbox: How messages leave.
+        http: ``"host:port"``, or a port, for ``/metrics``, ``/health`` and ``/ready``. None: not served.
+        prometheus: Where the metrics are registered. None: nowhere; `http` shows them all the same.
+
+    Raises:
+        ConfigurationError: An argument is wrong, or some do not go together.
     """
 
     def __init__(
@@ -115,19 +121,29 @@ class Service:
 
     @classmethod
     def from_env(cls, name: str, **overrides: Any) -> "Service":
-        """A service whose settings come from environment variables: ``SIDINGS_POSTGRES``, ``SIDINGS_KAFKA``,
-        ``SIDINGS_SCHEMA``, ``SIDINGS_HTTP``, ``SIDINGS_TOPICS`` (comma-separated), and one for each field of
-        `KafkaSettings`, `PostgresSettings` and `ExecutorSettings`, e.g. ``SIDINGS_KAFKA_SASL_USERNAME``,
-        ``SIDINGS_POSTGRES_POOL_SIZE``, ``SIDINGS_EXECUTOR_CONCURRENCY``.
+        """A service whose settings come from environment variables.
 
-        overrides: arguments of `Service`, which win over the environment. Raises `ConfigurationError`.
+        These are ``SIDINGS_POSTGRES``, ``SIDINGS_KAFKA``, ``SIDINGS_SCHEMA``, ``SIDINGS_HTTP``, ``SIDINGS_TOPICS``
+        (comma-separated), and one for each field of `KafkaSettings`, `PostgresSettings` and `ExecutorSettings` that a
+        text can say, e.g. ``SIDINGS_KAFKA_SASL_USERNAME``, ``SIDINGS_POSTGRES_POOL_SIZE``,
+        ``SIDINGS_EXECUTOR_CONCURRENCY``. See docs/configuration.md.
+
+        Args:
+            overrides: Arguments of `Service`, which win over the environment.
+
+        Raises:
+            ConfigurationError: A variable or an argument is wrong; the message names it.
         """
         return cls(name, **(environment() | overrides))
 
     # -- what its author declares -----------------------------------------------------------------------------------
 
     def include(self, registry: Registry) -> None:
-        """Take over the job types of a `Registry` of another module. Raises `ConfigurationError` for a name twice."""
+        """Take over the job types of a `Registry` of another module; see `Registry.include`.
+
+        Raises:
+            ConfigurationError: Two job types have one name.
+        """
         self.registry.include(registry)
 
     def middleware(self, around: M) -> M:
@@ -140,9 +156,13 @@ class Service:
 
         It runs for each call of a handler: also for plain functions (outside of their thread), for lists (once), and
         for transactional ones (inside of the transaction). It has to call the next one exactly once, and can change how
-        the call ends only by raising. See docs/middleware.md.
+        the call ends only by raising. Declare it before the service starts. See docs/middleware.md.
 
-        Declare it before the service starts. Raises `ConfigurationError`.
+        Returns:
+            The function, unchanged.
+
+        Raises:
+            ConfigurationError: It is no ``async def`` of two arguments, or the service has started.
         """
         check_middleware(around)
         self._subscriptions.must_be_open("a middleware")
@@ -166,40 +186,49 @@ class Service:
         concurrency: int = 1,
         dead_letter: str | None = None,
     ) -> Callable[[H], H]:
-        """Handle the messages of `topic`, effects exactly once::
+        """Handle the messages of `topic`, with effects exactly once::
 
-            @service.consumer("positions", model=Position)
+            @service.consumer("positions")
             async def on_position(message: Message[Position], tx: Transaction) -> None: ...
 
-        What the handler writes through `tx` commits together with the message's offset; a message that is delivered
+        What the handler writes through `tx` commits together with the message's offset, so a message that is delivered
         again changes nothing. Effects elsewhere (HTTP calls) may happen again: make them jobs. Many messages share one
-        transaction. A failing one is tried again alone, with `retry`, while only its partition waits; then it is
-        parked as a job of its key's group, and while it waits there, later messages of the key are parked behind it.
+        transaction.
 
-        model: of the JSON value; default: X of the handler's ``Message[X]``; `bytes` leaves the value as it is.
-        batch: the handler gets lists of up to so many messages, each list of one partition.
-        decoder: makes the value from the raw message, whose own is None for a tombstone, instead of JSON. A message
-            that cannot be decoded is kept as a held job with its bytes and its error, and does not delay the others,
-            not even those of its key.
-        retry: for a failing message before it is parked; default: 5 attempts, 0.2 s to 10 s apart. With `isolate`, for
-            its job; default: for ever. A parked message is tried for ever, as jobs are by default.
-        isolate: store each message as a job of its key's group, and run the handler from there.
-        start: where to begin when no offset is stored: ``"earliest"``, ``"latest"``, ``"committed"`` (the group's
-            offset in Kafka, else earliest), or ``"fail"``, which ends the service with `OffsetUnknown`.
-        timeout: seconds that one call of the handler may take, then it has failed; None: any.
-        dedup: handle only the first of several messages with one id: True for the id that an outbox of Sidings sends,
-            the name of another header, or a function of the message. Ids are kept for `KafkaSettings.dedup_days`.
-        max_waiting: while more jobs than that wait in the partition's origin, no more of it is read, until half of
-            them are gone; looked at every second. None: no limit.
-        stateless: needs no Postgres. The handler takes the message alone, ``async def on_x(message: Message[X])``; the
-            offset is committed to Kafka when it has returned, so it runs at least once per message.
-        concurrency: of a stateless consumer: messages of each partition at once. Those of one key run in order, those
-            without a key in any order.
-        dead_letter: of a stateless consumer, and needed there: the topic for messages that cannot be decoded, or that
-            fail until `retry` gives up.
+        A failing message is tried again alone, with `retry`, while only its partition waits. Then it is parked as a job
+        of its key's group, and while it waits there, later messages of the key are parked behind it. A parked or
+        isolated message is a transactional job: its effects too happen exactly once. A message that cannot be decoded
+        is kept as a held job with its bytes and its error, and delays no others, not even those of its key.
 
-        A parked or isolated message is a transactional job: its effects too happen exactly once. Returns the handler;
-        what it enqueues where a test calls it belongs to its message's origin. Raises `ConfigurationError`.
+        Args:
+            model: Of the JSON value. Default: X of the handler's ``Message[X]``. `bytes` leaves the value as it is.
+            batch: The handler gets lists of up to so many messages, each list of one partition.
+            decoder: A function that makes the value from the raw message, instead of JSON. The value of a raw message
+                is None for a tombstone.
+            retry: For a failing message before it is parked. Default: 5 attempts, 0.2 s to 10 s apart. With `isolate`,
+                for its job; default: for ever. A parked message is tried for ever, as jobs are by default.
+            isolate: Store each message as a job of its key's group, and run the handler from there.
+            start: Where to begin when no offset is stored: ``"earliest"``, ``"latest"``, ``"committed"`` (the group's
+                offset in Kafka, else earliest), or ``"fail"``, which ends the service with `OffsetUnknown`.
+            timeout: Seconds that one call of the handler may take; then it has failed. None: any time.
+            dedup: Handle only the first of several messages with one id: True for the id that an outbox of Sidings
+                sends, the name of another header, or a function of the message. Ids are kept for
+                `KafkaSettings.dedup_days`.
+            max_waiting: While more jobs than that wait in the partition's origin, no more of it is read, until half of
+                them are gone; looked at every second. None: no limit.
+            stateless: Needs no Postgres. The handler takes the message alone, ``async def on_x(message: Message[X])``.
+                The offset is committed to Kafka when it has returned, so it runs at least once per message.
+            concurrency: Of a stateless consumer: messages of each partition at once. Those of one key run in order,
+                those without a key in any order.
+            dead_letter: Of a stateless consumer, and needed there: the topic for messages that cannot be decoded, or
+                that fail until `retry` gives up.
+
+        Returns:
+            A decorator, which gives the handler back. What that enqueues where a test calls it belongs to its message's
+            origin.
+
+        Raises:
+            ConfigurationError: The declaration cannot work. The decorator raises it too.
         """
 
         check_topic(topic, "consumer", leased=self._subscriptions.has_postgres)
@@ -268,17 +297,23 @@ class Service:
             @transports.on("TransportPlanned")
             async def on_planned(message: Message[TransportPlanned], tx: Transaction) -> None: ...
 
-        What holds for `consumer` holds here: effects exactly once, order, retries, parking.
+        What holds for `consumer` holds here: effects exactly once, order, retries, parking. Give one of `type_header`
+        and `type_field`.
 
-        type_header: where a message's type stands: the header of that name, e.g. ``"ce_type"`` (CloudEvents).
-        type_field: or in the JSON value: the field of that name; ``"meta.type"`` for one inside of another.
-        unknown: what becomes of a message whose type has no handler. ``"park"``: it is kept as a held job, like one
-            that cannot be decoded. ``"skip"``: it is passed over, and counted. ``"fail"``: it fails with
-            `UnknownMessageType`, is tried again and then parked in its key's group, so that later messages of its key
-            wait, in order, for a release of yours that knows the type.
-        retry, isolate, start, timeout, dedup, max_waiting: as of `consumer`, for all types.
+        Args:
+            type_header: The type stands in the header of that name, e.g. ``"ce_type"`` (CloudEvents).
+            type_field: The type stands in that field of the JSON value; ``"meta.type"`` for one inside of another.
+            unknown: What becomes of a message whose type has no handler. ``"park"``: it is kept as a held job, like one
+                that cannot be decoded. ``"skip"``: it is passed over, and counted. ``"fail"``: it fails with
+                `UnknownMessageType`, is tried again and then parked in its key's group, so that later messages of its
+                key wait, in order, for a release of yours that knows the type.
+            retry: As of `consumer`, for all types; so are `isolate`, `start`, `timeout`, `dedup` and `max_waiting`.
 
-        Returns an object whose `on` declares the handlers. Raises `ConfigurationError`.
+        Returns:
+            An object whose `on` declares the handlers.
+
+        Raises:
+            ConfigurationError: The declaration cannot work.
         """
         check_topic(topic, "topic", leased=self._subscriptions.has_postgres)
         subscription = TypedSubscription(
@@ -318,16 +353,18 @@ class Service:
         Connect's JDBC source and Debezium's envelopes are all read. A record that cannot be applied is counted and
         stands in ``terminals.errors()``; the former value of its row stays. See docs/directories.md.
 
-        model: of a row; what pydantic can validate. Aliases say whether JSON is in camelCase.
-        decoder: makes the value from the raw message, instead of JSON; None from it deletes the row.
-        key: of the directory. None: the message key as text; or a field of the model, or a function of the value.
-        active: the field whose ``false`` deletes a row, in snake_case or camelCase; None: only tombstones delete.
-        storage: None: in memory, read again at each start; ``SQLite(path)``: in a file, so that a restart reads only
-            what is new.
-        load_seconds: how long the load may take from Kafka's first answer on; then the service ends with
-            `DirectoryNotReady`, which says how far it is. None: any time.
+        Args:
+            model: Of a row; what pydantic can validate. Aliases say whether JSON is in camelCase.
+            decoder: Makes the value from the raw message, instead of JSON. None from it deletes the row.
+            key: Of the directory: a field of the model, or a function of the value. None: the message key as text.
+            active: The field whose ``false`` deletes a row, in snake_case or camelCase. None: only tombstones delete.
+            storage: ``SQLite(path)``: in a file, so that a restart reads only what is new. None: in memory, read again
+                at each start.
+            load_seconds: How long the load may take from Kafka's first answer on; then the service ends with
+                `DirectoryNotReady`, which says how far it is. None: any time.
 
-        Raises `ConfigurationError`.
+        Raises:
+            ConfigurationError: The declaration cannot work, or the service has no Kafka.
         """
         if self._parts.messaging is None:
             raise ConfigurationError(
@@ -352,7 +389,11 @@ class Service:
 
     @property
     def executor(self) -> KafkaExecutor:
-        """Runs the jobs: `held` origins, `wake`, `rebalance_listener`. Raises `ConfigurationError` without Postgres."""
+        """Runs the jobs: `held` origins, `wake`, `rebalance_listener`.
+
+        Raises:
+            ConfigurationError: The service has no Postgres.
+        """
         return self._database("executor").executor
 
     @asynccontextmanager
@@ -362,20 +403,31 @@ class Service:
             async with service.transaction() as tx:
                 await send_eta.enqueue(tx, SendEta(...), origin="positions/3")
 
-        Raises `PostgresUnavailable`; if that comes from the end of the block, it may have committed. A handler that
-        raises it has not failed, and runs again (docs/policies.md). Where a statement has failed, or was given up as by
-        a timeout, and the block has caught that without a savepoint around it, nothing commits any more, and the end of
-        the block raises `asyncpg.InFailedSQLTransactionError`. `ConfigurationError` in another event loop than the
-        service's.
+        Raises:
+            PostgresUnavailable: There was no connection, or none free in time (`PostgresSettings.pool_size`); or the
+                service does not run. If it comes from the end of the block, the transaction may have committed. A
+                handler that raises it has not failed, and runs again (docs/policies.md).
+            RuntimeError: A call on the transaction was not awaited, or the block has committed or rolled back by
+                itself.
+            asyncpg.InFailedSQLTransactionError: A statement had failed, or was given up as by a timeout, and the block
+                has caught that without a savepoint around it. Nothing has committed.
+            ConfigurationError: The service has no Postgres, or this is another event loop than the service's.
         """
         async with self._database().transactions.shared() as tx:
             yield tx
 
     @asynccontextmanager
     async def connected(self) -> AsyncGenerator[None]:
-        """Without running: within this block `transaction()` and `origin_for` work, for handlers that a test calls. One
-        block around all that it calls; `sidings.testing.drain` opens its own. Raises `ConfigurationError` without
-        Postgres."""
+        """Without running: within this block `transaction` and `origin_for` work, for handlers that a test calls::
+
+            async with service.connected():
+                await send_eta(Job.fake(SendEta(...)))
+
+        Open one block around all that the test calls. `sidings.testing.drain` opens its own.
+
+        Raises:
+            ConfigurationError: The service has no Postgres.
+        """
         database = self._database()
         if database.transactions.started:
             yield
@@ -389,12 +441,20 @@ class Service:
 
     @property
     def outbox(self) -> Outbox:
-        """Messages that leave when a transaction has committed. Raises `ConfigurationError` without Postgres."""
+        """Messages that leave when a transaction has committed.
+
+        Raises:
+            ConfigurationError: The service has no Postgres.
+        """
         return self._database("outbox").outbox
 
     @property
     def producer(self) -> Producer:
-        """Messages that go to Kafka at once: `send`. Raises `ConfigurationError` without Kafka."""
+        """Messages that go to Kafka at once: `send`.
+
+        Raises:
+            ConfigurationError: The service has no Kafka.
+        """
         if self._parts.messaging is None:
             raise ConfigurationError(f"the service {self.name!r} has no producer: give kafka=...")
         return self._parts.messaging.producer
@@ -405,8 +465,16 @@ class Service:
             await send_eta.enqueue(tx, SendEta(...), origin=service.origin_for(transport_id, "positions"))
 
         It hashes as the topic's producers do (`KafkaSettings.partitioners`), over the partition count that Postgres
-        remembers, a few seconds old at most; also while Kafka is down. Raises `MissingOrigin` while that is unknown,
-        and `EnqueueError` for a key that is neither text nor bytes, as a number.
+        remembers, a few seconds old at most; also while Kafka is down.
+
+        Returns:
+            ``topic/partition``.
+
+        Raises:
+            MissingOrigin: The partition count is not known: the service does not run, or nobody has consumed the topic,
+                or named it in ``topics=``, while Kafka was up.
+            EnqueueError: The key is neither text nor bytes, but a number, say.
+            ConfigurationError: The service has no Postgres.
         """
         return self._database().topics.origin_for(key, topic)
 
@@ -423,16 +491,28 @@ class Service:
 
             await service.reset_offsets("positions", datetime(2026, 5, 1, tzinfo=UTC), actor="alice", reason="...")
 
-        to: ``"earliest"``, ``"latest"``, an aware datetime (the first message that is not older), or an offset, for
-        one partition. partitions: default: all. actor, reason: who does it, and why, for the audit.
-
         From its return on, effects happen exactly once per message from the new offset on: a transaction that was under
         way can no longer commit. Running instances notice within about a second. Messages from there on that had left
-        the main line are delivered again, so their jobs are cancelled (`Reset.cancelled`); parked messages before it
-        stay. Jobs that handlers have enqueued stay as well, and are enqueued again by messages handled again.
+        the main line are delivered again, so their jobs are cancelled; parked messages before it stay. Jobs that
+        handlers have enqueued stay as well, and are enqueued again by messages handled again.
 
-        Raises `ConfigurationError`, `OffsetOutOfRange` (also for a record that cannot be read; it names the next that
-        can), `KafkaUnavailable`, and `PostgresUnavailable`, after which it may have happened.
+        Args:
+            to: ``"earliest"``, ``"latest"``, an aware datetime (the first message that is not older), or an offset, for
+                one partition.
+            partitions: Default: all.
+            actor: Who does it, for the audit.
+            reason: Why, for the audit.
+
+        Returns:
+            For each partition, in order, where it was, where it goes on, and how many jobs were cancelled.
+
+        Raises:
+            ConfigurationError: The arguments are wrong; the service lacks Postgres or Kafka; or the consumer is
+                stateless: reset its group in Kafka.
+            OffsetOutOfRange: There is no such offset, or its record cannot be read; then the message names the next
+                that can.
+            KafkaUnavailable: Kafka does not answer.
+            PostgresUnavailable: Postgres does not answer. It may have happened.
         """
         messaging, database = self._parts.messaging, self._parts.database
         if database is None or messaging is None:
@@ -457,14 +537,22 @@ class Service:
         )
 
     async def migrate(self) -> list[Migration]:
-        """Bring the schema up to this release; safe when many processes do it at once. Raises `SchemaError`,
-        `PostgresUnavailable`."""
+        """Bring the schema up to this release; safe when many processes do it at once.
+
+        Returns:
+            The migrations that were applied; none where nothing was missing.
+
+        Raises:
+            SchemaError: It could not be done; the message says what to do. See `sidings.migrate`.
+            PostgresUnavailable: Postgres does not answer, or may only be read.
+            ConfigurationError: The service has no Postgres, or the role lacks a right.
+        """
         postgres = self._database().settings
         return await migrate(postgres.dsn, service=self.name, schema=postgres.schema_name, password=postgres.secret())
 
     @property
     def http_address(self) -> tuple[str, int] | None:
-        """Host and port of the metrics and health pages while the service runs."""
+        """Host and port of the metrics and health pages while the service runs; None where it serves none."""
         return None if self._life.monitor is None else self._life.monitor.address
 
     def problems(self) -> list[str]:
@@ -481,12 +569,14 @@ class Service:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run until SIGTERM or SIGINT, or `stop`; then let handlers end, for `ExecutorSettings.shutdown_seconds` at
-        most. A second signal cancels them. A start that is under way is undone at once, whatever it waits for. Who
+        """Run until SIGTERM, SIGINT or `stop`; then let handlers end, for `ExecutorSettings.shutdown_seconds` at most.
+
+        A second signal cancels the handlers. A start that is under way is undone at once, whatever it waits for. Who
         had SIGTERM before, as a web server, gets the signal when the service has ended. The process is the service's:
         Python's cyclic collector is made to run more rarely, unless its thresholds have been set.
 
-        Raises what brought the service down, e.g. `SchemaError`.
+        Raises:
+            Exception: What brought the service down, e.g. `SchemaError`.
         """
         relax_collector()
         before, self._loop = self._loop, asyncio.get_running_loop()  # of a `run` beside which this one is refused
