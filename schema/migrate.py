@@ -47,8 +47,14 @@ _UNCACHED = ["job_position", "job_id_seq", "outbox_id"]  # sequences whose order
 
 @dataclass(frozen=True)
 class Migration:
-    """One numbered SQL file. `checksum` is the SHA-256 of its text. `runs_with`: the last migration that a release must
-    know to run with this one; None: this one itself."""
+    """One numbered SQL file.
+
+    Attributes:
+        version: Its number, from 1 on.
+        sql: Its text, for the schema ``sidings``.
+        checksum: SHA-256 of that text.
+        runs_with: The last migration that a release must know to run with this one. None: this one itself.
+    """
 
     version: int
     name: str
@@ -81,23 +87,36 @@ def migrations() -> tuple[Migration, ...]:
 async def migrate(
     dsn: str, *, service: str, schema: str = "sidings", password: str | Callable[[], str] | None = None
 ) -> list[Migration]:
-    """Bring `schema` in the database at `dsn` up to this release and return the migrations that were applied.
+    """Bring the schema in the database at `dsn` up to this release::
 
-    Runs in one transaction under an advisory lock: twenty processes may call it at once, and a process that
-    dies half-way leaves nothing behind. `service` is the name of the service that the schema belongs to, `password`
-    stands for the DSN's (`PostgresSettings`). Where nothing is missing it only looks, for which the right to read is
-    enough. What is made belongs to the owner of the schema's tables, also where a superuser, or a member of that role,
-    migrates.
+        await migrate("postgresql://localhost/tracker", service="tracker")
+
+    It runs in one transaction under an advisory lock: twenty processes may call it at once, and a process that dies
+    half-way leaves nothing behind. Where nothing is missing it only looks, for which the right to read is enough. What
+    is made belongs to the owner of the schema's tables, also where a superuser, or a member of that role, migrates.
 
     A running service goes on meanwhile, with pauses of 2 s at most where somebody's long transaction keeps a lock: then
     it gives all back and tries again, for two minutes, and says in the log who is in the way.
 
-    Raises `SchemaBusy` if the locks were not to be had: the message names whose they are, and nothing has changed.
-    `ForeignSchema` if another service owns the schema, `SchemaTooNew` if a newer release has migrated it in a way that
-    this one cannot run with, `SchemaChanged` if an applied file was edited, `ConfigurationError` if the name cannot
-    stand in SQL without quotes, the role lacks a right or the DSN cannot be right, `SchemaError` if somebody else's
-    tables are in the way, the server is older than Postgres 15 or reads SQL in another way (it says which),
-    `PostgresUnavailable` also where Postgres may only be read (a standby), or a person ends it.
+    Args:
+        service: Name of the service that the schema belongs to.
+        schema: Where Sidings' tables live.
+        password: In place of the DSN's, as of `PostgresSettings`.
+
+    Returns:
+        The migrations that were applied.
+
+    Raises:
+        SchemaBusy: The locks were not to be had. The message names whose they are; nothing has changed: call it again.
+        ForeignSchema: Another service owns the schema.
+        SchemaTooNew: A newer release has migrated it in a way that this one cannot run with.
+        SchemaChanged: An applied migration file was edited.
+        SchemaError: Somebody else's tables are in the way, the server is older than Postgres 15, or it reads SQL in
+            another way; the message says which.
+        ConfigurationError: The name cannot stand in SQL without quotes, the role lacks a right, or the DSN cannot be
+            right.
+        PostgresUnavailable: Postgres does not answer, may only be read (a standby), or a person has ended the
+            statement.
     """
     valid_schema_name(schema)
     check_service_name(service)
@@ -255,11 +274,19 @@ async def _hand_over(connection: asyncpg.Connection, schema: str) -> None:
 
 
 async def check(connection: asyncpg.Connection, *, service: str | None, schema: str = "sidings") -> None:
-    """Refuse a schema that this process must not touch. Called by every service at start. service: None: of any.
+    """Refuse a schema that this process must not touch. Every service calls it at its start.
 
-    Raises `SchemaMissing`, `SchemaTooOld`, `SchemaTooNew`, `SchemaChanged` or `ForeignSchema`; `SchemaError` where
-    somebody has given its sequences a cache, where row-level security hides its rows, or where the server is too old or
-    set up so that SQL means something else, or the database's encoding is not UTF8.
+    Args:
+        service: Whose the schema has to be. None: anybody's.
+
+    Raises:
+        SchemaMissing: No migration has run.
+        SchemaTooOld: Migrations are missing.
+        SchemaTooNew: A newer release has migrated it in a way that this one cannot run with.
+        SchemaChanged: An applied migration file was edited.
+        ForeignSchema: Another service owns it.
+        SchemaError: Somebody has given its sequences a cache, row-level security hides its rows, the server is too old
+            or set up so that SQL means something else, or the database's encoding is not UTF8.
     """
     valid_schema_name(schema)
     _verify_server(connection)
