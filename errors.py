@@ -198,7 +198,11 @@ class ActionRefused(AdministrationError):
 
 
 class Busy(AdministrationError):
-    """Somebody else's transaction holds a row that is needed. Try again."""
+    """Somebody else's transaction holds a row that is needed. Try again.
+
+    Of what is done in several transactions (`Admin.clear_group`, `Outbox.release`, `Outbox.discard`) a part may be
+    done: the message says how much.
+    """
 
 
 class PostgresUnavailable(SidingsError):

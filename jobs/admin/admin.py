@@ -51,15 +51,21 @@ class Admin:
         for group in await admin.blocked_groups():
             await admin.skip_head(group.origin, group.group, head=group.head, reason="no such carrier")
 
-    database: a connection of asyncpg without an open transaction, or a pool. actor: who acts, for the audit; not
-    needed to look. timeout: seconds for each statement, but `move`. Raises `ConfigurationError`.
-
-    Each action is one transaction, fenced against the executor that holds the origin: when it has returned, no job
+    Each action is one transaction, fenced against the executor that holds the origin. When it has returned, no job
     starts that it cancelled or paused; what it woke starts at the holder's next look, within a second. Each is written
-    to the audit, with its `reason`.
+    to the audit, with its `reason`. See docs/administration.md.
 
-    Every method raises `PostgresUnavailable`; actions also `JobNotFound`, `ActionRefused` (nothing has changed, the
-    message says why) and `Busy` (nothing has changed: try again).
+    Every method raises `PostgresUnavailable`, after which the audit tells whether an action was done, and
+    `SchemaTooOld` where Sidings' tables are missing or old.
+
+    Args:
+        database: A connection of asyncpg without an open transaction, or a pool.
+        actor: Who acts, for the audit. Not needed to look.
+        schema: Where Sidings' tables live.
+        timeout: Seconds for each statement, but those of `move`.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
     """
 
     def __init__(self, database: Database, *, actor: str = "", schema: str = "sidings", timeout: float = 60.0) -> None:
@@ -80,11 +86,19 @@ class Admin:
         limit: int = 100,
         after: str | None = None,
     ) -> list[JobRow]:
-        """Stored jobs: first those that have a place, by origin and position, then the delayed by due time, then the
-        held. Those that back off come by their next attempt when asked for by state.
+        """Stored jobs, a page at a time.
 
-        group: of the `origin`, which is then needed. after: the `cursor` of the last row of the page before. A filter
-        by type alone has no index: it reads until the page is full.
+        First come those that have a place, by origin and position, then the delayed by due time, then the held. Those
+        that back off come by their next attempt when asked for by state. A filter by type alone has no index: it reads
+        until the page is full.
+
+        Args:
+            group: Of the `origin`, which is then needed.
+            limit: Most rows of the page, 10,000 at most.
+            after: The `cursor` of the last row of the page before.
+
+        Raises:
+            ActionRefused: An argument makes no sense; the message says what to give.
         """
         _check_limit(limit)
         if group is not None and origin is None:
@@ -99,8 +113,13 @@ class Admin:
         origin: str | None = None,
         type: str | None = None,
     ) -> list[JobCount]:
-        """How many jobs there are, by state, type or origin or several of these. Reads every row (or those of one
-        origin): a third of a second for a million."""
+        """How many jobs there are, by state, type or origin or several of these.
+
+        It reads every row (or those of one origin): a third of a second for a million.
+
+        Raises:
+            ActionRefused: `by` names something else.
+        """
         if unknown := set(by) - {"state", "type", "origin"}:
             raise ActionRefused(f"by={sorted(unknown)!r} is unknown: give some of 'state', 'type', 'origin'")
         rows = await self._calls.rows("count_jobs", "state" in by, "type" in by, "origin" in by, origin, type)
@@ -110,8 +129,13 @@ class Admin:
         return sorted(counts, key=lambda count: (count.origin or "", count.type or "", count.state or ""))
 
     async def show(self, job_id: int) -> JobDetails:
-        """One job with its payload, its attempts, what persons did to it, and what keeps it from starting. It may have
-        ended. Raises `JobNotFound` when nothing is known of it."""
+        """One job with its payload, its attempts, what persons did to it, and what keeps it from starting.
+
+        The job may have ended.
+
+        Raises:
+            JobNotFound: Nothing is known of it.
+        """
         rows = await self._calls.rows("show_job", job_id)
         attempts = await self._calls.rows("job_attempts", job_id)
         if not rows and not attempts:
@@ -138,9 +162,18 @@ class Admin:
         origin: str | None = None,
         limit: int = 100,
     ) -> list[AttemptRow]:
-        """The last attempts of jobs that ended, newest first. since: default: a day ago. before: default: now; the
-        `finished_at` of the last row gives the next page. limit: more, where several ended with the last one in one
-        instant, as those of a list do."""
+        """The last attempts of jobs that ended, newest first.
+
+        Args:
+            outcomes: Default: discarded, cancelled, superseded.
+            since: Default: a day ago.
+            before: Default: now. The `finished_at` of the last row gives the next page.
+            limit: Most rows, 10,000 at most; there are more, where several jobs ended with the last one in one instant,
+                as those of a list do.
+
+        Raises:
+            ActionRefused: An argument makes no sense; the message says what to give.
+        """
         rows = await self._calls.rows("ended_jobs", *_ended(outcomes, since, before, type, origin, limit))
         return [_attempt(row) for row in rows]
 
@@ -154,15 +187,28 @@ class Admin:
         limit: int = 100,
         force: bool = False,
     ) -> list[AttemptRow]:
-        """The last attempts of jobs that ended and were not requeued yet, in the order in which they were enqueued, so
-        that each group keeps its order when they are requeued one after the other. Those are here no more; so ask again
-        until there are none. since: default: a day ago. force: also those that were requeued."""
+        """The last attempts of jobs that ended and were not requeued yet, in the order in which they were enqueued.
+
+        So each group keeps its order when they are requeued one after the other. What was requeued is here no more; so
+        ask again until there are none.
+
+        Args:
+            outcomes: Default: discarded, cancelled, superseded.
+            since: Default: a day ago.
+            limit: As of `ended`.
+            force: Also those that were requeued.
+
+        Raises:
+            ActionRefused: An argument makes no sense; the message says what to give.
+        """
         rows = await self._calls.rows("requeueable_jobs", *_ended(outcomes, since, None, type, origin, limit), force)
         return [_attempt(row) for row in rows]
 
     async def blocked_groups(self, *, origin: str | None = None, limit: int = 100) -> list[BlockedGroup]:
-        """Groups that wait for their head, the longest first: it backs off, is blocked, or the group is paused. Groups
-        of a paused origin or type are not listed one by one, see `pauses`."""
+        """Groups that wait for their head, the longest first: it backs off, is blocked, or the group is paused.
+
+        Groups of a paused origin or type are not listed one by one, see `pauses`.
+        """
         _check_limit(limit)
         rows = await self._calls.walk("blocked_groups", origin, limit, _COUNTED)
         without = [row["head"] for row in rows if row["error"] is None and row["state"] != JobState.WAITING]
@@ -175,8 +221,10 @@ class Admin:
         return [_pause(row) for row in await self._calls.rows("pauses")]
 
     async def origins(self) -> list[OriginRow]:
-        """Every origin that has jobs, or was ever held or paused: who holds it, and what is there. Reads what fails,
-        and of the rest the entries of indexes: a tenth of a second for a million jobs."""
+        """Every origin that has jobs, or was ever held or paused: who holds it, and what is there.
+
+        It reads what fails, and of the rest the entries of indexes: a tenth of a second for a million jobs.
+        """
         return [_origin(row) for row in await self._calls.walk("origins", _COUNTED)]
 
     async def executors(self) -> list[ExecutorRow]:
@@ -190,7 +238,11 @@ class Admin:
     async def audit(
         self, *, limit: int = 100, before: int | None = None, actor: str | None = None, action: str | None = None
     ) -> list[AuditRow]:
-        """What was done, newest first. before: the `id` of the last row of the page before."""
+        """What was done, newest first.
+
+        Args:
+            before: The `id` of the last row of the page before.
+        """
         _check_limit(limit)
         last = _LAST_ID if before is None else before
         return [_audit(row) for row in await self._calls.rows("audit", last, actor, action, limit)]
@@ -198,31 +250,70 @@ class Admin:
     # -- one job --------------------------------------------------------------------------------------------------
 
     async def cancel(self, job_id: int, *, reason: str | None = None) -> JobState:
-        """End a job as cancelled, in whatever state it is, and return that state. If it runs, or is just about to, its
-        handler is cancelled within a second and its outcome counts for nothing; what a transactional handler did is
-        rolled back, other effects stay. Its payload is kept in the history."""
+        """End a job as cancelled, in whatever state it is.
+
+        If it runs, or is just about to, its handler is cancelled within a second and its outcome counts for nothing.
+        What a transactional handler did is rolled back; other effects stay. The payload is kept in the history.
+
+        Returns:
+            The state in which the job was.
+
+        Raises:
+            JobNotFound: There is no such job; the message says how it ended, if that is known.
+            Busy: Somebody else's transaction holds its row. Nothing has changed: try again.
+        """
         return JobState(await self._calls.value("cancel_job", job_id, self._actor, reason))
 
     async def discard(self, job_id: int, *, reason: str | None = None) -> JobState:
-        """`cancel`, but it ends as discarded."""
+        """As `cancel`, but the job ends as discarded."""
         return JobState(await self._calls.value("discard_job", job_id, self._actor, reason))
 
     async def retry_now(self, job_id: int, *, reason: str | None = None) -> JobState:
-        """Let a job that is delayed, backs off or is blocked run now; in its group it keeps its place. Returns the
-        state in which it was. One that was blocked starts its retry policy anew."""
+        """Let a job that is delayed, backs off or is blocked run now; in its group it keeps its place.
+
+        One that was blocked starts its retry policy anew.
+
+        Returns:
+            The state in which the job was.
+
+        Raises:
+            JobNotFound: There is no such job; the message says how it ended, if that is known.
+            ActionRefused: It is in another state; the message says what to do instead.
+            Busy: Somebody else's transaction holds its row. Nothing has changed: try again.
+        """
         return JobState(await self._calls.value("retry_job_now", job_id, self._actor, reason))
 
     async def release(self, job_id: int, *, reason: str | None = None) -> None:
-        """Let a held job run, at the end of its group's order, with its failures and losses forgotten."""
+        """Let a held job run, at the end of its group's order, with its failures and losses forgotten.
+
+        Raises:
+            JobNotFound: There is no such job; the message says how it ended, if that is known.
+            ActionRefused: It is not held.
+            Busy: Somebody else's transaction holds its row. Nothing has changed: try again.
+        """
         await self._calls.value("release_job", job_id, self._actor, reason)
 
     async def requeue(
         self, job_id: int, *, reason: str | None = None, force: bool = False, finished_at: datetime | None = None
     ) -> JobId:
-        """Bring back a job that was discarded, cancelled or superseded, as a new job at the end of its group's order;
-        returns its id. Type, origin, group, priority, payload and correlation id are the old ones; it runs whatever
-        its type's policy says, and has no unique key. force: also if that was done before. finished_at: of its last
-        attempt, as `requeueable` tells it: in a long history it is found many times faster."""
+        """Bring back a job that was discarded, cancelled or superseded, as a new job at the end of its group's order.
+
+        Type, origin, group, priority, payload and correlation id are the old ones. It runs whatever its type's policy
+        says, and has no unique key.
+
+        Args:
+            force: Also if that was done before.
+            finished_at: Of its last attempt, as `requeueable` tells it: in a long history it is found many times
+                faster.
+
+        Returns:
+            The new job's id.
+
+        Raises:
+            JobNotFound: Nothing is known of such a job.
+            ActionRefused: It has not ended, has succeeded, was requeued already, or its payload is not known.
+            Busy: Somebody else's transaction is in the way. Nothing has changed: try again.
+        """
         return JobId(await self._calls.value("requeue_job", job_id, self._actor, reason, force, finished_at))
 
     async def each(
@@ -237,10 +328,15 @@ class Admin:
             async for done in admin.each("release", [job.id for job in held], reason="the model is mended"):
                 print(done.job_id, done.error or "released")
 
-        The action is that of `cancel`, `discard`, `retry_now` or `release`; what these raise for one job stands in
-        `ActedOn.error`, and the others are done. 2,000 jobs are one transaction, with a rest of a second behind it in
-        which executors get on; one by one, they would get to nothing else. What has been yielded stays done, whatever
-        comes after.
+        2,000 jobs are one transaction, with a rest of a second behind it in which executors get on; one by one, they
+        would get to nothing else. What has been yielded stays done, whatever comes after.
+
+        Args:
+            action: That of `cancel`, `discard`, `retry_now` or `release`.
+
+        Yields:
+            For each job, in the order given: what these methods raise for one job stands in `ActedOn.error`, and the
+            others are done.
         """
         ids, took, told = list(dict.fromkeys(job_ids)), 0.0, 0
         for first in range(0, len(ids), _ACTED_ON_AT_ONCE):
@@ -269,18 +365,47 @@ class Admin:
     # -- groups ---------------------------------------------------------------------------------------------------
 
     async def release_group(self, origin: str, group: str, *, reason: str | None = None) -> JobId:
-        """Let the head of a group that backs off or is blocked run now; returns its id."""
+        """Let the head of a group that backs off or is blocked run now.
+
+        Returns:
+            The head's id.
+
+        Raises:
+            ActionRefused: No job waits in the group, or its head neither backs off nor is blocked.
+            Busy: Somebody else's transaction holds a row. Nothing has changed: try again.
+        """
         return JobId(await self._calls.value("release_group", origin, group, self._actor, reason))
 
     async def skip_head(self, origin: str, group: str, *, head: int | None = None, reason: str | None = None) -> JobId:
-        """Discard the head of a group that backs off, is blocked or is paused, so that the next job follows; returns
-        its id. head: the job that is meant; refused if it is another one by now."""
+        """Discard the head of a group that backs off, is blocked or is paused, so that the next job follows.
+
+        Args:
+            head: The job that is meant; refused if it is another one by now.
+
+        Returns:
+            The id of the job that was discarded.
+
+        Raises:
+            ActionRefused: The head is another one, or none that the group waits for.
+            Busy: Somebody else's transaction holds a row. Nothing has changed: try again.
+        """
         return JobId(await self._calls.value("skip_head", origin, group, self._actor, reason, head))
 
     async def clear_group(self, origin: str, group: str, *, reason: str | None = None, running: bool = False) -> int:
-        """Cancel all waiting and delayed jobs of a group; returns how many. Held jobs stay; the one that runs is
-        cancelled only with ``running=True``. Large groups are cleared in transactions of 10,000, from the last job to
-        the head, so that their executor never waits for long."""
+        """Cancel all waiting and delayed jobs of a group. Held jobs stay.
+
+        Large groups are cleared in transactions of 10,000, from the last job to the head, so that their executor never
+        waits for long.
+
+        Args:
+            running: Cancel the one that runs, too.
+
+        Returns:
+            How many jobs were cancelled.
+
+        Raises:
+            Busy: Somebody else's transaction holds a row; the message says how many are cancelled already. Try again.
+        """
         total = 0
         while True:
             arguments = (origin, group, self._actor, reason, running, _CLEARED_AT_ONCE)
@@ -301,23 +426,47 @@ class Admin:
     async def pause(
         self, *, reason: str, type: str | None = None, origin: str | None = None, group: str | None = None
     ) -> None:
-        """Let no further job start of a type, of an origin, or of a group of an origin. What runs goes on; what is
-        enqueued waits. A second pause of the same is refused, with the name of who made the first."""
+        """Let no further job start of a type, of an origin, or of a group of an origin.
+
+        What runs goes on; what is enqueued waits.
+
+        Raises:
+            ActionRefused: It is paused already, and the message says by whom; or it is not clear what is meant: give a
+                type, an origin, or an origin and a group.
+            Busy: Somebody else's transaction holds a row. Nothing has changed: try again.
+        """
         await self._calls.value("pause_jobs", self._actor, reason, type, origin, group)
 
     async def resume(
         self, *, type: str | None = None, origin: str | None = None, group: str | None = None, reason: str | None = None
     ) -> None:
-        """End a pause."""
+        """End a pause.
+
+        Raises:
+            ActionRefused: It is not paused.
+            Busy: Somebody else's transaction holds a row. Nothing has changed: try again.
+        """
         await self._calls.value("resume_jobs", self._actor, reason, type, origin, group)
 
     async def move(self, origin: str, to: str, *, reason: str | None = None, lease_seconds: float = 60.0) -> int:
-        """Give all jobs of an orphaned origin to another one, in the same order, behind what waits there; returns how
-        many. Refused while an executor holds the origin. Jobs that others enqueue there meanwhile stay: call it again.
-        All are moved in one transaction, for order's sake: a million take a minute or so, and up to an hour is given.
+        """Give all jobs of an orphaned origin to another one, in the same order, behind what waits there.
 
-        lease_seconds: the longest lease of the executors; an expired lease is believed only when Postgres has been up
-        for that long."""
+        Jobs that others enqueue for the old origin meanwhile stay there: call it again. All are moved in one
+        transaction, for order's sake: a million take a minute or so, and up to an hour is given.
+
+        Args:
+            to: An origin that some executor has held before.
+            lease_seconds: The longest lease of the executors. An expired lease is believed only when Postgres has been
+                up for that long.
+
+        Returns:
+            How many jobs were moved.
+
+        Raises:
+            ActionRefused: An executor holds the origin, or may hold it; or none has ever held `to`.
+            Busy: Somebody else's transaction is in the way. Nothing has changed: try again.
+            ConfigurationError: `lease_seconds` is no such number.
+        """
         if not 0 <= lease_seconds <= 1_000_000_000:
             raise ConfigurationError(f"lease_seconds={lease_seconds!r}: give the seconds of the longest lease")
         lease = timedelta(seconds=lease_seconds)

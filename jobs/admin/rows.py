@@ -26,8 +26,7 @@ __all__ = [
 
 
 class JobState(StrEnum):
-    """The state of a stored job, see docs/job-states.md. A job that its executor is about to start counts as
-    running."""
+    """The state of a stored job (docs/job-states.md). One that its executor is about to start counts as running."""
 
     WAITING = "waiting"
     BACKING_OFF = "backing off"  # its group waits until its next attempt
@@ -41,9 +40,12 @@ class JobState(StrEnum):
 class JobRow:
     """A stored job without its payload.
 
-    run_at: when it becomes due; None: at once, or never (blocked). position: its place in its origin's order; None
-    while it is delayed or held. held: why a person has to decide. error: the last error, 'Class: message'. cursor:
-    where the list goes on after it.
+    Attributes:
+        run_at: When it becomes due. None: at once, or never (blocked).
+        position: Its place in its origin's order; None while it is delayed or held.
+        held: Why a person has to decide.
+        error: The last error, 'Class: message'.
+        cursor: Where the list goes on after it.
     """
 
     id: int
@@ -66,7 +68,11 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class JobCount:
-    """How many jobs there are, and when the oldest was enqueued. What was not asked for is None."""
+    """How many jobs there are. What was not asked for is None.
+
+    Attributes:
+        oldest: When the oldest was enqueued.
+    """
 
     state: JobState | None
     type: str | None
@@ -98,8 +104,12 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True)
 class ActedOn:
-    """What became of one of many jobs. state: in which it was found; None: there is no such job, or somebody else is
-    changing it. error: why nothing was done to it; None: it was done."""
+    """What became of one of many jobs.
+
+    Attributes:
+        state: In which it was found. None: there is no such job, or somebody else is changing it.
+        error: Why nothing was done to it. None: it was done.
+    """
 
     job_id: int
     state: JobState | None
@@ -108,7 +118,7 @@ class ActedOn:
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One action of a person or a program. target and detail: as in the table ``audit``."""
+    """One action of a person or a program, as in the table ``audit``."""
 
     id: int
     at: datetime
@@ -133,8 +143,15 @@ class PauseRow:
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """All that is known of one job. row: None if it has ended. payload: as JSON text; None if it has ended well.
-    attempts and actions: oldest first. pauses: those that keep it from starting."""
+    """All that is known of one job.
+
+    Attributes:
+        row: None if it has ended.
+        payload: As JSON text; None if it has ended well.
+        attempts: Oldest first.
+        actions: Oldest first.
+        pauses: Those that keep it from starting.
+    """
 
     id: int
     row: JobRow | None
@@ -149,8 +166,12 @@ class JobDetails:
 class BlockedGroup:
     """A group that waits for its head: it backs off, is blocked, or the group is paused.
 
-    head: id of the job. since: its first failure, or the pause. next_at: its next attempt; None: no time is set.
-    error: the cause, 'Class: message'. behind: jobs that wait behind it, at most 10,000 are counted.
+    Attributes:
+        since: The head's first failure, or the pause.
+        head: Id of the job.
+        next_at: The head's next attempt. None: no time is set.
+        error: The cause, 'Class: message'.
+        behind: Jobs that wait behind it; at most 10,000 are counted.
     """
 
     origin: str
@@ -170,11 +191,16 @@ class BlockedGroup:
 class OriginRow:
     """An origin with who holds it, or held it last, and what is there.
 
-    leased: somebody holds it: the lease has not run out. owner, host, pid: of the lease, also when it has run out; None
-    where nobody has held the origin, or where it was given back. epoch: 0 or None where nobody has held it. The counts
-    are of jobs, by `JobState`; of those that wait, are delayed or held at most 10,000 are counted. oldest: when the
-    first in its order was enqueued. blocked_groups: those whose head backs off or is blocked. pause: of the whole
-    origin.
+    The counts are of jobs, by `JobState`. Of those that wait, are delayed or held at most 10,000 are counted.
+
+    Attributes:
+        leased: Somebody holds it: the lease has not run out.
+        owner: Of the lease, as are `host` and `pid`, also when it has run out. None where nobody has held the origin,
+            or where it was given back.
+        epoch: 0 or None where nobody has held it.
+        oldest: When the first in its order was enqueued.
+        blocked_groups: Those whose head backs off or is blocked.
+        pause: Of the whole origin.
     """
 
     origin: str
@@ -202,10 +228,12 @@ class OriginRow:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRow:
-    """An executor that holds origins: of one that holds none nobody knows whether it lives.
+    """An executor that holds origins. Of one that holds none nobody knows whether it lives.
 
-    origins: how many. lease_until: the first of its leases to end, if it renews none. running: jobs that it runs or is
-    about to run.
+    Attributes:
+        origins: How many.
+        lease_until: The first of its leases to end, if it renews none.
+        running: Jobs that it runs or is about to run.
     """
 
     id: UUID
@@ -219,7 +247,11 @@ class ExecutorRow:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """An origin with jobs that nobody holds. former_owner, lease_until, host, pid: of a lease that ran out."""
+    """An origin with jobs that nobody holds.
+
+    Attributes:
+        former_owner: Of a lease that ran out, as are `lease_until`, `host` and `pid`.
+    """
 
     origin: str
     former_owner: UUID | None
