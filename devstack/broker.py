@@ -145,7 +145,7 @@ class Broker:
         return process.pid if process else None
 
     def launch(self) -> None:
-        """Start the JVM without waiting for it; `await_ready` does. Formats the storage at the first time."""
+        """Start the JVM without waiting for it; `await_ready` does. The first time, the storage is formatted."""
         if self._process.find() is not None:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -171,18 +171,26 @@ class Broker:
         """Wait until the broker answers.
 
         Raises:
-            ServerStartError: it ended or did not answer in time; the text carries the last log lines.
+            ServerStartError: It ended or did not answer in time; the text carries the last log lines.
         """
         self._process.await_ready(lambda: answers(self.plan.port), timeout=START_SECONDS, since=self._since)
 
     def start(self) -> None:
-        """Start the broker and wait until it answers; does nothing when it runs."""
+        """Start the broker and wait until it answers; does nothing when it runs.
+
+        Raises:
+            ServerStartError: It ended or did not answer in time; the text carries the last log lines.
+        """
         if self._process.find() is None:
             self.launch()
             self.await_ready()
 
     def stop(self, seconds: float = 20) -> None:
-        """Shut down cleanly: leadership moves to other brokers first. One that needs more than `seconds` is killed."""
+        """Shut down cleanly: leadership moves to other brokers first.
+
+        Args:
+            seconds: A broker that needs more is killed.
+        """
         self._process.terminate([(signal.SIGTERM, seconds)])
 
     def kill(self) -> None:

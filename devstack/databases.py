@@ -35,8 +35,8 @@ async def drop_database(admin_dsn: str, dsn: str) -> None:
 async def ensure_template(admin_dsn: str, *, service: str) -> str:
     """Name of a database with the schema of the code at hand; it is made when the server has none yet.
 
-    It is named after a hash of everything that makes the schema, so that a server that outlives a test run
-    never gives an old one.
+    It is named after a hash of everything that makes the schema, so that a server that outlives a test run never gives
+    an old one.
     """
     from ..schema import migrate  # here, since only these fixtures need it
 

@@ -101,7 +101,7 @@ def sidings_devstack_directory() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def sidings_server_directory(sidings_devstack_directory: Path) -> ServerDirectory:
-    """A factory of directories for servers, which the servers' `remove()` deletes: in memory where there is room.
+    """A factory of directories for servers: in memory where there is room. The servers' `remove()` deletes them.
 
     A database is some 400 files. In memory it is made and dropped in 80 ms; on a disk in twice that, and in up to ten
     times that where the file system is an ext4 without a journal, as in small virtual machines: to make a file, it
@@ -197,7 +197,10 @@ async def empty_database(request: pytest.FixtureRequest, sidings_postgres: str) 
 
 @pytest_asyncio.fixture
 async def topic(sidings_kafka: str) -> AsyncIterator[TopicFactory]:
-    """A factory of topics; they are deleted afterwards."""
+    """A factory of topics: ``await topic("positions", partitions=12)`` makes one and gives its unique name.
+
+    They are deleted afterwards.
+    """
     made: list[str] = []
 
     async def make(
@@ -220,7 +223,10 @@ async def topic(sidings_kafka: str) -> AsyncIterator[TopicFactory]:
 
 @pytest.fixture
 def own_postgres(sidings_server_directory: ServerDirectory) -> Iterator[OwnPostgres]:
-    """A factory of servers that belong to this test."""
+    """A factory of servers that belong to this test: ``own_postgres()`` starts a `Postgres`.
+
+    They are removed afterwards.
+    """
     made: list[Postgres] = []
 
     def make(settings: Mapping[str, str] | None = None) -> Postgres:
@@ -237,7 +243,10 @@ def own_postgres(sidings_server_directory: ServerDirectory) -> Iterator[OwnPostg
 
 @pytest.fixture
 def own_kafka(sidings_server_directory: ServerDirectory) -> Iterator[OwnKafka]:
-    """A factory of clusters that belong to this test."""
+    """A factory of clusters that belong to this test: ``own_kafka(brokers=3)`` starts a `Kafka`.
+
+    They are removed afterwards.
+    """
     made: list[Kafka] = []
 
     def make(*, brokers: int = 1, secure: bool = False, settings: Mapping[str, str] | None = None) -> Kafka:

@@ -71,12 +71,12 @@ def to_stderr(line: str) -> None:
 def kafka_jars(report: Report = to_stderr) -> Path:
     """The folder with Kafka's jars; fetched at the first call, which takes about half a minute.
 
-    Safe with several processes at once: one fetches, the others wait for it. The folder appears as a whole or
-    not at all.
+    Safe with several processes at once: one fetches, the others wait for it. The folder appears as a whole or not at
+    all.
 
     Raises:
-        ToolMissingError: neither pyspark nor Maven is there, or no Java.
-        DevstackError: the fetch failed; the text carries what the tool said.
+        ToolMissingError: Neither pyspark nor Maven is there, or no Java.
+        DevstackError: The fetch failed; the text carries what the tool said.
     """
     return _folder_of(KAFKA, report)
 
@@ -84,11 +84,14 @@ def kafka_jars(report: Report = to_stderr) -> Path:
 def spark_jars(report: Report = to_stderr) -> list[Path]:
     """The jars that Spark needs beside its own to read Kafka and Postgres: for the setting ``spark.jars``.
 
-    They fit the installed pyspark. Otherwise as `kafka_jars`.
+    They fit the installed pyspark. They are fetched at the first call; one process of several does so.
+
+    Args:
+        report: Gets lines for a person. Default: they go to stderr.
 
     Raises:
         ToolMissingError: pyspark is not installed, or no Java.
-        DevstackError: the fetch failed; the text carries what the tool said.
+        DevstackError: The fetch failed; the text carries what the tool said.
     """
     try:
         spark = importlib.metadata.version("pyspark")

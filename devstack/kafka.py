@@ -17,21 +17,23 @@ __all__ = ["Kafka"]
 
 
 class Kafka:
-    """A Kafka cluster in `directory`.
+    """A Kafka cluster in a directory::
 
-    The methods block (start about 3 seconds); from async code call them through `asyncio.to_thread`. They
-    work from any process: the brokers are found again through their pid files.
+        cluster = Kafka("/tmp/cluster", brokers=3)
+        cluster.start()
+        cluster.broker(2).kill()  # the other two go on
+
+    The methods block (start about 3 seconds); from async code call them through `asyncio.to_thread`. They work from any
+    process: the brokers are found again through their pid files. The number of brokers, their ports and listeners are
+    fixed at the first start; to find a cluster again, its directory is enough.
 
     Args:
-        directory: the cluster's own; made when missing. Data, logs and pid files live in it.
-        port: loopback port of the first broker; default: a free one, chosen at the first start and kept.
-        brokers: how many, default 1. With three or more, three form the quorum, so that any single one
-            may die. With two, only the second may: the first is the controller.
-        secure: whether to add a SASL_SSL listener (mechanism PLAIN) to every broker.
-        settings: broker settings beside or instead of the devstack's own.
-
-    The number of brokers, their ports and listeners are fixed at the first start; to find a cluster again,
-    its directory is enough.
+        directory: The cluster's own; made when missing. Data, logs and pid files live in it.
+        port: Loopback port of the first broker. Default: a free one, chosen at the first start and kept.
+        brokers: How many, default 1. With three or more, three form the quorum, so that any single one may die. With
+            two, only the second may: the first is the controller.
+        secure: Whether to add a SASL_SSL listener (mechanism PLAIN) to every broker.
+        settings: Broker settings beside or instead of the devstack's own.
     """
 
     def __init__(
@@ -54,12 +56,20 @@ class Kafka:
 
     @property
     def bootstrap(self) -> str:
-        """`host:port,…` of the plain listeners; known after the first start."""
+        """``host:port,…`` of the plain listeners.
+
+        Raises:
+            ServerStateError: The cluster was never started.
+        """
         return ",".join(f"{LOOPBACK}:{port}" for port in self._numbers("ports"))
 
     @property
     def secure_bootstrap(self) -> str:
-        """`host:port,…` of the SASL_SSL listeners."""
+        """``host:port,…`` of the SASL_SSL listeners; empty without `secure`.
+
+        Raises:
+            ServerStateError: The cluster was never started.
+        """
         return ",".join(f"{LOOPBACK}:{port}" for port in self._numbers("secure_ports"))
 
     @property
@@ -83,7 +93,11 @@ class Kafka:
         return [self.broker(node) for node in self._nodes()] if "cluster" in self._state else []
 
     def broker(self, node: int) -> Broker:
-        """The broker with this number, counted from 1."""
+        """The broker with this number, counted from 1.
+
+        Raises:
+            DevstackError: There is none, or the cluster was never started.
+        """
         if node not in self._nodes():
             raise DevstackError(f"there is no broker {node}: the cluster has {len(self._nodes())}")
         return Broker(self.directory / f"broker-{node}", self._plan(node))
@@ -94,9 +108,9 @@ class Kafka:
         """Start all brokers that do not run and wait until each answers.
 
         Raises:
-            ServerStateError: the cluster was made with other `brokers` or without `secure`.
-            ServerStartError: a broker ended or did not answer in time; the text carries its last log lines.
-            ToolMissingError: there is no Java, or nothing to fetch Kafka's jars with.
+            ServerStateError: The cluster was made with other `brokers` or without `secure`.
+            ServerStartError: A broker ended or did not answer in time; the text carries its last log lines.
+            ToolMissingError: There is no Java, or nothing to fetch Kafka's jars with.
         """
         if "cluster" not in self._state:
             self._invent()

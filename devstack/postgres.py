@@ -41,20 +41,19 @@ SETTINGS: Mapping[str, str] = {
 
 
 class Postgres:
-    """A Postgres server in `directory`; a second server is another object with another directory.
+    """A Postgres server in a directory; a second server is another object with another directory::
 
-    The methods block (start about half a second); from async code call them through `asyncio.to_thread`. They
-    work from any process: the server is found again through its pid file.
-
-    Args:
-        directory: the server's own; made when missing. Data, log and pid file live in it.
-        port: loopback port; default: a free one, chosen at the first start and kept.
-        settings: server settings beside or instead of the devstack's own, e.g. `{"fsync": "off"}`.
-
-    Example:
         server = Postgres("/tmp/pg")
         server.start()
         connection = await asyncpg.connect(server.dsn)
+
+    The methods block (start about half a second); from async code call them through `asyncio.to_thread`. They work from
+    any process: the server is found again through its pid file.
+
+    Args:
+        directory: The server's own; made when missing. Data, log and pid file live in it.
+        port: Loopback port. Default: a free one, chosen at the first start and kept.
+        settings: Server settings beside or instead of the devstack's own, e.g. ``{"fsync": "off"}``.
     """
 
     def __init__(
@@ -68,12 +67,20 @@ class Postgres:
 
     @property
     def port(self) -> int:
-        """The TCP port; known after the first start."""
+        """The TCP port.
+
+        Raises:
+            ServerStateError: The server was never started.
+        """
         return int(self._state["port"])
 
     @property
     def dsn(self) -> str:
-        """Connection string of the superuser and the database `postgres`; known after the first start."""
+        """Connection string of the superuser and the database ``postgres``.
+
+        Raises:
+            ServerStateError: The server was never started.
+        """
         password = quote(self._state["password"])
         return f"postgresql://{USER}:{password}@{LOOPBACK}:{self.port}/postgres"
 
@@ -89,13 +96,13 @@ class Postgres:
         return process.pid if process else None
 
     def start(self) -> None:
-        """Start the server (creating its cluster at the first time) and wait until it accepts connections.
+        """Start the server and wait until it accepts connections; does nothing when it runs.
 
-        Does nothing when it runs.
+        The first time, its cluster is created.
 
         Raises:
-            ServerStartError: it ended or was not ready in time; the text carries the last log lines.
-            ToolMissingError: the binaries are missing.
+            ServerStartError: It ended or was not ready in time; the text carries the last log lines.
+            ToolMissingError: The binaries are missing.
         """
         if self._process.find() is not None:
             return

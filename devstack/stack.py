@@ -22,7 +22,12 @@ KAFKA_VARIABLE = "SIDINGS_KAFKA"
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where a Postgres and a Kafka are: a DSN, and a list of bootstrap servers."""
+    """Where a Postgres and a Kafka are.
+
+    Attributes:
+        postgres: A DSN.
+        kafka: Bootstrap servers, with commas between.
+    """
 
     postgres: str
     kafka: str
@@ -42,7 +47,15 @@ def external() -> External:
 
 
 class Stack:
-    """One Postgres and one Kafka in `directory` (default: the devstack's home)."""
+    """One Postgres and one Kafka, started and stopped together.
+
+    The methods block; from async code call them through `asyncio.to_thread`.
+
+    Args:
+        directory: Where they live. Default: the devstack's home.
+        brokers: How many, as of `Kafka`.
+        secure: Whether to add a SASL_SSL listener, as of `Kafka`.
+    """
 
     def __init__(
         self, directory: Path | str | None = None, *, brokers: int | None = None, secure: bool | None = None
@@ -55,7 +68,7 @@ class Stack:
         """Start what does not run and the environment does not provide, and say where both are.
 
         Raises:
-            DevstackError: a tool is missing or a server did not start; the text says what to do.
+            DevstackError: A tool is missing or a server did not start; the text says what to do.
         """
         given = self.given()
         if given.postgres and given.kafka:
@@ -70,8 +83,10 @@ class Stack:
         return Endpoints(given.postgres or self.postgres.dsn, given.kafka or self.kafka.bootstrap)
 
     def given(self) -> External:
-        """What the environment names, but for servers of this stack: a shell that has taken over the lines of an `up`
-        names those, and they may have been stopped since."""
+        """What the environment names, but for servers of this stack.
+
+        A shell that has taken over the lines of an `up` names those, and they may have been stopped since.
+        """
         given, own = external(), set[str]()
         for address in (lambda: self.postgres.dsn, lambda: self.kafka.bootstrap):
             with suppress(ServerStateError):  # it was never started
@@ -107,11 +122,17 @@ class Stack:
 
 
 def ensure(directory: Path | str | None = None) -> Endpoints:
-    """A running Postgres and Kafka: those that the environment names, else the devstack's own.
+    """A running Postgres and Kafka: those that the environment names, else the devstack's own::
 
-    Our own are started if need be, and stay up; `python -m sidings.devstack down` stops them.
+        endpoints = devstack.ensure()
+        service = Service("tracker", postgres=endpoints.postgres, kafka=endpoints.kafka)
+
+    Our own are started if need be, and stay up; ``python -m sidings.devstack down`` stops them. The call blocks.
+
+    Args:
+        directory: Where our own live. Default: the devstack's home.
 
     Raises:
-        DevstackError: a tool is missing or a server did not start; the text says what to do.
+        DevstackError: A tool is missing or a server did not start; the text says what to do.
     """
     return Stack(directory).up()

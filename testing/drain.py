@@ -38,13 +38,19 @@ _MOST_DUE = 1_000
 
 
 class NotDrained(SidingsError):
-    """Jobs are left that this process may not run, or that come back again and again."""
+    """Jobs are left that this process may not run, or that come back again and again; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One run of a handler. error: None for a success. delay: seconds until the next attempt, where there is one.
-    after: simulated seconds that had passed since the drain began."""
+    """One run of a handler.
+
+    Attributes:
+        payload: As the handler got it; the stored text where that does not validate.
+        error: None for a success.
+        delay: Seconds until the next attempt, where there is one.
+        after: Simulated seconds that had passed since the drain began.
+    """
 
     type: str
     job_id: int
@@ -82,24 +88,32 @@ async def drain(
     until: timedelta | float = 0.0,
     limit: int = 1_000,
 ) -> list[Attempt]:
-    """Run the committed jobs of all origins, and those that these enqueue, until none is due; returns the attempts in
-    the order in which they ran::
+    """Run the committed jobs of all origins, and those that these enqueue, until none is due::
 
         [attempt] = await drain(service)
         assert attempt.outcome == "succeeded"
-
-    database: a service that does not run, whose `transaction()` and `origin_for` work in its handlers meanwhile, or a
-    DSN together with the `registry` of the handlers.
-    until: seconds of simulated time to pass: whenever nothing is due, the clock jumps to the next delayed job or retry,
-    as long as that lies within. `math.inf`: until nothing waits any more, but what is due in a thousand years or never.
-    limit: most attempts.
 
     Jobs run one at a time, those of a handler that takes lists as many as there are, by priority and position, and as
     an executor runs them: payloads, timeouts, retry policies, transactional handlers, history. Held and paused jobs,
     and types without a handler, are left alone.
 
-    Raises `NotDrained` when an executor that runs has the jobs' origin, or after `limit` attempts; `SchemaError` where
-    Sidings' tables are missing or old. What handlers raise stands in the attempts.
+    Args:
+        database: A service that does not run, whose `transaction` and `origin_for` work in its handlers meanwhile; or a
+            DSN.
+        registry: Of the handlers, together with a DSN.
+        until: Seconds of simulated time to pass: whenever nothing is due, the clock jumps to the next delayed job or
+            retry, as long as that lies within. ``math.inf``: until nothing waits any more, but what is due in a
+            thousand years or never.
+        limit: Most attempts.
+
+    Returns:
+        The attempts in the order in which they ran. What handlers raise stands in them.
+
+    Raises:
+        NotDrained: An executor that runs has the jobs' origin, or jobs are left after `limit` attempts; or a plain
+            function goes on for a minute after the drain was cut off.
+        SchemaError: Sidings' tables are missing or old.
+        ValueError: The arguments do not go together.
     """
     left = min(seconds_of(until, "drain(until"), LONGEST_SECONDS)
     if not isinstance(limit, int) or limit < 1:  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked

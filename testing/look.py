@@ -32,9 +32,13 @@ async def enqueued(
 
         assert await enqueued(tx, send_eta, group="t-1") == [SendEta(...)]
 
-    connection: asyncpg's, or a `Transaction`; the transaction that enqueued them sees them before its commit. Raises
-    `TypeError` for one of another library, and for what is no job type.
-    origin, group: only those; group=None: only those without one.
+    Args:
+        connection: asyncpg's, or a `Transaction`. The transaction that enqueued the jobs sees them before its commit.
+        origin: Only those of it.
+        group: Only those of it. None: only those without one.
+
+    Raises:
+        TypeError: The connection is of another library, or an argument is not what it should be.
     """
     if not isinstance(job_type, JobType):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be unchecked
         raise TypeError(f"enqueued(..., {job_type!r}): give a connection, then the job type, as the decorator made it")
@@ -48,8 +52,17 @@ async def enqueued(
 
 
 async def advance(connection: Connection, seconds: timedelta | float, *, schema: str = "sidings") -> None:
-    """Let time pass for all stored jobs: what was due in an hour is due in an hour less `seconds`, a thousand years at
-    most. Raises `TypeError` for a connection of another library, `ValueError` for what is no duration."""
+    """Let time pass for all stored jobs: what was due in an hour is due in an hour less `seconds`.
+
+    Args:
+        connection: asyncpg's.
+        seconds: A thousand years at most.
+        schema: Where Sidings' tables live.
+
+    Raises:
+        TypeError: The connection is of another library.
+        ValueError: `seconds` is no such duration.
+    """
     own, passed = _asyncpg(connection), seconds_of(seconds, "advance(seconds")
     if abs(passed) > LONGEST_SECONDS:
         raise ValueError(f"advance(seconds={seconds!r}): give a thousand years at most")
