@@ -17,8 +17,12 @@ T = TypeVar("T")
 
 
 class Mark(NamedTuple):
-    """The last record that was applied of a partition: it tells whether the log is still the same one. epoch: of the
-    leader that wrote it; None where it is not known."""
+    """The last record that was applied of a partition: it tells whether the log is still the same one.
+
+    Attributes:
+        timestamp_ms: Of the record, milliseconds since 1970.
+        epoch: Of the leader that wrote it; None where it is not known.
+    """
 
     offset: int
     timestamp_ms: int
@@ -26,7 +30,12 @@ class Mark(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What the rows of a store are of. topic; cluster: Kafka's id. reading: how records are read."""
+    """What the rows of a store are of.
+
+    Attributes:
+        cluster: Kafka's id.
+        reading: How records are read.
+    """
 
     topic: str
     cluster: str
@@ -35,8 +44,13 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[T]):
-    """What a store has to know. derived: keys differ from rows, so that several rows may have one key.
-    decode: the value of a record that was stored; key_of: the key of its row."""
+    """What a store has to know.
+
+    Attributes:
+        derived: Keys differ from rows, so that several rows may have one key.
+        decode: Gives the value of a record that was stored.
+        key_of: Gives the key of its row.
+    """
 
     topic: str
     derived: bool
@@ -46,10 +60,15 @@ class Plan(Generic[T]):
 
 @dataclass(slots=True)
 class Batch(Generic[T]):
-    """What is applied at once. positions: the next offset of partitions; marks: their last records. bad: all records
-    that could not be applied and still matter, None where that has not changed. complete_at: when nothing of the
-    topic was missing, in seconds since 1970; 0: it is not known. topic_id: Kafka's, of the topic that was read; None
-    where it does not tell."""
+    """What is applied at once.
+
+    Attributes:
+        positions: The next offset, by partition.
+        marks: The last record, by partition.
+        bad: All records that could not be applied and still matter; None where that has not changed.
+        complete_at: When nothing of the topic was missing, in seconds since 1970; 0: it is not known.
+        topic_id: Kafka's, of the topic that was read; None where it does not tell.
+    """
 
     changes: Sequence[Change[T]] = ()
     positions: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -61,7 +80,12 @@ class Batch(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a store has kept of a life before. identity: None for a new store. topic_id: the last one that was told."""
+    """What a store has kept of a life before.
+
+    Attributes:
+        identity: None for a new store.
+        topic_id: The last one that was told.
+    """
 
     identity: Identity | None
     positions: Mapping[int, int]
@@ -72,14 +96,19 @@ class Kept:
 
 
 class Storage(Protocol[T]):
-    """Holds the rows of one directory. Where several rows have one key, the one with the youngest record counts, so
-    that the order in which partitions are read does not matter.
+    """Holds the rows of one directory.
 
-    Reading comes from the event loop, and is quick. `open`, `reset`, `apply` and `close` are awaited, one at a time.
+    Where several rows have one key, the one with the youngest record counts, so that the order in which partitions are
+    read does not matter. Reading comes from the event loop, and is quick there; plain handlers read from their threads.
+    `open`, `reset`, `apply` and `close` are awaited, one at a time.
     """
 
     async def open(self, plan: Plan[T]) -> Kept:
-        """Begin, with what is there. Raises `StorageError`, and has let go of its files then."""
+        """Begin, with what is there.
+
+        Raises:
+            StorageError: The store cannot be used; it has let go of its files then.
+        """
         ...
 
     async def reset(self, identity: Identity) -> None:
