@@ -159,7 +159,7 @@ class UnknownMessageType(ConsumerError):
 
 
 class OffsetOutOfRange(ConsumerError):
-    """The stored offset, or one to be reset to, is none of this log.
+    """The stored offset, or one to be reset to, does not belong to this log.
 
     It lies outside of the log, belongs to a topic that was deleted and made anew, or to a record that cannot be read.
     """

@@ -79,13 +79,13 @@ class TopicFactory(Protocol):
 
 
 class OwnPostgres(Protocol):
-    """`own_postgres(settings)` starts a server; settings as of `Postgres`."""
+    """`own_postgres(settings)` starts a server; settings as in `Postgres`."""
 
     def __call__(self, settings: Mapping[str, str] | None = None) -> Postgres: ...
 
 
 class OwnKafka(Protocol):
-    """`own_kafka(brokers=…, secure=…, settings=…)` starts a cluster; arguments as of `Kafka`."""
+    """`own_kafka(brokers=…, secure=…, settings=…)` starts a cluster; arguments as in `Kafka`."""
 
     def __call__(
         self, *, brokers: int = 1, secure: bool = False, settings: Mapping[str, str] | None = None

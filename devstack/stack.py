@@ -53,8 +53,8 @@ class Stack:
 
     Args:
         directory: Where they live. Default: the devstack's home.
-        brokers: How many, as of `Kafka`.
-        secure: Whether to add a SASL_SSL listener, as of `Kafka`.
+        brokers: How many, as in `Kafka`.
+        secure: Whether to add a SASL_SSL listener, as in `Kafka`.
     """
 
     def __init__(

@@ -91,8 +91,8 @@ def current_headers() -> dict[str, str]:
     `enqueue`, `Outbox.publish` and `Producer.send` add them by themselves.
 
     Returns:
-        Of `correlation_id`, `traceparent` and `tracestate` those that there are: of the job or message that the handler
-        works on (of several: what they have in common), with the current OpenTelemetry span in the place of its trace.
+        Those of `correlation_id`, `traceparent` and `tracestate` that the job or message has on which the handler
+        works; of several, what they have in common. The current OpenTelemetry span takes the place of their trace.
     """
     work = current_work.get()
     headers = {} if work is None else shared_headers(work)

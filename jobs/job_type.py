@@ -233,7 +233,7 @@ class JobType(Generic[P]):
 
         Args:
             connection: psycopg's ``Connection``, SQLAlchemy's ``Connection`` or ``Session``, or
-                ``django.db.connection``, with a transaction open.
+                ``django.db.connection``, with a transaction open. All else is as in `enqueue`.
         """
         statement = self._one(payload, origin, group, delay, run_at, priority, headers, unique_key)
         rows = store_sync(connection, statement)
@@ -250,7 +250,7 @@ class JobType(Generic[P]):
         priority: int = 0,
         headers: Mapping[str, str] | None = None,
     ) -> list[JobId]:
-        """`enqueue_many` for synchronous code, on a connection as of `enqueue_sync`."""
+        """`enqueue_many` for synchronous code, on a connection as in `enqueue_sync`."""
         statement = self._many(payloads, origin, delay, run_at, priority, headers)
         return self._ids(statement, store_sync(connection, statement))
 

@@ -52,7 +52,7 @@ Middleware = Callable[[Call, Next], Awaitable[object]]
 
 
 async def call_through(middleware: Sequence[Middleware], call: Call, handler: Next, *, judged: bool = False) -> object:
-    """Call `handler` inside of all of these, and return what it returned. judged: as of `completed`.
+    """Call `handler` inside of all of these, and return what it returned. judged: as in `completed`.
 
     What the handler returns or raises is what counts; a middleware changes it only by raising something else. So none
     can make a failed job, or one that has not run, pass for a successful one by mistake.

@@ -171,7 +171,7 @@ class Registry:
             missed: What becomes of ticks that nobody fired in time. ``"once"``: one job stands for all of them.
                 ``"skip"``: what is more than a minute late gets no job. ``"all"``: a job for each.
             per: ``"origin"``: a job in every origin, instead of one for the service; not together with `home`.
-            home: As of `job`; so are `name`, `retry`, `timeout`, `history` and `transactional`.
+            home: As in `job`; so are `name`, `retry`, `timeout`, `history` and `transactional`.
 
         Returns:
             A decorator, which makes a `JobType` of the handler.

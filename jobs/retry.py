@@ -85,8 +85,8 @@ class Retry:
             person while its group goes on. ``"block"`` keeps it at the head of its group, which waits for a person.
 
     Raises:
-        ConfigurationError: An argument is no such object, but a class, say; or a coroutine function: a decision about a
-            retry must not wait for anything.
+        ConfigurationError: An argument is not such an object (a class is not one), or is a coroutine function: a
+            decision about a retry must not wait for anything.
     """
 
     wait: wait_base = field(default_factory=lambda: wait_exponential_jitter(initial=1, max=300))

@@ -109,7 +109,7 @@ class Transaction:
         return self.opened()
 
     def opened(self) -> Connection:
-        """As `connection`, for who hands it to nobody.
+        """As `connection`, for callers that hand it to nobody.
 
         Raises:
             NotInTransaction: The transaction has ended.
@@ -169,8 +169,9 @@ class Transaction:
             async with tx.savepoint():
                 await tx.execute("INSERT INTO ...", timeout=2)
 
-        While something in it is under way, it cannot be undone: then nothing commits. With asyncpg's own, through
-        `connection`, a transaction that fails costs its connection: who has that object may still use it.
+        While something in it is under way, it cannot be undone: then nothing commits. Use it instead of asyncpg's own
+        savepoints, through `connection`: with those, a transaction that fails costs its connection, since whoever has
+        that object may still use it.
         """
         self._depth += 1
         name, unsure = f"sidings_{self._depth}", self._unsure

@@ -38,7 +38,7 @@ class StaticAssignment:
         origins: At least one, each once; not ``outbox/0`` to ``outbox/15``, which are the slots of the outbox.
 
     Raises:
-        ConfigurationError: They are not.
+        ConfigurationError: `origins` break these rules.
     """
 
     origins: tuple[str, ...]

@@ -65,7 +65,7 @@ class Producer:
             await service.producer.send("etas", key="t-1", value=Eta(transport="t-1", eta=eta))
 
         Args:
-            value: A pydantic model, bytes, or None for a tombstone. This and the others are as of `Outbox.publish`.
+            value: A pydantic model, bytes, or None for a tombstone. This and the others are as in `Outbox.publish`.
 
         Raises:
             InvalidMessage: Nothing was sent, or Kafka refused the message for what it is.

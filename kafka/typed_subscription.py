@@ -77,10 +77,10 @@ class TypedSubscription(Subscription[Any]):
 
         Args:
             type: None: the messages that have none, such as tombstones.
-            model: Of the whole JSON value, as of ``Service.consumer``.
+            model: Of the whole JSON value, as in ``Service.consumer``.
             batch: The handler gets lists of up to so many messages that follow each other in one partition and are all
                 of this type, so that order is kept.
-            decoder: Of the whole value, as of ``Service.consumer``.
+            decoder: Of the whole value, as in ``Service.consumer``.
 
         Returns:
             A decorator, which gives the handler back as ``Service.consumer`` does.
@@ -116,8 +116,11 @@ class TypedSubscription(Subscription[Any]):
             )
 
     def decode(self, record: Record) -> Message[Any]:
-        """Decode `record` as its type's handler wants it. Raises `UndecodableMessage`, for unknown types as well where
-        they are parked."""
+        """Decode `record` as its type's handler wants it.
+
+        Raises:
+            UndecodableMessage: The value does not fit; or no handler takes the type, and such messages are parked.
+        """
         type = self._type_of(record)
         route = self._routes.get(type)
         if route is None and self._unknown == "park":

@@ -101,7 +101,7 @@ async def migrate(
     Args:
         service: Name of the service that the schema belongs to.
         schema: Where Sidings' tables live.
-        password: In place of the DSN's, as of `PostgresSettings`.
+        password: In place of the DSN's, as in `PostgresSettings`.
 
     Returns:
         The migrations that were applied.

@@ -307,7 +307,7 @@ class Service:
                 that cannot be decoded. ``"skip"``: it is passed over, and counted. ``"fail"``: it fails with
                 `UnknownMessageType`, is tried again and then parked in its key's group, so that later messages of its
                 key wait, in order, for a release of yours that knows the type.
-            retry: As of `consumer`, for all types; so are `isolate`, `start`, `timeout`, `dedup` and `max_waiting`.
+            retry: As in `consumer`, for all types; so are `isolate`, `start`, `timeout`, `dedup` and `max_waiting`.
 
         Returns:
             An object whose `on` declares the handlers.
@@ -418,12 +418,13 @@ class Service:
 
     @asynccontextmanager
     async def connected(self) -> AsyncGenerator[None]:
-        """Without running: within this block `transaction` and `origin_for` work, for handlers that a test calls::
+        """Within this block `transaction` and `origin_for` work although the service does not run::
 
             async with service.connected():
                 await send_eta(Job.fake(SendEta(...)))
 
-        Open one block around all that the test calls. `sidings.testing.drain` opens its own.
+        It is for handlers that a test calls. Open one block around all that the test calls. `sidings.testing.drain`
+        opens its own.
 
         Raises:
             ConfigurationError: The service has no Postgres.
@@ -571,9 +572,9 @@ class Service:
     async def run(self) -> None:
         """Run until SIGTERM, SIGINT or `stop`; then let handlers end, for `ExecutorSettings.shutdown_seconds` at most.
 
-        A second signal cancels the handlers. A start that is under way is undone at once, whatever it waits for. Who
-        had SIGTERM before, as a web server, gets the signal when the service has ended. The process is the service's:
-        Python's cyclic collector is made to run more rarely, unless its thresholds have been set.
+        A second signal cancels the handlers. A start that is under way is undone at once, whatever it waits for.
+        Whoever had SIGTERM before, as a web server has, gets the signal when the service has ended. The process is the
+        service's: Python's cyclic collector is made to run more rarely, unless its thresholds have been set.
 
         Raises:
             Exception: What brought the service down, e.g. `SchemaError`.

@@ -195,7 +195,7 @@ class Admin:
         Args:
             outcomes: Default: discarded, cancelled, superseded.
             since: Default: a day ago.
-            limit: As of `ended`.
+            limit: As in `ended`.
             force: Also those that were requeued.
 
         Raises:

@@ -196,7 +196,7 @@ class Directory(Generic[T]):
         Raises:
             DirectoryBehind: It is not there after `timeout`, and the message says what was missing; or it has ended; or
                 its topic was made anew, or cut off, and ends before.
-            ConfigurationError: This is another event loop than that which it runs in, or `offset` is neither.
+            ConfigurationError: This is another event loop than that which it runs in, or `offset` is none of these.
         """
         check_loop(self._loop, _ITS_OWN)
         wanted: Mapping[int, int] | None = {partition: offset + 1} if isinstance(offset, int) else offset

@@ -68,7 +68,8 @@ class SQLite(Generic[T]):
             share one.
 
     Raises:
-        ConfigurationError: `path` is no path. What goes wrong with the file is a `StorageError`, of every method.
+        ConfigurationError: `path` is no path.
+        StorageError: From its methods, where the file cannot be used.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -20,7 +20,7 @@ class PublishError(SidingsError):
 
 
 class InvalidMessage(PublishError):
-    """The message cannot be stored or sent as it is; it says why.
+    """The message cannot be stored or sent as it is; the error says why.
 
     From `Outbox` nothing has been written, and the caller's transaction is still usable. From `Producer` Kafka may have
     been asked, and have refused it.

@@ -35,7 +35,7 @@ _ITS_OWN = "that the service runs in"
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What `publish` returns: with it `Outbox.published` finds the messages again. Of direct messages it is empty."""
+    """What `publish` returns: with it `Outbox.published` finds the messages again. It is empty for direct messages."""
 
     ids: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
@@ -158,7 +158,9 @@ class Outbox:
             NotInTransaction: The connection is in autocommit, or the transaction has ended. Nothing has been written.
             SchemaError: Sidings' tables are missing or old. The message says what to run; the transaction has to be
                 rolled back.
-            NotPublished: And `KafkaUnavailable`, as of `Producer.send`, where the topic's route is direct.
+            NotPublished: The topic's route is direct, and there is no such topic, or no right to write to it.
+            KafkaUnavailable: The topic's route is direct, and Kafka has not acknowledged the message, which may have
+                arrived.
         """
         message = self._message(topic, key, value, headers, partition_key, timestamp)
         if self._is_direct(topic):
@@ -173,7 +175,7 @@ class Outbox:
         """Store many messages of one topic with one statement, in order; all or none are stored.
 
         Args:
-            messages: Pairs of key and value. All else is as of `publish`.
+            messages: Pairs of key and value. All else is as in `publish`.
         """
         made = self._messages(topic, messages)
         if self._is_direct(topic):
@@ -196,10 +198,10 @@ class Outbox:
 
         Args:
             connection: psycopg's ``Connection``, SQLAlchemy's ``Connection`` or ``Session``, or
-                ``django.db.connection``, with a transaction open.
+                ``django.db.connection``, with a transaction open. All else is as in `publish`.
 
         Raises:
-            InvalidMessage: As of `publish`; or the topic's route is direct.
+            InvalidMessage: As in `publish`; or the topic's route is direct.
         """
         message = self._message(topic, key, value, headers, partition_key, timestamp)
         return self._store_sync(connection, topic, self._one(message))
@@ -207,7 +209,7 @@ class Outbox:
     def publish_many_sync(
         self, connection: AnySyncConnection, topic: str, messages: Iterable[tuple[str | bytes | None, Value]]
     ) -> Receipt:
-        """`publish_many` for synchronous code, on a connection as of `publish_sync`."""
+        """`publish_many` for synchronous code, on a connection as in `publish_sync`."""
         return self._store_sync(connection, topic, self._many(topic, self._messages(topic, messages)))
 
     async def published(self, receipt: Receipt, timeout: float | None = None) -> None:
