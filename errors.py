@@ -32,7 +32,7 @@
     │   └── Busy                  somebody else is changing the same rows: try again
     ├── PostgresUnavailable       no connection, or a call timed out; retried by every loop of ours
     ├── KafkaUnavailable          no broker answers; retried by every loop of ours
-    ├── Fenced                    another executor has taken the origin over; the attempt's outcome is void
+    ├── Fenced                    for handlers: a receiver has refused `job.fence`, as another executor has the origin
     ├── PublishError              a message of the outbox: `kafka/outbox/errors.py` draws its part of the tree
     └── Discard, Snooze, and what `Retry.after` gives: a handler raises them, to say what becomes of its job
 """
