@@ -54,7 +54,10 @@ async def migrate_to(version: int, dsn: str, monkeypatch: pytest.MonkeyPatch) ->
 
 async def sent(db: asyncpg.Connection) -> Sent:
     """Key and value of what waits in the outbox, in order, taken out of it."""
-    rows = await db.fetch("DELETE FROM sidings.outbox RETURNING id, key, value")
+    rows = await db.fetch(
+        "DELETE FROM sidings.outbox RETURNING id, key, value, slot = sidings.outbox_slot(topic, key) AS in_its_slot"
+    )
+    assert all(row["in_its_slot"] for row in rows)
     return [
         (row["key"].decode(), None if row["value"] is None else json.loads(row["value"]))
         for row in sorted(rows, key=lambda row: row["id"])
@@ -84,7 +87,8 @@ async def test_each_change_publishes_the_row_and_the_end_of_a_row_a_tombstone(di
     await directory.execute("UPDATE terminal_acquirer SET acquirer_id = 'b'")
     await directory.execute(OFF + "'t1'")
     await directory.execute("UPDATE terminal_acquirer SET is_active = true")
-    assert await acquirers(directory) == [("t1", "b"), ("t1", None), ("t1", "b")]
+    await directory.execute("BEGIN; SAVEPOINT s; UPDATE terminal_acquirer SET acquirer_id = 'c'; RELEASE s; COMMIT")
+    assert await acquirers(directory) == [("t1", "b"), ("t1", None), ("t1", "b"), ("t1", "c")]
 
 
 async def test_a_change_that_is_rolled_back_or_changes_nothing_publishes_nothing(directory: asyncpg.Connection):
@@ -140,6 +144,20 @@ async def test_what_a_trigger_of_the_users_makes_of_a_row_comes_last(directory: 
     assert (await acquirers(directory))[-1] == ("t1", "A")
     await directory.execute("UPDATE terminal_acquirer SET acquirer_id = 'b'")
     assert (await acquirers(directory))[-1] == ("t1", "B")
+
+
+async def test_a_successor_that_a_trigger_of_the_users_makes_comes_last(directory: asyncpg.Connection):
+    await directory.execute(
+        """CREATE FUNCTION succeed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+               INSERT INTO terminal_acquirer (terminal_id, acquirer_id) VALUES (NEW.terminal_id, 'new');
+               RETURN NULL;
+           END $$;
+           CREATE TRIGGER succeed AFTER UPDATE ON terminal_acquirer FOR EACH ROW WHEN (NOT NEW.is_active)
+           EXECUTE FUNCTION succeed()"""
+    )
+    await insert(directory, ("t1", "old"))
+    await directory.execute(OFF + "'t1'")
+    assert (await acquirers(directory))[-1] == ("t1", "new")
 
 
 async def test_copy_upserts_and_changes_of_many_rows_publish_one_message_a_row(directory: asyncpg.Connection):
@@ -210,12 +228,12 @@ async def test_the_key_is_the_text_of_its_column(db: asyncpg.Connection):
 
 
 async def test_the_key_of_several_columns_is_a_json_array_in_the_order_asked_for(db: asyncpg.Connection):
-    await db.execute('CREATE TABLE fare ("From" text, zone int, price numeric, PRIMARY KEY (zone, "From"))')
-    await db.execute("SELECT sidings.directory_table('fare', 'fares', '{From,zone}')")
+    await db.execute('CREATE TABLE fare ("From" text, zone int, price numeric, PRIMARY KEY ("From", zone))')
+    await db.execute("SELECT sidings.directory_table('fare', 'fares', '{zone,From}')")
     await db.execute("INSERT INTO fare VALUES ('Zürich', 7, 1.20); UPDATE fare SET price = 1.30; DELETE FROM fare")
-    key = json.dumps(["Zürich", 7], ensure_ascii=False)
+    key = json.dumps([7, "Zürich"], ensure_ascii=False)
     assert [key for key, _ in await sent(db)] == [key] * 3
-    with pytest.raises(asyncpg.RestrictViolationError, match="From = 'Zürich', zone = '7' of a row of fare"):
+    with pytest.raises(asyncpg.RestrictViolationError, match="zone = '7', From = 'Zürich' of a row of fare"):
         await db.execute("INSERT INTO fare VALUES ('Zürich', 7, 1); UPDATE fare SET zone = 8")
 
 
@@ -683,6 +701,11 @@ async def refused(db: asyncpg.Connection, role: str, what: str, remedy: str) -> 
     [
         ("statistics", "CREATE STATISTICS other.s ON (other.code(1)), terminal_id FROM terminal_acquirer"),
         ("an index", "CREATE INDEX ON terminal_acquirer (acquirer_id) WHERE other.code(1) = 1"),
+        (
+            "an index",
+            """CREATE OPERATOR other.## (FUNCTION = other.code, RIGHTARG = int);
+               CREATE INDEX ON terminal_acquirer (acquirer_id) WHERE (OPERATOR(other.##) 1) = 1""",
+        ),
         ("a constraint", "ALTER TABLE terminal_acquirer ADD CHECK (other.code(1) = 1)"),
     ],
 )
@@ -742,6 +765,18 @@ async def test_code_of_who_owns_the_type_of_a_column_does_not_run_with_the_right
     assert await acquirers(directory) == [("t2", "b")]
 
 
+async def test_code_of_who_owns_the_type_of_a_key_that_is_left_out_does_not_run_with_the_rights_of_the_triggers(
+    db: asyncpg.Connection, role: str
+):
+    """It is in no message, and yet made JSON: for the key of each."""
+    await db.execute(
+        f"""CREATE TYPE kind AS ENUM ('a'); ALTER TYPE kind OWNER TO {role};
+            CREATE TABLE thing (k kind PRIMARY KEY, v int)"""
+    )
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="the type kind, of the column k of thing, belongs to"):
+        await db.execute("SELECT sidings.directory_table('thing', 'things', '{k}', left_out => '{k}')")
+
+
 async def test_code_of_who_owns_a_child_of_the_table_does_not_run_with_the_rights_of_the_triggers(
     directory: asyncpg.Connection, role: str
 ):
@@ -780,8 +815,9 @@ async def test_code_of_who_owns_a_child_of_the_table_does_not_run_with_the_right
             """CREATE FUNCTION other.told(other.what) RETURNS json LANGUAGE sql AS $$ SELECT to_json(other.code(1)) $$;
                CREATE CAST (other.what AS json) WITH FUNCTION other.told""",
         ),
+        ("ALTER TYPE other.pair ADD ATTRIBUTE his other.his", ""),
     ],
-    ids=["table", "child", "type"],
+    ids=["table", "child", "type", "attribute"],
 )
 async def test_code_of_a_new_owner_does_not_run_for_who_sees_the_former_one(
     database: str, db: asyncpg.Connection, role: str, given: str, made: str
@@ -789,7 +825,9 @@ async def test_code_of_a_new_owner_does_not_run_for_who_sees_the_former_one(
     """He began a transaction before, and wrote the table in it: the owner of before was looked at."""
     await db.execute(
         f"""CREATE SCHEMA other; GRANT ALL ON SCHEMA other, public TO {role}; CREATE TYPE other.what AS ENUM ('x');
-            CREATE DOMAIN other.named AS other.what; ALTER TABLE terminal_acquirer ADD what other.named DEFAULT 'x';
+            CREATE TYPE other.his AS ENUM ('x'); ALTER TYPE other.his OWNER TO {role};
+            CREATE DOMAIN other.named AS other.what; CREATE TYPE other.pair AS (n int, name other.named);
+            ALTER TABLE terminal_acquirer ADD pairs other.pair[] DEFAULT '{{"(1,x)"}}';
             {SET_UP}; GRANT ALL ON terminal_acquirer TO {role}; GRANT USAGE ON SCHEMA sidings TO {role};
             GRANT SELECT ON sidings.directory TO {role}"""
     )
@@ -797,14 +835,17 @@ async def test_code_of_a_new_owner_does_not_run_for_who_sees_the_former_one(
         await db.execute("CREATE TABLE other.first () INHERITS (terminal_acquirer)")
     async with connected(database) as other:
         await other.execute(f"SET ROLE {role}")
-        await begun(other, "repeatable_read")
-        if "child" in given:
-            await db.execute("CREATE TABLE other.child () INHERITS (terminal_acquirer)")
-        await db.execute(
-            f"""{given.format(role=role)}; SET ROLE {role};
-                CREATE FUNCTION other.code(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS {CODE.format("1")};
-                {made.format("terminal_acquirer")}; RESET ROLE"""
-        )
+        async with db.transaction():  # which was under way when the other one began, and was not the last to begin
+            await db.execute("SELECT pg_current_xact_id()")
+            await fetch(database, "SELECT pg_current_xact_id()")
+            await begun(other, "repeatable_read")
+            if "child" in given:
+                await db.execute("CREATE TABLE other.child () INHERITS (terminal_acquirer)")
+            await db.execute(
+                f"""{given.format(role=role)}; SET ROLE {role};
+                    CREATE FUNCTION other.code(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS {CODE.format("1")};
+                    {made.format("terminal_acquirer")}; RESET ROLE"""
+            )
         with pytest.raises((asyncpg.SerializationError, asyncpg.FeatureNotSupportedError)):
             await insert(other, ("t1", "a"))
     await db.execute("DROP SCHEMA other CASCADE; ANALYZE terminal_acquirer")
@@ -1052,6 +1093,11 @@ async def test_a_transaction_that_sees_the_table_as_it_was_set_up_before_publish
     """It was published to the former topic alone, with columns that are left out, or without the new one."""
     await insert(directory, ("t1", "a"))
     edit = "UPDATE terminal_acquirer SET acquirer_id = 'b'"
+    await directory.execute(
+        f"""CREATE TRIGGER a_users BEFORE UPDATE ON terminal_acquirer FOR EACH ROW
+                EXECUTE FUNCTION suppress_redundant_updates_trigger();
+            SELECT sidings.directory_remove('terminal_acquirer'); {SET_UP}"""
+    )
     async with connected(database) as other:
         former = await begun(other, level)
         await directory.execute(change)
