@@ -193,6 +193,24 @@ async def test_a_message_that_got_the_id_of_a_parked_one_is_parked_too(
 
 
 @pytest.mark.parametrize(
+    ("package", "sequences", "arguments"),
+    [("sidings.executor", ["job_position", "job_id_seq"], (1, 2**62)), ("sidings.kafka.outbox", ["outbox_id"], (1,))],
+)
+async def test_a_sequence_that_has_drawn_nothing_is_moved_past_the_first_of_all(
+    database: str, package: str, sequences: list[str], arguments: tuple[int, ...]
+):
+    """It counted as there already, so that an executor tried again without a pause."""
+    async with connected(database) as connection:
+        await connection.execute("INSERT INTO sidings.outbox (slot, topic, value) VALUES (0, 'etas', '')")
+        await connection.execute("INSERT INTO sidings.job (type, origin, payload) VALUES ('ride', $1, '{}')", ORIGIN)
+        for sequence in sequences:
+            assert await connection.fetchval(f"SELECT setval('sidings.{sequence}', 1, false)") == 1
+        await connection.fetch(load_sql(package, "advance"), *arguments)
+        for sequence in sequences:
+            assert await connection.fetchval(f"SELECT nextval('sidings.{sequence}')") > 1_000_000
+
+
+@pytest.mark.parametrize(
     ("package", "sequence", "arguments"),
     [("sidings.executor", "job_position", (1_000, 2**62)), ("sidings.kafka.outbox", "outbox_id", (1_000,))],
 )
