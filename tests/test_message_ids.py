@@ -3,6 +3,7 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 
+import asyncpg
 import pytest
 from sidings import PostgresSettings
 from sidings.kafka.seen import SeenUpkeep
@@ -28,6 +29,8 @@ async def test_of_messages_with_one_id_the_first_counts(database):
         assert await record(connection, ("a", 0, 1), ("b", 0, 2), ("a", 0, 3), ("a", 1, 1)) == [2, 3]
         assert await record(connection, ("b", 1, 7), ("c", 0, 4)) == [0]
         assert await record(connection, ("c", 0, 9), at=NOON + timedelta(days=3)) == [0]
+        many = [(f"of {n % 10}", n % 3, n) for n in range(1_000)]
+        assert await record(connection, *many) == [*range(10, 1_000)]
 
 
 async def test_a_message_that_is_delivered_again_is_no_duplicate_of_itself(database):
@@ -52,6 +55,10 @@ async def test_two_transactions_with_one_id_do_not_both_count_not_even_over_midn
                 await eventually(lambda pid=pid: waits_for_a_lock(database, pid))
                 await getattr(transaction, ending)()
                 assert await asyncio.wait_for(waiting, SECONDS) == expected
+                of_repeats = "SELECT count(*) FROM sidings.message_seen WHERE partition = 1"
+                assert bool(expected) == (await other.fetchval(of_repeats) == 0), (
+                    "else they would be none a second time"
+                )
                 await other.execute("DELETE FROM sidings.message_seen")
 
 
@@ -86,6 +93,49 @@ async def test_the_first_of_a_day_makes_its_table_and_only_one_does(database):
         await transaction.commit()
         assert await asyncio.wait_for(waiting, SECONDS) == []
     assert await days(database) == ["message_seen_20260310"]
+
+
+async def test_a_day_is_made_while_messages_are_recorded_and_they_are_while_it_is_made(database):
+    """Else all consumers would wait for whoever makes it, and he for the longest of their handlers."""
+    async with (
+        connected(database) as consumer,
+        connected(database, lock_timeout="1s") as other,
+        connected(database, lock_timeout="1s") as upkeep,
+    ):
+        await record(consumer, ("x", 0, 0))  # makes the day
+        async with consumer.transaction(), upkeep.transaction():
+            await record(consumer, ("a", 0, 1))
+            await upkeep.execute("SELECT sidings.make_seen_day($1)", MIDNIGHT.date())
+            assert await record(other, ("b", 1, 1)) == []
+
+
+async def test_of_two_that_keep_up_the_days_one_does_the_work(database):
+    async with connected(database) as one, connected(database) as other:
+        async with one.transaction():
+            await one.execute("SELECT sidings.maintain_seen(7, $1)", NOON)
+            await other.execute("SELECT sidings.maintain_seen(7, $1)", NOON)
+            assert await days(database) == [], "it has waited for nothing, and made none"
+        assert len(await days(database)) == 3
+
+
+async def test_a_role_that_owns_no_tables_makes_the_days_that_consumers_need_and_runs_nothing_as_their_owner(database):
+    today = datetime.now(UTC).date()
+    async with a_role(database) as (role, dsn), connected(dsn) as its:
+        async with connected(database) as owner:
+            await owner.execute(f"CREATE SCHEMA evil AUTHORIZATION {role}")
+        await its.execute(
+            """CREATE FUNCTION evil.to_regclass(text) RETURNS regclass LANGUAGE plpgsql AS
+                   $$ BEGIN RAISE EXCEPTION 'as %', current_user; END $$;
+               SET search_path = evil, pg_catalog"""
+        )
+        for n in range(-2, 4):
+            make = its.execute("SELECT sidings.make_seen_day($1)", today + timedelta(days=n))
+            if n in (-2, 3):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError, match="is none to make now"):
+                    await make
+            else:
+                await make
+    assert await days(database) == [f"message_seen_{today + timedelta(days=n):%Y%m%d}" for n in range(-1, 3)]
 
 
 async def days(dsn: str) -> list[str]:
@@ -162,7 +212,7 @@ async def test_many_days_that_are_in_use_do_not_undo_the_days_ahead(database, ca
             finally:
                 working.cancel()
                 await asyncio.wait([working])
-        assert "12 days of message ids" in caplog.text
+        assert f"12 days of message ids, from {today - timedelta(days=20)} on" in caplog.text
         assert f"message_seen_{today + timedelta(days=2):%Y%m%d}" in await days(database)
 
 
@@ -191,6 +241,7 @@ async def test_ids_are_looked_up_and_recorded_through_the_index(database, rows):
     """A plan made on an empty table must not stay a sequential scan."""
     async with connected(database) as connection:
         await record(connection, ("first", 0, 0))
+        await connection.execute("ANALYZE sidings.message_seen")  # so small that no index seems worth it
         for _ in range(6):  # until the plans are generic
             await record(connection, ("first", 0, 0), ("again", 0, 1))
         await connection.execute(
