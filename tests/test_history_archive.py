@@ -68,6 +68,23 @@ async def test_a_day_is_dropped_only_with_all_of_its_rows_archived(database: str
         assert await maintained(connection) == []
 
 
+async def test_what_is_known_of_one_day_and_one_partition_is_of_no_other(database: str, tmp_path: Path):
+    """A day that is dropped takes no note of another's late rows along, and its file is not its next partition's."""
+    async with connected(database) as connection:
+        await connection.execute("UPDATE sidings.service SET archive_history = true")
+        await stored(database, [an_attempt(1), an_attempt(2, OLD + timedelta(days=1))])
+        await archived(database, tmp_path)
+        await stored(database, [an_attempt(3, OLD + timedelta(days=1))], partitions=False)
+        for _ in range(2):
+            assert await maintained(connection) == [2, 3]
+        await stored(database, [an_attempt(4)], partitions=False)
+        await connection.execute("SELECT sidings.make_history_day($1)", OLD.date())
+        assert await maintained(connection) == [2, 3, 4]
+        await archived(database, tmp_path)
+        assert jobs(tmp_path) == [1, 2, 3, 4]
+        assert await maintained(connection) == []
+
+
 async def test_rows_that_come_when_a_day_was_detached_are_archived_once_its_table_is_out_of_the_way(
     database: str, tmp_path: Path
 ):

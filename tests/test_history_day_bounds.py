@@ -65,14 +65,16 @@ async def test_the_day_after_one_that_ends_late_begins_with_its_end(database: st
     async with connected(database) as connection:
         await with_a_late_day(connection)
         tomorrow = MIDNIGHT + timedelta(days=1)
-        await stored(database, [an_attempt(n, tomorrow + timedelta(hours=n)) for n in range(24)], partitions=False)
+        await stored(
+            database, [an_attempt(n, tomorrow + timedelta(hours=n, seconds=-2)) for n in range(25)], partitions=False
+        )
         for _ in range(2):
             await connection.execute("SELECT sidings.make_history_day($1)", tomorrow.date())
         assert await bounds(connection, tomorrow) == between(
             tomorrow + timedelta(hours=14), tomorrow + timedelta(days=1)
         )
         query = "SELECT array_agg(job_id ORDER BY job_id) FROM sidings.job_history"
-        assert await connection.fetchval(query) == list(range(24))
+        assert await connection.fetchval(query) == list(range(25))
 
 
 async def test_what_comes_into_a_day_that_ends_late_is_archived_before_it_is_dropped(database: str, tmp_path: Path):

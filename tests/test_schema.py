@@ -1082,6 +1082,27 @@ async def test_days_from_before_belong_to_the_historys_owner_and_its_readers_may
                 assert tuple(await admin.fetchrow(query, reader, f"sidings.{name}", name)) == (True, owner)
 
 
+async def test_a_day_has_the_readers_of_the_history_unless_policies_say_which_rows_they_see(database: str):
+    reader, writer = f"Reader.{token_hex(6)}@firm", f"writer_{token_hex(6)}"
+    may = "SELECT has_table_privilege($1, 'sidings.job_history_' || to_char($2::date, 'YYYYMMDD'), 'SELECT')"
+    async with connected(database) as admin:
+        today = await admin.fetchval("SELECT (now() AT TIME ZONE 'UTC')::date")
+        await admin.execute(f'CREATE ROLE "{reader}"; CREATE ROLE {writer}')
+        try:
+            for ago, change, who in (
+                (7, f'GRANT SELECT ON sidings.job_history TO "{reader}"', (True, False)),
+                (8, f"GRANT INSERT ON sidings.job_history TO {writer}", (True, False)),
+                (9, "GRANT SELECT ON sidings.job_history TO PUBLIC", (True, True)),
+                (10, "ALTER TABLE sidings.job_history ENABLE ROW LEVEL SECURITY", (False, False)),
+            ):
+                day = today - timedelta(days=ago)
+                await admin.execute(change)
+                await admin.execute("SELECT sidings.make_history_day($1)", day)
+                assert (await admin.fetchval(may, reader, day), await admin.fetchval(may, writer, day)) == who, change
+        finally:
+            await admin.execute(f'DROP OWNED BY "{reader}", {writer}; DROP ROLE "{reader}", {writer}')
+
+
 async def test_partitions_are_made_while_outcomes_are_being_written(undivided: str):
     """Until the day has a partition its rows go to the default one, and keep coming while it is made."""
     async with connected(undivided) as connection, asyncio.TaskGroup() as group:
