@@ -355,6 +355,19 @@ async def test_each_key_in_doubt_has_times_of_its_own(db: asyncpg.Connection, te
     assert await published(db) == [b"t1", b"t2", b"t3"]
 
 
+async def test_of_very_many_keys_in_doubt_those_that_are_due_for_longest_come_first(
+    db: asyncpg.Connection, terminals: str
+):
+    await db.execute(
+        """INSERT INTO sidings.directory_doubt
+           SELECT 'terminals', convert_to(n::text, 'UTF8'), at - interval '5 s', at
+           FROM (SELECT n, now() - n * interval '1 ms' AS at FROM generate_series(1, 10001) n) d"""
+    )
+    settle = load_sql("sidings.kafka.outbox", "settle", "sidings")
+    assert [await db.fetchval(settle, terminals) for _ in range(3)] == [10_000, 1, None]
+    assert await db.fetchval("SELECT key FROM sidings.outbox ORDER BY id DESC LIMIT 1") == b"1"
+
+
 @pytest.mark.parametrize("after", ["5 s", "10 min"], ids=["at first", "at last"])
 async def test_a_key_in_doubt_anew_while_another_relay_looks_stays_in_doubt(
     database: str, db: asyncpg.Connection, terminals: str, after: str

@@ -1,14 +1,17 @@
 """What the stored offsets say by themselves, whatever an instance makes of it."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from aiokafka import TopicPartition
 from sidings import PostgresSettings
 from sidings.executor import Link
 from sidings.kafka.offsets import Move, OffsetStore
+from sidings.schema import load_sql
 
-from .support import connected
+from .support import connected, eventually
 
 TP = TopicPartition("positions", 0)
 
@@ -47,3 +50,45 @@ async def test_who_is_paused_between_its_offsets_and_its_commit_keeps_the_next_o
             assert await connection.fetchval(limit) == "30s"
     finally:
         await link.close()
+
+
+ROWS = {
+    "kafka/create_offsets": (
+        "INSERT INTO sidings.consumer_offset (topic, partition, next_offset) VALUES ('t', $1, 5)",
+        (["t", "t"], [1, 0], [5, 5]),
+        (0, 1),
+    ),
+    "kafka/remember_topics": (
+        "INSERT INTO sidings.topic (topic, partitions) VALUES ($1, 3)",
+        (["b", "a"], [3, 3], ["murmur2", "murmur2"], 10.0),
+        ("a", "b"),
+    ),
+    "kafka.outbox/doubt": (
+        "INSERT INTO sidings.directory_doubt (topic, key, since, due_at) VALUES ('t', $1, now(), now())",
+        ("t", [b"b", b"a"]),
+        (b"a", b"b"),
+    ),
+}
+
+
+@pytest.mark.parametrize("statement", ROWS)
+async def test_who_waits_for_a_row_has_written_none_that_comes_behind_it(database: str, statement: str):
+    """Else two instances could wait for each other. Whatever the order is that the rows are given in."""
+    one_row, arguments, (first, second) = ROWS[statement]
+    package, name = statement.split("/")
+    async with (
+        connected(database) as one,
+        connected(database) as other,
+        connected(database, lock_timeout="5s") as third,
+    ):
+        await one.execute(
+            """INSERT INTO sidings.directory (relation, topic, key, left_out, camel_case)
+               VALUES ('sidings.topic'::regclass, 't', '{id}', '{}', false)"""
+        )
+        async with one.transaction():
+            await one.execute(one_row, first)
+            waiting = asyncio.create_task(other.fetch(load_sql(f"sidings.{package}", name), *arguments))
+            blocked = "SELECT cardinality(pg_blocking_pids($1)) > 0"
+            await eventually(lambda: third.fetchval(blocked, other.get_server_pid()), "it waits for the first row")
+            await third.execute(one_row, second)
+        await waiting

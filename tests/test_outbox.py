@@ -119,8 +119,15 @@ async def test_sql_publishes_into_the_same_slot_as_python(database: str) -> None
             database,
             "SELECT count(DISTINCT slot) AS slots, count(*) AS n, min(slot) AS slot FROM sidings.outbox GROUP BY key",
         )
-    assert [(row["slots"], row["n"]) for row in by_key] == [(1, 3)] * 40
-    assert len(set(receipt.slots)) > 8, "the keys are spread"
+        assert [(row["slots"], row["n"]) for row in by_key] == [(1, 3)] * 40
+        assert len(set(receipt.slots)) > 8, "the keys are spread"
+        async with connection.transaction():
+            for n in range(10):
+                await outbox.publish(connection, "etas", key=f"key-{n}", value=b"", partition_key="p")
+                await connection.execute("SELECT sidings.publish_bytes('etas', $1, '', NULL, 'p')", f"key-{n}".encode())
+        those = "SELECT DISTINCT slot, sidings.outbox_slot('etas', 'p') FROM sidings.outbox WHERE partition_key = 'p'"
+        [(slot, its)] = await fetch(database, those)
+    assert slot == its
 
 
 async def test_a_trigger_publishes_each_change_of_a_table(database: str, sidings_kafka: str, topic) -> None:
@@ -181,9 +188,11 @@ async def test_a_receipt_of_a_rolled_back_transaction_or_savepoint_says_so(datab
             savepoint = connection.transaction()
             await savepoint.start()
             receipt = await outbox.publish(connection, "etas", key="a", value=b"")
+            of_many = await outbox.publish_many(connection, "etas", [("a", b"")])
             await savepoint.rollback()
-        with pytest.raises(RolledBack):
-            await outbox.published(receipt, timeout=5)
+        for rolled_back in (receipt, of_many):
+            with pytest.raises(RolledBack):
+                await outbox.published(rolled_back, timeout=5)
 
 
 async def test_a_message_that_commits_while_it_is_asked_for_has_not_been_sent_yet(database: str) -> None:
@@ -249,6 +258,27 @@ async def test_parked_messages_go_back_in_the_order_that_they_had(database: str)
         assert [int(row["value"]) for row in rows] == [*range(1, 101)]
 
 
+async def test_parked_messages_are_listed_in_their_order_page_by_page(database: str) -> None:
+    async with connected(database) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.outbox_parked (id, published_at, slot, topic, key, error)
+               SELECT 1 + n * 37 % 100, now(), 3, CASE n % 2 WHEN 0 THEN 'etas' ELSE 'others' END, 'k', 'too large'
+               FROM generate_series(0, 99) n;
+               SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off"""
+        )
+        ids, messages = (load_sql("sidings.kafka.outbox", name) for name in ("parked_ids", "parked_messages"))
+
+        async def listed(sql: str, *arguments: object) -> list[int]:
+            return [row["id"] for row in await connection.fetch(sql, *arguments)]
+
+        etas = sorted(1 + n * 37 % 100 for n in range(0, 100, 2))
+        assert await listed(messages, None, 0, 1_000) == [*range(1, 101)]
+        assert await listed(ids, "etas", 0, 1_000, 1_000) == await listed(messages, "etas", 0, 1_000) == etas
+        assert await listed(messages, "etas", etas[9], 20) == etas[10:30]
+        assert await listed(ids, "etas", etas[9], etas[40], 20) == etas[10:30]
+        assert await listed(ids, "etas", etas[29], etas[40], 20) == etas[30:41]
+
+
 @pytest.mark.parametrize("statement", ["record", "park_topic"])
 async def test_a_message_that_was_parked_goes_back_as_it_was(database: str, statement: str) -> None:
     """But for its id. One of another slot that has this id, since a sequence was set back, is not parked with it."""
@@ -276,6 +306,40 @@ async def test_a_message_that_was_parked_goes_back_as_it_was(database: str, stat
         assert await connection.fetchval("SELECT count(*) FROM sidings.outbox_parked") == 0
 
 
+@pytest.mark.parametrize("statement", ["record", "park_topic"])
+async def test_only_who_holds_a_slot_takes_messages_out_and_keeps_it_until_that_is_done(
+    database: str, statement: str
+) -> None:
+    """Who takes it over sends what is left, and must not read before."""
+    relay = uuid4()
+    async with connected(database) as connection, connected(database, lock_timeout="200ms") as other:
+        await connection.execute("INSERT INTO sidings.origin (origin, owner, epoch) VALUES ('outbox/3', $1, 2)", relay)
+        await connection.execute(
+            "INSERT INTO sidings.outbox (id, slot, topic, value) VALUES (7, 3, 'etas', 'v'), (8, 3, 'etas', 'v')"
+        )
+        timeline = await connection.fetchval("SELECT sidings.timeline()")
+
+        async def taken_out(relay: UUID, epoch: int, timeline: str) -> bool:
+            arguments: tuple[Any, ...] = ([1], [1], "{7}", [3], [8], ["no"], timeline)
+            if statement == "park_topic":
+                arguments = ("etas", "no", 10, [])
+            sql = load_sql("sidings.kafka.outbox", statement)
+            await connection.execute(sql, relay, [3], ["outbox/3"], [epoch], *arguments)
+            left = await connection.fetchval("SELECT count(*) FROM sidings.outbox")
+            assert left in (0, 2)
+            return left == 0
+
+        assert not await taken_out(relay, 1, timeline)
+        assert not await taken_out(uuid4(), 2, timeline)
+        if statement == "record":
+            assert not await taken_out(relay, 2, "another")
+        async with connection.transaction():
+            assert await taken_out(relay, 2, timeline)
+            await other.execute("UPDATE sidings.origin SET lease_until = now()")  # it is renewed meanwhile
+            with pytest.raises(asyncpg.LockNotAvailableError):
+                await other.execute("UPDATE sidings.origin SET epoch = 3")
+
+
 @pytest.mark.parametrize("gone", [False, True], ids=["is there", "is gone"])
 async def test_of_a_directory_tables_parked_messages_those_go_back_of_which_it_says_nothing(
     database: str, gone: bool
@@ -294,8 +358,11 @@ async def test_of_a_directory_tables_parked_messages_those_go_back_of_which_it_s
         assert len(await connection.fetch(release, "etas", [1, 2, 3, 4], "alice", None)) == 4
         back = await connection.fetch("SELECT value FROM sidings.outbox ORDER BY id")
         assert [row["value"] for row in back] == ([b"1", b"2", b"3", b"4"] if gone else [b"3"])
-        due = await connection.fetch("SELECT key FROM sidings.directory_doubt WHERE due_at <= now() ORDER BY key")
-        assert [row["key"] for row in due] == ([] if gone else [b"a", b"b"])
+        due = await connection.fetch(
+            "SELECT key, due_at - since AS after FROM sidings.directory_doubt WHERE due_at <= now() ORDER BY key"
+        )
+        first = timedelta(seconds=5)  # the later times are multiples of it
+        assert [tuple(row) for row in due] == ([] if gone else [(b"a", first), (b"b", first)])
 
 
 async def test_a_relay_that_has_died_has_no_share_and_what_it_held_can_be_had(database: str) -> None:
@@ -311,6 +378,10 @@ async def test_a_relay_that_has_died_has_no_share_and_what_it_held_can_be_had(da
             row = await connection.fetchrow(attend, relay, 30.0, "host", 1, slots)
             assert row is not None
             assert (row["others"], row["place"], row["free"]) == (1, place, [slots[0], slots[2]])
+        await connection.fetchrow(attend, dead, 30.0, "host", 1, slots)  # it was only paused
+        row = await connection.fetchrow(attend, second, 30.0, "host", 1, slots)
+        assert row is not None
+        assert (row["others"], row["place"]) == (2, 1)
 
 
 async def test_a_relay_that_has_been_dead_for_a_minute_takes_its_failing_topics_with_it(database: str) -> None:
@@ -335,6 +406,41 @@ async def test_a_relay_that_has_been_dead_for_a_minute_takes_its_failing_topics_
         row = await connection.fetchrow(attend, paused, 30.0, "host", 1, [])
         assert row is not None
         assert row["due"] == []
+
+
+async def test_what_a_relay_tells_of_itself_and_its_topics_is_its_own(database: str) -> None:
+    fails, works, leave = (load_sql("sidings.kafka.outbox", name) for name in ("topic_fails", "topic_works", "leave"))
+    one, other, nobody = (UUID(int=number) for number in range(3))
+    async with connected(database) as connection:
+
+        async def failing() -> list[tuple[str, UUID]]:
+            rows = await connection.fetch("SELECT topic, relay FROM sidings.outbox_topic ORDER BY topic, relay")
+            return [(row["topic"], row["relay"]) for row in rows]
+
+        for relay in (one, other):
+            await connection.execute("INSERT INTO sidings.outbox_relay (id, alive_until) VALUES ($1, now())", relay)
+            for topic in ("etas", "others"):
+                await connection.execute(fails, topic, relay, 1, 60.0, "no")
+        await connection.execute(fails, "etas", nobody, 1, 60.0, "said by one that has left")
+        await connection.execute(works, "etas", one)
+        assert await failing() == [("etas", other), ("others", one), ("others", other)]
+        await connection.execute(leave, one)
+        assert await failing() == [("etas", other), ("others", other)]
+
+
+async def test_what_waits_is_counted_by_topic_in_the_slots_that_are_asked_for(database: str) -> None:
+    async with connected(database) as connection:
+        await connection.execute(
+            """INSERT INTO sidings.outbox (slot, topic, value, published_at)
+               SELECT slot, topic, '', now() - ago::interval
+               FROM (VALUES (3, 'etas', '1 h'), (3, 'etas', '9 h'), (4, 'etas', '2 h'), (4, 'others', '3 h'),
+                            (5, 'etas', '20 h')) v (slot, topic, ago)"""
+        )
+        rows = await connection.fetch(load_sql("sidings.kafka.outbox", "waiting"), [3, 4])
+    assert {row["topic"]: (row["waiting"], row["oldest"] // 3_600) for row in rows} == {
+        "etas": (3, 9),
+        "others": (1, 3),
+    }
 
 
 async def test_only_what_waits_in_the_slots_of_a_relay_waits_for_it(database: str) -> None:
@@ -405,6 +511,17 @@ async def test_a_topic_that_is_tried_again_by_a_person_is_audited_once(database:
         assert await connection.fetchval("SELECT bool_and(retry_at <= clock_timestamp()) FROM sidings.outbox_topic")
         [row] = await Admin(connection).audit()
     assert (row.actor, row.action, row.target, row.reason) == ("alice", "retry topic", {"topic": "etas"}, "made it")
+
+
+async def test_the_topic_that_has_failed_for_longest_is_told_first(database: str) -> None:
+    async with publishing(database) as (outbox, connection):
+        await connection.execute(
+            """INSERT INTO sidings.outbox_relay (id, alive_until) VALUES (gen_random_uuid(), now());
+               INSERT INTO sidings.outbox_topic (topic, relay, retries, failing_since, retry_at, error)
+               SELECT topic, id, 1, now() - since::interval, now(), 'no'
+               FROM sidings.outbox_relay, (VALUES ('b', '2 h'), ('a', '1 h'), ('c', '3 h')) v (topic, since)"""
+        )
+        assert [topic.topic for topic in await outbox.failing()] == ["c", "b", "a"]
 
 
 async def test_a_server_that_takes_no_writes_is_none_that_does_not_answer(database: str) -> None:
