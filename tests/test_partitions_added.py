@@ -149,10 +149,11 @@ async def test_what_is_said_of_a_job_is_stored_whatever_finds_out_its_origin(gro
             await ride.enqueue(connection, Ride(transport=KEY), **at)
             await ride.enqueue_many(connection, [Ride(transport=KEY)], **at)
             await ride.enqueue(connection, Ride(transport=KEY), unique_key=where, **at)
-        due = "(clock_timestamp() + interval '1 h')" if "delay" in when else "'2100-01-01Z'" if when else "NULL"
+        # A delay counts from the call, and not from the beginning of the transaction, which is now().
+        due = "run_at - now() > '1 h' AND run_at - now() < '1 h 1 min'" if "delay" in when else "run_at = '2100-01-01Z'"
         stored = await connection.fetch(
             f"""SELECT count(*), type, origin, "group", priority, policy, headers ->> 'correlation_id', payload::text,
-                       position IS NULL, abs(date_part('epoch', run_at - {due})) < 60
+                       position IS NULL, {due}
                 FROM sidings.job GROUP BY {", ".join(str(n) for n in range(2, 11))}"""
         )
         payload = Ride(transport=KEY).model_dump_json()
