@@ -92,3 +92,16 @@ async def test_who_waits_for_a_row_has_written_none_that_comes_behind_it(databas
             await eventually(lambda: third.fetchval(blocked, other.get_server_pid()), "it waits for the first row")
             await third.execute(one_row, second)
         await waiting
+
+
+async def test_only_who_expects_what_is_stored_moves_an_offset(database: str):
+    """Not who was overtaken, nor who began before a reset that has come back to the same."""
+    advance = load_sql("sidings.kafka", "advance_offsets")
+    async with connected(database) as connection:
+        await connection.execute(
+            "INSERT INTO sidings.consumer_offset (topic, partition, next_offset, resets) VALUES ('t', 0, 5, 1)"
+        )
+        for expected, resets in ((4, 1), (6, 1), (5, 0), (5, 2)):
+            assert await connection.fetch(advance, ["t"], [0], [expected], [7], [resets], [None]) == []
+        assert len(await connection.fetch(advance, ["t"], [0], [5], [7], [1], [None])) == 1
+        assert await connection.fetchval("SELECT next_offset FROM sidings.consumer_offset") == 7

@@ -201,6 +201,8 @@ async def test_jobs_of_a_type_with_a_home_go_where_their_groups_belong(database:
             await way.enqueue(ride, Ride(transport="t-0"))
         with pytest.raises(MissingOrigin, match=r"home in 'positions'"):
             await way.enqueue_many(ride, [Ride(transport="t-0")])
+        with pytest.raises(MissingOrigin, match=r"home in 'positions'"):
+            await way.enqueue(ride, Ride(transport="t-0"), unique_key="u")
         await way.execute(KNOWN)  # the transaction is still usable
         ids = [await way.enqueue(ride, Ride(transport="t-0"))]
         ids += await way.enqueue_many(ride, [Ride(transport=key) for key in keys])
