@@ -222,7 +222,9 @@ class Service:
                     await asyncio.sleep(0)
                     for task in tasks:
                         assert not task.done(), task.exception()
-            await asyncio.gather(*self.server.statements)
+            answers = await asyncio.gather(*self.server.statements, return_exceptions=True)
+            refused = (dict, asyncpg.PostgresError)  # also the last of all, which nobody has to ask again
+            assert not [answer for answer in answers if not isinstance(answer, refused)]
         finally:
             for task in tasks:
                 task.cancel()
