@@ -12,11 +12,11 @@ from typing import Annotated, Any, ClassVar
 
 import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, create_model, field_validator
-from sidings import DirectoryBehind, SQLite, StorageError
+from sidings import Directory, DirectoryBehind, SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
 
 from .consumer_support import delete_records
-from .directory_support import COMPACTED, Acquirer, a_directory, put, row
+from .directory_support import COMPACTED, Acquirer, a_directory, put, quick, row
 from .support import SECONDS, eventually
 
 
@@ -157,6 +157,25 @@ async def test_who_waits_for_an_offset_of_a_topic_that_is_made_anew_is_told(topi
         assert isinstance(other, DirectoryBehind)
         assert everything is None
         assert asked == [{0: 9}, {0: 2}], "what is in the topic now is in the new one"
+
+
+async def test_who_waits_for_an_offset_to_come_is_not_failed_by_a_file_that_is_built_anew(
+    topic, sidings_kafka, tmp_path, caplog
+):
+    """The log is the same: the offset comes with the next message."""
+    name, path = await topic("terminals", config=COMPACTED), tmp_path / "terminals"
+    await put(sidings_kafka, name, {"T-1": row("T-1")})
+    await load(name, sidings_kafka, path)
+    terminals = Directory(name, kafka=quick(sidings_kafka), model=Renamed, storage=SQLite(path))
+    waits = asyncio.create_task(terminals.wait_until(1))
+    async with asyncio.timeout(SECONDS):
+        await asyncio.sleep(0)
+        async with terminals:
+            assert "is built anew: model=" in caplog.text
+            await terminals.wait_until()
+            assert not waits.done()
+            await put(sidings_kafka, name, {"T-2": row("T-2")})
+            await waits
 
 
 async def test_a_topic_that_is_deleted_under_a_running_directory_is_told_and_waited_for(topic, sidings_kafka, caplog):

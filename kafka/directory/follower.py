@@ -15,6 +15,7 @@ from ...outage import Outage
 from ...waiting import set_within, unless_set
 from ..message import Record
 from ..settings import KafkaSettings
+from ..topic_ids import is_another
 from .callbacks import Callbacks
 from .collector import Collector
 from .completeness import TOMBSTONE_SECONDS, Completeness
@@ -124,11 +125,15 @@ class Follower(Generic[T]):
         self._stopping.set()
 
     async def wait_for(self, wanted: Mapping[int, int]) -> bool:
-        """Return True when all positions are there, and False where they were of another log: the topic has been read
-        anew meanwhile, and ends before. Raises `DirectoryBehind` when nobody reads any more."""
-        rebuilds = self.rebuilds
+        """Return True when all positions are there, and False where they were of another log: the topic has been made
+        anew meanwhile, or cut off, has been read anew, and ends before. Raises `DirectoryBehind` when nobody reads any
+        more."""
+        rebuilds, topic_id, tails = self.rebuilds, self._log.topic_id, dict(self.progress.tails)
         while self._again is not None or not self.progress.has(wanted):
-            if self.rebuilds > rebuilds and not self._loading and not self.progress.may_have(wanted):
+            built_anew = self.rebuilds > rebuilds and not self._loading
+            # The log may be the same, where the file was no good or deletions were missed: it may still come so far.
+            another = is_another(topic_id, self._log.topic_id) or not self.progress.may_have(tails)
+            if built_anew and another and not self.progress.may_have(wanted):
                 return False
             await self._move()
         return True
