@@ -59,6 +59,40 @@ def noted(terminals: Any) -> list[tuple[Any, str | None, str | None]]:
 # -- the topic --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("new", "ids"), [(2, False), (7, True)], ids=["shorter, without ids", "longer"])
+async def test_who_waits_for_an_offset_of_a_topic_that_is_made_anew_is_told(
+    topic, sidings_kafka, monkeypatch, new, ids
+):
+    """The new one may never come so far: without a timeout it was a wait for ever."""
+    if not ids:  # as of brokers before 2.8
+
+        async def unknown(_: Reader) -> None:
+            return None
+
+        monkeypatch.setattr(Reader, "topic_id", unknown)
+    name = await topic("terminals", config=COMPACTED)
+    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(5)})
+    async with a_directory(name, sidings_kafka) as terminals:
+        end_offsets, asked = terminals.end_offsets, list[dict[int, int]]()
+
+        async def end_offsets_of_before() -> dict[int, int]:
+            asked.append({0: 9} if not asked else await end_offsets())
+            return asked[-1]
+
+        terminals.end_offsets = end_offsets_of_before
+        waits = [asyncio.create_task(terminals.wait_until(offset)) for offset in (8, {1: 1}, None)]
+        await asyncio.sleep(0)
+        meanwhile(make_anew(sidings_kafka, name, [(f"T-{n}", row(f"T-{n}", "new")) for n in range(new)]))
+        async with asyncio.timeout(SECONDS):
+            far, other, everything = await asyncio.gather(*waits, return_exceptions=True)
+        assert isinstance(far, DirectoryBehind)
+        assert "made anew, or cut off, since wait_until() was called, and ends before" in str(far)
+        assert f": partition 0 at {new} of 9" in str(far)
+        assert isinstance(other, DirectoryBehind)
+        assert everything is None
+        assert asked == [{0: 9}, {0: new}], "what is in the topic now is in the new one"
+
+
 @pytest.mark.parametrize("more", [0, 2])
 async def test_a_topic_made_anew_unseen_that_is_as_long_as_before_or_longer_is_noticed(
     topic, sidings_kafka, monkeypatch, more: int

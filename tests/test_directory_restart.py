@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, create_model, field_validator
-from sidings import Directory, DirectoryBehind, SQLite, StorageError
+from sidings import Directory, SQLite, StorageError
 from sidings.devstack.topics import create_topic, delete_topics
 
 from .consumer_support import delete_records
@@ -131,32 +131,6 @@ async def test_a_topic_that_is_made_anew_under_a_running_directory(topic, siding
         assert dict(told) == {"T-1": "new", "T-0": None, "T-2": None, "T-3": None, "T-4": None}
         assert "is built anew" in caplog.text
         assert terminals._follower.rebuilds >= 1
-
-
-async def test_who_waits_for_an_offset_of_a_topic_that_is_made_anew_is_told(topic, sidings_kafka):
-    """The new one may never come so far: without a timeout it was a wait for ever."""
-    name = await topic("terminals", config=COMPACTED)
-    await put(sidings_kafka, name, {f"T-{n}": row(f"T-{n}") for n in range(5)})
-    async with a_directory(name, sidings_kafka) as terminals:
-        end_offsets, asked = terminals.end_offsets, list[dict[int, int]]()
-
-        async def end_offsets_of_before() -> dict[int, int]:
-            asked.append({0: 9} if not asked else await end_offsets())
-            return asked[-1]
-
-        terminals.end_offsets = end_offsets_of_before
-        waits = [asyncio.create_task(terminals.wait_until(offset)) for offset in (8, {1: 1}, None)]
-        await asyncio.sleep(0)
-        await delete_topics(sidings_kafka, [name])
-        await create_topic(sidings_kafka, name, partitions=1, config=COMPACTED)
-        await put(sidings_kafka, name, {"T-1": row("T-1", "new"), "T-2": row("T-2", "new")})
-        async with asyncio.timeout(SECONDS):
-            far, other, everything = await asyncio.gather(*waits, return_exceptions=True)
-        assert isinstance(far, DirectoryBehind)
-        assert "made anew, or cut off, since wait_until() was called, and ends before: partition 0 at 2 of" in str(far)
-        assert isinstance(other, DirectoryBehind)
-        assert everything is None
-        assert asked == [{0: 9}, {0: 2}], "what is in the topic now is in the new one"
 
 
 async def test_who_waits_for_an_offset_to_come_is_not_failed_by_a_file_that_is_built_anew(
