@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import ConfigurationError, SchemaError, SchemaMissing
+from ..errors import ConfigurationError, SchemaError, SchemaMissing, SchemaTooOld
 from .command import Code, Json, command, group
 from .output import age, note, print_json, table
 from .session import Session, open_session
@@ -27,10 +27,10 @@ async def status(session: Session, as_json: Json = False) -> None:
     problem: str | None = None
     try:
         await check(session.connection, service=session.service, schema=session.settings.schema_name)
+    except SchemaTooOld:
+        problem = "migrations are missing: run `sidings migrate apply`, then roll the instances"
     except SchemaError as error:
         problem = str(error)
-    if missing:
-        problem = "migrations are missing: run `sidings migrate apply`, then roll the instances"
     if as_json:
         names = {"service": session.service, "schema": session.settings.schema_name}
         print_json(session, **names, applied=[dict(row) for row in applied.values()], missing=missing, problem=problem)

@@ -1,6 +1,6 @@
 """Every table, index and SQL function that Sidings needs, as numbered migrations.
 
-Read `migrations/0001_core.sql` first: the comments there carry the reasons. `migrate()` applies what is missing,
+Read `migrations/0045_jobs.sql` first: the comments there carry the reasons. `migrate()` applies what is missing,
 `check()` is what a starting service calls, `load_sql()` reads the queries that stand beside the code of the
 other packages.
 """

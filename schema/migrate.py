@@ -42,6 +42,10 @@ _LOCK_SECONDS = 2.0
 _PAUSE_SECONDS = 8.0  # at most, from one attempt to the next
 # What handlers' transactions use, in their order: the offset is stored last.
 _USED_IN_ORDER = ["job", "outbox", "consumer_offset"]
+# Before the first release the schema grew by 51 migrations, which then became seven files, of the last seven numbers
+# (docs/decisions/0029-first-schema.md). What has all 51, with these checksums, is what the seven make.
+_FIRST, _GROWN = 45, 51
+_GROWN_SUM = "975640a3b47db29e54cd9c4ebe4a5f2a7a4584e37d890549723aee49e352f8aa"
 _UNCACHED = ["job_position", "job_id_seq", "outbox_id"]  # sequences whose order means something
 
 
@@ -79,8 +83,8 @@ def migrations() -> tuple[Migration, ...]:
         if (match := re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name))
     ]
     ordered = tuple(sorted(found, key=lambda m: m.version))
-    if [m.version for m in ordered] != list(range(1, len(ordered) + 1)):
-        raise SchemaError(f"migrations are not numbered 1 to {len(ordered)}: {[m.name for m in ordered]}")
+    if [m.version for m in ordered] != list(range(_FIRST, _FIRST + len(ordered))):
+        raise SchemaError(f"migrations are not numbered {_FIRST} and on: {[m.name for m in ordered]}")
     return ordered
 
 
@@ -193,7 +197,8 @@ async def _enter(connection: asyncpg.Connection, schema: str) -> None:
     if await connection.fetchval("SELECT to_regclass($1) IS NULL", f"{schema}.migration"):
         await connection.execute(
             f"CREATE TABLE {schema}.migration (version integer CONSTRAINT migration_pkey PRIMARY "
-            "KEY, name text NOT NULL, checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
+            "KEY, name text NOT NULL, checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now(), "
+            "runs_with integer CONSTRAINT migration_runs_with_check CHECK (runs_with < version))"
         )
 
 
@@ -212,14 +217,9 @@ async def _apply_patiently(
             for migration in missing:
                 await connection.execute(rename_schema(migration.sql, schema), timeout=_MIGRATE_SECONDS)
                 await connection.execute(
-                    f"INSERT INTO {schema}.migration (version, name, checksum) VALUES ($1, $2, $3)",
-                    migration.version,
-                    migration.name,
-                    migration.checksum,
+                    f"INSERT INTO {schema}.migration (version, name, checksum, runs_with) VALUES ($1, $2, $3, $4)",
+                    *(migration.version, migration.name, migration.checksum, migration.runs_with),
                 )
-                if migration.runs_with is not None:
-                    stated = f"UPDATE {schema}.migration SET runs_with = $2 WHERE version = $1"
-                    await connection.execute(stated, migration.version, migration.runs_with)
             await _hand_over(connection, schema)
             return
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
@@ -263,7 +263,7 @@ async def _verify_role(connection: asyncpg.Connection, schema: str) -> None:
 
 def _names() -> list[str]:
     """What stands in the schema by its migrations, and some more: not what others have put there, nor days."""
-    return sorted({name for m in migrations() for name in re.findall(r"\bsidings\.(\w+)", m.sql)})
+    return sorted({"migration", *(name for m in migrations() for name in re.findall(r"\bsidings\.(\w+)", m.sql))})
 
 
 async def _hand_over(connection: asyncpg.Connection, schema: str) -> None:
@@ -402,10 +402,8 @@ async def _verify_rows(connection: asyncpg.Connection, schema: str) -> None:
 
 async def _applied(connection: asyncpg.Connection, schema: str) -> dict[int, asyncpg.Record]:
     await _verify_rows(connection, schema)
-    # By way of JSON: before 0019 the column is not there.
-    query = f"SELECT version, checksum, (to_jsonb(m) ->> 'runs_with')::integer AS runs_with FROM {schema}.migration m"
     try:
-        rows = await connection.fetch(query)
+        rows = await connection.fetch(f"SELECT version, checksum, runs_with FROM {schema}.migration")
     except asyncpg.UndefinedColumnError:
         raise SchemaError(
             f"the table {schema}.migration is not Sidings': choose a schema of its own (schema=..., SIDINGS_SCHEMA)"
@@ -415,8 +413,20 @@ async def _applied(connection: asyncpg.Connection, schema: str) -> dict[int, asy
 
 def _verify(applied: dict[int, asyncpg.Record], schema: str) -> None:
     known = {m.version: m for m in migrations()}
-    last = max(known)
+    last, grown = max(known), any(version < _FIRST for version in applied)
+    if grown and _GROWN not in applied:
+        raise SchemaError(
+            f"the schema {schema!r} stands at migration {max(applied)} of those before the first release: bring it to "
+            f"{_GROWN:04} with the last commit that has them, then start this release (docs/operations.md, Upgrades)"
+        )
+    if grown and _sum_of_grown(applied) != _GROWN_SUM:
+        raise SchemaChanged(
+            f"the schema {schema!r} was migrated while a migration before the first release was being written, and "
+            "that has other contents now: make it anew"
+        )
     for version, row in sorted(applied.items(), reverse=True):
+        if grown and version <= _GROWN:
+            continue
         if version not in known:
             if row["runs_with"] is None or row["runs_with"] > last:
                 raise SchemaTooNew(
@@ -429,6 +439,11 @@ def _verify(applied: dict[int, asyncpg.Record], schema: str) -> None:
                 f"migration {version:04}_{known[version].name} was applied to {schema!r} with other contents than in "
                 "this release: restore the file, and put the change into a migration of its own"
             )
+
+
+def _sum_of_grown(applied: dict[int, asyncpg.Record]) -> str:
+    checksums = [applied[version]["checksum"] for version in sorted(applied) if version <= _GROWN]
+    return hashlib.sha256("".join(checksums).encode()).hexdigest()
 
 
 async def _verify_owner(connection: asyncpg.Connection, service: str, schema: str) -> None:

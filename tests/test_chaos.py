@@ -414,10 +414,11 @@ async def test_an_earlier_release_beside_this_one(own_postgres: OwnPostgres, dat
 def _earlier_release(folder: Path, runs_with: dict[int, int]) -> Path:
     """The folder above the package of the oldest release that starts on the schema as it is now."""
     known = [migration.version for migration in migrations()]
+    names = {migration.version: migration.name for migration in migrations()}
     oldest = min(last for last in known if all(runs_with[later] <= last for later in known[last:]))
     if oldest == known[-1]:
         pytest.skip("by its migrations, no earlier release runs with this schema")
-    file = f"schema/migrations/{oldest + 1:04}_{migrations()[oldest].name}.sql"
+    file = f"schema/migrations/{oldest + 1:04}_{names[oldest + 1]}.sql"
     git = ["git", "-C", str(ROOT)]
     found = subprocess.run([*git, "log", "-1", "--format=%H~1", "--diff-filter=A", "--", file], capture_output=True)
     commit = found.stdout.decode().strip()
@@ -427,7 +428,7 @@ def _earlier_release(folder: Path, runs_with: dict[int, int]) -> Path:
     package.mkdir(parents=True)
     archive = subprocess.run([*git, "archive", commit], capture_output=True, check=True)
     subprocess.run(["tar", "-x", "-C", str(package)], input=archive.stdout, check=True)
-    python = [sys.executable, "-c", "import sidings.schema as s; print(s.__file__, len(s.migrations()))"]
+    python = [sys.executable, "-c", "import sidings.schema as s; print(s.__file__, s.migrations()[-1].version)"]
     says = subprocess.run(python, capture_output=True, check=True, env=os.environ | {"PYTHONPATH": str(folder)})
     assert says.stdout.decode().split() == [str(package / "schema/__init__.py"), str(oldest)]
     return folder

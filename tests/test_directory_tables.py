@@ -1,7 +1,6 @@
 """Directory tables: each change of a table becomes the message that services need, whoever writes it and however."""
 
 import asyncio
-import importlib
 import json
 import random
 from collections.abc import AsyncIterator, Callable
@@ -13,9 +12,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 from pydantic import BaseModel
-from sidings.errors import SchemaError
 from sidings.kafka.directory import Directory
-from sidings.schema import migrate, migrations
+from sidings.schema import migrate
 
 from .guide import block, run
 from .outbox_support import emptied, records, relaying
@@ -43,13 +41,6 @@ async def directory(db: asyncpg.Connection) -> asyncpg.Connection:
     """The same, and the table is a directory."""
     await db.execute(SET_UP)
     return db
-
-
-async def migrate_to(version: int, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a former release does, of which that was the last migration."""
-    with monkeypatch.context() as patched:
-        patched.setattr(importlib.import_module("sidings.schema.migrate"), "migrations", lambda: migrations()[:version])
-        await migrate(dsn, service="test")
 
 
 async def sent(db: asyncpg.Connection) -> Sent:
@@ -345,34 +336,6 @@ async def test_a_column_left_out_that_is_renamed_is_not_published_by_its_new_nam
     assert await sent(db) == []
     await db.execute(set_up % ("updated_date" if change == "DROP pin" else "updated_date,pin_code"))
     assert await sent(db) == first
-
-
-async def test_a_column_left_out_that_was_gone_before_the_migration_stops_nothing(
-    empty_database: str, monkeypatch: pytest.MonkeyPatch
-):
-    """Its name was allowed to stay."""
-    await migrate_to(46, empty_database, monkeypatch)
-    async with connected(empty_database) as db:
-        await db.execute(block(PAGE, "The table", "sql"))
-        await db.execute(SET_UP.replace("'is_active')", "'is_active', left_out => '{updated_date,acquirer_id}')"))
-        await db.execute("ALTER TABLE terminal_acquirer DROP updated_date")
-        await migrate(empty_database, service="test")
-        await insert(db, ("t1", "a"))
-        assert [(key, sorted(value)) for key, value in await sent(db)] == [("t1", ["id", "is_active", "terminal_id"])]
-
-
-async def test_a_schema_with_two_columns_of_one_name_is_not_upgraded(
-    empty_database: str, monkeypatch: pytest.MonkeyPatch
-):
-    await migrate_to(46, empty_database, monkeypatch)
-    async with connected(empty_database) as db:
-        await db.execute(block(PAGE, "The table", "sql"))
-        await db.execute(SET_UP.replace("'is_active')", "'is_active', camel_case => true)"))
-        await db.execute("ALTER TABLE terminal_acquirer ADD acquirer__id text")
-        with pytest.raises(SchemaError, match="nothing has changed: camel_case: two columns of terminal_acquirer"):
-            await migrate(empty_database, service="test")
-        await db.execute("ALTER TABLE terminal_acquirer DROP acquirer__id")
-    assert (await migrate(empty_database, service="test"))[0].version == 47
 
 
 @pytest.mark.parametrize("kind", ["STORED", "VIRTUAL"])
@@ -914,23 +877,6 @@ async def test_where_a_superuser_owns_the_schema_the_triggers_work_with_the_righ
     await insert(db, ("t2", "b"))
     await db.execute("RESET ROLE; ALTER FUNCTION sidings.directory_publish() OWNER TO CURRENT_USER")
     assert await acquirers(db) == [("t1", "a"), ("t2", "b")]
-
-
-@pytest.mark.parametrize(("former", "whose"), [(28, "terminal_acquirer"), (29, "a_child")])
-async def test_a_schema_with_a_directory_of_somebody_elses_is_not_upgraded(
-    empty_database: str, role: str, monkeypatch: pytest.MonkeyPatch, former: int, whose: str
-):
-    await migrate_to(former, empty_database, monkeypatch)
-    async with connected(empty_database) as db:
-        await db.execute(
-            f"""{block(PAGE, "The table", "sql")}; {SET_UP}; CREATE TABLE a_child () INHERITS (terminal_acquirer);
-                ALTER TABLE {whose} OWNER TO {role}"""
-        )
-        with pytest.raises(SchemaError, match=f"nothing has changed: name: the table {whose}.* belongs to") as told:
-            await migrate(empty_database, service="test")
-        assert f"ALTER TABLE {whose} OWNER TO postgres" in str(told.value)
-        await db.execute("DROP TABLE a_child; DROP TABLE terminal_acquirer")
-        assert (await migrate(empty_database, service="test"))[0].version == former + 1
 
 
 async def test_a_table_that_the_triggers_may_not_read_is_refused(db: asyncpg.Connection, role: str):

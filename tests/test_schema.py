@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 from urllib.parse import quote, urlsplit
@@ -34,7 +35,7 @@ from .guide import block
 from .outbox_support import never_retrieved
 from .support import SECONDS, Ride, a_role, connected, enqueue, eventually, fetch, running, value
 
-LAST = len(migrations())
+FIRST, LAST = migrations()[0].version, migrations()[-1].version
 migrate_module = importlib.import_module("sidings.schema.migrate")  # the package's `migrate` is the function
 
 
@@ -49,7 +50,7 @@ async def checked(dsn: str, service: str = "test", schema: str = "sidings") -> N
 
 def later_migration(sql: str) -> tuple[Migration, ...]:
     """This release's migrations and one more."""
-    return (*migrations(), Migration(max(m.version for m in migrations()) + 1, "later", sql))
+    return (*migrations(), Migration(LAST + 1, "later", sql))
 
 
 # -- migrate ------------------------------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ async def test_migrate_builds_an_empty_database_once(empty_database: str):
 
 
 def test_migrations_are_numbered_without_gaps():
-    assert [m.version for m in migrations()] == list(range(1, len(migrations()) + 1))
+    assert [m.version for m in migrations()] == list(range(FIRST, LAST + 1))
 
 
 async def test_twenty_tasks_and_some_processes_migrate_at_once(empty_database: str):
@@ -150,12 +151,12 @@ async def test_an_old_release_runs_on_a_newer_schema_whose_migrations_say_that_i
         await checked(database)
 
 
-@pytest.mark.parametrize("last", range(19, LAST))
+@pytest.mark.parametrize("last", range(51, LAST + 1))
 async def test_each_release_since_they_can_be_rolled_back_starts_on_the_schema_of_this_one(
     database: str, monkeypatch: pytest.MonkeyPatch, last: int
 ):
     """Where a migration cannot say so, the changelog names it ("cannot be rolled back"), and it goes from this list."""
-    earlier = migrations()[:last]
+    earlier = migrations()[: last + 1 - FIRST]
     monkeypatch.setattr(migrate_module, "migrations", lambda: earlier)
     await checked(database)
 
@@ -172,10 +173,39 @@ async def test_a_release_that_is_too_old_for_a_newer_schema_is_refused(database:
 
 async def test_an_edited_migration_is_refused(database: str):
     async with connected(database) as connection:
-        await connection.execute("UPDATE sidings.migration SET checksum = 'other' WHERE version = 1")
+        await connection.execute(f"UPDATE sidings.migration SET checksum = 'other' WHERE version = {FIRST}")
     for refused in (checked(database), migrate(database, service="test")):
-        with pytest.raises(SchemaChanged, match="migration 0001_core was applied to 'sidings' with other contents"):
+        with pytest.raises(SchemaChanged, match="migration 0045_jobs was applied to 'sidings' with other contents"):
             await refused
+
+
+async def test_a_schema_that_grew_before_the_first_release_is_taken_as_it_stands_once_it_has_all_of_that(
+    database: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its rows are those of 51 migrations, of which these files have the last seven numbers."""
+    monkeypatch.setattr(migrate_module, "_GROWN_SUM", sha256(b"former" * 51).hexdigest())
+    async with connected(database) as connection:
+        await connection.execute(
+            "DELETE FROM sidings.migration;"
+            "INSERT INTO sidings.migration SELECT n, 'grown', 'former', now(), 19 FROM generate_series(20, 51) n;"
+            "INSERT INTO sidings.migration SELECT n, 'grown', 'former' FROM generate_series(1, 19) n"
+        )
+        await checked(database)
+        assert await migrate(database, service="test") == []
+        with monkeypatch.context() as patched:
+            patched.setattr(migrate_module, "migrations", lambda: later_migration("CREATE TABLE sidings.later ()"))
+            assert [m.name for m in await migrate(database, service="test")] == ["later"]
+            await connection.execute(f"UPDATE sidings.migration SET checksum = 'other' WHERE version = {LAST + 1}")
+            with pytest.raises(SchemaChanged, match=f"migration {LAST + 1:04}_later was applied"):
+                await checked(database)
+            await connection.execute(f"DELETE FROM sidings.migration WHERE version = {LAST + 1}")
+        await connection.execute("UPDATE sidings.migration SET checksum = 'other' WHERE version = 27")
+        with pytest.raises(SchemaChanged, match="while a migration before the first release was being written"):
+            await checked(database)
+        await connection.execute("DELETE FROM sidings.migration WHERE version > 50")
+        for refused in (checked(database), migrate(database, service="test")):
+            with pytest.raises(SchemaError, match=r"stands at migration 50 of those before the first.* to 0051 with"):
+                await refused
 
 
 async def test_a_schema_belongs_to_one_service(database: str):
@@ -979,7 +1009,7 @@ async def test_what_another_role_has_migrated_is_the_owners_all_the_same(
         other = empty_database if migrator == "a superuser" else of_member
         async with connected(empty_database) as admin:
             await admin.execute(f"GRANT {owner} TO {member}")
-        for number in range(1, LAST + 1):  # each migration as it is met by a schema of the release before
+        for number in range(1, len(migrations()) + 1):  # each migration as it is met by a schema of the release before
             with monkeypatch.context() as patched:
                 patched.setattr(migrate_module, "migrations", lambda: migrations()[:number])  # noqa: B023
                 await migrate(of_owner if number == 1 else other, service="test")
@@ -998,7 +1028,7 @@ async def test_a_role_with_a_name_that_needs_quotes_migrates_and_what_it_makes_i
         try:
             server = parts.netloc.rpartition("@")[2]
             of_role = parts._replace(netloc=f"{quote(role, safe='')}:x@{server}").geturl()
-            assert len(await migrate(of_role, service="test", schema="of_the_role")) == LAST
+            assert len(await migrate(of_role, service="test", schema="of_the_role")) == len(migrations())
             await migrate(of_owner, service="test")
             async with connected(of_role) as other:
                 await other.execute(f'SET ROLE "{role}"; CREATE TABLE sidings.job_history_20200101 ()')
@@ -1063,23 +1093,6 @@ async def test_a_role_that_could_not_give_away_what_it_makes_migrates_nothing(
             await admin.execute(f"GRANT {owner} TO {other}")
         assert [m.name for m in await migrate(of_other, service="test")] == ["later"]
         assert await fetch(empty_database, OTHERS, owner) == []
-
-
-async def test_days_from_before_belong_to_the_historys_owner_and_its_readers_may_read_them(
-    empty_database: str, monkeypatch: pytest.MonkeyPatch
-):
-    """A reader's analysis was refused until retention had dropped them."""
-    async with an_owner(empty_database) as (owner, of_owner), an_owner(empty_database) as (reader, _):
-        with monkeypatch.context() as patched:
-            patched.setattr(migrate_module, "migrations", lambda: migrations()[:35])
-            await migrate(of_owner, service="test")
-        async with connected(empty_database) as admin:
-            await admin.execute(f"GRANT SELECT ON sidings.job_history TO {reader}")
-            old = await an_old_partition(admin, 9)
-            await migrate(empty_database, service="test")
-            for name in (old, *await days(admin, 0, 0)):
-                query = "SELECT has_table_privilege($1, $2, 'SELECT'), tableowner FROM pg_tables WHERE tablename = $3"
-                assert tuple(await admin.fetchrow(query, reader, f"sidings.{name}", name)) == (True, owner)
 
 
 async def test_a_day_has_the_readers_of_the_history_unless_policies_say_which_rows_they_see(database: str):

@@ -24,10 +24,10 @@ def declare(**options: Any) -> Any:
     return Registry().job(group="transport", **options)(ride)
 
 
-async def migrated_to(dsn: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schema as the release left it that had so many migrations."""
+async def migrated_to(dsn: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schema as a release would leave it that had so many migrations."""
     with monkeypatch.context() as patched:
-        patched.setattr(import_module("sidings.schema.migrate"), "migrations", lambda: migrations()[:version])
+        patched.setattr(import_module("sidings.schema.migrate"), "migrations", lambda: migrations()[:count])
         await migrate(dsn, service="test")
 
 

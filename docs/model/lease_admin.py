@@ -1,4 +1,4 @@
-"""The lease model's administration: what a person does to jobs while executors run. Compare `0006_administration.sql`.
+"""The lease model's administration: what a person does to jobs while executors run. Compare `0048_administration.sql`.
 
 An action locks the origin, then the row of its owner (waits for the cycle in flight; its fence
 grows), then changes jobs and commits: two steps here, since nothing of the owner can come between the last ones. The

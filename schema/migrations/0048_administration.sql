@@ -1,15 +1,9 @@
 -- Administration: what a person may do to jobs while executors run, and the record of it (docs/administration.md).
 --
--- Each action is one function, called in autocommit; plpgsql, because every statement of it gets a fresh snapshot. An action
--- that changes jobs behind their holder's back begins with sidings.intervene(). Lock order: origin, executor, jobs, the rest.
--- SD003: no such job. SD004: the state of things does not allow it. 55P03 (lock_timeout), 40P01: nothing has changed, try again.
-
--- The last error of a job that failed, 'Class: message'.
-ALTER TABLE sidings.job ADD COLUMN error text;
-
--- The heads that keep their group waiting: they back off, or are blocked for good ('infinity'). Ordinary jobs do not stand in
--- it; failures without a further attempt are those that a newer job of policy "latest" has inherited.
-CREATE INDEX job_backoff ON sidings.job (run_at) WHERE position IS NOT NULL AND (attempt > 1 OR failures > 0);
+-- Each action is one function, called in autocommit; plpgsql, because every statement of it gets a fresh snapshot. An
+-- action that changes jobs behind their holder's back begins with sidings.intervene(). Lock order: origins by name,
+-- executors, jobs, periodic, the rest. SD003: no such job. SD004: the state of things does not allow it. 55P03
+-- (lock_timeout), 40P01: nothing has changed, try again.
 
 -- What is not to start. Each row makes sense alone. A group is one of an origin.
 CREATE TABLE sidings.pause (
@@ -28,19 +22,26 @@ CREATE TABLE sidings.pause (
 );
 
 -- Who did what, to what, and why. One row per action; nothing here deletes it.
---   target  {"job": …} | {"origin": …, "group": …} | {"type": …}
 CREATE TABLE sidings.audit (
-    id     bigint GENERATED ALWAYS AS IDENTITY,
-    at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    actor  text NOT NULL,
-    action text NOT NULL,
-    target jsonb NOT NULL,
-    reason text,
-    detail jsonb,
+    id       bigint GENERATED ALWAYS AS IDENTITY,
+    at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    actor    text NOT NULL,
+    action   text NOT NULL,
+    target   jsonb NOT NULL,               -- {"job": …} | {"origin": …, "group": …} | {"type": …}
+    reason   text,
+    detail   jsonb,
+    -- Whom it concerned, and what his fence was bumped to by the action's transaction. So an executor whose fence has grown knows
+    -- of each number why; of one that no row explains (a takeover, a pause) it knows nothing, and reads everything anew.
+    executor uuid,
+    fence    bigint,
     CONSTRAINT audit_pkey PRIMARY KEY (id)
 );
 -- What was done to one job; "was it requeued already".
 CREATE INDEX audit_job ON sidings.audit (((target ->> 'job')::bigint)) WHERE target ? 'job';
+-- Why a fence was bumped.
+CREATE INDEX audit_fence ON sidings.audit (executor, fence) WHERE executor IS NOT NULL;
+-- Where the jobs of an origin were moved to.
+CREATE INDEX audit_move ON sidings.audit ((target ->> 'origin'), id) WHERE action = 'move';
 
 -- docs/job-states.md, in one word. A job whose executor is about to start it counts as running.
 CREATE VIEW sidings.job_overview AS
@@ -55,6 +56,26 @@ SELECT j.id, j.type, j.origin, j."group",
        j.unique_key, j.held, j.error, j.headers, j.payload
 FROM sidings.job j;
 
+-- Wakes the executors that listen; the others learn of it at their next read. '' is for all.
+CREATE FUNCTION sidings.announce(its_origin text) RETURNS void
+LANGUAGE sql AS $$ SELECT pg_notify(rtrim('sidings.', '.') || '_committed', its_origin) $$;
+
+-- Every action begins with this. An executor waits until the transaction of the action ends, all of them for the pause of a
+-- type: in one that was left open, nothing ran any more, and after a lease instances ended. Now its session is ended after
+-- 5 s in which it does nothing, which is before anybody stops a handler for the sake of its lease.
+CREATE FUNCTION sidings.begin_action() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION USING ERRCODE = 'SD004', MESSAGE = 'administration needs the isolation level READ COMMITTED',
+            HINT = 'What it read before it waited for a lock would be out of date. Call it outside of a transaction; where another level '
+                   'is the default, behind BEGIN ISOLATION LEVEL READ COMMITTED.';
+    END IF;
+    IF current_setting('idle_in_transaction_session_timeout')::interval NOT BETWEEN interval '1 ms' AND interval '5 s' THEN
+        PERFORM set_config('idle_in_transaction_session_timeout', '5s', true);
+    END IF;
+END $$;
+
 -- Steps 1 and 2 of every action on jobs of an origin. Returns who holds it and what runs there: all of the holder's jobs.
 -- (1) The origin's row: waits for a takeover, and takes no lease away (no key update: FOR KEY SHARE goes on; a renewal that
 --     comes now skips it once). It is made where nobody has held the origin yet, so that whoever acquires it now waits.
@@ -64,10 +85,7 @@ FROM sidings.job j;
 CREATE FUNCTION sidings.intervene(its_origin text, OUT owner uuid, OUT epoch bigint, OUT running bigint[])
 LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION USING ERRCODE = 'SD004', MESSAGE = 'administration needs the isolation level READ COMMITTED',
-            HINT = 'Call it outside of a transaction: what it read before it waited for a lock would be out of date.';
-    END IF;
+    PERFORM sidings.begin_action();
     INSERT INTO sidings.origin (origin)
     SELECT its_origin WHERE NOT EXISTS (SELECT FROM sidings.origin o WHERE o.origin = its_origin)
     ON CONFLICT DO NOTHING;
@@ -77,20 +95,48 @@ BEGIN
     PERFORM sidings.announce(its_origin);
 END $$;
 
--- Wakes the executors that listen; the others learn of it at their next read. '' is for all.
-CREATE FUNCTION sidings.announce(its_origin text) RETURNS void
-LANGUAGE sql AS $$ SELECT pg_notify(rtrim('sidings.', '.') || '_committed', its_origin) $$;
+-- Until the end of the caller's transaction no move empties the origin; one that was about to has ended, as the caller's
+-- next statement sees. The lock keeps no renewal away.
+CREATE FUNCTION sidings.stay_origin(its_origin text) RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
+BEGIN
+    INSERT INTO sidings.origin (origin)
+    SELECT its_origin WHERE NOT EXISTS (SELECT FROM sidings.origin o WHERE o.origin = its_origin)
+    ON CONFLICT DO NOTHING;
+    PERFORM FROM sidings.origin o WHERE o.origin = its_origin FOR KEY SHARE;
+END $$;
 
--- One row of the audit.
+-- As intervene(), for what may take longer than a lease: that goes on being renewed. Whoever intervenes here meanwhile
+-- waits for the holder's row; where there is none, for the rows of the jobs.
+CREATE FUNCTION sidings.intervene_for_long(its_origin text, OUT owner uuid, OUT epoch bigint, OUT running bigint[])
+LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
+BEGIN
+    PERFORM sidings.begin_action();
+    PERFORM sidings.stay_origin(its_origin);
+    SELECT o.owner, o.epoch INTO owner, epoch FROM sidings.origin o WHERE o.origin = its_origin;
+    UPDATE sidings.executor e SET fence = e.fence + 1 WHERE e.id = intervene_for_long.owner RETURNING e.running INTO running;
+    running := coalesce(running, '{}');
+    PERFORM sidings.announce(its_origin);
+END $$;
+
+-- One row of the audit. With executor and fence, where the action changes nothing but what its target names, after intervene()
+-- in its origin. Not for 'reset', whose target is not all that it concerns; nor for 'requeue', which has not intervened: the
+-- number would be another's.
 CREATE FUNCTION sidings.note_action(actor text, action text, target jsonb, reason text, detail jsonb DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    e record;
 BEGIN
     IF coalesce(actor, '') = '' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('%s: nobody is named who does it', action),
             HINT = 'Give actor => ''the name of a person or program''.';
     END IF;
-    INSERT INTO sidings.audit (actor, action, target, reason, detail) VALUES (actor, action, target, reason, detail);
+    SELECT x.id, x.fence INTO e FROM sidings.origin o JOIN sidings.executor x ON x.id = o.owner
+    WHERE o.origin = target ->> 'origin'
+          AND action IN ('cancel', 'discard', 'retry now', 'release', 'release group', 'skip head', 'clear group');
+    INSERT INTO sidings.audit (actor, action, target, reason, detail, executor, fence)
+    VALUES (actor, action, target, reason, detail, e.id, e.fence);
 END $$;
 
 -- Raises: there is no such job, and what the history knows of its end.
@@ -154,6 +200,7 @@ BEGIN
     SELECT v.state INTO state FROM sidings.job_overview v WHERE v.id = job;
 END $$;
 
+-- The end of one job, whatever it is called.
 CREATE FUNCTION sidings.end_job(job bigint, action text, its_outcome sidings.outcome, actor text, reason text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -208,6 +255,27 @@ BEGIN
     RETURN t.state;
 END $$;
 
+-- Where a job that is released belongs: where it was held. But while another tick of its periodic job waits or runs
+-- elsewhere, it goes there, or the two could run at once; and else the next ticks follow it. A tick that is fired, or a
+-- move, waits until the caller's transaction ends. Lock order: origins, executors, jobs, periodic. Plan: periodic_pkey,
+-- job_group.
+CREATE FUNCTION sidings.origin_of_released(its_type text, its_origin text) RETURNS text
+LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '2s' AS $$
+DECLARE
+    place text;
+BEGIN
+    SELECT p.job_origin INTO place FROM sidings.periodic p WHERE p.name = its_type AND p.origin = '' FOR UPDATE;
+    IF place IS NULL OR place = its_origin THEN
+        RETURN its_origin;
+    ELSIF EXISTS (SELECT FROM sidings.job j
+                  WHERE j.origin = place AND j."group" = its_type AND j.type = its_type AND j.held IS NULL) THEN
+        PERFORM sidings.announce(place);
+        RETURN place;
+    END IF;
+    UPDATE sidings.periodic p SET job_origin = its_origin WHERE p.name = its_type AND p.origin = '';
+    RETURN its_origin;
+END $$;
+
 -- A held job waits again, at the end of its group's order, with a clean slate.
 CREATE FUNCTION sidings.release_job(job bigint, actor text, reason text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -222,6 +290,7 @@ BEGIN
     -- intervene() has taken the transaction id, so it is older than the position.
     UPDATE sidings.job j
     SET held = NULL, losses = 0, failures = 0, run_at = NULL, first_started_at = NULL,
+        origin = sidings.origin_of_released(j.type, j.origin),
         position = CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('sidings.job_position') END,
         txid = pg_current_xact_id()
     WHERE j.id = job;
@@ -230,25 +299,111 @@ BEGIN
                                 reason, jsonb_build_object('held', (t.taken).held));
 END $$;
 
+-- The same done to many jobs at once. One by one, each as a transaction of its own, they void all that the holder plans
+-- meanwhile: while somebody released 2,000 held jobs, in half a minute, hardly any other job ran.
+--   act  'cancel', 'discard', 'retry now' or 'release', as the functions for one job
+-- In the order of `jobs`, which counts for 'release'. Returns a row for each of them: the state in which it was found;
+-- where nothing was done to it, the SQLSTATE that the function for one job raises, and why. Of a job that is no more it
+-- does not tell how it ended: to look that up takes 20 ms in a history of millions, for each, under all these locks. Lock
+-- order: all origins (by name), their holders, jobs; one that somebody else has locked is left as it is.
+CREATE FUNCTION sidings.act_on_jobs(act text, jobs bigint[], actor text, reason text DEFAULT NULL)
+RETURNS TABLE (job bigint, state text, code text, refusal text)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = '2s' AS $$
+DECLARE
+    origins  text[] := ARRAY(SELECT DISTINCT j.origin FROM sidings.job j WHERE j.id = ANY (jobs) ORDER BY 1);
+    here     text;
+    theirs   bigint[];  -- those of `jobs` that are there, in their order
+    taken    bigint[];
+    fitting  bigint[];
+    answered bigint[] := '{}';
+    i        record;
+BEGIN
+    IF act NOT IN ('cancel', 'discard', 'retry now', 'release') THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('%L is nothing that is done to many jobs', act),
+            HINT = 'Give cancel, discard, retry now or release.';
+    END IF;
+    -- All of them first: whoever waits for an origin holds no executor's row, for which the origin's own holder could wait.
+    PERFORM FROM sidings.origin o WHERE o.origin = ANY (origins) ORDER BY o.origin FOR NO KEY UPDATE;
+    FOR here, theirs IN
+        SELECT j.origin, array_agg(j.id ORDER BY array_position(jobs, j.id)) FROM sidings.job j
+        WHERE j.id = ANY (jobs) AND j.origin = ANY (origins) GROUP BY j.origin ORDER BY j.origin
+    LOOP
+        SELECT * INTO i FROM sidings.intervene(here);
+        taken := ARRAY(SELECT j.id FROM sidings.job j WHERE j.id = ANY (theirs) AND j.origin = here FOR UPDATE SKIP LOCKED);
+        fitting := ARRAY(SELECT v.id FROM sidings.job_overview v WHERE v.id = ANY (taken) AND CASE act
+                         WHEN 'retry now' THEN v.state IN ('delayed', 'backing off', 'blocked')
+                         WHEN 'release' THEN v.state = 'held' ELSE true END);
+        RETURN QUERY
+            SELECT v.id, v.state, CASE WHEN v.id <> ALL (fitting) THEN 'SD004' END, CASE WHEN v.id <> ALL (fitting) THEN
+                   format('job %s is %s%s', v.id, v.state, CASE
+                          WHEN act = 'release' THEN ', not held: Only held jobs are released; one that backs off can be retried now.'
+                          WHEN v.state = 'held' THEN ': Release it instead.'
+                          WHEN v.state = 'running' THEN ': Wait for its outcome, or cancel it.'
+                          ELSE ': It runs when its turn comes.' END) END
+            FROM sidings.job_overview v WHERE v.id = ANY (taken);
+        answered := answered || taken;
+        PERFORM sidings.note_action(actor, act, jsonb_build_object('job', v.id, 'type', v.type, 'origin', v.origin, 'group', v."group"),
+                                    reason, CASE act WHEN 'release' THEN jsonb_build_object('held', v.held)
+                                                     ELSE jsonb_build_object('found', v.state) END)
+        FROM sidings.job_overview v WHERE v.id = ANY (fitting) ORDER BY array_position(theirs, v.id);
+        IF act = 'retry now' THEN
+            PERFORM sidings.make_due(j) FROM sidings.job j WHERE j.id = ANY (fitting);
+        ELSIF act = 'release' THEN
+            -- nextval() runs above a materialised sort, and intervene() has taken the transaction id.
+            WITH numbered AS MATERIALIZED (
+                SELECT d.id, CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('sidings.job_position') END AS position
+                FROM (SELECT u.id FROM unnest(theirs) WITH ORDINALITY u (id, n) WHERE u.id = ANY (fitting) ORDER BY u.n) d
+            )
+            UPDATE sidings.job j
+            SET held = NULL, losses = 0, failures = 0, run_at = NULL, first_started_at = NULL,
+                origin = sidings.origin_of_released(j.type, j.origin), position = n.position, txid = pg_current_xact_id()
+            FROM numbered n WHERE j.id = n.id;
+        ELSE
+            PERFORM sidings.end_jobs(fitting, CASE act WHEN 'cancel' THEN 'cancelled'::sidings.outcome ELSE 'discarded' END, actor, reason,
+                                     i.owner, i.epoch, i.running);
+        END IF;
+    END LOOP;
+    RETURN QUERY
+        SELECT u.id, NULL::text, CASE WHEN s.id IS NULL THEN 'SD003' ELSE '55P03' END,
+               CASE WHEN s.id IS NULL THEN format('there is no job %s any more, or never was: Look at what its attempts came to.', u.id)
+                    ELSE format('job %s is being changed by somebody else: Try again.', u.id) END
+        FROM unnest(jobs) u (id) LEFT JOIN sidings.job s ON s.id = u.id
+        WHERE u.id <> ALL (answered);
+END $$;
+
 -- A job that ended without success comes back from the history as a new job, at the end of its group's order: type, origin,
 -- group, priority, payload and correlation id are the old ones. It runs in any case, so it is serial and has no unique key.
 -- No intervention: readers find new jobs by themselves. Returns the new id.
-CREATE FUNCTION sidings.requeue_job(job bigint, actor text, reason text DEFAULT NULL, force boolean DEFAULT false)
+--   finished_at   of its last attempt, where that is known, as where many are requeued. The history's index on the ids of
+--                 jobs leads to all pages of the hours in which it may have ended; that on this time, along which the rows
+--                 lie, to a few.
+-- Ticks of a periodic job meet in one origin, or two of them could run at once. A job whose origin was emptied by a move
+-- follows it: it came back where nothing runs, and out of its group's order. A move that is under way is waited for, and
+-- one that begins now waits: else neither saw the other's jobs.
+CREATE FUNCTION sidings.requeue_job(
+    job bigint, actor text, reason text DEFAULT NULL, force boolean DEFAULT false, finished_at timestamptz DEFAULT NULL)
 RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '2s' AS $$
 DECLARE
     old    record;
     before record;
     new_id bigint;
+    moved  record;
 BEGIN
+    PERFORM sidings.begin_action();
     PERFORM pg_advisory_xact_lock(hashtextextended('sidings.requeue', job));   -- two at once: the second sees the first
     IF EXISTS (SELECT FROM sidings.job j WHERE j.id = job) THEN
         RAISE EXCEPTION USING ERRCODE = 'SD004', MESSAGE = format('job %s has not ended', job),
             HINT = 'Retry it now; release it if it is held.';
     END IF;
     SELECT h.* INTO old FROM sidings.job_history h
-    WHERE h.job_id = job AND h.outcome IN ('succeeded', 'discarded', 'cancelled', 'superseded')
-    ORDER BY h.finished_at DESC LIMIT 1;
+    WHERE h.job_id = job AND h.finished_at = requeue_job.finished_at
+      AND h.outcome IN ('succeeded', 'discarded', 'cancelled', 'superseded');
+    IF NOT FOUND THEN
+        SELECT h.* INTO old FROM sidings.job_history h
+        WHERE h.job_id = job AND h.outcome IN ('succeeded', 'discarded', 'cancelled', 'superseded')
+        ORDER BY h.finished_at DESC LIMIT 1;
+    END IF;
     IF NOT FOUND THEN
         PERFORM sidings.no_such_job(job);
     END IF;
@@ -266,7 +421,25 @@ BEGIN
                              to_char(before.at, 'YYYY-MM-DD HH24:MI:SS OF')),
             HINT = 'Look at that job; force => true requeues it once more.';
     END IF;
-    old.origin := sidings.place(old.origin, old."group");   -- where partitions were added, its group may be elsewhere (0010)
+    -- Where partitions were added, its group may be elsewhere; a tick goes where the other ticks of its type are.
+    old.origin := coalesce((SELECT p.job_origin FROM sidings.periodic p WHERE p.name = old.type AND p.origin = ''),
+                           sidings.place(old.origin, old."group"));
+    PERFORM sidings.stay_origin(old.origin);
+    -- Where its origin was emptied by a move, and nobody has held it since, it follows the others of its group: with each move that came
+    -- after that one and emptied the place where they were, so it ends, though they may have come back.
+    SELECT a.id, a.target ->> 'to' AS origin INTO moved
+    FROM sidings.audit a JOIN sidings.origin x ON x.origin = old.origin AND x.owner IS NULL
+    WHERE a.action = 'move' AND a.target ->> 'origin' = old.origin AND (a.detail ->> 'epoch')::bigint = x.epoch
+    ORDER BY a.id DESC LIMIT 1;
+    WHILE FOUND LOOP
+        old.origin := moved.origin;
+        PERFORM sidings.stay_origin(old.origin);
+        SELECT a.id, a.target ->> 'to' AS origin INTO moved
+        FROM sidings.audit a WHERE a.action = 'move' AND a.target ->> 'origin' = old.origin AND a.id > moved.id
+        ORDER BY a.id LIMIT 1;
+    END LOOP;
+    -- Under the lock of its row: a tick that is fired meanwhile may have left for another origin, or would.
+    old.origin := sidings.origin_of_released(old.type, old.origin);
     INSERT INTO sidings.job (type, origin, "group", priority, payload, headers)
     VALUES (old.type, old.origin, old."group", old.priority, old.payload,
             CASE WHEN old.correlation_id IS NOT NULL THEN jsonb_build_object('correlation_id', old.correlation_id) END)
@@ -346,7 +519,7 @@ END $$;
 --   running  also those that run
 --   most     so many at once, the last ones first. The holder's cycles wait meanwhile, so a group of a million is cleared in
 --            parts: call it again while it returns `most`. Until its head is gone, nothing behind that starts.
--- Returns how many.
+-- Where jobs have ended that it has waited for, as superseded ones, it takes others for them. Returns how many.
 CREATE FUNCTION sidings.clear_group(origin text, "group" text, actor text, reason text DEFAULT NULL,
                                     running boolean DEFAULT false, most integer DEFAULT 10000) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = '2s' AS $$
@@ -354,21 +527,26 @@ DECLARE
     i       record;
     ids     bigint[];
     spared  bigint[] := '{}';
-    cleared bigint;
+    chosen  integer;
+    cleared bigint := 0;
 BEGIN
     SELECT * INTO i FROM sidings.intervene(origin);
     IF NOT running THEN
         spared := ARRAY(SELECT j.id FROM sidings.job j
                         WHERE j.id = ANY (i.running) AND j.origin = clear_group.origin AND j."group" = clear_group."group");
     END IF;
-    ids := ARRAY(SELECT j.id FROM sidings.job j
-                 WHERE j.origin = clear_group.origin AND j."group" = clear_group."group" AND j.held IS NULL
-                   AND j.id <> ALL (spared)
-                 ORDER BY j.position DESC NULLS FIRST LIMIT most);
-    -- Locked in the order in which promotion locks delayed jobs, or the two could wait for each other.
-    ids := ARRAY(SELECT k.id FROM (SELECT j.id FROM sidings.job j WHERE j.id = ANY (ids) AND j.held IS NULL
-                                   ORDER BY j.run_at, j.id FOR UPDATE) k);
-    cleared := sidings.end_jobs(ids, 'cancelled', actor, reason, i.owner, i.epoch, i.running);
+    LOOP
+        ids := ARRAY(SELECT j.id FROM sidings.job j
+                     WHERE j.origin = clear_group.origin AND j."group" = clear_group."group" AND j.held IS NULL
+                       AND j.id <> ALL (spared)
+                     ORDER BY j.position DESC NULLS FIRST LIMIT most - cleared);
+        chosen := cardinality(ids);
+        -- Locked in the order in which promotion locks delayed jobs, or the two could wait for each other.
+        ids := ARRAY(SELECT k.id FROM (SELECT j.id FROM sidings.job j WHERE j.id = ANY (ids) AND j.held IS NULL
+                                       ORDER BY j.run_at, j.id FOR UPDATE) k);
+        cleared := cleared + sidings.end_jobs(ids, 'cancelled', actor, reason, i.owner, i.epoch, i.running);
+        EXIT WHEN cardinality(ids) = chosen;   -- else some have ended meanwhile, and fewer than `most` would say that none is left
+    END LOOP;
     IF cleared > 0 THEN
         PERFORM sidings.note_action(actor, 'clear group', jsonb_build_object('origin', origin, 'group', "group"), reason,
                                     jsonb_build_object('cancelled', cleared, 'running', running));
@@ -383,6 +561,7 @@ CREATE FUNCTION sidings.take_target(its_type text, its_origin text, its_group te
 LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 BEGIN
     IF its_type <> '' AND num_nonnulls(its_origin, its_group) = 0 THEN
+        PERFORM sidings.begin_action();
         LOCK TABLE sidings.executor IN EXCLUSIVE MODE;
         UPDATE sidings.executor SET fence = fence + 1;
         PERFORM sidings.announce('');
@@ -445,11 +624,17 @@ BEGIN
                                                            'reason', ended.reason));
 END $$;
 
--- All jobs of an origin that nobody holds go to another one, in the same order, behind what waits there: new positions and a
--- new txid, in one transaction. It takes what a takeover takes: the origin's row, then the former owner's, whose running jobs
--- are accounted for as lost. The target needs no lock: its reader finds rows above its mark, and late ones by their txid.
+-- All jobs of an origin that nobody holds go to another one, in the same order, behind what waits there: new positions and
+-- a new txid, in one transaction. It takes what a takeover takes: the origin's row, then the former owner's, whose running
+-- jobs are accounted for as lost. The target needs no lock: its reader finds rows above its mark, and late ones by their
+-- txid.
 --   lease  the longest lease of the executors: what Postgres says of an expired one is believed when it has been up so long
--- Jobs that others enqueue meanwhile stay. Returns how many were moved.
+-- The next ticks of periodic jobs follow those that are moved, and wait for them there. Jobs that others enqueue meanwhile
+-- stay. Returns how many were moved.
+--
+-- The target has been held, which its epoch tells. To have a row is not enough: whoever pauses an origin that is misspelt,
+-- or cancels a job of it, makes one. And it is no slot of the outbox, which a relay holds: jobs there were no orphans
+-- either. The audit tells the epoch that the origin has from then on: as long as it has that, nobody has held it since.
 CREATE FUNCTION sidings.move_jobs(origin text, "to" text, actor text, reason text DEFAULT NULL,
                                   lease interval DEFAULT interval '1 minute') RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '2s' AS $$
@@ -463,10 +648,14 @@ BEGIN
     IF origin IS NULL OR "to" IS NULL OR "to" = origin THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('jobs of %L cannot be moved to %L', origin, "to"),
             HINT = 'Give two different origins, ''topic/partition''.';
-    ELSIF NOT EXISTS (SELECT FROM sidings.origin x WHERE x.origin = move_jobs."to") THEN
+    ELSIF "to" ~ '^outbox/([0-9]|1[0-5])$' THEN
+        RAISE EXCEPTION USING ERRCODE = 'SD004', MESSAGE = format('%s is a slot of the outbox, where no job runs', "to"),
+            HINT = 'Give an origin of the service''s topics, ''topic/partition''.';
+    ELSIF NOT EXISTS (SELECT FROM sidings.origin x WHERE x.origin = move_jobs."to" AND x.epoch > 0) THEN
         RAISE EXCEPTION USING ERRCODE = 'SD004', MESSAGE = format('no executor has ever held %s', "to"),
             HINT = 'Check the name, ''topic/partition''; or start the service that is to run the jobs first.';
     END IF;
+    PERFORM sidings.begin_action();
     INSERT INTO sidings.origin (origin)
     SELECT move_jobs.origin WHERE NOT EXISTS (SELECT FROM sidings.origin x WHERE x.origin = move_jobs.origin)
     ON CONFLICT DO NOTHING;
@@ -500,7 +689,10 @@ BEGIN
         WHERE e.id = o.owner;
     END IF;
     UPDATE sidings.origin x SET owner = NULL, lease_until = NULL, epoch = x.epoch + 1
-    WHERE x.origin = move_jobs.origin;
+    WHERE x.origin = move_jobs.origin AND x.epoch > 0;   -- 0: nobody has ever held it, and that remains so
+    SELECT x.epoch INTO o.epoch FROM sidings.origin x WHERE x.origin = move_jobs.origin;
+    -- First, so that no tick becomes a job there from now on. Lock order: origin, periodic.
+    UPDATE sidings.periodic p SET job_origin = move_jobs."to" WHERE p.job_origin = move_jobs.origin AND p.origin = '';
     -- nextval() runs above a materialised sort, and the transaction id has been taken above.
     WITH numbered AS MATERIALIZED (
         SELECT d.id, CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('sidings.job_position') END AS position
@@ -514,6 +706,7 @@ BEGIN
     GET DIAGNOSTICS others = ROW_COUNT;
     PERFORM sidings.announce("to");
     PERFORM sidings.note_action(actor, 'move', jsonb_build_object('origin', origin, 'to', "to"), reason,
-                                jsonb_build_object('jobs', placed + others, 'lost', lost, 'former_owner', o.owner));
+                                jsonb_build_object('jobs', placed + others, 'lost', lost, 'former_owner', o.owner,
+                                                   'epoch', o.epoch));
     RETURN placed + others;
 END $$;

@@ -1,5 +1,6 @@
 -- The outbox: Kafka messages that leave after, and only after, the transaction that stored them has committed.
 
+-- CACHE 1, as for job_position.
 CREATE SEQUENCE sidings.outbox_id CACHE 1;
 
 -- The share of the outbox that a message belongs to. One key of one topic is always in one slot, so one relay sends it.
