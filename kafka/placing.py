@@ -32,7 +32,7 @@ Offsets = Mapping[TopicPartition, int]
 log = logging.getLogger("sidings.consumer")
 
 _EARLY_SECONDS = 0.5  # how often to look again at one that may not be placed yet
-_EARLY = "the number of their topic's partitions is not in sidings.topic yet"
+_EARLY = "not every instance knows yet how many partitions their topic has (sidings.topic)"
 _AGAIN_SECONDS = 1.0
 _TOGETHER_SECONDS = 5.0  # for an answer about all partitions, before each is asked for by itself
 _REFUSED_SECONDS = 10.0  # how often to look again at a partition whose offset is not one of its log
@@ -196,10 +196,11 @@ class Placer:
             async with asyncio.timeout(seconds):
                 first = cast(Offsets, await self._client.beginning_offsets(list(waiting)))
                 end = cast(Offsets, await self._client.end_offsets(list(waiting)))
-                ids = await self._ask_topic_ids(waiting)
+                ids = await self._ask_topic_ids(waiting)  # after which the client knows how many partitions there are
         except (KafkaError, TimeoutError) as error:
             inner: Any = self._client
             raise _NoAnswer(f"{error!r}{unreached(inner._client)}") from error
+        waiting = {tp: partition for tp, partition in waiting.items() if not self._tell_early(partition)}
         stored = await self._offsets.load(waiting.keys())
         failed: Exception | None = None  # of one topic, perhaps: it stops no other
         if missing := waiting.keys() - stored.keys():

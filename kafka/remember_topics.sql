@@ -1,7 +1,8 @@
 -- The partition counts that a consumer has seen. A count only grows here, in two steps, whoever has seen how much: first the
 -- old count becomes a former one, which makes every process look where a group has its jobs; when all know that ($4), the
 -- new count takes effect. Of a topic that was made anew with fewer partitions the smaller count becomes a former one, too, so
--- that groups stay where they have jobs. Concurrent writers meet at the row and change it once.
+-- that groups stay where they have jobs; nor is it consumed before all know that. Concurrent writers meet at the row and change
+-- it once.
 -- $1 topics, $2 partitions, $3 partitioners, $4 seconds until everybody has read the row
 INSERT INTO sidings.topic AS t (topic, partitions, partitioner)
 SELECT n.topic, n.partitions, n.partitioner

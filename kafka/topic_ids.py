@@ -126,6 +126,8 @@ class _MetadataRequest(Request[_MetadataRequestV10]):
 async def ask_topic_ids(client: AIOKafkaConsumer, partitions: Collection[TopicPartition]) -> dict[str, UUID]:
     """The ids of these partitions' topics; one that Kafka tells none of is absent: an old broker, or no such topic just
     now. A broker is asked that leads one of them, another may be away; each time any of these, since one may hang.
+    Where it tells of another number of partitions than the client knows, whose metadata may be a minute old, the client
+    asks for them first.
 
     Raises `KafkaError`.
     """
@@ -138,7 +140,10 @@ async def ask_topic_ids(client: AIOKafkaConsumer, partitions: Collection[TopicPa
     except (IncompatibleBrokerVersion, NotImplementedError) as error:  # older than 2.8, or so new that it is gone
         log.debug("topics have no ids here: %r", error)
         return {}
-    return {name: id for error, name, id, *_ in response.topics if error == 0 and id != _NONE}
+    told = [(name, id, count) for error, name, id, _, count, *_ in response.topics if error == 0]
+    if any(count != len(client.partitions_for_topic(name) or ()) for name, _, count in told):
+        await inner.force_metadata_update()
+    return {name: id for name, id, _ in told if id != _NONE}
 
 
 class KnownIds(Protocol):

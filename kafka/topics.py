@@ -1,14 +1,15 @@
 """Which partition a key belongs to: hashed as the topic's producers do, over the partition count in Postgres.
 
 So it works while Kafka is down. The consumers write what they see of the topics' metadata; every instance reads it.
-A topic that gets more partitions is known to have grown by all of them before the new count is used anywhere
-(docs/decisions/0012-partitions-added.md).
+A topic that gets more partitions, or is made anew with fewer, is known by all of them to have had others before the
+new count is used anywhere (docs/decisions/0012-partitions-added.md).
 """
 
 import asyncio
 import logging
 import zlib
 from collections.abc import Callable, Collection, Mapping
+from math import inf
 from typing import Literal, NamedTuple, cast
 
 import asyncpg
@@ -40,6 +41,7 @@ class _Topic(NamedTuple):
     partitions: int
     partitioner: Partitioner
     former: tuple[int, ...] = ()  # counts of before, oldest first
+    changed: float = -inf  # when its row was, on our clock
 
 
 def partition_for(key: bytes, partitions: int, partitioner: Partitioner = "murmur2") -> int:
@@ -95,9 +97,13 @@ class Topics:
         return known is not None and tp.partition < known.partitions
 
     def has_shrunk(self, topic: str, partitions: int) -> bool:
-        """Whether `topic` has fewer partitions than is known, and is not known to have had so few."""
+        """Whether `topic` has fewer partitions than is known, and not everybody can know that."""
         known = self._known.get(topic)
-        return known is not None and partitions < known.partitions and partitions not in known.former
+        return (
+            known is not None
+            and partitions < known.partitions
+            and (partitions not in known.former or now() - known.changed < _ANNOUNCE_SECONDS)
+        )
 
     def was_added(self, tp: TopicPartition) -> bool:
         """Whether this partition has come since the topic was first seen."""
@@ -139,7 +145,10 @@ class Topics:
         else:
             self._unread.over()
             self._known = {
-                row["topic"]: _Topic(row["partitions"], row["partitioner"], tuple(row["former"])) for row in rows
+                row["topic"]: _Topic(
+                    row["partitions"], row["partitioner"], tuple(row["former"]), changed=now() - row["age"]
+                )
+                for row in rows
             }
             self._loaded_at = began
 
@@ -166,9 +175,7 @@ class Topics:
     def _is_behind(self, seen: Mapping[str, _Topic]) -> bool:
         """Whether the table lacks some of these, as where a person has deleted a row, or partitions of them."""
         return any(
-            name not in self._known
-            or topic.partitions > self._known[name].partitions
-            or self.has_shrunk(name, topic.partitions)
+            name not in self._known or topic.partitions not in (self._known[name].partitions, *self._known[name].former)
             for name, topic in seen.items()
         )
 

@@ -1,7 +1,9 @@
 """A topic is deleted and made anew with fewer partitions: keys move, as when it grows, and stay behind what waits."""
 
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from sidings.kafka import partition_for
+from sidings.kafka.topic_ids import ask_topic_ids
 
 from .consumer_support import TWICE_AND_PARK, Number, a_service, made_anew, numbers, produce, record
 from .support import eventually, fetch, value
@@ -16,6 +18,7 @@ GONE, KEPT = (next(key for key, places in PLACES.items() if places == (was, 1)) 
 def quick(monkeypatch):
     monkeypatch.setattr("sidings.kafka.placing._REFUSED_SECONDS", 0.1)
     monkeypatch.setattr("sidings.kafka.topic_ids._LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("sidings.kafka.topics._ANNOUNCE_SECONDS", 1.5)
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -59,3 +62,45 @@ async def test_messages_stay_behind_the_parked_ones_of_their_key(effects, topic,
     where = await fetch(effects, f"""SELECT "group", origin FROM sidings.job WHERE type = 'message:{name}'""")
     assert sorted(tuple(row) for row in where) == sorted([(GONE, f"{name}/2"), (KEPT, f"{name}/0")] * 2)
     assert await numbers(effects, "key <> 'other'") == []
+
+
+async def test_it_is_not_consumed_before_every_instance_knows_its_count(effects, topic, sidings_kafka):
+    """Others would enqueue for its keys without looking where their groups have jobs."""
+    name = await topic(partitions=OLD)
+    service = a_service(effects, sidings_kafka, settings={"fetch_seconds": 0.05, "metadata_seconds": 300.0})
+    known_for: list[float | None] = []
+
+    @service.consumer(name, model=Number)
+    async def on_number(message, tx):
+        if message.value.n == 2:
+            query = "SELECT date_part('epoch', clock_timestamp() - seen_at) FROM sidings.topic WHERE topic = $1"
+            known_for.append(await tx.fetchval(f"{query} AND $2 = ANY (former)", name, NEW))
+        await record(message, tx)
+
+    async with service:
+        for number in range(OLD):
+            await produce(sidings_kafka, name, [1], key="k", partition=number)
+        await eventually(lambda: value(effects, f"SELECT count(*) = {OLD} FROM effect"))
+        await made_anew(sidings_kafka, name, NEW)
+        for number in range(NEW):
+            await produce(sidings_kafka, name, [2], key="k", partition=number)
+        await service.reset_offsets(name, "earliest", actor="alice")
+        await eventually(lambda: len(known_for) == NEW)
+    assert min(seconds or 0.0 for seconds in known_for) >= 1.4, known_for
+
+
+async def test_a_client_that_knows_the_former_count_is_told_with_the_topics_id(topic, sidings_kafka):
+    """One that has not fetched meanwhile: its metadata are asked for now and then only."""
+    name = await topic(partitions=OLD)
+    client = AIOKafkaConsumer(bootstrap_servers=sidings_kafka, metadata_max_age_ms=300_000)
+    tp = TopicPartition(name, 0)
+    client.assign([tp])
+    await client.start()
+    try:
+        former = (await ask_topic_ids(client, [tp]))[name]
+        assert client.partitions_for_topic(name) == set(range(OLD))
+        await made_anew(sidings_kafka, name, NEW)
+        assert (await ask_topic_ids(client, [tp]))[name] != former
+        assert client.partitions_for_topic(name) == set(range(NEW))
+    finally:
+        await client.stop()

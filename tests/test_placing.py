@@ -326,6 +326,39 @@ async def test_only_what_a_stateless_consumer_has_handled_since_is_passed_once_k
         await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_a_partition_waits_also_where_its_topics_count_is_told_while_it_is_placed(monkeypatch):
+    """With the topic's id, by a client that knew the former count until then."""
+    monkeypatch.setattr("sidings.kafka.placing._EARLY_SECONDS", 0.01)
+    cluster: Any = Shared()
+    stateless_before(monkeypatch, {})
+    cluster.told = cluster.known = False
+    loads: list[bool] = []
+
+    async def end_offsets(tps: Any) -> dict[TopicPartition, int]:
+        cluster.told = True
+        return dict.fromkeys(tps, 9)
+
+    async def load(tps: Any) -> dict[TopicPartition, int]:
+        loads.extend([cluster.known] * len(tps))
+        return dict.fromkeys(tps, STORED)
+
+    cluster.end_offsets, cluster.load = end_offsets, load
+    topics = SimpleNamespace(covers=lambda _: True, has_shrunk=lambda *_: cluster.told and not cluster.known)
+    partitions = {tp: Partition(tp) for tp in (TP, OTHER)}
+    placer = a_placer(cluster, partitions, topics=topics, topic_ids=cluster)
+    running = asyncio.create_task(placer.run())
+    try:
+        placer.wake()
+        await eventually(lambda: all("sidings.topic" in partition.reason for partition in partitions.values()))
+        assert not any(loads)
+        cluster.known = True
+        await eventually(lambda: all(partition.state is State.READY for partition in partitions.values()))
+        assert all(loads)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_nothing_is_passed_of_a_topic_that_was_made_anew(monkeypatch):
     """What is stored belongs to another log: Kafka would be told of it, and whoever is stateless again go on there."""
     cluster: Any = Shared()

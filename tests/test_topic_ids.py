@@ -203,7 +203,11 @@ class Broker:
         self.asked += 1
         if self.failures:
             raise self.failures.pop(0)
-        return SimpleNamespace(topics=[(0, topic, self.ids[topic]) for topic in request._topics if topic in self.ids])
+        known = [topic for topic in request._topics if topic in self.ids]
+        return SimpleNamespace(topics=[(0, topic, self.ids[topic], False, 1) for topic in known])
+
+    def partitions_for_topic(self, _: str) -> set[int]:
+        return {0}
 
 
 async def test_only_partitions_whose_topic_is_known_to_be_another_are_displaced_and_once(monkeypatch):
