@@ -94,9 +94,9 @@ async def test_a_client_that_knows_the_former_count_is_told_with_the_topics_id(t
     name = await topic(partitions=OLD)
     client = AIOKafkaConsumer(bootstrap_servers=sidings_kafka, metadata_max_age_ms=300_000)
     tp = TopicPartition(name, 0)
-    client.assign([tp])
     await client.start()
     try:
+        await client._client.add_topic(name)
         former = (await ask_topic_ids(client, [tp]))[name]
         assert client.partitions_for_topic(name) == set(range(OLD))
         await made_anew(sidings_kafka, name, NEW)
