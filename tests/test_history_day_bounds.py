@@ -46,7 +46,7 @@ async def test_days_are_made_beside_tables_that_are_divided_in_another_way(datab
             "SELECT sidings.make_history_day($1::date - n) FROM generate_series(0, 33) n", MIDNIGHT.date()
         )
         await connection.execute("ANALYZE pg_inherits, pg_class")
-        await connection.execute("SELECT sidings.maintain(1_000_000)")
+        await connection.execute("SELECT sidings.maintain(1000000)")
         await connection.execute("SELECT sidings.make_history_day($1)", tomorrow.date())
         assert await bounds(connection, tomorrow) == between(tomorrow, tomorrow + timedelta(days=1))
 
