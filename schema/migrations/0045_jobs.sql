@@ -128,7 +128,7 @@ CREATE TABLE sidings.job (
 );
 -- The reader's forward and late parts.
 CREATE INDEX job_scan ON sidings.job (origin, position) WHERE position IS NOT NULL;
--- Refills of one group; "is a message of this key parked".
+-- Refills of one group; "has this group jobs".
 CREATE INDEX job_group ON sidings.job (origin, "group", position) WHERE "group" IS NOT NULL;
 -- Promotion of delayed jobs in due order. Without the id each statement would sort all that are due at one moment for its
 -- thousand.
@@ -145,8 +145,6 @@ CREATE INDEX job_message ON sidings.job (origin, "group") WHERE position IS NOT 
 -- A key is taken until its job ends: the row is there until then, also while the job runs, backs off or is held. Partial:
 -- jobs without a key pay nothing for it.
 CREATE UNIQUE INDEX job_unique_key ON sidings.job (type, unique_key) WHERE unique_key IS NOT NULL;
-
-
 
 CREATE TYPE sidings.outcome AS ENUM
     ('succeeded', 'retried', 'snoozed', 'discarded', 'cancelled', 'superseded', 'lost', 'held');

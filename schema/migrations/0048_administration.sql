@@ -61,8 +61,8 @@ CREATE FUNCTION sidings.announce(its_origin text) RETURNS void
 LANGUAGE sql AS $$ SELECT pg_notify(rtrim('sidings.', '.') || '_committed', its_origin) $$;
 
 -- Every action begins with this. An executor waits until the transaction of the action ends, all of them for the pause of a
--- type: in one that was left open, nothing ran any more, and after a lease instances ended. Now its session is ended after
--- 5 s in which it does nothing, which is before anybody stops a handler for the sake of its lease.
+-- type: if it were left open, nothing would run any more, and after a lease instances would end. So its session is ended
+-- after 5 s in which it does nothing, which is before anybody stops a handler for the sake of its lease.
 CREATE FUNCTION sidings.begin_action() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -299,7 +299,7 @@ BEGIN
                                 reason, jsonb_build_object('held', (t.taken).held));
 END $$;
 
--- The same done to many jobs at once. One by one, each as a transaction of its own, they void all that the holder plans
+-- What is done to one job, done to many at once. One by one, each as a transaction of its own, they void all that the holder plans
 -- meanwhile: while somebody released 2,000 held jobs, in half a minute, hardly any other job ran.
 --   act  'cancel', 'discard', 'retry now' or 'release', as the functions for one job
 -- In the order of `jobs`, which counts for 'release'. Returns a row for each of them: the state in which it was found;
