@@ -299,8 +299,8 @@ BEGIN
                                 reason, jsonb_build_object('held', (t.taken).held));
 END $$;
 
--- What is done to one job, done to many at once. One by one, each as a transaction of its own, they void all that the holder plans
--- meanwhile: while somebody released 2,000 held jobs, in half a minute, hardly any other job ran.
+-- What is done to one job, done to many at once. One by one, each as a transaction of its own, they void all that the
+-- holder plans meanwhile: while somebody released 2,000 held jobs, in half a minute, hardly any other job ran.
 --   act  'cancel', 'discard', 'retry now' or 'release', as the functions for one job
 -- In the order of `jobs`, which counts for 'release'. Returns a row for each of them: the state in which it was found;
 -- where nothing was done to it, the SQLSTATE that the function for one job raises, and why. Of a job that is no more it
